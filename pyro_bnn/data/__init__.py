@@ -1,0 +1,1 @@
+"""Data sets: load, split, standardise; the units are remembered."""

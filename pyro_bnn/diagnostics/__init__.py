@@ -1,0 +1,1 @@
+"""Diagnostics on NumPy arrays: convergence, calibration, scores."""

@@ -1,0 +1,65 @@
+"""Errors of the package: each message says what was expected, what came, and how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BNNError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class DataError(BNNError, ValueError):
+    """Data that cannot be used: missing, non-finite, wrong labels, a failed checksum."""
+
+
+class ShapeError(BNNError, ValueError):
+    """Arrays whose shapes do not fit each other or the model."""
+
+
+class ModelError(BNNError, ValueError):
+    """A model that breaks the contract: no ``f``, no plate ``"data"``, no observed site ``"y"``."""
+
+
+class SiteError(BNNError, ValueError):
+    """A sample site that is missing, unknown, or of a kind that is not supported."""
+
+
+class OptionError(BNNError, ValueError):
+    """An option with a value that is not allowed, or that is not built yet."""
+
+
+class UnknownNameError(BNNError, KeyError):
+    """A name that is not registered; the message suggests the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}: {hint}known are {', '.join(known)}")
+
+    def __str__(self) -> str:  # KeyError would print the message in quotes
+        return str(self.args[0])
+
+
+class DivergenceError(BNNError, ArithmeticError):
+    """Training met a loss or gradient that is not finite.
+
+    Attributes:
+        posterior: The posterior at the last finite state, or None.
+    """
+
+    posterior: object | None = None
+
+
+class FileFormatError(BNNError, ValueError):
+    """A file that is truncated, foreign, or written by a newer version."""
+
+
+class OutputError(BNNError, OSError):
+    """A file or folder that cannot be written."""
+
+
+class BNNWarning(UserWarning):
+    """A condition the user should know of; the result is still what the documentation says."""

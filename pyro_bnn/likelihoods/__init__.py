@@ -1,0 +1,1 @@
+"""Likelihoods: how a network output becomes a distribution of y."""

@@ -1,0 +1,1 @@
+"""Bayesian networks as Pyro models."""
