@@ -5,3 +5,17 @@ if __name__ != "pyro_bnn.guides":
         f"this folder is the package 'pyro_bnn.guides', not {__name__!r}: "
         "write 'from pyro_bnn import guides'"
     )
+
+from pyro_bnn.guides.delta import AutoDelta
+from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
+from pyro_bnn.guides.multivariate_normal import AutoMultivariateNormal
+from pyro_bnn.guides.normal import AutoNormal
+
+__all__ = [
+    "AutoDelta",
+    "AutoLowRankMultivariateNormal",
+    "AutoMultivariateNormal",
+    "AutoNormal",
+    "Guide",
+]

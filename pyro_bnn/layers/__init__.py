@@ -1,1 +1,5 @@
 """Layers whose weights are Pyro sample sites."""
+
+from pyro_bnn.layers.linear import Linear
+
+__all__ = ["Linear"]

@@ -1,1 +1,14 @@
-"""Likelihoods: how a network output becomes a distribution of y."""
+"""Likelihoods: how a network output f ``[N, F]`` becomes a distribution of y."""
+
+from pyro_bnn.likelihoods.classes import Bernoulli, Categorical
+from pyro_bnn.likelihoods.likelihood import Likelihood, match_observation
+from pyro_bnn.likelihoods.normal import HeteroscedasticNormal, Normal
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "HeteroscedasticNormal",
+    "Likelihood",
+    "Normal",
+    "match_observation",
+]

@@ -1,0 +1,61 @@
+r"""Point estimate, :math:`q(z) = \delta(z - m)`: maximum a posteriori (MAP)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor, nn
+
+from pyro_bnn.guides.guide import Guide
+
+
+class AutoDelta(Guide):
+    r"""Maximum a posteriori estimate of the sites' values.
+
+    .. math:: \hat\theta = \arg\max_\theta \; \log p(y \mid x, \theta) + \log p(\theta)
+
+    The maximum is that of the density of the values themselves, without the Jacobian of the
+    unconstrained coordinates. Under flat priors (``pyro_bnn.priors.Flat``) it is maximum
+    likelihood. It captures no uncertainty: all draws are equal, and there is no ELBO.
+
+    Args:
+        model: Pyro model.
+        init_loc_fn: Start of each site; default a draw from the prior.
+    """
+
+    has_log_prob: ClassVar[bool] = False
+    kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "none"
+
+    def make_parameters(self, loc: Tensor) -> None:
+        """Create ``loc [P]``, the unconstrained estimate."""
+        self.loc = nn.Parameter(loc)
+
+    @property
+    def noise_dim(self) -> int:
+        """No noise: 0."""
+        return 0
+
+    def transport(self, noise: Tensor) -> Tensor:
+        """The estimate, ``[..., P]`` for noise ``[..., 0]``."""
+        return cast(Tensor, self.loc).expand((*noise.shape[:-1], self.num_latents))
+
+    def get_posterior(self) -> Distribution:
+        """A point mass at ``loc``."""
+        return dist.Delta(self.loc, event_dim=1)
+
+    def quantiles(self, quantiles: list[float], *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """The estimate at every level, ``[Q, *shape]`` by name."""
+        self.setup(*args, **kwargs)
+        assert self.latents is not None
+        with torch.no_grad():
+            return self.latents.constrain(self.loc.detach().expand(len(quantiles), -1))
+
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Set every site of the model to its estimate."""
+        self.setup(*args, **kwargs)
+        return self.sample_sites(
+            lambda site: dist.Delta(site.value(self.loc), event_dim=len(site.shape))
+        )

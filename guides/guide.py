@@ -1,0 +1,351 @@
+"""What every guide is: a Pyro guide that owns its parameters, and pure functions of noise."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar, Literal, cast
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.infer.autoguide import init_to_median
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bnn.effects import Model, Site, evaluate, is_real, trace_model
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.latents import Latents
+from pyro_bnn.program import GuideTerms, Params
+
+_instances = itertools.count()
+
+
+class Guide(PyroModule):
+    r"""Base of all guides: a density q over the flat unconstrained vector z ``[P]`` of a model.
+
+    A subclass makes its parameters in ``make_parameters``, maps standard normal noise to draws in
+    ``transport`` and evaluates ``log_prob``; ``entropy`` and ``marginals`` where they have closed
+    forms. Each instance has a name of its own, so that guides of one model never share
+    parameters, not even in Pyro's global parameter store.
+
+    Args:
+        model: Pyro model.
+        init_loc_fn: Start of each site: a Pyro initialisation strategy such as
+            ``pyro.infer.autoguide.init_to_median``, called with the site. Default: for weights a
+            draw from the prior, which breaks the symmetry of hidden units; for positive and other
+            constrained sites the prior's median.
+
+    Attributes:
+        has_log_prob: Whether q has a density.
+        has_rsample: Whether draws are differentiable in the parameters.
+        kl_kind: ``"exact"`` where the entropy of q is in closed form (then ``kl`` is exact too, if
+            every prior has a closed-form expectation), ``"monte_carlo"``, ``"bound"``, or
+            ``"none"`` for a point estimate.
+    """
+
+    has_log_prob: ClassVar[bool] = True
+    has_rsample: ClassVar[bool] = True
+    kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "exact"
+
+    def __init__(
+        self, model: Model, *, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
+    ) -> None:
+        super().__init__(name=f"{type(self).__name__}_{next(_instances)}")
+        self.__dict__["model"] = model  # not a submodule: its parameters are not the guide's
+        self.init_loc_fn = init_loc_fn
+        self.latents: Latents | None = None
+        self._messages: Mapping[str, Mapping[str, Any]] = {}
+        self._args: tuple[Any, ...] = ()
+        self._shapes: list[tuple[str, list[int], int]] = []  # name, shape, length in z
+
+    # To be written by a subclass
+
+    def make_parameters(self, loc: Tensor) -> None:
+        """Create the guide's parameters around a start ``loc [P]``."""
+        raise TypeError(f"{type(self).__name__} makes no parameters around loc {tuple(loc.shape)}")
+
+    @property
+    def noise_dim(self) -> int:
+        """Length M of the standard normal noise of one draw."""
+        return self.num_latents
+
+    def transport(self, noise: Tensor) -> Tensor:
+        """Draws z ``[..., P]`` made of noise ``[..., M]``."""
+        raise TypeError(f"{type(self).__name__} transports no noise {tuple(noise.shape)}")
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log q(z) ``[...]`` of z ``[..., P]``."""
+        raise TypeError(f"{type(self).__name__} has no density at z {tuple(z.shape)}")
+
+    def entropy(self) -> Tensor | None:
+        """Entropy of q in closed form, ``[]``, or None."""
+        return None
+
+    def marginals(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and sd ``[P]`` of each entry of z where its marginal is Gaussian, else None."""
+        return None
+
+    def get_posterior(self) -> Distribution:
+        """q as a distribution over z ``[P]``."""
+        raise TypeError(f"{type(self).__name__} has no distribution object")
+
+    # Set-up
+
+    @property
+    def num_latents(self) -> int:
+        """Length P of z.
+
+        Raises:
+            SiteError: If the guide has not been set up.
+        """
+        if not self._shapes:
+            raise SiteError(
+                f"{type(self).__name__} has no parameters yet: call guide.setup(x), load a state "
+                "dict, or train it"
+            )
+        return sum(length for _, _, length in self._shapes)
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model once and create the parameters, unless they exist.
+
+        Args:
+            args: The model's arguments: x, or x and y.
+            kwargs: The model's keyword arguments.
+
+        Raises:
+            SiteError: If the guide's state was loaded from another model.
+        """
+        if self.latents is not None:
+            return
+        trace = trace_model(self.model, *args, **kwargs)
+        shapes = [(site.name, list(site.shape), site.stop - site.start) for site in trace.sites]
+        if self._shapes and self._shapes != shapes:
+            raise SiteError(
+                f"the guide's state is of a model with sites {_listed(self._shapes)}, but this "
+                f"model has {_listed(shapes)}"
+            )
+        latents = Latents(trace.sites)
+        self._messages = trace.messages
+        self._args = args
+        self._pass_through_model(latents, trace.messages)
+        if not self._shapes:
+            values = {name: self._initial_value(name) for name in trace.messages}
+            self._shapes = shapes
+            self.make_parameters(latents.unconstrain(values).detach().clone())
+        self.latents = latents
+
+    def _initial_value(self, name: str) -> Tensor:
+        msg = dict(self._messages[name])
+        if self.init_loc_fn is not None:
+            return cast(Tensor, self.init_loc_fn(msg))
+        if is_real(msg["fn"].support):
+            return cast(Tensor, msg["value"])
+        with torch.random.fork_rng():
+            return cast(Tensor, init_to_median(msg))
+
+    def _pass_through_model(
+        self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        values = {name: msg["value"].detach().requires_grad_() for name, msg in messages.items()}
+        latents.find_closed_forms(evaluate(self.model, values, *self._args))
+
+    def move_to(self, z: Tensor) -> None:
+        """Centre q at z ``[P]``, its scales as they are."""
+        with torch.no_grad():
+            self.loc.copy_(z)
+
+    # Draws and divergences
+
+    def draw_noise(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Standard normal noise ``[S, M]`` for S draws."""
+        like = next(self.parameters())
+        return torch.randn(
+            num_draws, self.noise_dim, generator=generator, dtype=like.dtype, device=like.device
+        )
+
+    def sample(self, num_draws: int, seed: int = 0) -> Tensor:
+        """Draws z ``[S, P]``; the same for one seed."""
+        generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
+        with torch.no_grad():
+            return self.transport(self.draw_noise(num_draws, generator))
+
+    def terms(self, params: Params, noise: Tensor) -> GuideTerms:
+        """What an ELBO needs, with ``params`` in place of the guide's own parameters.
+
+        Args:
+            params: Values by parameter name.
+            noise: Noise ``[K, M]``.
+        """
+        named = {f"guide.{name}": value for name, value in params.items()}
+        return cast(GuideTerms, torch.func.functional_call(_Terms(self), named, (noise,)))
+
+    def kl(self, num_draws: int = 1_000, seed: int = 0) -> tuple[float, bool]:
+        r"""KL(q || prior) in nats, summed over all of z.
+
+        Returns:
+            The value, and whether it is exact: then it is in closed form and has no Monte Carlo
+            error.
+
+        Raises:
+            SiteError: If the guide has not been set up, or has no density.
+        """
+        if not self.has_log_prob:
+            raise SiteError(f"{type(self).__name__} is a point estimate: its KL is infinite")
+        if self.latents is None:
+            raise SiteError(f"call guide.setup(x) before {type(self).__name__}.kl()")
+        latents = self.latents
+        with torch.no_grad():
+            entropy, marginals = self.entropy(), self.marginals()
+            exact = entropy is not None and marginals is not None and latents.is_closed_form
+            log_prior = torch.zeros(())
+            if marginals is not None:
+                log_prior = latents.expected_log_prior(*marginals)
+            if exact:
+                return float(-entropy - log_prior), True  # type: ignore[operator]
+            z = self.sample(num_draws, seed)
+
+            def rest(row: Tensor) -> Tensor:
+                run = evaluate(self.model, latents.constrain(row), *self._args)
+                return latents.log_prior(run, row, closed_forms=marginals is None)
+
+            log_prior = log_prior + torch.func.vmap(rest)(z).mean()
+            negative_entropy = -entropy if entropy is not None else self.log_prob(z).mean()
+            return float(negative_entropy - log_prior), False
+
+    # Summaries, as Pyro's autoguides have them
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Median of each site, by name."""
+        return {name: q[0] for name, q in self.quantiles([0.5], *args, **kwargs).items()}
+
+    def quantiles(
+        self, quantiles: Sequence[float], *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Marginal quantiles ``[Q, *shape]`` of each site, by name.
+
+        Raises:
+            SiteError: If the marginals of q have no closed form.
+        """
+        self.setup(*args, **kwargs)
+        marginals = self.marginals()
+        if marginals is None:
+            raise SiteError(
+                f"the marginals of {type(self).__name__} have no closed form; take quantiles of "
+                "posterior.sample()"
+            )
+        mean, sd = (value.detach() for value in marginals)
+        levels = torch.as_tensor(quantiles, dtype=mean.dtype, device=mean.device)
+        z = mean + sd * torch.special.ndtri(levels).unsqueeze(-1)  # [Q, P]
+        return cast(Latents, self.latents).constrain(z)
+
+    # As a Pyro guide
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Sample every site of the model, as Pyro's engines ask of a guide."""
+        self.setup(*args, **kwargs)
+        z = pyro.sample(f"{self._pyro_name}_z", self.get_posterior(), infer={"is_auxiliary": True})
+        return self.sample_sites(lambda site: self._delta(site, z))
+
+    def _delta(self, site: Site, z: Tensor) -> Distribution:
+        value = site.value(z)
+        return dist.Delta(
+            value, log_density=-site.log_abs_det_jacobian(z), event_dim=len(site.shape)
+        )
+
+    def sample_sites(self, distribution: Callable[[Site], Distribution]) -> dict[str, Tensor]:
+        """Pyro sample statements for all sites, inside the plates of the model."""
+        latents = cast(Latents, self.latents)
+        plates: dict[str, Any] = {}
+        values = {}
+        for site in latents.sites:
+            with ExitStack() as stack:
+                for frame in self._messages[site.name]["cond_indep_stack"]:
+                    if frame.name not in plates:
+                        plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
+                    stack.enter_context(plates[frame.name])
+                fn = distribution(site)
+                if self._messages[site.name]["cond_indep_stack"]:
+                    fn = _in_plates(fn, self._messages[site.name]["fn"].event_dim)
+                values[site.name] = pyro.sample(site.name, fn)
+        return values
+
+    # State
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Names and shapes of the sites, from which the parameters can be made again."""
+        return {"sites": self._shapes}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check the sites of a state dict against the guide's own."""
+        if self._shapes != [(name, list(shape), n) for name, shape, n in state["sites"]]:
+            raise SiteError(
+                f"the state dict is of a guide over {_listed(state['sites'])}, but this guide is "
+                f"over {_listed(self._shapes)}"
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if not self._shapes and extra:
+            self._shapes = [(name, list(shape), n) for name, shape, n in extra["sites"]]
+            like = next(v for v in state_dict.values() if isinstance(v, Tensor))
+            self.make_parameters(like.new_zeros(self.num_latents))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        memo[id(self.model)] = self.model  # a copy is another guide of the same model
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        copied.__dict__["_pyro_name"] = f"{type(self).__name__}_{next(_instances)}"
+        return copied
+
+
+class _Terms(nn.Module):
+    """A guide's terms as a module call, so that other values can stand in for its parameters."""
+
+    def __init__(self, guide: Guide) -> None:
+        super().__init__()
+        self.guide = guide
+
+    def forward(self, noise: Tensor) -> GuideTerms:
+        z = self.guide.transport(noise)  # [K, P]
+        entropy = self.guide.entropy()
+        mean, sd = self.guide.marginals() or (None, None)
+        log_prob = None
+        if entropy is None and self.guide.has_log_prob:
+            log_prob = self.guide.log_prob(z)  # [K]
+        return GuideTerms(z, entropy, log_prob, mean, sd)
+
+
+def check_init_scale(init_scale: float) -> float:
+    """The initial sd itself.
+
+    Raises:
+        OptionError: If it is not a positive number.
+    """
+    if not (isinstance(init_scale, int | float) and 0 < init_scale < float("inf")):
+        raise OptionError(f"init_scale is a positive standard deviation, not {init_scale!r}")
+    return float(init_scale)
+
+
+def _in_plates(fn: Distribution, event_dim: int) -> Distribution:
+    """The distribution with only ``event_dim`` dimensions as event, the rest as batch."""
+    if isinstance(fn, dist.Delta):
+        log_density = fn.log_density.reshape(fn.log_density.shape + (1,) * (fn.event_dim - event_dim))
+        count = fn.v.shape[: fn.v.ndim - event_dim].numel()
+        shape = fn.v.shape[: fn.v.ndim - event_dim]
+        return dist.Delta(fn.v, log_density=(log_density / count).expand(shape), event_dim=event_dim)
+    base = fn
+    while isinstance(base, torch.distributions.Independent):
+        base = base.base_dist
+    return cast(Distribution, base.to_event(event_dim - len(base.event_shape)))
+
+
+def _listed(shapes: Sequence[Any]) -> str:
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape, _ in shapes)

@@ -1,0 +1,65 @@
+r"""Full-covariance Gaussian, :math:`q(z) = \mathcal N(z \mid m, \Sigma)`."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroParam
+from torch import Tensor, nn
+
+from pyro_bnn.guides.normal import AutoNormal
+
+
+class AutoMultivariateNormal(AutoNormal):
+    r"""One Gaussian with a dense covariance over all entries of z.
+
+    .. math:: z = m + s \circ (L \epsilon), \qquad \Sigma = \mathrm{diag}(s) L L^\top \mathrm{diag}(s)
+
+    with L lower triangular and of unit diagonal. Captures every linear correlation; misses
+    curvature and other modes. It has P(P+1)/2 covariance parameters: for P up to some thousands.
+
+    Args:
+        model: Pyro model.
+        init_loc_fn: Start of the means; default a draw from the prior.
+        init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+    """
+
+    def make_parameters(self, loc: Tensor) -> None:
+        """Create ``loc [P]``, ``scale [P]`` and the unit triangular ``scale_tril [P, P]``."""
+        self.loc = nn.Parameter(loc)
+        self.scale = PyroParam(
+            torch.full_like(loc, self.init_scale), constraint=constraints.softplus_positive
+        )
+        self.scale_tril = PyroParam(
+            torch.eye(len(loc), dtype=loc.dtype, device=loc.device),
+            constraint=constraints.unit_lower_cholesky,
+        )
+
+    def transport(self, noise: Tensor) -> Tensor:
+        """``loc + scale * (L noise)``, ``[..., P]``."""
+        return cast(Tensor, self.loc + self.scale * (noise @ self.scale_tril.mT))
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log q(z) ``[...]`` of z ``[..., P]``."""
+        u = (z - self.loc) / self.scale
+        u = torch.linalg.solve_triangular(self.scale_tril.mT, u.unsqueeze(-2), upper=True, left=False)
+        log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
+        return cast(Tensor, -0.5 * u.squeeze(-2).square().sum(-1) - log_normaliser)
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Means and marginal standard deviations, each ``[P]``."""
+        return self.loc, self.scale * self.scale_tril.square().sum(-1).sqrt()
+
+    def get_posterior(self) -> Distribution:
+        """The Gaussian over z ``[P]``."""
+        scale_tril = self.scale.unsqueeze(-1) * self.scale_tril
+        return dist.MultivariateNormal(self.loc, scale_tril=scale_tril)
+
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Sample z jointly, and every site from it."""
+        return super(AutoNormal, self).forward(*args, **kwargs)

@@ -1,0 +1,391 @@
+"""The one place where Pyro's effect handlers run: check a model, find its sites, evaluate it.
+
+Downstream of this module (and of ``program.py``, which wraps it) a model is a set of pure
+functions of tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.distributions.util import scale_and_mask
+from pyro.ops.provenance import detach_provenance
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import biject_to, constraints, transform_to
+
+from pyro_bnn.errors import ModelError, ShapeError, SiteError
+from pyro_bnn.likelihoods import match_observation
+
+Model = Callable[..., Any]
+
+CORRECTED = """
+    f = pyro.deterministic("f", f)                       # f [N, F], the network output
+    with pyro.plate("data", x.shape[0]):
+        return pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One latent site of a model, and its slice of the flat unconstrained vector z.
+
+    Attributes:
+        name: Name of the sample site.
+        shape: Shape of the value, batch and event together.
+        support: Constraint that the value obeys.
+        start: First entry of the site in z.
+        stop: One past its last entry in z.
+        unconstrained_shape: Shape of the unconstrained value.
+    """
+
+    name: str
+    shape: torch.Size
+    support: constraints.Constraint
+    start: int
+    stop: int
+    unconstrained_shape: torch.Size
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the unconstrained value is the value itself."""
+        return is_real(self.support)
+
+    def unconstrained(self, z: Tensor) -> Tensor:
+        """The site's unconstrained value ``[..., *shape]`` out of z ``[..., P]``."""
+        return z[..., self.start : self.stop].reshape((*z.shape[:-1], *self.unconstrained_shape))
+
+    def value(self, z: Tensor) -> Tensor:
+        """The site's value ``[..., *shape]`` out of z ``[..., P]``."""
+        u = self.unconstrained(z)
+        return u if self.is_real else biject_to(self.support)(u)
+
+    def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
+        r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""
+        if self.is_real:
+            return z.new_zeros(z.shape[:-1])
+        u = self.unconstrained(z)
+        transform = biject_to(self.support)
+        log_det = transform.log_abs_det_jacobian(u, transform(u))
+        return log_det.reshape((*z.shape[:-1], -1)).sum(-1)
+
+    def flatten(self, value: Tensor) -> Tensor:
+        """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""
+        batch = value.shape[: value.ndim - len(self.shape)]
+        u = value if self.is_real else biject_to(self.support).inv(value)
+        return u.reshape((*batch, self.stop - self.start))
+
+
+@dataclass(frozen=True)
+class ModelTrace:
+    """What one look at a model says: its latent sites, a draw of them, its parameters.
+
+    Attributes:
+        sites: Latent sites in the order of the model's execution.
+        messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw.
+        param_messages: Messages of explicit ``pyro.param`` statements.
+    """
+
+    sites: tuple[Site, ...]
+    messages: Mapping[str, Mapping[str, Any]]
+    param_messages: Mapping[str, Mapping[str, Any]]
+
+
+@contextmanager
+def isolated(seed: int | None = None) -> Iterator[None]:
+    """Leave the caller's random state, parameter store and Pyro settings as they were.
+
+    Args:
+        seed: Seed of torch's global generators inside, or None to leave them at their state.
+    """
+    with torch.random.fork_rng(), pyro.get_param_store().scope():
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
+    """Run a model once and list its latent sites.
+
+    Raises:
+        SiteError: If a latent site is discrete, or the model has none.
+    """
+    with isolated(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+    sites: list[Site] = []
+    start = 0
+    for name in trace.stochastic_nodes:
+        node = trace.nodes[name]
+        if node["infer"].get("is_auxiliary") or type(node["fn"]).__name__ == "_Subsample":
+            continue
+        if name == "y":  # sampled because y was None
+            continue
+        fn = node["fn"]
+        if not fn.has_rsample and _base(fn.support).is_discrete:
+            raise SiteError(
+                f"the latent site {name!r} is discrete ({type(fn).__name__}); sum it out in the "
+                "model, every latent site has to be continuous"
+            )
+        u = biject_to(fn.support).inv(node["value"])
+        sites.append(Site(name, node["value"].shape, fn.support, start, start + u.numel(), u.shape))
+        start += u.numel()
+    if not sites:
+        raise SiteError(
+            "the model has no latent sample site: give its weights priors, for example with "
+            "pyro_bnn.bayesian(net)"
+        )
+    messages = {site.name: trace.nodes[site.name] for site in sites}
+    params = {name: node for name, node in trace.nodes.items() if node["type"] == "param"}
+    return ModelTrace(tuple(sites), messages, params)
+
+
+def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
+    """Check a model against the contract ``model(x, y=None)`` and match y to its likelihood.
+
+    Args:
+        model: Pyro model that records f ``[N, F]`` and observes one site ``"y"`` in ``"data"``.
+        x: Inputs, N rows.
+        y: Observations ``[N]`` or ``[N, O]``.
+
+    Returns:
+        The model's trace, and y in the shape and dtype of the model's likelihood.
+
+    Raises:
+        ModelError: If the model breaks the contract; the message shows the corrected lines.
+        ShapeError: If y does not fit the likelihood, or f would broadcast against it.
+        SiteError: If a latent site is discrete, per row, or there is none.
+    """
+    _check_modules(model)
+    num_rows = x.shape[0]
+    with isolated(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+        free = poutine.trace(model).get_trace(x)
+        if "y" not in free.nodes:
+            raise ModelError(
+                f'the model has no sample site named "y"; it should end with{CORRECTED}'
+            )
+        fn = free.nodes["y"]["fn"]
+        _check_rows(free, num_rows)
+        y = match_observation(y, fn).to(free.nodes["y"]["value"].dtype)
+        observed = poutine.trace(model).get_trace(x, y)
+    if not observed.nodes["y"]["is_observed"]:
+        raise ModelError(f'the site "y" does not observe y: pass obs=y, as in{CORRECTED}')
+    others = [
+        name
+        for name in observed.observation_nodes
+        if name not in ("y", "f") and not _is_deterministic(observed.nodes[name])
+    ]
+    if others:
+        raise ModelError(
+            f'the model observes {", ".join(map(repr, others))} beside "y"; one observed site is '
+            f"supported: put what belongs to one row into one distribution{CORRECTED}"
+        )
+    return trace_model(model, x), y
+
+
+def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
+    """Check f, the plate and the latent sites of a trace over N rows."""
+    node = trace.nodes["y"]
+    if "f" not in trace.nodes or not _is_deterministic(trace.nodes["f"]):
+        raise ModelError(
+            f'the model does not record its network output "f"; add the first of these lines{CORRECTED}'
+        )
+    f = trace.nodes["f"]["value"]
+    if f.ndim != 2 or f.shape[0] != num_rows:
+        raise ModelError(
+            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
+            f"{num_rows} rows; for one output keep the column: f [N, 1]{CORRECTED}"
+        )
+    if "data" not in [frame.name for frame in node["cond_indep_stack"]]:
+        raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}')
+    batch_shape = node["fn"].batch_shape
+    if batch_shape != (num_rows,):
+        raise ShapeError(
+            f'the distribution of "y" has batch shape {tuple(batch_shape)}, not ({num_rows},): '
+            "f [N, 1] in a plate of N rows broadcasts to [N, N]; make the columns one event, as "
+            f"in{CORRECTED}"
+        )
+    for name in trace.stochastic_nodes:
+        if name != "y" and "data" in [
+            frame.name for frame in trace.nodes[name]["cond_indep_stack"]
+        ]:
+            raise SiteError(
+                f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
+                "sites are shared by all rows: sample it before the plate"
+            )
+
+
+def _check_modules(model: Model) -> None:
+    """Refuse modules that cannot be batched over draws."""
+    if not isinstance(model, nn.Module):
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ModelError(
+                f"{name} is a {type(module).__name__} in training mode: its output for a row "
+                "depends on the other rows of the batch; use torch.nn.GroupNorm instead, or call "
+                ".eval() on it"
+            )
+        if isinstance(module, nn.RNNBase | nn.LSTMCell):
+            raise ModelError(
+                f"{name} is a {type(module).__name__}, whose kernel cannot be batched over draws; "
+                "use torch.nn.GRUCell, or a cell in plain operations"
+            )
+
+
+class Evaluate(Messenger):
+    """Give every latent site its value and keep what densities are made of.
+
+    Attributes:
+        latent: Message (fn, value, scale, mask) of each latent site.
+        observed: Message of the site ``"y"``.
+        f: Network output ``[N, F]``.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        params: Mapping[str, tuple[Tensor, constraints.Constraint]],
+    ) -> None:
+        super().__init__()
+        self.values, self.params = values, params
+        self.latent: dict[str, dict[str, Any]] = {}
+        self.observed: dict[str, Any] = {}
+        self.f: Tensor | None = None
+
+    def _pyro_param(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.params:
+            unconstrained, constraint = self.params[name]
+            msg["value"], msg["done"] = transform_to(constraint)(unconstrained), True
+        elif len(msg["args"]) > 1 and isinstance(msg["args"][1], Tensor):
+            # a module's own parameter, already in place: keep it out of the store
+            msg["value"], msg["done"] = msg["args"][1], True
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+        elif msg["name"] == "y" and not msg["is_observed"]:
+            msg["value"] = torch.empty(0)  # nobody reads it
+
+    def _pyro_post_sample(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.values:
+            self.latent[name] = msg
+        elif name == "y":
+            self.observed = msg
+        elif name == "f":
+            self.f = msg["value"]
+
+
+def evaluate(
+    model: Model,
+    values: Mapping[str, Tensor],
+    *args: Any,
+    module_params: Mapping[str, Tensor] | None = None,
+    store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
+) -> Evaluate:
+    """Run a model with its latent sites held at given values.
+
+    Args:
+        model: Pyro model.
+        values: Value of every latent site.
+        args: The model's arguments: x, or x and y as the likelihood takes it.
+        module_params: Values that stand in for the model's own parameters, by name.
+        store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
+    """
+    evaluation = Evaluate(values, store_params or {})
+    with pyro.validation_enabled(False), pyro.get_param_store().scope(), evaluation:
+        if isinstance(model, nn.Module) and module_params:
+            torch.func.functional_call(model, dict(module_params), args)
+        else:
+            model(*args)
+    return evaluation
+
+
+def log_prob(msg: Mapping[str, Any]) -> Tensor:
+    """Log density of a message, in the shape of its batch, without its scale."""
+    value = scale_and_mask(unvalidated(msg["fn"]).log_prob(msg["value"]), 1.0, msg["mask"])
+    return detach_provenance(value) if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def unvalidated(fn: Distribution) -> Distribution:
+    """A copy of a distribution that does not check its arguments.
+
+    ``expand`` freezes the check at construction, where turning validation off no longer reaches
+    it, and the check cannot be captured as a graph.
+    """
+    copied = object.__new__(type(fn))
+    copied.__dict__.update(fn.__dict__)
+    copied.__dict__["_validate_args"] = False
+    if "base_dist" in copied.__dict__:
+        copied.__dict__["base_dist"] = unvalidated(copied.__dict__["base_dist"])
+    return copied
+
+
+def distribution_tensors(fn: Distribution) -> list[Tensor]:
+    """All tensors that a distribution is made of, in a fixed order."""
+    found: list[Tensor] = []
+    for value in vars(fn).values():
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, torch.distributions.Distribution):
+            found += distribution_tensors(value)
+    return found
+
+
+def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) -> Distribution:
+    """A copy of a distribution over S draws.
+
+    Args:
+        fn: The distribution at one draw.
+        tensors: The ``distribution_tensors`` of all draws, each with a leading dimension S.
+        num_draws: S.
+
+    Returns:
+        The distribution with batch shape ``[S, *batch]``.
+    """
+    remaining = iter(tensors)
+
+    def copy(value: Distribution) -> Distribution:
+        copied = object.__new__(type(value))
+        for name, item in vars(value).items():
+            if isinstance(item, Tensor):
+                item = next(remaining)  # noqa: PLW2901
+            elif isinstance(item, torch.distributions.Distribution):
+                item = copy(item)  # noqa: PLW2901
+            copied.__dict__[name] = item
+        copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
+        return copied
+
+    return copy(fn)
+
+
+def base_distribution(fn: Distribution) -> Distribution:
+    """The distribution inside ``to_event``."""
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def is_real(support: constraints.Constraint) -> bool:
+    """Whether values under this constraint are any real numbers."""
+    return _base(support) is constraints.real
+
+
+def _base(support: constraints.Constraint) -> constraints.Constraint:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
+def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return bool(node["infer"].get("_deterministic"))

@@ -1,0 +1,55 @@
+r"""Classes: Bernoulli for two, categorical for more, with f as logits."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pyro.distributions as dist
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError
+from pyro_bnn.likelihoods.likelihood import Likelihood, require_one_target
+
+
+class Bernoulli(Likelihood):
+    r"""Two classes: :math:`y_n \sim \mathrm{Bernoulli}(\sigma(f_n))`, labels 0 and 1."""
+
+    def num_function_outputs(self, num_outputs: int) -> int:
+        """One logit."""
+        require_one_target("Bernoulli", num_outputs)
+        return 1
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Bernoulli over rows: batch ``[N]``, event ``()``."""
+        return cast(Distribution, dist.Bernoulli(logits=f.squeeze(-1)))
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample or observe the site ``"y"``; integer labels are taken as they are."""
+        return super().forward(f, None if y is None else y.to(f.dtype))
+
+
+class Categorical(Likelihood):
+    r"""C classes: :math:`y_n \sim \mathrm{Categorical}(\mathrm{softmax}(f_n))`.
+
+    Args:
+        num_classes: Number of classes C, at least 2; labels are 0..C-1.
+
+    Raises:
+        OptionError: If there are fewer than two classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        if not isinstance(num_classes, int) or num_classes < 2:
+            raise OptionError(f"num_classes is an integer of at least 2, not {num_classes!r}")
+        self.num_classes = num_classes
+
+    def num_function_outputs(self, num_outputs: int) -> int:
+        """C logits."""
+        require_one_target("Categorical", num_outputs)
+        return self.num_classes
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Categorical over rows: batch ``[N]``, event ``()``."""
+        return cast(Distribution, dist.Categorical(logits=f))

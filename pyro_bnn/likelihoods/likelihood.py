@@ -1,0 +1,76 @@
+"""The contract of a likelihood: from network output f ``[N, F]`` to the observed site ``"y"``."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pyro
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError, ShapeError
+
+
+class Likelihood(PyroModule):
+    """Base of all likelihoods: a subclass says which distribution y has given f.
+
+    Calling it inside a model is the last line of the textbook: in a plate over the rows, observe
+    y given f.
+    """
+
+    def num_function_outputs(self, num_outputs: int) -> int:
+        """Network outputs F that ``num_outputs`` targets need."""
+        return num_outputs
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Distribution of y given f ``[N, F]``: batch shape ``[N]``."""
+        raise TypeError(f"{type(self).__name__} defines no distribution(f), f {tuple(f.shape)}")
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample or observe the site ``"y"``.
+
+        Args:
+            f: Network output ``[N, F]``.
+            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
+
+        Returns:
+            y, sampled where it was None.
+        """
+        distribution = self.distribution(f)
+        if y is not None:
+            y = match_observation(y, distribution)
+        with pyro.plate("data", f.shape[0]):
+            return cast(Tensor, pyro.sample("y", distribution, obs=y))
+
+
+def match_observation(y: Tensor, distribution: Distribution) -> Tensor:
+    """Observations in the shape and dtype that a distribution over rows expects.
+
+    ``y [N]`` becomes ``[N, 1]`` where one target is an event of size one, so that f ``[N, 1]``
+    never broadcasts against y ``[N]`` to ``[N, N]``.
+
+    Raises:
+        ShapeError: If y does not have one row for each row of f, or the wrong number of targets.
+    """
+    expected = distribution.shape()
+    if y.ndim == 1 and len(expected) == 2 and expected[1] == 1:
+        y = y.unsqueeze(-1)
+    elif y.ndim == 2 and len(expected) == 1 and y.shape[1] == 1:
+        y = y.squeeze(-1)
+    if y.shape != expected:
+        raise ShapeError(
+            f"y has shape {tuple(y.shape)}, but the likelihood of this network output is over "
+            f"{tuple(expected)}: one row for each row of x, one column for each target"
+        )
+    return y
+
+
+def require_one_target(name: str, num_outputs: int) -> None:
+    """Refuse several targets for a likelihood that has one.
+
+    Raises:
+        OptionError: If ``num_outputs`` is not 1.
+    """
+    if num_outputs != 1:
+        raise OptionError(f"{name} has one target: leave num_outputs at 1, not {num_outputs}")

@@ -1,0 +1,88 @@
+r"""Gaussian noise, :math:`y_n \sim \mathcal N(f_n, s^2)`, with s fixed or learned."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroSample
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError
+from pyro_bnn.likelihoods.likelihood import Likelihood
+from pyro_bnn.priors import PriorModule
+
+
+class Normal(Likelihood):
+    r"""Gaussian noise around the network output.
+
+    .. math:: y_n \sim \mathcal N(f_n, s^2), \qquad s \sim p(s) \text{ or fixed}
+
+    Args:
+        scale: Standard deviation of the noise, in the units of the (standardised) target: a
+            positive number holds it fixed; a univariate positive Pyro distribution makes it a
+            latent site ``likelihood.scale`` with that prior. The default prior is
+            ``HalfNormal(1)``: a standardised target has a standard deviation of one, noise and
+            signal together.
+
+    Raises:
+        OptionError: If ``scale`` is neither a positive number nor a distribution.
+    """
+
+    def __init__(self, scale: float | Distribution | None = None) -> None:
+        super().__init__()
+        if scale is None:
+            scale = cast(Distribution, dist.HalfNormal(torch.tensor(1.0)))
+        if isinstance(scale, Distribution):
+            self.scale_prior = PriorModule(scale)
+            self.scale = PyroSample(_scale_prior)
+        elif isinstance(scale, int | float) and 0 < scale < math.inf:
+            self.register_buffer("scale", torch.tensor(float(scale)))
+        else:
+            raise OptionError(
+                f"scale is a positive noise sd or a Pyro distribution over it, not {scale!r}"
+            )
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Normal over the targets of a row: batch ``[N]``, event ``[O]``."""
+        return cast(Distribution, dist.Normal(f, self.scale).to_event(1))
+
+
+def _scale_prior(likelihood: Normal) -> Distribution:
+    return cast(Distribution, likelihood.scale_prior())
+
+
+class HeteroscedasticNormal(Likelihood):
+    r"""Gaussian noise whose standard deviation is a second network output.
+
+    .. math:: y_n \sim \mathcal N\bigl(f_{n,1}, s_n^2\bigr), \qquad
+              s_n = \log(1 + e^{f_{n,2}}) + s_{\min}
+
+    The first O columns of f are the means, the last O the raw scales.
+
+    Args:
+        min_scale: Smallest noise sd, > 0, in the units of the (standardised) target.
+
+    References:
+        Nix & Weigend, "Estimating the mean and variance of the target probability distribution",
+        ICNN 1994.
+    """
+
+    def __init__(self, min_scale: float = 1e-3) -> None:
+        super().__init__()
+        if not (isinstance(min_scale, int | float) and 0 < min_scale < math.inf):
+            raise OptionError(f"min_scale is a positive noise sd, not {min_scale!r}")
+        self.min_scale = float(min_scale)
+
+    def num_function_outputs(self, num_outputs: int) -> int:
+        """Two outputs for each target: a mean and a raw scale."""
+        return 2 * num_outputs
+
+    def distribution(self, f: Tensor) -> Distribution:
+        """Normal over the targets of a row: batch ``[N]``, event ``[O]``."""
+        loc, raw = f.chunk(2, dim=-1)  # [N, O] each
+        scale = torch.nn.functional.softplus(raw) + self.min_scale
+        return cast(Distribution, dist.Normal(loc, scale).to_event(1))

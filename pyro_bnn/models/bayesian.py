@@ -1,0 +1,127 @@
+"""Any ``torch.nn.Module`` as a Bayesian model: parameters that a prior matches become sites."""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Normal as NormalLikelihood
+from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.priors import Normal as NormalPrior
+from pyro_bnn.priors import PriorModule, Priors, match_priors
+
+
+class BayesianModule(PyroModule):
+    """A copy of a network whose matched parameters are sample sites; see :func:`bayesian`.
+
+    Attributes:
+        net: The copied network. Its matched parameters only give names and shapes.
+        sites: Names of the parameters that are sample sites, as in ``net.named_parameters()``.
+        point_estimates: Names of the parameters that stay point estimates.
+    """
+
+    def __init__(self, net: nn.Module, priors: Priors, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net)
+        self.likelihood = own_likelihood(likelihood)
+        parameters = dict(self.net.named_parameters())  # a tied weight stands here once
+        matched = match_priors(priors, parameters)
+        self.sites = tuple(matched)
+        self.point_estimates = tuple(name for name in parameters if name not in matched)
+        self.priors = PyroModule[nn.ModuleList](
+            [
+                PriorModule(prior.distribution(parameters[name].shape))
+                for name, prior in matched.items()
+            ]
+        )
+        # sampled, hence not trained and not in parameters(); a tied weight has several places
+        self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample the matched parameters, record f, and sample or observe y.
+
+        Args:
+            x: Inputs, as the network takes them; the first dimension counts rows.
+            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
+
+        Returns:
+            y, sampled where it was None.
+
+        Raises:
+            ModelError: If the network does not map the rows of x to ``[N, F]``.
+        """
+        values: dict[str, Tensor] = {}
+        for name, prior in zip(self.sites, self.priors, strict=True):
+            values |= dict.fromkeys(self._places[name], pyro.sample(name, prior()))
+        f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
+        if f.ndim != 2 or f.shape[0] != x.shape[0]:
+            raise ModelError(
+                f"the network maps x of shape {tuple(x.shape)} to {tuple(f.shape)}, but f is "
+                "[N, F], one row for each row of x; end the network with torch.nn.Flatten() or "
+                "a squeeze of the extra dimensions"
+            )
+        f = pyro.deterministic("f", f)
+        return cast(Tensor, self.likelihood(f, y))
+
+
+def bayesian(
+    net: nn.Module,
+    prior: Priors | None = None,
+    likelihood: Likelihood | None = None,
+) -> BayesianModule:
+    """Copy a network and put priors over its parameters.
+
+    Args:
+        net: Any module that maps x (rows first) to ``[N, F]``. It is copied, not changed.
+        prior: One prior for all parameters, or a mapping from name patterns
+            (``{"*.weight": ..., "head.*": ...}``) to priors; parameters that no pattern matches
+            stay point estimates, listed in ``model.point_estimates``: SVI trains them, NUTS holds
+            them fixed. Default: Gaussian with fan-in scale for all.
+        likelihood: Distribution of y given f. Default: Gaussian noise with learned scale.
+
+    Returns:
+        A Pyro model ``model(x, y=None)``; sites carry the parameters' names.
+
+    Raises:
+        OptionError: If ``net`` is not a module or is a Pyro model already.
+        SiteError: If a pattern matches no parameter.
+        ModelError: If the network has no parameters.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> bayesian(net, prior={"0.*": NormalPrior()}).point_estimates
+        ('2.weight', '2.bias')
+    """
+    if not isinstance(net, nn.Module):
+        raise OptionError(f"net is a torch.nn.Module, not {net!r}")
+    if isinstance(net, PyroModule):
+        raise OptionError(
+            f"net is a {type(net).__name__}, a Pyro model already: pass it to an engine as it is"
+        )
+    if next(net.parameters(), None) is None:
+        raise ModelError(f"{type(net).__name__} has no parameters to put a prior on")
+    return BayesianModule(
+        net,
+        NormalPrior() if prior is None else prior,
+        NormalLikelihood() if likelihood is None else likelihood,
+    )
+
+
+def _replace_by_buffers(net: nn.Module, parameter: nn.Parameter) -> tuple[str, ...]:
+    """Turn every occurrence of a (possibly tied) parameter into a buffer; return the places."""
+    places = []
+    for prefix, module in net.named_modules():
+        for name, value in list(module._parameters.items()):
+            if value is parameter:
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach(), persistent=False)
+                places.append(f"{prefix}.{name}" if prefix else name)
+    return tuple(places)

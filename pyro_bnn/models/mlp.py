@@ -1,0 +1,135 @@
+r"""Multilayer perceptron with a prior over every weight and bias.
+
+.. math:: h_0 = x, \quad h_l = \phi(h_{l-1} W_l^\top + b_l), \quad
+          f = h_{L-1} W_L^\top + b_L, \quad y \sim p(y \mid f)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, cast
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
+from pyro_bnn.layers import Linear
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Normal as NormalLikelihood
+from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.priors import Normal as NormalPrior
+from pyro_bnn.priors import Priors, match_priors
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": torch.relu,
+    "leaky_relu": nn.functional.leaky_relu,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "silu": nn.functional.silu,
+    "identity": lambda h: h,
+}
+
+
+class MLP(PyroModule):
+    """Bayesian multilayer perceptron; every weight and bias is a Pyro sample site.
+
+    Sites are named ``layers.<l>.weight`` ``[O, I]`` and ``layers.<l>.bias`` ``[O]``.
+
+    Args:
+        num_inputs: Number of input columns I.
+        num_outputs: Number of targets O.
+        hidden: Units of each hidden layer.
+        activation: ``"relu"``, ``"leaky_relu"`` (slope 0.01; for another pass
+            ``torch.nn.LeakyReLU(slope)``), ``"tanh"``, ``"erf"``, ``"silu"``, ``"identity"``,
+            or a callable that maps a tensor elementwise.
+        prior: One prior for all weights and biases, or a mapping from name patterns to priors
+            that covers all of them. Default: Gaussian with fan-in scale.
+        likelihood: Distribution of y given f. Default: Gaussian noise with learned scale.
+
+    Raises:
+        OptionError: If a size is not a positive integer.
+        SiteError: If the patterns leave a weight without a prior, or one matches nothing.
+        UnknownNameError: If the activation's name is not known.
+
+    Example:
+        >>> import torch
+        >>> model = MLP(3, hidden=(8,))
+        >>> model(torch.zeros(5, 3)).shape
+        torch.Size([5, 1])
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int = 1,
+        *,
+        hidden: Sequence[int] = (50,),
+        activation: str | Activation = "relu",
+        prior: Priors | None = None,
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        super().__init__()
+        for size in (num_inputs, num_outputs, *hidden):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise OptionError(f"layer sizes are positive integers, not {size!r}")
+        self.activation = _activation(activation)
+        self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
+        sizes = (num_inputs, *hidden, self.likelihood.num_function_outputs(num_outputs))
+        names = [f"layers.{i}.{kind}" for i in range(len(sizes) - 1) for kind in ("weight", "bias")]
+        priors = match_priors(NormalPrior() if prior is None else prior, names)
+        if missing := [name for name in names if name not in priors]:
+            raise SiteError(
+                f"no prior pattern matches {', '.join(missing)}; every weight of an MLP has a "
+                'prior: add {"*": pyro_bnn.priors.Normal()} as the last pattern'
+            )
+        self.num_inputs = num_inputs
+        self.layers = PyroModule[nn.ModuleList](
+            [
+                Linear(
+                    sizes[i],
+                    sizes[i + 1],
+                    priors[f"layers.{i}.weight"],
+                    priors[f"layers.{i}.bias"],
+                )
+                for i in range(len(sizes) - 1)
+            ]
+        )
+
+    def network(self, x: Tensor) -> Tensor:
+        """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
+        h = x
+        for layer in self.layers[:-1]:
+            h = self.activation(layer(h))  # [N, hidden]
+        return cast(Tensor, self.layers[-1](h))  # [N, F]
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample the weights, record f, and sample or observe y.
+
+        Args:
+            x: Inputs ``[N, I]``.
+            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
+
+        Returns:
+            y, sampled where it was None.
+
+        Raises:
+            ShapeError: If x does not have ``num_inputs`` columns.
+        """
+        if x.ndim != 2 or x.shape[1] != self.num_inputs:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}, but the model takes [N, {self.num_inputs}]"
+            )
+        f = pyro.deterministic("f", self.network(x))
+        return cast(Tensor, self.likelihood(f, y))
+
+
+def _activation(activation: str | Activation) -> Activation:
+    if callable(activation):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", str(activation), ACTIVATIONS)
+    return ACTIVATIONS[activation]

@@ -1,0 +1,141 @@
+"""What a prior over one weight tensor is, and which prior belongs to which name.
+
+A prior is anything with ``distribution(shape)``, or any univariate
+``pyro.distributions.Distribution``, which then holds independently for every entry.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError, ShapeError, SiteError
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """A prior over a weight tensor of any shape."""
+
+    def distribution(self, shape: torch.Size) -> Distribution:
+        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
+        ...
+
+
+PriorLike: TypeAlias = Prior | Distribution
+Priors: TypeAlias = PriorLike | Mapping[str, PriorLike]
+
+
+class Independent:
+    """The same univariate distribution for every entry of a tensor.
+
+    Args:
+        base: A univariate Pyro distribution whose batch shape broadcasts to the tensor's shape,
+            or one whose event shape is the tensor's shape.
+    """
+
+    def __init__(self, base: Distribution) -> None:
+        if not isinstance(base, Distribution):
+            raise OptionError(
+                "a prior is a pyro_bnn.priors object or a pyro.distributions distribution, "
+                f"but {base!r} is a {type(base).__module__}.{type(base).__name__}; "
+                "write for example pyro.distributions.Laplace(0.0, 1.0)"
+            )
+        self.base = base
+
+    def distribution(self, shape: torch.Size) -> Distribution:
+        """The prior over a tensor of ``shape``, all entries as one event."""
+        base = copy.deepcopy(self.base)
+        if base.event_shape == shape and not base.batch_shape:
+            return base
+        if base.event_shape:
+            raise ShapeError(
+                f"a prior of event shape {tuple(base.event_shape)} does not fit a weight of shape "
+                f"{tuple(shape)}; use a univariate distribution, which holds for every entry"
+            )
+        try:
+            return cast(Distribution, base.expand(shape).to_event(len(shape)))
+        except RuntimeError as error:
+            raise ShapeError(
+                f"a prior of batch shape {tuple(base.batch_shape)} does not broadcast to a weight "
+                f"of shape {tuple(shape)}"
+            ) from error
+
+
+def as_prior(prior: PriorLike) -> Prior:
+    """The prior itself, or a Pyro distribution as a prior that is iid over the entries."""
+    return prior if isinstance(prior, Prior) else Independent(prior)
+
+
+def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, Prior]:
+    """Assign a prior to every name that a pattern matches.
+
+    Args:
+        prior: One prior for all names, or a mapping from shell patterns (``"*.weight"``,
+            ``"layers.0.*"``) to priors; the first pattern that matches a name wins.
+        names: Names of the weight tensors.
+
+    Returns:
+        The prior of each matched name; names that no pattern matches are absent.
+
+    Raises:
+        SiteError: If a pattern matches no name at all.
+    """
+    names = list(names)
+    if not isinstance(prior, Mapping):
+        return dict.fromkeys(names, as_prior(prior))
+    for pattern in prior:
+        if not fnmatch.filter(names, pattern):
+            raise SiteError(
+                f"the prior pattern {pattern!r} matches no parameter; there are {', '.join(names)}"
+            )
+    matched: dict[str, Prior] = {}
+    for name in names:
+        for pattern, value in prior.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                matched[name] = as_prior(value)
+                break
+    return matched
+
+
+class PriorModule(PyroModule):
+    """A distribution that moves with its module: ``.to(...)`` and ``.double()`` reach its tensors.
+
+    Plain ``PyroSample`` priors keep their tensors on the device and in the dtype they were made
+    in; this one does not.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        self.distribution = distribution
+
+    def forward(self) -> Distribution:
+        """The distribution, on the module's device and in its dtype."""
+        return self.distribution
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PriorModule:
+        super()._apply(fn, recurse)
+        self.distribution = _map_tensors(self.distribution, fn, {})
+        return self
+
+
+def _map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
+    """A copy of a distribution, transform or list with ``fn`` applied to its tensors."""
+    if id(value) in done:
+        return done[id(value)]
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(_map_tensors(item, fn, done) for item in value)
+    if isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
+        moved = done[id(value)] = copy.copy(value)
+        for name, item in vars(value).items():
+            moved.__dict__[name] = _map_tensors(item, fn, done)
+        return moved
+    return value

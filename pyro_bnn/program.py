@@ -1,0 +1,365 @@
+"""A Pyro model, traced once, as pure functions over a flat unconstrained vector z ``[P]``.
+
+Every engine, guide, prediction and diagnostic uses these functions and nothing else of the model;
+they are independent of Pyro, can be batched with ``torch.func.vmap`` and captured as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor, nn
+from torch.distributions import transform_to
+
+from pyro_bnn.effects import (
+    Evaluate,
+    Model,
+    Site,
+    base_distribution,
+    check_model,
+    distribution_tensors,
+    evaluate,
+    log_prob,
+    unvalidated,
+    with_tensors,
+)
+from pyro_bnn.errors import DataError, ModelError, ShapeError
+from pyro_bnn.latents import Latents
+from pyro_bnn.likelihoods import match_observation
+
+Params = Mapping[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """Rows of data: inputs ``x [B, ...]`` and observations y, ``[B]`` or ``[B, O]``."""
+
+    x: Tensor
+    y: Tensor
+
+
+class GuideTerms(NamedTuple):
+    """What an ELBO needs of a guide at one or more noise vectors.
+
+    Attributes:
+        z: Draws ``[K, P]``.
+        entropy: Entropy of q in closed form, ``[]``, or None.
+        log_prob: log q(z) ``[K]``; None where the entropy is given, or q has no density.
+        mean: Mean of each entry of z under q, ``[P]``, where q's marginals are Gaussian, else None.
+        sd: Its standard deviation ``[P]``, or None.
+    """
+
+    z: Tensor
+    entropy: Tensor | None
+    log_prob: Tensor | None
+    mean: Tensor | None
+    sd: Tensor | None
+
+
+class GuideLike(Protocol):
+    """The part of a guide that the program calls."""
+
+    has_log_prob: bool
+
+    def terms(self, params: Params, noise: Tensor) -> GuideTerms:
+        """The guide's terms with ``params`` in place of its own parameters."""
+        ...
+
+
+class ELBOTerms(NamedTuple):
+    """The two halves of an ELBO, each ``[]``: their difference is the bound on log p(D)."""
+
+    expected_log_likelihood: Tensor
+    kl: Tensor
+
+
+class Program:
+    r"""A model as tensor functions.
+
+    The coordinates are the flat unconstrained vector :math:`z \in \mathbb R^P`: site s owns
+    ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Densities over z include the Jacobian
+    of that map. The likelihood of a batch of B rows is scaled by N/B, unless the model's plate
+    scales it already.
+
+    Args:
+        model: Pyro model ``model(x, y=None)`` that records ``f`` and observes ``"y"`` in the plate
+            ``"data"``.
+        x: Inputs ``[B, ...]`` of any rows of the data; only the shapes of the model's sites are
+            read from them.
+        y: Observations of these rows.
+        num_data: Rows N of the whole data set; default B.
+
+    Raises:
+        ModelError: If the model breaks the contract; the message shows the corrected lines.
+        ShapeError: If x and y do not fit the model or each other.
+        SiteError: If a latent site is discrete or per row.
+
+    Attributes:
+        latents: The latent sites and their prior.
+        initial: A draw of z from the prior, ``[P]``.
+        params: The model's point-estimated parameters by name, unconstrained, as clones: engines
+            train these and leave the user's model as it is.
+        likelihood_family: Class of the distribution of y.
+    """
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor, *, num_data: int | None = None) -> None:
+        if x.shape[0] != y.shape[0]:
+            raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
+        self.model = model
+        self.dtype, self.device = _dtype_and_device(model)
+        x, y = self._cast(x), self._cast(y)
+        self.num_data = x.shape[0] if num_data is None else num_data
+        trace, y = check_model(model, x, y)
+        self._y_dtype = y.dtype
+        self.params: dict[str, Tensor] = {}
+        if isinstance(model, nn.Module):
+            for name, value in model.named_parameters():
+                self.params[name] = value.detach().clone().requires_grad_()
+        self._store_constraints = _store_params(model, trace.param_messages)
+        for name, (value, _) in self._store_constraints.items():
+            self.params[name] = value.detach().clone().requires_grad_()
+        initial = torch.cat(
+            [site.flatten(trace.messages[site.name]["value"]) for site in trace.sites]
+        )
+        self.initial = initial.detach().to(self.dtype)
+        self.latents = Latents(trace.sites)
+        probe = self._run(self.initial.clone().requires_grad_(), x[:1], y[:1], _leaves(self.params))
+        self.latents.find_closed_forms(probe)
+        self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
+        self.num_function_outputs = cast(Tensor, probe.f).shape[1]
+
+    # Coordinates
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The latent sites, in the order of the model's execution."""
+        return self.latents.sites
+
+    @property
+    def num_latents(self) -> int:
+        """Length P of z."""
+        return self.latents.num_latents
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
+        return self.latents.constrain(z)
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+
+        Raises:
+            SiteError: If a site is missing or has another shape.
+        """
+        return self.latents.unconstrain(
+            {k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()}
+        )
+
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """Rows in the program's dtype and device, y in the shape the likelihood takes.
+
+        Raises:
+            ShapeError: If y does not fit the likelihood.
+            DataError: If values of y lie outside the likelihood's support, such as a class label
+                that is not 0..C-1.
+        """
+        x, y = self._cast(x), self._cast(y)
+        fn = self._run(self.initial, x[:1], None, self.params).observed["fn"]
+        fn = fn.expand(torch.Size([x.shape[0]]))
+        y = match_observation(y, fn)
+        if not bool((inside := fn.support.check(y)).all()):
+            outside = y[~inside].unique()[:5].tolist()
+            raise DataError(
+                f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
+                f"{self.likelihood_family.__name__} likelihood, {fn.support}"
+            )
+        return Batch(x, y.to(self._y_dtype))
+
+    # Densities
+
+    def log_joint(
+        self, z: Tensor, batch: Batch, params: Params | None = None, *, jacobian: bool = True
+    ) -> Tensor:
+        """Log p(y, z | x) ``[...]`` of z ``[..., P]``, likelihood scaled by N/B.
+
+        With ``jacobian=False``, the density of the sites' values instead, which MAP maximises.
+        """
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_joint(row, batch, params, jacobian=jacobian), z)
+        run = self._run(z, batch.x, batch.y, params)
+        return self._scaled_log_likelihood(run) + self.latents.log_prior(run, z, jacobian=jacobian)
+
+    def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_prior(row, x, params), z)
+        return self.latents.log_prior(self._run(z, x[:1], None, params), z)
+
+    def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
+        """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_likelihood(row, batch, params), z)
+        return log_prob(self._run(z, batch.x, batch.y, params).observed)
+
+    def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Network output f ``[..., N, F]`` of z ``[..., P]``."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.function(row, x, params), z)
+        return cast(Tensor, self._run(z, x, None, params).f)
+
+    # The distribution of y
+
+    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Distribution:
+        """The distribution of y at x given each z: batch ``[S, N]`` for z ``[S, P]``."""
+        skeleton: list[Distribution] = []
+
+        def tensors(row: Tensor) -> tuple[Tensor, ...]:
+            fn = unvalidated(self._run(row, x, None, params).observed["fn"])
+            skeleton[:] = [fn]
+            return tuple(distribution_tensors(fn))
+
+        values = self._vmap(tensors, z)
+        return with_tensors(skeleton[0], values, z.shape[0])
+
+    # The variational objective
+
+    def elbo(self, guide: GuideLike, params: Params, noise: Tensor, batch: Batch) -> ELBOTerms:
+        r"""The ELBO of a guide at given noise, in its two halves.
+
+        .. math:: \tfrac{N}{B} \sum_{b} E_q \log p(y_b \mid x_b, z)
+                  - \mathrm{KL}\bigl(q(z) \,\|\, p(z)\bigr)
+
+        The KL is summed over all of z, once per data set. Its entropy is in closed form where the
+        guide has it, the expected log prior where q's marginals are Gaussian and the prior is of
+        a closed-form family; the rest is a Monte Carlo average over the same draws. For a guide
+        without density (a point estimate) the second half is minus the log prior density of the
+        values.
+
+        Args:
+            guide: The guide.
+            params: Values of the guide's parameters, keys ``guide.<name>``, and of the model's,
+                keys ``model.<name>``.
+            noise: Noise ``[K, M]`` of K particles.
+            batch: Rows of the data.
+        """
+        terms = guide.terms(_part(params, "guide."), noise)
+        model_params = _part(params, "model.")
+        jacobian = guide.has_log_prob
+        gaussian = terms.mean is not None and terms.sd is not None
+
+        def one(z: Tensor) -> tuple[Tensor, Tensor]:
+            run = self._run(z, batch.x, batch.y, model_params)
+            prior = self.latents.log_prior(run, z, jacobian=jacobian, closed_forms=not gaussian)
+            return self._scaled_log_likelihood(run), prior
+
+        if terms.z.shape[0] == 1:
+            log_likelihood, log_prior = one(terms.z[0])
+        else:
+            log_likelihood, log_prior = (value.mean(0) for value in torch.func.vmap(one)(terms.z))
+        if gaussian:
+            mean, sd = cast(Tensor, terms.mean), cast(Tensor, terms.sd)
+            log_prior = log_prior + self.latents.expected_log_prior(mean, sd)
+        if terms.entropy is not None:
+            kl = -terms.entropy - log_prior
+        elif terms.log_prob is not None:
+            kl = terms.log_prob.mean() - log_prior
+        else:
+            kl = -log_prior
+        return ELBOTerms(log_likelihood, kl)
+
+    def non_finite_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> list[str]:
+        """Names of the sites, ``"y"`` included, whose value or density is not finite at z."""
+        run = self._run(z, batch.x, batch.y, params)
+        messages = {**run.latent, "y": run.observed}
+        return [
+            name
+            for name, msg in messages.items()
+            if not (msg["value"].isfinite().all() and log_prob(msg).isfinite().all())
+        ]
+
+    # Inside
+
+    def _run(
+        self,
+        z: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        params: Params | None,
+    ) -> Evaluate:
+        params = self.params if params is None else params
+        store = {
+            name: (params[name], constraint)
+            for name, (_, constraint) in self._store_constraints.items()
+        }
+        module = {name: value for name, value in params.items() if name not in store}
+        return evaluate(
+            self.model,
+            self.constrain(z),
+            *((x,) if y is None else (x, y)),
+            module_params=module,
+            store_params=store,
+        )
+
+    def _scaled_log_likelihood(self, run: Evaluate) -> Tensor:
+        msg = run.observed
+        plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
+        scaled_by_plate = any(p.full_size not in (None, p.size) for p in plates)
+        rows = log_prob(msg)  # [B]
+        scale = msg["scale"] if scaled_by_plate else msg["scale"] * (self.num_data / rows.shape[0])
+        return rows.sum() * scale
+
+    def _vmap(self, fn: Callable[[Tensor], Any], z: Tensor) -> Any:
+        return torch.func.vmap(fn)(z)
+
+    def _cast(self, value: Tensor) -> Tensor:
+        if value.is_floating_point():
+            return value.to(device=self.device, dtype=self.dtype)
+        return value.to(self.device)
+
+
+def _store_params(
+    model: Model, messages: Mapping[str, Mapping[str, object]]
+) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
+    """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
+    own = {id(p) for p in model.parameters()} if isinstance(model, nn.Module) else set()
+    params = {}
+    for name, msg in messages.items():
+        value = cast(Tensor, msg["value"])
+        constraint = cast(dict[str, torch.distributions.constraints.Constraint], msg["kwargs"]).get(
+            "constraint", torch.distributions.constraints.real
+        )
+        leaf = value.unconstrained() if hasattr(value, "unconstrained") else value
+        if id(value) in own or id(leaf) in own:
+            continue
+        if "$$$" in name:
+            raise ModelError(
+                f"the parameter {name!r} belongs to a pyro.module(...) statement in a plain "
+                "function; make the model a pyro.nn.PyroModule with that module as an attribute"
+            )
+        params[name] = (transform_to(constraint).inv(value.detach()), constraint)
+    return params
+
+
+def _part(params: Params, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
+
+
+def _leaves(params: Params) -> dict[str, Tensor]:
+    return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+
+
+def _dtype_and_device(model: Model) -> tuple[torch.dtype, torch.device]:
+    """Of the model's first floating tensor: parameter, buffer, or prior."""
+    if isinstance(model, nn.Module):
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point():
+                return tensor.dtype, tensor.device
+        for module in model.modules():
+            distribution = getattr(module, "distribution", None)
+            if isinstance(distribution, torch.distributions.Distribution):
+                base = base_distribution(distribution)
+                for value in vars(base).values():
+                    if isinstance(value, Tensor) and value.is_floating_point():
+                        return value.dtype, value.device
+    return torch.get_default_dtype(), torch.device("cpu")
