@@ -46,7 +46,9 @@ class AutoDelta(Guide):
         """A point mass at ``loc``."""
         return dist.Delta(self.loc, event_dim=1)
 
-    def quantiles(self, quantiles: list[float], *args: object, **kwargs: object) -> dict[str, Tensor]:
+    def quantiles(
+        self, quantiles: list[float], *args: object, **kwargs: object
+    ) -> dict[str, Tensor]:
         """The estimate at every level, ``[Q, *shape]`` by name."""
         self.setup(*args, **kwargs)
         assert self.latents is not None

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import init_to_median
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model, Site, evaluate, is_real, trace_model
+from pyro_bnn.effects import Model, Site, evaluate, is_real, isolated, require_sites, trace_model
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.latents import Latents
 from pyro_bnn.program import GuideTerms, Params
@@ -78,7 +78,7 @@ class Guide(PyroModule):
         raise TypeError(f"{type(self).__name__} transports no noise {tuple(noise.shape)}")
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) ``[...]`` of z ``[..., P]``."""
+        """Log q(z) ``[...]`` of z ``[..., P]``."""
         raise TypeError(f"{type(self).__name__} has no density at z {tuple(z.shape)}")
 
     def entropy(self) -> Tensor | None:
@@ -90,7 +90,7 @@ class Guide(PyroModule):
         return None
 
     def get_posterior(self) -> Distribution:
-        """q as a distribution over z ``[P]``."""
+        """Q as a distribution over z ``[P]``."""
         raise TypeError(f"{type(self).__name__} has no distribution object")
 
     # Set-up
@@ -121,7 +121,8 @@ class Guide(PyroModule):
         """
         if self.latents is not None:
             return
-        trace = trace_model(self.model, *args, **kwargs)
+        with isolated():
+            trace = trace_model(self.model, *args, **kwargs)
         shapes = [(site.name, list(site.shape), site.stop - site.start) for site in trace.sites]
         if self._shapes and self._shapes != shapes:
             raise SiteError(
@@ -153,6 +154,21 @@ class Guide(PyroModule):
         values = {name: msg["value"].detach().requires_grad_() for name, msg in messages.items()}
         latents.find_closed_forms(evaluate(self.model, values, *self._args))
 
+    def check_covers(self, sites: Sequence[Site]) -> None:
+        """Check that the guide was made for exactly these sites.
+
+        Raises:
+            SiteError: If it misses one, or has one that the model does not.
+        """
+        require_sites([name for name, _, _ in self._shapes], sites)
+        names = [site.name for site in sites]
+        if extra := [name for name, _, _ in self._shapes if name not in names]:
+            raise SiteError(f"the guide covers {', '.join(extra)}, which the model does not have")
+
+    def options(self) -> dict[str, Any]:
+        """JSON-able options that make a guide of the same kind."""
+        return {}
+
     def move_to(self, z: Tensor) -> None:
         """Centre q at z ``[P]``, its scales as they are."""
         with torch.no_grad():
@@ -171,7 +187,7 @@ class Guide(PyroModule):
         """Draws z ``[S, P]``; the same for one seed."""
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
         with torch.no_grad():
-            return self.transport(self.draw_noise(num_draws, generator))
+            return self.transport(self.draw_noise(num_draws, generator)).detach()
 
     def terms(self, params: Params, noise: Tensor) -> GuideTerms:
         """What an ELBO needs, with ``params`` in place of the guide's own parameters.
@@ -222,9 +238,7 @@ class Guide(PyroModule):
         """Median of each site, by name."""
         return {name: q[0] for name, q in self.quantiles([0.5], *args, **kwargs).items()}
 
-    def quantiles(
-        self, quantiles: Sequence[float], *args: Any, **kwargs: Any
-    ) -> dict[str, Tensor]:
+    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Marginal quantiles ``[Q, *shape]`` of each site, by name.
 
         Raises:
@@ -337,10 +351,14 @@ def check_init_scale(init_scale: float) -> float:
 def _in_plates(fn: Distribution, event_dim: int) -> Distribution:
     """The distribution with only ``event_dim`` dimensions as event, the rest as batch."""
     if isinstance(fn, dist.Delta):
-        log_density = fn.log_density.reshape(fn.log_density.shape + (1,) * (fn.event_dim - event_dim))
+        log_density = fn.log_density.reshape(
+            fn.log_density.shape + (1,) * (fn.event_dim - event_dim)
+        )
         count = fn.v.shape[: fn.v.ndim - event_dim].numel()
         shape = fn.v.shape[: fn.v.ndim - event_dim]
-        return dist.Delta(fn.v, log_density=(log_density / count).expand(shape), event_dim=event_dim)
+        return dist.Delta(
+            fn.v, log_density=(log_density / count).expand(shape), event_dim=event_dim
+        )
     base = fn
     while isinstance(base, torch.distributions.Independent):
         base = base.base_dist

@@ -73,6 +73,10 @@ class AutoLowRankMultivariateNormal(Guide):
         )
         self.cov_factor = nn.Parameter(factor / math.sqrt(max(self.rank, 1)))
 
+    def options(self) -> dict[str, Any]:
+        """``init_scale`` and ``rank``."""
+        return {"init_scale": self.init_scale, "rank": self.rank}
+
     @property
     def noise_dim(self) -> int:
         """R + P."""
@@ -85,7 +89,7 @@ class AutoLowRankMultivariateNormal(Guide):
         return cast(Tensor, self.loc + self.scale * u)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
+        """Log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
         C = self.cov_factor
         u = (z - self.loc) / self.scale
         chol = self._capacitance_tril()

@@ -18,7 +18,8 @@ from pyro_bnn.guides.normal import AutoNormal
 class AutoMultivariateNormal(AutoNormal):
     r"""One Gaussian with a dense covariance over all entries of z.
 
-    .. math:: z = m + s \circ (L \epsilon), \qquad \Sigma = \mathrm{diag}(s) L L^\top \mathrm{diag}(s)
+    .. math:: z = m + s \circ (L \epsilon), \qquad
+              \Sigma = \mathrm{diag}(s) L L^\top \mathrm{diag}(s)
 
     with L lower triangular and of unit diagonal. Captures every linear correlation; misses
     curvature and other modes. It has P(P+1)/2 covariance parameters: for P up to some thousands.
@@ -45,9 +46,11 @@ class AutoMultivariateNormal(AutoNormal):
         return cast(Tensor, self.loc + self.scale * (noise @ self.scale_tril.mT))
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) ``[...]`` of z ``[..., P]``."""
+        """Log q(z) ``[...]`` of z ``[..., P]``."""
         u = (z - self.loc) / self.scale
-        u = torch.linalg.solve_triangular(self.scale_tril.mT, u.unsqueeze(-2), upper=True, left=False)
+        u = torch.linalg.solve_triangular(
+            self.scale_tril.mT, u.unsqueeze(-2), upper=True, left=False
+        )
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
         return cast(Tensor, -0.5 * u.squeeze(-2).square().sum(-1) - log_normaliser)
 

@@ -58,12 +58,16 @@ class AutoNormal(Guide):
             torch.full_like(loc, self.init_scale), constraint=constraints.softplus_positive
         )
 
+    def options(self) -> dict[str, Any]:
+        """``init_scale``."""
+        return {"init_scale": self.init_scale}
+
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * noise``, ``[..., P]``."""
         return cast(Tensor, self.loc + self.scale * noise)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) ``[...]`` of z ``[..., P]``."""
+        """Log q(z) ``[...]`` of z ``[..., P]``."""
         u = (z - self.loc) / self.scale
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
         return cast(Tensor, -0.5 * u.square().sum(-1) - log_normaliser)
@@ -98,8 +102,6 @@ class AutoNormal(Guide):
             transformed = dist.TransformedDistribution(
                 normal.to_event(len(site.unconstrained_shape)), [biject_to(site.support)]
             )
-            return cast(
-                Distribution, transformed.to_event(len(site.shape) - transformed.event_dim)
-            )
+            return cast(Distribution, transformed.to_event(len(site.shape) - transformed.event_dim))
 
         return self.sample_sites(distribution)

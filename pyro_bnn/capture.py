@@ -46,7 +46,7 @@ class Captured:
         if key not in self._graphs:
             try:
                 self._graphs[key] = capture(self._fn, args)
-            except Exception as error:  # noqa: BLE001 - whatever a user's model does, plain Pyro can
+            except Exception as error:
                 self.is_captured = False
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 logger.warning(
@@ -67,7 +67,7 @@ def capture(fn: TensorFunction, args: Sequence[Tensor]) -> TensorFunction:
     runs on distinct clones.
     """
     clones = [a.detach().clone() for a in args]
-    with pyro.validation_enabled(False):
+    with pyro.validation_enabled(is_validate=False):
         graph = make_fx(fn)(*clones)
     graph.graph.eliminate_dead_code()
     graph.recompile()

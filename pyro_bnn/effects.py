@@ -7,7 +7,7 @@ functions of tensors.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,12 +112,12 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 
 
 def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
-    """Run a model once and list its latent sites.
+    """Run a model once and list its latent sites; it draws from torch's global generator.
 
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
     """
-    with isolated(), warnings.catch_warnings():
+    with pyro.get_param_store().scope(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     sites: list[Site] = []
@@ -145,6 +145,19 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     messages = {site.name: trace.nodes[site.name] for site in sites}
     params = {name: node for name, node in trace.nodes.items() if node["type"] == "param"}
     return ModelTrace(tuple(sites), messages, params)
+
+
+def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
+    """Check that a guide covers every latent site of a model.
+
+    Raises:
+        SiteError: If it misses one.
+    """
+    if missing := [site.name for site in sites if site.name not in covered]:
+        raise SiteError(
+            f"the guide does not cover {', '.join(map(repr, missing))}: every latent site of the "
+            "model needs a sample statement of the same name in the guide"
+        )
 
 
 def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
@@ -176,19 +189,25 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
         _check_rows(free, num_rows)
         y = match_observation(y, fn).to(free.nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
-    if not observed.nodes["y"]["is_observed"]:
+    _check_observed(observed)
+    with isolated():
+        return trace_model(model, x), y
+
+
+def _check_observed(trace: poutine.Trace) -> None:
+    """Check that y is observed, and nothing else."""
+    if not trace.nodes["y"]["is_observed"]:
         raise ModelError(f'the site "y" does not observe y: pass obs=y, as in{CORRECTED}')
     others = [
         name
-        for name in observed.observation_nodes
-        if name not in ("y", "f") and not _is_deterministic(observed.nodes[name])
+        for name in trace.observation_nodes
+        if name not in ("y", "f") and not _is_deterministic(trace.nodes[name])
     ]
     if others:
         raise ModelError(
             f'the model observes {", ".join(map(repr, others))} beside "y"; one observed site is '
             f"supported: put what belongs to one row into one distribution{CORRECTED}"
         )
-    return trace_model(model, x), y
 
 
 def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
@@ -196,7 +215,8 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
     node = trace.nodes["y"]
     if "f" not in trace.nodes or not _is_deterministic(trace.nodes["f"]):
         raise ModelError(
-            f'the model does not record its network output "f"; add the first of these lines{CORRECTED}'
+            'the model does not record its network output "f"; add the first of these lines'
+            f"{CORRECTED}"
         )
     f = trace.nodes["f"]["value"]
     if f.ndim != 2 or f.shape[0] != num_rows:
@@ -303,7 +323,7 @@ def evaluate(
         store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
     """
     evaluation = Evaluate(values, store_params or {})
-    with pyro.validation_enabled(False), pyro.get_param_store().scope(), evaluation:
+    with pyro.validation_enabled(is_validate=False), pyro.get_param_store().scope(), evaluation:
         if isinstance(model, nn.Module) and module_params:
             torch.func.functional_call(model, dict(module_params), args)
         else:

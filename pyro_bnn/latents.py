@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class Latents:
         self.num_latents = sites[-1].stop
         self._blocks: tuple[Block, ...] = ()
         self._other_sites = sites
+        self.improper: frozenset[str] = frozenset()  # sites with a flat prior
 
     @property
     def is_closed_form(self) -> bool:
@@ -117,6 +119,11 @@ class Latents:
                 torch.cat([scale for _, _, scale in members]),
             )
             for family, members in found.items()
+        )
+        self.improper = frozenset(
+            site.name
+            for site in self.sites
+            if isinstance(base_distribution(probe.latent[site.name]["fn"]), dist.ImproperUniform)
         )
         closed = {site.name for members in found.values() for site, _, _ in members}
         self._other_sites = tuple(site for site in self.sites if site.name not in closed)

@@ -22,7 +22,9 @@ from pyro_bnn.effects import (
     check_model,
     distribution_tensors,
     evaluate,
+    isolated,
     log_prob,
+    trace_model,
     unvalidated,
     with_tensors,
 )
@@ -38,6 +40,18 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
+
+
+class Predictive(NamedTuple):
+    """What a model says of rows x given draws z ``[S, P]``.
+
+    Attributes:
+        f: Network output ``[S, N, F]``.
+        y: Distribution of y, batch ``[S, N]``.
+    """
+
+    f: Tensor
+    y: Distribution
 
 
 class GuideTerms(NamedTuple):
@@ -210,17 +224,28 @@ class Program:
 
     # The distribution of y
 
-    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Distribution:
-        """The distribution of y at x given each z: batch ``[S, N]`` for z ``[S, P]``."""
+    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Predictive:
+        """Network output and distribution of y at x ``[N, ...]`` given each z ``[S, P]``."""
         skeleton: list[Distribution] = []
 
         def tensors(row: Tensor) -> tuple[Tensor, ...]:
-            fn = unvalidated(self._run(row, x, None, params).observed["fn"])
+            run = self._run(row, x, None, params)
+            fn = unvalidated(run.observed["fn"])
             skeleton[:] = [fn]
-            return tuple(distribution_tensors(fn))
+            return (cast(Tensor, run.f), *distribution_tensors(fn))
 
-        values = self._vmap(tensors, z)
-        return with_tensors(skeleton[0], values, z.shape[0])
+        f, *values = self._vmap(tensors, z)
+        return Predictive(f, with_tensors(skeleton[0], values, z.shape[0]))
+
+    def prior_draws(self, num_draws: int, x: Tensor, seed: int = 0) -> Tensor:
+        """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
+        with isolated(seed):
+            traces = [trace_model(self.model, x) for _ in range(num_draws)]
+        rows = [
+            torch.cat([s.flatten(trace.messages[s.name]["value"]) for s in self.sites])
+            for trace in traces
+        ]
+        return torch.stack(rows).detach().to(self.dtype)
 
     # The variational objective
 

@@ -1,1 +1,5 @@
-"""Inference engines: one file each, one contract."""
+"""Inference engines: one file each, ``Engine(options).run(model, data) -> Posterior``."""
+
+from pyro_bnn.infer.svi import SVI
+
+__all__ = ["SVI"]

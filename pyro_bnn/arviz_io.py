@@ -1,0 +1,656 @@
+"""Posteriors as ArviZ trees, and ArviZ's diagnostics of arrays, alike under ArviZ 0.23 and 1.x.
+
+Everything takes NumPy arrays and imports neither torch nor Pyro. Draws are ``[C, S, ...]`` (chain
+and draw first). ArviZ is imported inside the functions, because it takes a second or more; this is
+the only module that asks which version it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+
+from pyro_bnn.errors import (
+    DataError,
+    FileFormatError,
+    OptionError,
+    OutputError,
+    ShapeError,
+    SiteError,
+    UnknownNameError,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Float
+    from xarray import DataArray, Dataset, DataTree
+
+SAMPLE_GROUPS = (
+    "posterior",
+    "posterior_predictive",
+    "log_likelihood",
+    "predictions",
+    "log_likelihood_predictions",
+    "sample_stats",
+    "prior",
+    "prior_predictive",
+)
+PLAIN_GROUPS = (
+    "observed_data",
+    "constant_data",
+    "predictions_constant_data",
+    "test_data",
+    "optimization",
+)
+
+KHAT_LIMIT = 0.7  # above it importance weights need too many draws: Vehtari et al. 2024
+MIN_PSIS_DRAWS = 30  # fewer leave a tail of five, too short to fit
+EQUAL_RATIOS = 1e-6  # log ratios this close are equal: the weights differ by one part in a million
+
+
+def arviz() -> Any:
+    """The module with ArviZ's 1.x interface: ``arviz.preview`` on 0.23, ``arviz`` itself from 1.0.
+
+    Example:
+        >>> hasattr(arviz(), "plot_rank_dist")
+        True
+    """
+    import arviz as az
+
+    if int(az.__version__.split(".")[0]) >= 1:
+        return az
+    from arviz import preview
+
+    return preview
+
+
+def datatree(
+    groups: Mapping[str, Mapping[str, ArrayLike]],
+    *,
+    dims: Mapping[str, Sequence[str] | Mapping[str, Sequence[str]]] | None = None,
+    coords: Mapping[str, ArrayLike] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> DataTree:
+    """Build the tree that ArviZ's functions and plots take.
+
+    Dtypes are kept and arrays are not copied. A ``/`` in a variable's name, which NetCDF refuses,
+    becomes a dot.
+
+    Args:
+        groups: Group name to variables. In the groups of ``SAMPLE_GROUPS`` every array is
+            ``[C, S, ...]``, for one chain ``[1, S, ...]``; in those of ``PLAIN_GROUPS`` it has no
+            such axes, and in ``optimization`` the first axis is the dimension ``step``.
+        dims: Variable name to the names of its dimensions after chain and draw; a group name to
+            such a mapping where the group differs, as for a ``y`` on training and on test rows.
+            Dimensions that are left out get ArviZ's names (``f_dim_0``). In the log-likelihood
+            groups, names of event dimensions, which a log density has not, are dropped.
+        coords: Dimension name to its labels. Dimensions without labels count from 0.
+        attrs: Options of the fit with string keys and whatever JSON holds: numbers, strings, bools,
+            None, lists, dicts. They are stored as one JSON string, because NetCDF has no bool, None
+            or dict; :func:`options` returns them. NumPy values and tuples come back as numbers and
+            lists.
+
+    Returns:
+        A ``DataTree`` with one node a group.
+
+    Raises:
+        UnknownNameError: If a group is not one of those above.
+        ShapeError: If an array lacks chain and draw, or sizes, dims and coords disagree.
+        DataError: If an array holds something NetCDF cannot, or two names become one.
+        OptionError: If ``attrs`` holds something JSON cannot.
+
+    Example:
+        >>> draws = np.zeros((4, 100, 3))
+        >>> tree = datatree(
+        ...     {"posterior": {"f": draws}, "observed_data": {"y": np.ones(3)}},
+        ...     dims={"f": ["data"], "y": ["data"]},
+        ...     attrs={"engine": "NUTS", "compile": None},
+        ... )
+        >>> tree["posterior/f"].dims
+        ('chain', 'draw', 'data')
+        >>> options(tree)
+        {'engine': 'NUTS', 'compile': None}
+    """
+    from xarray import DataTree
+
+    dims = dims or {}
+    labels = {name: np.asarray(values) for name, values in (coords or {}).items()}
+    nodes = {}
+    for group, variables in groups.items():
+        if group not in SAMPLE_GROUPS + PLAIN_GROUPS:
+            raise UnknownNameError("ArviZ group", group, SAMPLE_GROUPS + PLAIN_GROUPS)
+        nodes[group] = _dataset(group, variables, dims, labels)
+    tree = DataTree.from_dict(nodes)
+    try:
+        tree.attrs["options"] = json.dumps(dict(attrs or {}), default=_plain)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"attrs must hold numbers, strings, bools, None, lists and dicts only: {error}"
+        ) from error
+    return tree
+
+
+def options(tree: DataTree) -> dict[str, Any]:
+    """The ``attrs`` that were given to :func:`datatree`; empty for a tree of another origin."""
+    found: dict[str, Any] = json.loads(tree.attrs.get("options", "{}"))
+    return found
+
+
+def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
+    """Write a tree to one NetCDF file, whole or not at all.
+
+    The file is written under a temporary name beside ``path`` and then renamed, so a failure leaves
+    what was there before.
+
+    Args:
+        tree: The tree; :func:`load_netcdf` returns its values, dtypes, dims, coords and attributes.
+        path: The file, in a folder that exists.
+
+    Raises:
+        OutputError: If the file cannot be written there.
+        DataError: If the tree holds something NetCDF cannot.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        tree.to_netcdf(partial, engine="h5netcdf")
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error}; give a file name in a folder that exists and is "
+            "writable, on a disk that is not full"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the tree holds what NetCDF cannot store: {error}") from error
+    finally:
+        if partial.is_file():
+            partial.unlink()
+
+
+def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
+    """Read a tree from NetCDF into memory; the file is closed again.
+
+    Args:
+        path: A file of :func:`save_netcdf` or another ArviZ file.
+
+    Returns:
+        The tree, equal to the one that was saved.
+
+    Raises:
+        FileFormatError: If the file is missing, truncated, not NetCDF, or has no ArviZ group.
+    """
+    import xarray as xr
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}; expected a NetCDF file of save_netcdf")
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as opened:
+            tree = opened.load()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise FileFormatError(
+            f"{path} is truncated or not NetCDF: {error}; write it again with save_netcdf"
+        ) from error
+    if not set(tree.children) & {*SAMPLE_GROUPS, *PLAIN_GROUPS}:
+        raise FileFormatError(
+            f"{path} has no group of ArviZ, such as 'posterior'; it has "
+            f"{sorted(map(str, tree.children)) or 'none'}"
+        )
+    return tree
+
+
+def rhat(draws: Float[NDArray[Any], "C S *event"]) -> Float[NDArray[np.float64], "*event"]:
+    r"""Rank-normalised split R-hat: the larger of that of the ranks and that of the folded ranks.
+
+    .. math:: \hat R = \sqrt{\frac{n - 1}{n} + \frac{B}{n W}}
+
+    for halves of chains of length n, with B and W the variances between and within them of the
+    normal scores of the ranks. Near 1 for chains that agree; above 1.01 (1.05 for a rough look)
+    they have not mixed. It misses what no chain has found.
+
+    Args:
+        draws: At least two chains of at least four draws, in any unit; infinities are ranked.
+
+    Returns:
+        R-hat of every quantity. NaN where a draw is NaN, where all draws are equal, and with fewer
+        chains or draws, as for a point estimate; chains stuck at different values give a huge
+        number or infinity.
+
+    Raises:
+        ShapeError: If ``draws`` has fewer than two axes.
+
+    References:
+        Vehtari, Gelman, Simpson, Carpenter & Buerkner, "Rank-normalization, folding, and
+        localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis 2021,
+        arXiv:1903.08008.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(size=(4, 300, 2))
+        >>> draws[0, :, 1] += 3
+        >>> rhat(draws).round(2).tolist()
+        [1.0, 1.48]
+    """
+    return _by_quantity("rhat", draws, method="rank")
+
+
+def ess(
+    draws: Float[NDArray[Any], "C S *event"], kind: Literal["bulk", "tail", "mean"] = "bulk"
+) -> Float[NDArray[np.float64], "*event"]:
+    r"""Effective sample size: the number of independent draws that would say as much.
+
+    .. math:: \mathrm{ESS} = \frac{C S}{1 + 2 \sum_{t \ge 1} \rho_t}
+
+    with the autocorrelations of halves of chains, cut off by Geyer's initial monotone sequence.
+
+    Args:
+        draws: At least four draws a chain.
+        kind: ``"bulk"``, of the normal scores of the ranks; ``"tail"``, the smaller of those of
+            the 5 % and 95 % quantiles; ``"mean"``, of the draws as they are.
+
+    Returns:
+        Effective draws out of all C S; more than C S for draws that alternate. NaN where a draw is
+        NaN and for fewer draws; C S where all draws are equal.
+
+    Raises:
+        OptionError: If ``kind`` is another word.
+        ShapeError: If ``draws`` has fewer than two axes.
+
+    References:
+        Vehtari et al., Bayesian Analysis 2021, arXiv:1903.08008, sections 3 and 4.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(size=(4, 300))
+        >>> bool(1000 < ess(np.repeat(draws, 3, axis=1)) < 1400)
+        True
+    """
+    if kind not in ("bulk", "tail", "mean"):
+        raise OptionError(f"kind must be 'bulk', 'tail' or 'mean', got {kind!r}")
+    if kind == "tail":
+        return _by_quantity("ess", draws, method="tail", prob=(0.05, 0.95))
+    return _by_quantity("ess", draws, method=kind)
+
+
+def mcse_mean(draws: Float[NDArray[Any], "C S *event"]) -> Float[NDArray[np.float64], "*event"]:
+    r"""Monte Carlo standard error of the mean: ``sd / sqrt(ess(draws, "mean"))``.
+
+    Args:
+        draws: At least four draws a chain.
+
+    Returns:
+        The error in the unit of the draws; NaN where the effective sample size is.
+
+    Raises:
+        ShapeError: If ``draws`` has fewer than two axes.
+
+    References:
+        Vehtari et al., Bayesian Analysis 2021, arXiv:1903.08008, section 4.4.
+    """
+    return _by_quantity("mcse", draws, method="mean")
+
+
+def psis(
+    log_ratios: Float[NDArray[Any], " S"], *, relative_efficiency: float = 1.0
+) -> tuple[Float[NDArray[np.float64], " S"], float]:
+    r"""Pareto-smoothed importance weights, and the tail index that says whether to use them.
+
+    .. math:: w_s \propto p(z_s) / q(z_s), \qquad \hat k = \text{shape of the Pareto tail of } w
+
+    The largest :math:`3 \sqrt{S}` weights (a fifth for S of 225 or less) are replaced by quantiles
+    of a generalised Pareto fit. For an approximation, :math:`\hat k < 0.7` says that its draws can
+    be reweighted to the posterior; a larger one that it is far from the posterior in the directions
+    that matter for the weights, which in many dimensions is common while predictions may be good.
+
+    Args:
+        log_ratios: ``log p - log q`` of each draw from q, up to a constant; -inf is weight 0.
+        relative_efficiency: Effective draws over draws, > 0, for draws that are correlated.
+
+    Returns:
+        The normalised log weights ``[S]``, ``logsumexp`` 0, and k-hat. With fewer than 30 draws,
+        or a tail that cannot be fitted (equal values, or ratios so far apart that all but a few
+        weights underflow), the weights are not smoothed and k-hat is infinite. Ratios that are all
+        equal (1e-6) give equal weights and k-hat 0.
+
+    Raises:
+        ShapeError: If ``log_ratios`` is not one row with at least one draw.
+        DataError: If a ratio is NaN or +inf, or all are -inf.
+
+    References:
+        Vehtari, Simpson, Gelman, Yao & Gabry, "Pareto Smoothed Importance Sampling", JMLR 25(72),
+        2024, arXiv:1507.02646; Yao, Vehtari, Simpson & Gelman, "Yes, but Did It Work?: Evaluating
+        Variational Inference", ICML 2018, arXiv:1802.02538.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(scale=0.5, size=2000)  # q is half as wide as p
+        >>> log_weights, khat = psis(-(z**2) / 2 + (z / 0.5) ** 2 / 2)
+        >>> round(float(np.exp(log_weights).sum()), 6), khat > 0.5
+        (1.0, True)
+    """
+    from arviz_stats.base.array import array_stats
+
+    log_ratios = np.asarray(log_ratios, dtype=np.float64)
+    if log_ratios.ndim != 1 or log_ratios.size == 0:
+        raise ShapeError(f"log_ratios must be [S] with S >= 1, got shape {log_ratios.shape}")
+    unusable = int((np.isnan(log_ratios) | np.isposinf(log_ratios)).sum())
+    if unusable or not np.isfinite(log_ratios).any():
+        raise DataError(
+            "log_ratios must be finite or -inf, and not all -inf: "
+            f"{unusable} of {log_ratios.size} are NaN or +inf"
+        )
+    log_ratios = log_ratios - log_ratios.max()
+    unsmoothed = log_ratios - logsumexp(log_ratios)
+    if log_ratios.size < MIN_PSIS_DRAWS:
+        return unsmoothed, float("inf")
+    if log_ratios.min() >= -EQUAL_RATIOS:
+        return unsmoothed, 0.0
+    try:
+        with np.errstate(all="ignore"):
+            smooth: Any = array_stats.psislw
+            log_weights, khat = smooth(-log_ratios, r_eff=relative_efficiency)
+    except ValueError:  # ArviZ on a tail of equal values
+        return unsmoothed, float("inf")
+    # On a tail that underflows ArviZ 0.23 returns NaN weights with a small k-hat, ArviZ 1.x NaN.
+    if np.isnan(log_weights).any() or np.isnan(khat):
+        return unsmoothed, float("inf")
+    return log_weights, float(khat)
+
+
+@dataclass(frozen=True, eq=False)
+class LooResult:
+    """A leave-one-out estimate of the expected log predictive density of the N data.
+
+    Attributes:
+        elpd: Sum over the data of the log predictive density of each given the others, in nats.
+        se: Standard error of ``elpd`` over data, ``sqrt(N var(pointwise))``; NaN for one datum.
+        p: Effective number of parameters: the log density of the data under the posterior that has
+            seen them, less ``elpd``.
+        khat: Tail index of each datum's weights ``[N]``.
+        num_bad: How many k-hat are not at most ``min(1 - 1 / log10(S), 0.7)``, the limit for S
+            draws; where it is not 0, ``elpd`` is not to be trusted.
+        pointwise: The terms of ``elpd`` ``[N]``.
+    """
+
+    elpd: float
+    se: float
+    p: float
+    khat: Float[NDArray[np.float64], " N"]
+    num_bad: int
+    pointwise: Float[NDArray[np.float64], " N"]
+
+
+def loo(tree: DataTree) -> LooResult:
+    r"""PSIS leave-one-out score of the exact posterior from draws of that posterior.
+
+    .. math:: \mathrm{elpd} = \sum_n \log \sum_s w_{ns} \, p(y_n \mid z_s), \qquad
+        w_{ns} \propto 1 / p(y_n \mid z_s)
+
+    with each datum's weights smoothed by :func:`psis`. The lengths of the tails allow for the
+    autocorrelation of each likelihood, where ``arviz.loo`` takes that of the variables in
+    ``posterior``; for chains that mix the two differ by less than their Monte Carlo error.
+
+    Args:
+        tree: Has ``log_likelihood`` with one variable, or one called ``y``, ``[C, S, N]``.
+
+    Returns:
+        The score and its checks. With fewer than 30 draws (MAP has one) every k-hat is infinite.
+
+    Raises:
+        DataError: If the draws are those of an approximation (``sample_stats`` has ``log_q``), or
+            a log likelihood is not finite.
+        SiteError: If there is no log likelihood, or it is not clear which is meant.
+
+    References:
+        Vehtari, Gelman & Gabry, "Practical Bayesian model evaluation using leave-one-out
+        cross-validation and WAIC", Statistics and Computing 2017, arXiv:1507.04544.
+    """
+    if "log_q" in _variables(tree, "sample_stats"):
+        raise DataError(
+            "sample_stats has log_q, so the draws are those of an approximation and not of the "
+            "posterior: use loo_approximate(tree)"
+        )
+    draws = _log_likelihood(tree)  # [C, S, N]
+    num_draws = draws.shape[0] * draws.shape[1]
+    efficiency = ess(np.exp(draws - draws.max((0, 1))), kind="mean") / num_draws  # [N]
+    efficiency = np.where(efficiency > 0, efficiency, 1.0)  # NaN with fewer than four draws
+    log_likelihood = draws.reshape(num_draws, -1)  # [C S, N]
+    log_weights = np.full(num_draws, -np.log(num_draws))
+    return _loo(log_likelihood, -log_likelihood, efficiency, log_weights)
+
+
+def loo_approximate(tree: DataTree) -> LooResult:
+    r"""PSIS leave-one-out score of the exact posterior from draws of an approximation q.
+
+    .. math:: w_{ns} \propto \frac{p(z_s, y)}{q(z_s)} \, \frac{1}{p(y_n \mid z_s)}
+
+    It scores the exact posterior whatever q is, and says nothing of the predictions of q itself. So
+    it is refused where q is too far from the posterior for its draws to be reweighted.
+
+    Args:
+        tree: As for :func:`loo`, and ``sample_stats`` with ``log_p`` (full-data log joint) and
+            ``log_q`` ``[C, S]`` in the same coordinates, each up to a constant.
+
+    Returns:
+        The score and its checks; ``p`` is that of the exact posterior, with reweighted draws.
+
+    Raises:
+        DataError: If the k-hat of ``log_p - log_q`` is 0.7 or more, or a value is not finite.
+        SiteError: If ``log_p``, ``log_q`` or the log likelihood is missing.
+        ShapeError: If they have different numbers of chains or draws.
+
+    References:
+        Magnusson, Andersen, Jonasson & Vehtari, "Bayesian leave-one-out cross-validation for large
+        data", ICML 2019, arXiv:1904.10679.
+    """
+    draws = _log_likelihood(tree)  # [C, S, N]
+    stats = _variables(tree, "sample_stats")
+    if "log_p" not in stats or "log_q" not in stats:
+        raise SiteError(
+            f"sample_stats must have log_p and log_q, it has {sorted(stats) or 'nothing'}"
+        )
+    log_ratios = np.asarray(stats["log_p"] - stats["log_q"], dtype=np.float64)  # [C, S]
+    if log_ratios.shape != draws.shape[:2]:
+        raise ShapeError(
+            f"log_p and log_q are {log_ratios.shape}, chains and draws of the log likelihood are "
+            f"{draws.shape[:2]}: they must be of the same draws"
+        )
+    log_weights, khat = psis(log_ratios.reshape(-1))
+    if khat >= KHAT_LIMIT:
+        raise DataError(
+            f"the k-hat of the approximation is {khat:.2f}, not below {KHAT_LIMIT}: its draws "
+            "cannot be reweighted to the posterior; judge it by held-out scores"
+        )
+    log_likelihood = draws.reshape(log_weights.size, -1)  # [C S, N]
+    ratios = log_ratios.reshape(-1, 1) - log_likelihood
+    return _loo(log_likelihood, ratios, np.ones(ratios.shape[1]), log_weights)
+
+
+def summary(
+    tree: DataTree, *, group: str = "posterior", var_names: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """ArviZ's table of one row a quantity, unrounded in every version.
+
+    Args:
+        tree: A tree of :func:`datatree`.
+        group: One of ``SAMPLE_GROUPS``.
+        var_names: The variables to keep, all by default.
+
+    Returns:
+        Columns ``mean, sd, eti89_lb, eti89_ub`` (central 89 % interval), ``ess_bulk, ess_tail,
+        r_hat, mcse_mean, mcse_sd``; the divisor of sd is one less than the draws. With one draw all
+        but the mean and the interval are NaN; with one chain R-hat is NaN. ArviZ's ``ess_tail`` is
+        that of the 11 % and 89 % quantiles, where :func:`ess` has those of the paper. Only
+        ``mcse_sd`` differs between versions: ArviZ 0.23 takes it from the effective sample size of
+        the draws, 1.x from that of their squares.
+
+    Raises:
+        SiteError: If the group, or a variable of it, is not there, or it holds no draws.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(size=(4, 300))
+        >>> summary(datatree({"posterior": {"scale": draws}})).loc["scale", "r_hat"].round(2)
+        np.float64(1.0)
+    """
+    samples = [name for name in tree.children if name in SAMPLE_GROUPS]
+    if group not in samples:
+        raise SiteError(f"there is no group {group!r} of draws; those of the tree are {samples}")
+    found = _variables(tree, group)
+    missing = sorted(set(var_names or ()) - set(found))
+    if missing:
+        raise SiteError(f"{group} has no {', '.join(missing)}; it has {', '.join(sorted(found))}")
+    dataset = tree.children[group].to_dataset()
+    dataset = dataset.map(lambda array: array.astype(float) if array.dtype == bool else array)
+    az = arviz()
+    with np.errstate(all="ignore"):
+        table: pd.DataFrame = az.summary(
+            dataset, var_names=var_names, kind="all", ci_prob=0.89, ci_kind="eti", round_to="none"
+        )
+        if az.__name__ == "arviz.preview":  # its sd has the divisor S
+            num_draws = np.float64(dataset.sizes["chain"] * dataset.sizes["draw"])
+            table["sd"] *= np.sqrt(num_draws / (num_draws - 1))
+    return table
+
+
+def _dataset(
+    group: str,
+    variables: Mapping[str, ArrayLike],
+    dims: Mapping[str, Sequence[str] | Mapping[str, Sequence[str]]],
+    coords: Mapping[str, NDArray[Any]],
+) -> Dataset:
+    """One group as ArviZ makes it, after its names, shapes and labels have been checked."""
+    from arviz_base import dict_to_dataset
+
+    sample_dims = ["chain", "draw"] if group in SAMPLE_GROUPS else []
+    own = dims.get(group, {})
+    arrays: dict[str, NDArray[Any]] = {}
+    names: dict[Hashable, Sequence[Hashable]] = {}
+    sizes: dict[str, tuple[int, str]] = {}
+    for original, value in variables.items():
+        name = original.replace("/", ".")
+        if name in arrays:
+            raise DataError(f"{group} has two variables called {name!r} once / becomes a dot")
+        array = np.asarray(value)
+        where = f"{group}/{name}"
+        if array.dtype.kind not in "biufU":
+            raise DataError(f"{where} must hold numbers, bools or strings, got {array.dtype}")
+        if array.ndim < len(sample_dims):
+            raise ShapeError(
+                f"{where} must be [C, S, ...], got shape {array.shape}; "
+                "for one chain give array[None]"
+            )
+        given = own.get(original) if isinstance(own, Mapping) else None
+        if given is None:
+            common = dims.get(original, ("step",) if group == "optimization" else ())
+            given = () if isinstance(common, Mapping) else common
+        event_ndim = array.ndim - len(sample_dims)
+        if "log_likelihood" in group:
+            given = given[:event_ndim]
+        _check_dims(where, given, event_ndim, variables)
+        named = [*given, *(f"{name}_dim_{i}" for i in range(event_ndim - len(given)))]
+        for dim, size in zip([*sample_dims, *named], array.shape, strict=True):
+            if dim in coords and coords[dim].shape != (size,):
+                raise ShapeError(
+                    f"{where} has {size} along {dim!r}, but coords[{dim!r}] has shape "
+                    f"{coords[dim].shape}"
+                )
+            known, first = sizes.setdefault(dim, (size, where))
+            if known != size:
+                raise ShapeError(f"{where} has {size} along {dim!r}, but {first} has {known}")
+        arrays[name] = array
+        names[name] = named
+    dataset: Dataset = dict_to_dataset(
+        arrays, dims=names, coords=dict(coords), sample_dims=sample_dims, check_conventions=False
+    )
+    return dataset
+
+
+def _check_dims(where: str, given: Sequence[str], ndim: int, variables: Mapping[str, Any]) -> None:
+    """Names of dimensions must fit the array and be nobody else's."""
+    if isinstance(given, str) or len(given) > ndim or len(set(given)) < len(given):
+        raise ShapeError(
+            f"{where} has {ndim} axes after chain and draw, so dims must list at most {ndim} "
+            f"different names, got {given!r}"
+        )
+    taken = sorted({"chain", "draw", *variables} & set(given))
+    if taken:
+        raise DataError(f"{where} has a dimension called {taken[0]!r}, which names something else")
+
+
+def _plain(value: object) -> object:
+    """NumPy values as Python's, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"got {value!r} of type {type(value).__name__}")
+
+
+def _by_quantity(function: str, draws: ArrayLike, **settings: Any) -> NDArray[np.float64]:
+    """Call a function of ``array_stats`` for every quantity of draws [C, S, ...]."""
+    from arviz_stats.base.array import array_stats
+
+    array = np.asarray(draws, dtype=np.float64)
+    if array.ndim < 2:
+        raise ShapeError(
+            f"draws must be [C, S, ...], got shape {array.shape}; for one chain give draws[None]"
+        )
+    with np.errstate(all="ignore"):  # 0 / 0 of equal draws is the NaN that is documented
+        values = getattr(array_stats, function)(array, chain_axis=0, draw_axis=1, **settings)
+    return np.asarray(values, dtype=np.float64)
+
+
+def _variables(tree: DataTree, group: str) -> dict[str, DataArray]:
+    """The variables of a group by name; none where the group is missing."""
+    if group not in tree.children:
+        return {}
+    return {str(name): array for name, array in tree.children[group].data_vars.items()}
+
+
+def _log_likelihood(tree: DataTree) -> NDArray[np.float64]:
+    """The pointwise log likelihood [C, S, N]; further axes count as data."""
+    found = _variables(tree, "log_likelihood")
+    if "y" not in found and len(found) != 1:
+        raise SiteError(
+            f"log_likelihood must have 'y' or one variable only, it has {sorted(found) or 'none'}"
+        )
+    chosen = found["y"] if "y" in found else next(iter(found.values()))
+    array = np.asarray(chosen.transpose("chain", "draw", ...), dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise DataError(
+            f"log_likelihood must be finite, {int((~np.isfinite(array)).sum())} of {array.size} "
+            "values are not"
+        )
+    return array.reshape(*array.shape[:2], -1)
+
+
+def _loo(
+    log_likelihood: NDArray[np.float64],
+    log_ratios: NDArray[np.float64],
+    efficiency: NDArray[np.float64],
+    log_weights: NDArray[np.float64],
+) -> LooResult:
+    """Score N data from the log ratios [S, N] of their leave-one-out posteriors to the draws.
+
+    ``log_weights`` [S] are those of the draws under the posterior given all data.
+    """
+    num_draws, num_data = log_likelihood.shape
+    pointwise, khat = np.empty(num_data), np.empty(num_data)
+    for n in range(num_data):
+        smoothed, khat[n] = psis(log_ratios[:, n], relative_efficiency=float(efficiency[n]))
+        pointwise[n] = logsumexp(smoothed + log_likelihood[:, n])
+    elpd = float(pointwise.sum())
+    lppd = float(logsumexp(log_weights[:, None] + log_likelihood, axis=0).sum())
+    good = min(1 - 1 / np.log10(max(num_draws, 2)), KHAT_LIMIT)
+    return LooResult(
+        elpd=elpd,
+        se=float(np.sqrt(num_data * pointwise.var(ddof=1))) if num_data > 1 else float("nan"),
+        p=lppd - elpd,
+        khat=khat,
+        num_bad=int((khat > good).sum()),
+        pointwise=pointwise,
+    )

@@ -1,0 +1,216 @@
+"""Arrays of the user made tensors: what may come in, and what is said when it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import DataError, ShapeError
+
+ArrayLike = Any
+"""A ``torch.Tensor``, a NumPy array, a pandas object or a (nested) list."""
+
+
+def to_tensor(values: ArrayLike, what: str) -> Tensor:
+    """Convert ``values`` to a tensor without losing precision.
+
+    Args:
+        values: Numbers or truth values of any shape. Tensors are detached, not copied;
+            everything else is copied.
+        what: What the array is called in error messages, for instance ``"x"``.
+
+    Returns:
+        The same shape. Floating tensors keep their dtype, other floating numbers become float64,
+        whole numbers and truth values int64.
+
+    Raises:
+        DataError: If the values are text, complex numbers, dates or other objects.
+        ShapeError: If nested lists have different lengths.
+
+    Example:
+        >>> to_tensor([[1, 2], [3, 4]], "x").dtype
+        torch.int64
+    """
+    if isinstance(values, Tensor):
+        if values.is_complex():
+            raise DataError(f"{what} holds complex numbers ({values.dtype}); expected real numbers")
+        tensor: Tensor = values.detach()
+        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+    array = to_numpy(values, what)
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            raise DataError(_not_numbers(what, array)) from None
+    if array.dtype.kind not in "biuf":
+        raise DataError(_not_numbers(what, array))
+    return torch.tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+
+
+def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
+    """Convert anything but a tensor to a NumPy array; missing values of pandas become NaN.
+
+    Args:
+        values: NumPy array, pandas object or nested list; text is allowed.
+        what: What the array is called in error messages.
+
+    Returns:
+        The same shape and, as far as NumPy has it, the same dtype.
+
+    Raises:
+        DataError: If a column of a data frame is not numeric; names the column.
+        ShapeError: If nested lists have different lengths.
+    """
+    if isinstance(values, Tensor):
+        return np.asarray(values.detach().cpu())
+    if hasattr(values, "columns") and hasattr(values, "dtypes"):  # a pandas data frame
+        for name, dtype in zip(values.columns, values.dtypes, strict=True):
+            if dtype.kind not in "biuf":
+                raise DataError(
+                    f"{what}: column {str(name)!r} holds {dtype}, not numbers; encode it "
+                    "(pandas.get_dummies) or let data.load read the CSV"
+                )
+        if all(dtype.kind in "biu" for dtype in values.dtypes) and not values.isna().any(axis=None):
+            return np.asarray(values.to_numpy(dtype=np.int64))
+        return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+    if hasattr(values, "isna") and hasattr(values, "dtype"):  # a pandas series or index
+        if values.dtype.kind not in "biuf":
+            return np.asarray(values.to_numpy(dtype=object))
+        if values.isna().any():
+            return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ShapeError(
+            f"{what} is not rectangular: its rows have different lengths ({error})"
+        ) from error
+
+
+def column_names(values: ArrayLike) -> tuple[str, ...] | None:
+    """Return the column names of a pandas data frame, None for everything else."""
+    if hasattr(values, "columns") and hasattr(values, "dtypes"):
+        return tuple(str(name) for name in values.columns)
+    return None
+
+
+def float_dtype(*given: ArrayLike) -> torch.dtype:
+    """Return the dtype that floating data get: that of the tensors given, else torch's default.
+
+    Args:
+        given: The user's arrays; only floating ``torch.Tensor`` objects have a say, so that
+            NumPy's float64 does not turn a whole network into float64.
+
+    Returns:
+        The widest dtype of the floating tensors, or ``torch.get_default_dtype()``.
+
+    Example:
+        >>> float_dtype(torch.zeros(2, dtype=torch.float64), [1.0])
+        torch.float64
+    """
+    dtypes = [v.dtype for v in given if isinstance(v, Tensor) and v.is_floating_point()]
+    if not dtypes:
+        return torch.get_default_dtype()
+    widest = dtypes[0]
+    for dtype in dtypes[1:]:
+        widest = torch.promote_types(widest, dtype)
+    return widest
+
+
+def cast(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """Cast finite numbers to ``dtype``.
+
+    Raises:
+        DataError: If a number is too large for ``dtype``.
+    """
+    result = values.to(dtype)
+    if not torch.isfinite(result).all():
+        raise DataError(
+            f"{what} does not fit {dtype}: its largest magnitude is "
+            f"{float(values.abs().max()):.4g}; rescale it or pass float64 tensors"
+        )
+    return result
+
+
+def check_rows(x: Tensor, y: Tensor, what: str = "") -> None:
+    """Check that ``x [N, I]`` (or ``[N, C, H, W]``) and ``y [N]`` (or ``[N, O]``) are N > 0 rows.
+
+    Args:
+        x: Inputs.
+        y: Targets.
+        what: Put before the message, for instance ``"training rows: "``.
+
+    Raises:
+        DataError: If there are no rows or no columns.
+        ShapeError: If the shapes are not as above or the numbers of rows differ.
+    """
+    if x.ndim < 2:
+        hint = "; write x[:, None] for one input" if x.ndim == 1 else ""
+        raise ShapeError(
+            f"{what}x must be [N, I] (or [N, C, H, W] for images), got {list(x.shape)}{hint}"
+        )
+    if y.ndim not in (1, 2):
+        raise ShapeError(f"{what}y must be [N] or [N, O], got {list(y.shape)}")
+    if x.shape[0] != y.shape[0]:
+        raise ShapeError(
+            f"{what}x and y must have the same number of rows, got x {list(x.shape)} and "
+            f"y {list(y.shape)}"
+        )
+    if x.shape[0] == 0:
+        raise DataError(f"{what}the data are empty: x is {list(x.shape)}, y is {list(y.shape)}")
+    if x.numel() == 0 or y.numel() == 0:
+        raise DataError(
+            f"{what}at least one column is needed: x is {list(x.shape)}, y is {list(y.shape)}"
+        )
+
+
+def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) -> None:
+    """Check that there is no NaN and no infinity.
+
+    Args:
+        values: ``[N]`` or ``[N, ...]``.
+        what: What the array is called in the message.
+        names: Names of the columns of ``[N, I]``, where known.
+
+    Raises:
+        DataError: Names up to five columns, how many rows of each, and the first row.
+    """
+    bad = ~torch.isfinite(values)
+    if not bad.any():
+        return
+    num_rows = values.shape[0]
+    bad = bad.reshape(num_rows, -1)  # [N, columns]
+    counts = bad.sum(0)
+    columns = counts.nonzero().flatten().tolist()
+    first = int(bad.any(1).nonzero()[0])
+    if values.ndim == 1:
+        where = _rows(int(counts[0]))
+    else:
+        parts = [f"{_column(values, c, names)} ({_rows(int(counts[c]))})" for c in columns[:5]]
+        more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
+        where = ", ".join(parts) + more
+    raise DataError(
+        f"{what} holds NaN or infinity in {where} of {num_rows}, first in row {first}; "
+        "fill these values or drop these rows"
+    )
+
+
+def _column(values: Tensor, column: int, names: Sequence[str] | None) -> str:
+    if values.ndim > 2:
+        place = np.unravel_index(column, tuple(values.shape[1:]))
+        return f"element {[int(i) for i in place]}"
+    if names is None:
+        return f"column {column}"
+    return f"column {column} ({names[column]!r})"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _not_numbers(what: str, array: np.ndarray[Any, Any]) -> str:
+    example = "" if array.size == 0 else f", for instance {array.ravel()[0]!r}"
+    return f"{what} must hold real numbers, got dtype {array.dtype}{example}"

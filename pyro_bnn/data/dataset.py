@@ -1,0 +1,234 @@
+"""Rows of inputs and targets in the units a network sees, with the way back to the user's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyro_bnn.data.arrays import (
+    ArrayLike,
+    cast,
+    check_finite,
+    check_rows,
+    column_names,
+    float_dtype,
+    to_tensor,
+)
+from pyro_bnn.data.standardise import Standardiser
+from pyro_bnn.errors import DataError, OptionError, ShapeError
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Dataset:
+    """Inputs x and targets y, N rows each, checked once.
+
+    Floating data get the dtype of the floating tensors given, so float64 tensors stay float64;
+    NumPy arrays, pandas objects and lists get torch's default dtype, float32. Whole numbers and
+    truth values in y become int64: class labels (or counts).
+
+    Args:
+        x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions, finite, in standardised units if
+            ``inputs`` is given.
+        y: Targets ``[N]`` or ``[N, O]``: floating for regression, in standardised units if
+            ``target`` is given; class labels ``[N]`` int64 from 0.
+        inputs: Carries x back to the user's units; None if they are the user's.
+        target: The same for y; None for class labels.
+        input_names: The I names, taken from a pandas data frame where not given.
+        target_name: Name of y with its unit, taken from a pandas series where not given.
+        class_names: The C names of the classes, for labels 0 .. C-1.
+
+    Raises:
+        DataError: If there are no rows, a value is NaN or infinite or not a number, or a
+            label is negative or beyond ``class_names``.
+        ShapeError: If shapes do not fit each other.
+
+    Example:
+        >>> data = Dataset([[0.0], [1.0], [2.0]], [0.1, 0.9, 2.1])
+        >>> data
+        Dataset(x [3, 1] float32, y [3] float32)
+        >>> len(data), data.num_classes
+        (3, None)
+    """
+
+    x: Tensor
+    y: Tensor
+    inputs: Standardiser | None = None
+    target: Standardiser | None = None
+    input_names: tuple[str, ...] | None = None
+    target_name: str | None = None
+    class_names: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        inputs: Standardiser | None = None,
+        target: Standardiser | None = None,
+        input_names: Sequence[str] | None = None,
+        target_name: str | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        dtype = float_dtype(x, y)
+        input_names = column_names(x) if input_names is None else tuple(input_names)
+        if target_name is None and hasattr(y, "isna") and isinstance(y.name, str):
+            target_name = y.name
+        x, y = to_tensor(x, "x"), to_tensor(y, "y")
+        check_rows(x, y)
+        if input_names is not None and len(input_names) != x.shape[1]:
+            raise ShapeError(f"x has {x.shape[1]} columns but {len(input_names)} input_names")
+        check_finite(x, "x", input_names)
+        check_finite(y, "y")
+        x = cast(x, dtype, "x")
+        if y.is_floating_point():
+            y = cast(y, dtype, "y")
+        else:
+            _check_whole(y, target, class_names)
+        _check_units(inputs, x, "inputs", "x")
+        _check_units(target, y, "target", "y")
+        values = {
+            "x": x,
+            "y": y,
+            "inputs": inputs,
+            "target": target,
+            "input_names": input_names,
+            "target_name": target_name,
+            "class_names": None if class_names is None else tuple(class_names),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{k} {list(v.shape)} {str(v.dtype)[6:]}" for k, v in (("x", self.x), ("y", self.y))
+        ]
+        if self.target_name is not None:
+            parts.append(f"target_name={self.target_name!r}")
+        return f"Dataset({', '.join(parts)})"
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes C, from ``class_names`` or the largest label; None for regression."""
+        if self.y.is_floating_point():
+            return None
+        return int(self.y.max()) + 1 if self.class_names is None else len(self.class_names)
+
+    def rows(self, index: Int[Tensor, " B"] | Sequence[int]) -> Dataset:
+        """Return the rows ``index [B]`` with the same units and names."""
+        index = torch.as_tensor(index, dtype=torch.int64, device=self.x.device)
+        return replace(self, x=self.x[index], y=self.y[index])
+
+    def raw(self) -> tuple[Tensor, Tensor]:
+        """Return x and y in the user's units; labels as they are."""
+        x = self.x if self.inputs is None else self.inputs.inverse(self.x)
+        y = self.y if self.target is None else self.target.inverse(self.y)
+        return x, y
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Hold random rows out for validation.
+
+        The units stay those of the whole: nothing is standardised anew. The global random state is
+        not touched.
+
+        Args:
+            fraction: Share of the rows in the validation part, between 0 and 1; rounded to rows.
+            seed: Of the permutation, >= 0.
+
+        Returns:
+            The training part and the validation part.
+
+        Raises:
+            OptionError: If ``fraction`` or ``seed`` is out of range.
+            DataError: If a part would have no row.
+
+        Example:
+            >>> train, validation = Dataset([[float(i)] for i in range(10)], [0.0] * 10).split(0.2)
+            >>> len(train), len(validation)
+            (8, 2)
+        """
+        train, validation = random_rows(len(self), fraction, seed, "fraction")
+        return self.rows(train), self.rows(validation)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Dataset:
+        """Return the data on another device or in another floating dtype; labels stay int64."""
+        return replace(
+            self,
+            x=self.x.to(device=device, dtype=dtype),
+            y=self.y.to(device=device, dtype=dtype if self.y.is_floating_point() else None),
+            inputs=None if self.inputs is None else self.inputs.to(device, dtype),
+            target=None if self.target is None else self.target.to(device, dtype),
+        )
+
+
+def random_rows(
+    num_rows: int, fraction: float, seed: int, what: str
+) -> tuple[Int[Tensor, " A"], Int[Tensor, " B"]]:
+    """Part ``num_rows`` rows at random, ``round(fraction * num_rows)`` of them held out.
+
+    Args:
+        num_rows: N.
+        fraction: Share held out, between 0 and 1.
+        seed: Of the permutation, >= 0.
+        what: What the fraction is called in error messages.
+
+    Returns:
+        Rows that are kept and rows that are held out, in random order.
+
+    Raises:
+        OptionError: If ``fraction`` or ``seed`` is out of range.
+        DataError: If a part would have no row.
+    """
+    if not (isinstance(fraction, int | float) and math.isfinite(fraction) and 0 < fraction < 1):
+        raise OptionError(f"{what} must be between 0 and 1, both excluded, got {fraction!r}")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise OptionError(f"seed must be a whole number >= 0, got {seed!r}")
+    held_out = round(fraction * num_rows)
+    if not 0 < held_out < num_rows:
+        raise DataError(
+            f"{what}={fraction} of {num_rows} rows leaves {num_rows - held_out} and {held_out} "
+            "rows; both parts need at least one"
+        )
+    order = torch.tensor(np.random.default_rng(seed).permutation(num_rows))
+    return order[held_out:], order[:held_out]
+
+
+def _check_whole(y: Tensor, target: Standardiser | None, class_names: Sequence[str] | None) -> None:
+    if target is not None:
+        raise DataError(
+            "y holds whole numbers (class labels or counts), which are not standardised: "
+            "leave target=None, or pass floating y for regression"
+        )
+    if int(y.min()) < 0:
+        raise DataError(
+            f"y: class labels must be 0 .. C-1, got {int(y.min())}; pass floating y for regression"
+        )
+    if class_names is not None and int(y.max()) >= len(class_names):
+        raise DataError(
+            f"y: class labels must be 0 .. {len(class_names) - 1} for {len(class_names)} "
+            f"class_names, got {int(y.max())}"
+        )
+
+
+def _check_units(units: Standardiser | None, values: Tensor, what: str, name: str) -> None:
+    if units is None:
+        return
+    row = tuple(values.shape[1:])
+    try:
+        fits = tuple(torch.broadcast_shapes(tuple(units.loc.shape), row)) == row
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{what} has loc {list(units.loc.shape)}, which does not fit the rows of {name}, "
+            f"{list(row)} each"
+        )

@@ -1,0 +1,103 @@
+"""A folder in the layout of the UCI regression benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.data.labels import Task, encode_labels
+from pyro_bnn.data.split import (
+    NUM_SPLITS,
+    Split,
+    Table,
+    check_index,
+    make_split,
+    published_rows,
+)
+from pyro_bnn.data.tables import read_rows, read_table
+from pyro_bnn.errors import DataError
+
+
+def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split:
+    """Load one split of a folder in the UCI layout.
+
+    The folder holds ``data.txt`` (N rows, white space between columns, no header),
+    ``index_features.txt`` and ``index_target.txt`` (columns, from 0). Where it also holds
+    ``index_train_<k>.txt`` and ``index_test_<k>.txt`` (rows, from 0), these are the splits; else
+    the 20 splits (or as many as ``n_splits.txt`` says) of :func:`published_rows`.
+
+    Args:
+        folder: The folder.
+        task: ``"classification"`` codes the values of the target as 0 .. C-1; regression if None.
+        index: Number of the split.
+
+    Returns:
+        The split.
+
+    Raises:
+        DataError: If a file is missing, truncated or no table of numbers, columns or rows are out
+            of range, a column is both input and target, or a row both training and test row.
+        OptionError: If ``index`` is out of range.
+    """
+    rows = read_table(folder / "data.txt")
+    features = _columns(folder / "index_features.txt", rows.shape[1])
+    target = _columns(folder / "index_target.txt", rows.shape[1])
+    both = np.intersect1d(features, target)
+    if len(both):
+        raise DataError(
+            f"{str(folder)!r}: column {both[0]} is in index_features.txt and in index_target.txt"
+        )
+    name = folder.resolve().name
+    y: Tensor = torch.tensor(rows[:, target])  # [N, O]
+    class_names = None
+    if task == "classification":
+        y, class_names = encode_labels(rows[:, target], f"target of {name}")
+    elif len(target) == 1:
+        y = y[:, 0]  # [N]
+    table = Table(
+        x=torch.tensor(rows[:, features]),
+        y=y,
+        task=task or "regression",
+        name=name,
+        class_names=class_names,
+    )
+    return make_split(table, *_split_rows(folder, len(rows), index), index=index)
+
+
+def _columns(path: Path, num_columns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    columns = read_rows(path)
+    if columns.max() >= num_columns:
+        raise DataError(
+            f"{str(path)!r} names column {columns.max()}, but data.txt has columns 0 .. "
+            f"{num_columns - 1}"
+        )
+    if len(np.unique(columns)) < len(columns):
+        raise DataError(f"{str(path)!r} names a column twice")
+    return columns
+
+
+def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor]:
+    given = len(list(folder.glob("index_train_*.txt")))
+    num_splits = given or NUM_SPLITS
+    if not given and (folder / "n_splits.txt").is_file():
+        num_splits = int(read_rows(folder / "n_splits.txt")[0])
+    check_index(index, num_splits, folder.resolve().name)
+    if not given:
+        return published_rows(num_rows, index)
+    train, test = (read_rows(folder / f"index_{part}_{index}.txt") for part in ("train", "test"))
+    for part, part_rows in (("train", train), ("test", test)):
+        if part_rows.max() >= num_rows:
+            raise DataError(
+                f"{str(folder)!r}: index_{part}_{index}.txt names row {part_rows.max()}, but "
+                f"data.txt has rows 0 .. {num_rows - 1}"
+            )
+    both = np.intersect1d(train, test)
+    if len(both):
+        raise DataError(
+            f"{str(folder)!r}: row {both[0]} is in index_train_{index}.txt and in "
+            f"index_test_{index}.txt ({len(both)} such rows)"
+        )
+    return torch.tensor(train), torch.tensor(test)

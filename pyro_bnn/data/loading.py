@@ -1,0 +1,109 @@
+"""``data.load``: a registered name, or a file or folder of the user's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyro_bnn.data.csv_file import read_csv
+from pyro_bnn.data.folders import load_folder
+from pyro_bnn.data.labels import Task, check_task
+from pyro_bnn.data.npz_file import load_npz
+from pyro_bnn.data.sklearn_sets import SKLEARN_SETS, load_sklearn
+from pyro_bnn.data.split import NUM_SPLITS, Split, check_index, make_split, published_rows
+from pyro_bnn.data.uci import UCI_SETS, load_uci
+from pyro_bnn.errors import DataError, OptionError, UnknownNameError
+
+
+def names() -> list[str]:
+    """Return the names of all registered data sets, sorted.
+
+    Example:
+        >>> "diabetes" in names(), "uci/yacht" in names()
+        (True, True)
+    """
+    return sorted([*SKLEARN_SETS, *UCI_SETS])
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    task: Task | None = None,
+    split: int = 0,
+) -> Split:
+    """Load one split of a data set, inputs and target standardised by the training rows.
+
+    Splits follow the published protocol of the UCI benchmark for every source that does not bring
+    its own: 90 % training rows, split k is the (k+1)-th permutation of a generator of seed 1.
+    The result has torch's default dtype, float32; the global random state is not touched.
+
+    Args:
+        name_or_path: A registered name (see :func:`names`), which goes before a file of that name;
+            or the path of a CSV or TSV file with a header, of an NPZ file with arrays ``x`` and
+            ``y`` (or ``x_train, y_train, x_test, y_test``), or of a folder in the UCI layout.
+            UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, both by checksum.
+        target: Column of a CSV that is predicted; the last one by default.
+        task: ``"regression"`` or ``"classification"`` for files. By default text and truth values
+            are classification, numbers in text files regression; in an NPZ whole numbers
+            are classes.
+        split: Number of the split, from 0.
+
+    Returns:
+        The split.
+
+    Raises:
+        UnknownNameError: If the name is not registered or the target column is unknown; suggests
+            the nearest.
+        DataError: If a file is missing, truncated, fails its checksum or cannot be downloaded, or
+            its values cannot be used; says where.
+        ShapeError: If arrays do not fit each other.
+        OptionError: If ``split`` is out of range, or ``target`` or ``task`` do not apply.
+
+    Example:
+        >>> split = load("diabetes", split=0)
+        >>> split.train, split.task
+        (Dataset(x [398, 10] float32, y [398] float32, target_name='progression after one year'), \
+'regression')
+        >>> load("diabets")
+        Traceback (most recent call last):
+        pyro_bnn.errors.UnknownNameError: unknown data set 'diabets': did you mean 'diabetes'? ...
+    """
+    check_task(task)
+    name = os.fspath(name_or_path)
+    if isinstance(name_or_path, str) and name in names():
+        return _registered(name, target, task, split)
+    path = Path(name).expanduser()
+    if not path.exists():
+        if isinstance(name_or_path, str) and not _looks_like_path(name):
+            raise UnknownNameError("data set", name, names())
+        raise DataError(f"no file or folder {str(path)!r}; check the path")
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv") and path.is_file():
+        check_index(split, NUM_SPLITS, path.name)
+        table = read_csv(path, target, task)
+        return make_split(table, *published_rows(len(table.x), split), index=split)
+    if target is not None:
+        raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
+    if path.is_dir():
+        return load_folder(path, task, split)
+    if suffix == ".npz":
+        return load_npz(path, task, split)
+    raise DataError(
+        f"{str(path)!r} cannot be read: expected .csv, .tsv, .npz or a folder in the UCI layout"
+    )
+
+
+def _registered(name: str, target: str | None, task: Task | None, split: int) -> Split:
+    if target is not None:
+        raise OptionError(f"{name} has its own target; target= is for a CSV")
+    result = load_sklearn(name, split) if name in SKLEARN_SETS else load_uci(name, split)
+    if task not in (None, result.task):
+        raise OptionError(f"{name} is a {result.task} set, it cannot be loaded for {task!r}")
+    return result
+
+
+def _looks_like_path(name: str) -> bool:
+    if name.startswith("uci/") and not Path(name).suffix:
+        return False
+    return "/" in name or os.sep in name or name.startswith("~") or Path(name).suffix != ""

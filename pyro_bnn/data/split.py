@@ -1,0 +1,293 @@
+"""Training and test rows of one data set, standardised by the training rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyro_bnn.data.arrays import (
+    ArrayLike,
+    cast,
+    check_finite,
+    check_rows,
+    column_names,
+    float_dtype,
+    to_tensor,
+)
+from pyro_bnn.data.dataset import Dataset, random_rows
+from pyro_bnn.data.labels import Task, array_labels, check_task, infer_task
+from pyro_bnn.data.standardise import Standardiser
+from pyro_bnn.errors import BNNWarning, DataError, OptionError
+
+NUM_SPLITS = 20
+"""Splits that a data set has where nothing else is said."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One partition of a data set into training and test rows.
+
+    Args:
+        train: Training rows; x and, for regression, y have mean 0 and standard deviation 1.
+        test: Test rows in the same units, so standardised by the TRAINING rows.
+        task: ``"regression"`` or ``"classification"``.
+        name: Of the data set.
+        index: Number of the split, from 0.
+        train_rows: Where the training rows stood in the source, int64.
+        test_rows: The same for the test rows.
+        note: What a reader of results on these data should know; may be empty.
+    """
+
+    train: Dataset
+    test: Dataset
+    task: Task
+    name: str
+    index: int = 0
+    train_rows: Tensor | None = None
+    test_rows: Tensor | None = None
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"Split({self.name!r}, {self.task}, index={self.index}, train={self.train!r}, "
+            f"test={self.test!r})"
+        )
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Split:
+        """Return the split on another device or in another floating dtype."""
+        return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Table:
+    """A whole data set in the user's units, before it is split.
+
+    Args:
+        x: Inputs ``[N, I]`` or ``[N, C, H, W]``, float64 where nothing else was given.
+        y: Targets ``[N]`` or ``[N, O]``, or class labels ``[N]`` int64.
+        task: What y is.
+        name: Of the data set.
+        input_names: The I names, where known.
+        target_name: Of y, where known.
+        class_names: The C names, for classification.
+        note: What a reader should know.
+    """
+
+    x: Tensor
+    y: Tensor
+    task: Task
+    name: str
+    input_names: tuple[str, ...] | None = None
+    target_name: str | None = None
+    class_names: tuple[str, ...] | None = None
+    note: str = ""
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    task: Task | None = None,
+) -> Split:
+    """Split and standardise arrays.
+
+    Args:
+        x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions (standardised by channel), in any
+            units: tensor, NumPy array, data frame or nested list.
+        y: Targets ``[N]`` or ``[N, O]``, in any units. Text and truth values are classes; class
+            labels that are numbers must be 0 .. C-1.
+        test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
+        seed: Of the permutation, >= 0; the global random state is not touched.
+        task: ``"regression"`` or ``"classification"``; by default floating y is regression,
+            anything else classification.
+
+    Returns:
+        A split called ``"arrays"``.
+
+    Raises:
+        DataError: If the data are empty, hold NaN or infinity, or labels that are not 0 .. C-1, or
+            the training rows hold one class only.
+        ShapeError: If shapes do not fit each other.
+        OptionError: If ``test_fraction``, ``seed`` or ``task`` is not allowed.
+
+    Example:
+        >>> split = from_arrays([[1.0], [2.0], [3.0], [4.0]], [1.0, 4.0, 9.0, 16.0],
+        ...                     test_fraction=0.25)
+        >>> len(split.train), len(split.test), split.task
+        (3, 1, 'regression')
+    """
+    table = table_of_arrays(x, y, task)
+    train, test = random_rows(table.x.shape[0], test_fraction, seed, "test_fraction")
+    return make_split(table, train, test, dtype=float_dtype(x, y))
+
+
+def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "arrays") -> Table:
+    """Check arrays and take y for what ``task``, or its dtype, says.
+
+    Args:
+        x: As in :func:`from_arrays`.
+        y: As in :func:`from_arrays`.
+        task: As in :func:`from_arrays`.
+        name: Of the data set.
+
+    Returns:
+        The data set, unsplit.
+
+    Raises:
+        DataError: As in :func:`from_arrays`.
+        ShapeError: As in :func:`from_arrays`.
+        OptionError: If ``task`` is unknown.
+    """
+    check_task(task)
+    input_names = column_names(x)
+    target_name = y.name if hasattr(y, "isna") and isinstance(y.name, str) else None
+    x = _floating(to_tensor(x, "x"))
+    task = task or infer_task(y)
+    class_names = None
+    if task == "classification":
+        y, class_names = array_labels(y)
+        y = y.to(x.device)
+    else:
+        y = _floating(to_tensor(y, "y"))
+    check_rows(x, y)
+    check_finite(x, "x", input_names)
+    check_finite(y, "y")
+    return Table(
+        x=x, y=y, task=task, name=name, input_names=input_names, target_name=target_name,
+        class_names=class_names,
+    )  # fmt: skip
+
+
+def published_rows(num_rows: int, index: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+    """Regenerate split number ``index`` of the protocol of the UCI regression benchmark.
+
+    One generator of seed 1 draws a permutation of all rows for each split in turn; the first
+    ``round(0.9 * N)`` of the permutation train, the rest test. Test sets of different splits
+    overlap: this is repeated holdout, not cross-validation.
+
+    Args:
+        num_rows: N.
+        index: Number of the split, from 0.
+
+    Returns:
+        Training rows and test rows.
+
+    Raises:
+        DataError: If there are too few rows for a test row.
+
+    References:
+        Hernandez-Lobato & Adams, "Probabilistic Backpropagation for Scalable Learning of Bayesian
+        Neural Networks", ICML 2015, arXiv:1502.05336.
+
+    Example:
+        >>> train, test = published_rows(506, 0)
+        >>> len(train), len(test), train[:2].tolist()
+        (455, 51, [307, 343])
+    """
+    num_train = round(0.9 * num_rows)
+    if not 0 < num_train < num_rows:
+        raise DataError(f"{num_rows} rows are too few for 90 % training and 10 % test rows")
+    random = np.random.RandomState(1)  # the generator they were published with
+    order = random.permutation(num_rows)
+    for _ in range(index):
+        order = random.permutation(num_rows)
+    rows = torch.tensor(order)
+    return rows[:num_train], rows[num_train:]
+
+
+def check_index(index: int, num_splits: int, name: str) -> None:
+    """Check the number of a split.
+
+    Raises:
+        OptionError: If it is not a whole number from 0 to ``num_splits - 1``.
+    """
+    whole = isinstance(index, int | np.integer) and not isinstance(index, bool)
+    if not whole or not 0 <= index < num_splits:
+        only = "0, the only one" if num_splits == 1 else f"a whole number 0 .. {num_splits - 1}"
+        raise OptionError(f"split of {name} must be {only}, got {index!r}")
+
+
+def make_split(
+    table: Table,
+    train: Int[Tensor, " train"],
+    test: Int[Tensor, " test"],
+    *,
+    index: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Split:
+    """Take rows of a data set and standardise them by the training rows.
+
+    Args:
+        table: The whole, in the user's units.
+        train: Training rows.
+        test: Test rows.
+        index: Number of the split.
+        dtype: Of the result; torch's default if None.
+
+    Returns:
+        The split; constant columns of the training rows get scale 1.
+
+    Raises:
+        DataError: If a value is NaN or infinite, or the training rows hold one class only.
+
+    Warns:
+        BNNWarning: If a class has no training row.
+    """
+    dtype = dtype or torch.get_default_dtype()
+    check_rows(table.x, table.y)
+    check_finite(table.x, "x", table.input_names)
+    check_finite(table.y, "y")
+    inputs = Standardiser.fit(table.x[train])
+    target = None
+    if table.task == "classification":
+        _check_training_classes(table, train)
+    else:
+        target = Standardiser.fit(table.y[train])
+
+    def part(rows: Tensor) -> Dataset:
+        y = table.y[rows]
+        return Dataset(
+            cast(inputs.transform(table.x[rows]), dtype, "x"),
+            y if target is None else cast(target.transform(y), dtype, "y"),
+            inputs.to(dtype=dtype),
+            None if target is None else target.to(dtype=dtype),
+            table.input_names,
+            table.target_name,
+            table.class_names,
+        )
+
+    return Split(
+        part(train), part(test), table.task, table.name, int(index), train, test, table.note
+    )
+
+
+def _check_training_classes(table: Table, train: Tensor) -> None:
+    names: Sequence[str] = table.class_names or ()
+    present = set(table.y[train].unique().tolist())
+    if len(present) < 2:
+        only = names[next(iter(present))]
+        raise DataError(
+            f"{table.name}: the training rows hold one class only, {only!r}; "
+            "classification needs at least two"
+        )
+    absent = [name for label, name in enumerate(names) if label not in present]
+    if absent:
+        warnings.warn(
+            f"{table.name}: no training row of class {', '.join(repr(n) for n in absent[:5])}",
+            BNNWarning,
+            stacklevel=4,
+        )
+
+
+def _floating(values: Tensor) -> Tensor:
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)

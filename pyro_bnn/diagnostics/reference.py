@@ -1,0 +1,205 @@
+r"""Distance of a posterior to a reference (long NUTS chains), judged on the function.
+
+Every number comes with the same number between two halves of the reference: a method closer than
+that cannot be told from the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.shapes import check_axes
+from pyro_bnn.errors import ShapeError
+
+NUM_BATCHES = 8  # of the method's draws, for the error of the ratio
+
+
+def w1(a: Float[np.ndarray, "S M"], b: Float[np.ndarray, "T M"]) -> Float[np.ndarray, " M"]:
+    r"""First Wasserstein distance between the marginal samples of every column.
+
+    .. math:: W_1 = \int_0^1 |F_a^{-1}(u) - F_b^{-1}(u)| \,\mathrm du
+
+    For equal sizes the mean distance between sorted draws. Two samples of ONE law have W1 > 0.
+
+    Args:
+        a: Draws ``[S, M]``.
+        b: Draws ``[T, M]``.
+
+    Returns:
+        Distances ``[M]``, in the units of the draws.
+
+    Raises:
+        ShapeError: If the numbers of columns differ.
+
+    References:
+        Peyré & Cuturi, "Computational Optimal Transport", 2019, arXiv:1803.00567, section 2.6.
+
+    Example:
+        >>> draws = np.array([[0.0], [1.0], [5.0]])
+        >>> w1(draws, draws + 2.0)
+        array([2.])
+    """
+    a = np.sort(check_axes("a", a, "S M"), axis=0)
+    b = np.sort(check_axes("b", b, "T M"), axis=0)
+    if a.shape[1] != b.shape[1]:
+        raise ShapeError(
+            f"a and b must have the same columns, got {list(a.shape)} and {list(b.shape)}"
+        )
+    S, T = len(a), len(b)
+    if S == T:
+        return np.asarray(np.abs(a - b).mean(0))
+    # quantile functions are steps: integrate piece by piece on the union of both grids
+    grid = np.unique(np.concatenate([np.arange(S + 1) * T, np.arange(T + 1) * S]))  # times S T
+    widths = np.diff(grid) / (S * T)
+    return np.asarray(widths @ np.abs(a[grid[:-1] // T] - b[grid[:-1] // S]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceDistance:
+    """Distance to the reference beside its floor.
+
+    Attributes:
+        value: Mean over test points of W1 between marginal draws.
+        floor: The same between two halves of the reference.
+        num_draws: Draws on each side of every W1.
+    """
+
+    value: float
+    floor: float
+    num_draws: int
+
+
+def reference_distance(
+    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"], scale: float = 1.0
+) -> ReferenceDistance:
+    r"""Mean over test points of W1 between marginal draws of f, in sds of y.
+
+    .. math:: d = \frac1{2 N F} \sum_{h, n, f} \frac{W_1(f_{\cdot n}, f^{(h)}_{\cdot n})}{s}
+
+    over both halves h of the reference; the floor is W1 between the halves. Both use samples of
+    the same size, because W1 between samples grows as they get smaller. Halves are whole chains
+    where there are at least two, so that chains which disagree raise the floor.
+
+    Args:
+        f: Function draws of the method ``[S, N, F]``.
+        reference: Function draws of the reference ``[C, T, N, F]``, T in each of C chains.
+        scale: Standard deviation s of y, in the units of f.
+
+    Raises:
+        ShapeError: If points or outputs differ, or the reference has fewer than two draws.
+
+    Example:
+        >>> draws = np.random.default_rng(0).standard_normal((4, 500, 3, 1))
+        >>> same = reference_distance(draws[0], draws)
+        >>> far = reference_distance(draws[0] + 2.0, draws)
+        >>> same.value < 0.1, round(far.value), same.floor < 0.1
+        (True, 2, True)
+    """
+    f, reference = _check_pair(f, reference)
+    halves = _halves(reference)
+    size = min(len(halves[0]), len(halves[1]), len(f))
+    halves = [_thin(half, size) for half in halves]
+    columns = _thin(f, size).reshape(size, -1)
+    first, second = (half.reshape(size, -1) for half in halves)
+    value = (w1(columns, first).mean() + w1(columns, second).mean()) / 2
+    return ReferenceDistance(
+        value=float(value / scale), floor=float(w1(first, second).mean() / scale), num_draws=size
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdRatio:
+    """Ratio of epistemic standard deviations, method over reference.
+
+    Attributes:
+        value: Mean sd of the method over test points, divided by that of the reference.
+        standard_error: Monte Carlo error from batches of both samples; NaN if it has too few.
+    """
+
+    value: float
+    standard_error: float
+
+
+def sd_ratio(f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]) -> SdRatio:
+    r"""Ratio of the mean epistemic sd over test points to that of the reference.
+
+    .. math:: \rho = \frac{\sum_n \mathrm{sd}_s f_{sn}}{\sum_n \mathrm{sd}_s f^{\mathrm{ref}}_{sn}}
+
+    Below 1 the method is more certain of its function than the reference. The error follows from
+    batches: contiguous blocks of the method's draws, and the chains of the reference (halves of
+    chains below four chains), by the delta method.
+
+    Args:
+        f: Function draws of the method ``[S, N, F]``, in the same units as the reference.
+        reference: Function draws of the reference ``[C, T, N, F]``.
+
+    Raises:
+        ShapeError: If points or outputs differ, or the reference has fewer than two draws.
+
+    Example:
+        >>> draws = np.random.default_rng(0).standard_normal((4, 500, 3, 1))
+        >>> round(sd_ratio(0.5 * draws[0], draws).value, 1)
+        0.5
+    """
+    f, reference = _check_pair(f, reference)
+    C, T = reference.shape[:2]
+    blocks = reference if C >= 4 or T < 4 else _split_chains(reference)
+    mean_sd = float(f.std(0).mean())
+    reference_sd = float(reference.reshape(C * T, *f.shape[1:]).std(0).mean())
+    if reference_sd == 0:
+        return SdRatio(value=float("nan"), standard_error=float("nan"))
+    value = mean_sd / reference_sd
+    size = len(f) // NUM_BATCHES
+    batches = f[: size * NUM_BATCHES].reshape(NUM_BATCHES, size, *f.shape[1:])
+    if np.ptp(f, axis=0).max() == 0:  # a point estimate, though std rounds to a little above 0
+        return SdRatio(value=0.0, standard_error=0.0)
+    error = value * np.hypot(
+        _relative_error(batches) if size > 1 else np.nan, _relative_error(blocks)
+    )
+    return SdRatio(value=value, standard_error=float(error))
+
+
+def _relative_error(blocks: Float[np.ndarray, "B S N F"]) -> float:
+    sds = blocks.std(1).mean((1, 2))  # [B]
+    if len(sds) < 2:
+        return float("nan")
+    return float(sds.std(ddof=1) / np.sqrt(len(sds)) / sds.mean())
+
+
+def _check_pair(
+    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]
+) -> tuple[Float[np.ndarray, "S N F"], Float[np.ndarray, "C T N F"]]:
+    f = check_axes("f", f, "S N F")
+    reference = check_axes("reference", reference, "C T N F")
+    if f.shape[1:] != reference.shape[2:]:
+        raise ShapeError(
+            f"f and reference must agree on points and outputs [N, F], "
+            f"got {list(f.shape[1:])} and {list(reference.shape[2:])}"
+        )
+    if reference.shape[0] * reference.shape[1] < 2:
+        raise ShapeError("the reference needs at least 2 draws to be halved, got 1")
+    return f, reference
+
+
+def _halves(reference: Float[np.ndarray, "C T N F"]) -> list[Float[np.ndarray, "H N F"]]:
+    C = len(reference)
+    if C == 1:
+        T = reference.shape[1]
+        return [reference[0, : T // 2], reference[0, T - T // 2 :]]
+    return [
+        reference[: C // 2].reshape(-1, *reference.shape[2:]),
+        reference[C - C // 2 :].reshape(-1, *reference.shape[2:]),
+    ]
+
+
+def _split_chains(reference: Float[np.ndarray, "C T N F"]) -> Float[np.ndarray, "D H N F"]:
+    half = reference.shape[1] // 2
+    return np.concatenate([reference[:, :half], reference[:, -half:]])
+
+
+def _thin(draws: Float[np.ndarray, "S N F"], size: int) -> Float[np.ndarray, "T N F"]:
+    """Returns ``size`` draws evenly spread over ``draws``, so that every chain takes part."""
+    return np.asarray(draws[np.linspace(0, len(draws) - 1, size).round().astype(int)])

@@ -1,0 +1,181 @@
+r"""Proper scores of predictive draws.
+
+.. math:: \mathrm{LS}_n = \log \frac1S \sum_s p(y_n \mid \theta_s)
+
+is the log of the MEAN density over draws, never the mean of the logs (Gneiting & Raftery,
+"Strictly Proper Scoring Rules, Prediction, and Estimation", JASA 2007).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+
+
+def log_score(log_likelihood: Float[np.ndarray, "S N"]) -> Float[np.ndarray, " N"]:
+    r"""Log score of every point under the mixture over draws; higher is better.
+
+    .. math:: \mathrm{LS}_n = \operatorname{logsumexp}_s \log p(y_n \mid \theta_s) - \log S
+
+    Args:
+        log_likelihood: ``log p(y_n | theta_s)`` ``[S, N]``, in nats.
+
+    Returns:
+        Log scores ``[N]``, in nats; at least the mean over draws of the log-likelihood (Jensen).
+
+    Raises:
+        ShapeError: If ``log_likelihood`` is not ``[S, N]``.
+
+    References:
+        Gneiting & Raftery, "Strictly Proper Scoring Rules, Prediction, and Estimation", JASA 2007.
+
+    Example:
+        >>> log_score(np.log([[0.2, 0.5], [0.4, 0.5]])).round(4)
+        array([-1.204 , -0.6931])
+    """
+    log_likelihood = check_axes("log_likelihood", log_likelihood, "S N")
+    return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
+
+
+def moment_matched_log_score(
+    mean: Float[np.ndarray, " N"], sd: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]
+) -> Float[np.ndarray, " N"]:
+    r"""Log density of one Normal with the predictive mean and sd: ANOTHER number than `log_score`.
+
+    .. math:: \log \mathcal N(y_n \mid \bar\mu_n, \bar\sigma_n^2), \qquad
+        \bar\sigma_n^2 = \mathrm{E}_s \sigma_s^2 + \mathrm{Var}_s \mu_s
+
+    Some papers (deep ensembles among them) report this; it ignores skew and several modes.
+
+    Args:
+        mean: Predictive means ``[N]``, in the units of y.
+        sd: Predictive standard deviations ``[N]``, > 0.
+        y: Observations ``[N]``.
+
+    Returns:
+        Log densities ``[N]``, in nats.
+
+    Raises:
+        ShapeError: If the shapes differ.
+
+    References:
+        Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep
+        Ensembles", NeurIPS 2017, arXiv:1612.01474.
+
+    Example:
+        >>> moment_matched_log_score(np.zeros(1), np.ones(1), np.zeros(1)).round(4)
+        array([-0.9189])
+    """
+    mean = check_axes("mean", mean, "N")
+    sd = check_rows("sd", sd, len(mean), of="mean")
+    y = check_rows("y", y, len(mean), of="mean")
+    return np.asarray(-0.5 * ((y - mean) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2 * np.pi))
+
+
+def crps(draws: Float[np.ndarray, "S N"], y: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    r"""Continuous ranked probability score of every point, fair estimator; lower is better.
+
+    .. math:: \mathrm{CRPS}_n = \frac1S \sum_s |y_s - y_n|
+        - \frac{1}{2 S (S - 1)} \sum_{s, t} |y_s - y_t|
+
+    The pair sum divides by S (S - 1), so the expectation does not depend on the number of draws
+    ("fair"; dividing by S^2 favours many draws). Sorting gives the pair sum in O(S log S) as
+    ``2 sum_i (2 i - S - 1) y_(i)``, i = 1..S. With one draw there is no pair: the absolute error.
+
+    Args:
+        draws: Predictive draws of y ``[S, N]``.
+        y: Observations ``[N]``, in the same units.
+
+    Returns:
+        Scores ``[N]``, in the units of y; single points may be slightly below 0.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Ferro, "Fair scores for ensemble forecasts", QJRMS 2014.
+        Zamo & Naveau, "Estimation of the CRPS with Limited Information", Math. Geosci. 2018.
+
+    Example:
+        >>> crps(np.array([[0.0], [1.0], [2.0]]), np.array([1.0]))
+        array([0.])
+    """
+    draws = check_axes("draws", draws, "S N")
+    y = check_rows("y", y, draws.shape[1], of="draws")
+    S = len(draws)
+    error = np.abs(draws - y).mean(0)  # [N]
+    if S == 1:
+        return np.asarray(error)
+    weights = 2 * np.arange(1, S + 1) - S - 1
+    half_pair_sum = weights @ np.sort(draws, axis=0)  # [N], sum over s < t
+    return np.asarray(error - half_pair_sum / (S * (S - 1)))
+
+
+def rmse(mean: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
+    r"""Root mean squared error of the predictive mean, in the units of y.
+
+    .. math:: \sqrt{\tfrac1N \sum_n (\bar\mu_n - y_n)^2}
+
+    Args:
+        mean: Predictive means ``[N]``.
+        y: Observations ``[N]``.
+
+    Raises:
+        ShapeError: If the shapes differ.
+
+    Example:
+        >>> rmse(np.array([0.0, 0.0]), np.array([4.0, 4.0]))
+        4.0
+    """
+    mean = check_axes("mean", mean, "N")
+    y = check_rows("y", y, len(mean), of="mean")
+    return float(np.sqrt(np.mean((mean - y) ** 2)))
+
+
+def accuracy(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float:
+    """Share of points whose most probable class is the observed one.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    Example:
+        >>> accuracy(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]))
+        0.5
+    """
+    probs = check_axes("probs", probs, "N C")
+    y = check_rows("y", y, len(probs), of="probs")
+    return float(np.mean(probs.argmax(1) == y))
+
+
+def brier(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    r"""Brier score of every point, summed over classes (0 to 2); lower is better.
+
+    .. math:: \mathrm{BS}_n = \sum_c (\bar p_{nc} - [y_n = c])^2
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+
+    Returns:
+        Scores ``[N]``; for two classes twice the score of the positive class alone.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Brier, "Verification of forecasts expressed in terms of probability", MWR 1950.
+
+    Example:
+        >>> brier(np.array([[0.5, 0.5]]), np.array([0]))
+        array([0.5])
+    """
+    probs = check_axes("probs", probs, "N C")
+    y = check_rows("y", y, len(probs), of="probs")
+    observed = np.arange(probs.shape[1]) == y[:, None]  # [N, C]
+    return np.asarray(((probs - observed) ** 2).sum(1))

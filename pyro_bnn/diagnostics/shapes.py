@@ -1,0 +1,55 @@
+"""Shape checks shared by the diagnostics: a mismatch is refused before it can broadcast."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyro_bnn.errors import ShapeError
+
+
+def check_axes(name: str, array: np.ndarray, axes: str) -> np.ndarray:
+    """Returns ``array`` as a float array after a check of its number of axes.
+
+    Args:
+        name: What the array is called in the message.
+        array: Any array, or what NumPy makes one of.
+        axes: Names of the expected axes, such as ``"S N"``.
+
+    Raises:
+        ShapeError: If the number of axes differs, or an axis is empty.
+
+    Example:
+        >>> check_axes("draws", [[0.5, 1.0]], "S N").shape
+        (1, 2)
+    """
+    array = np.asarray(array)
+    if array.ndim != len(axes.split()) or 0 in array.shape:
+        raise ShapeError(
+            f"{name} must have shape [{', '.join(axes.split())}] with no empty axis, "
+            f"got {list(array.shape)}"
+        )
+    return array.astype(float, copy=False)
+
+
+def check_rows(name: str, array: np.ndarray, num_rows: int, of: str) -> np.ndarray:
+    """Returns ``array`` [N] as an array after a check against the ``num_rows`` of another one.
+
+    Args:
+        name: What the array is called in the message.
+        array: Values ``[N]``.
+        num_rows: N.
+        of: The array that N comes from.
+
+    Raises:
+        ShapeError: If the shape is not exactly ``[N]``; ``[N, 1]`` would broadcast to ``[N, N]``.
+
+    Example:
+        >>> check_rows("y", [1, 0, 2], 3, of="probs")
+        array([1, 0, 2])
+    """
+    array = np.asarray(array)
+    if array.shape != (num_rows,):
+        raise ShapeError(
+            f"{name} must have shape [{num_rows}] to match {of}, got {list(array.shape)}"
+        )
+    return array

@@ -1,0 +1,183 @@
+"""What all engines share: the forms data can take, starting points, refusal of unbuilt options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pyro_bnn.data import Dataset
+from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.program import Batch, Program
+
+Data: TypeAlias = "Dataset | tuple[Tensor, Tensor] | DataLoader[Any]"
+Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
+
+
+def as_dataset(data: Data) -> Dataset:
+    """The rows of a data set, a pair (x, y), or one pass over a DataLoader.
+
+    Raises:
+        DataError: If it is none of these, or holds values that are not finite.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, DataLoader):
+        batches = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
+        if not batches:
+            raise DataError("the DataLoader yields no batch: it is empty, or drop_last drops all")
+        return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return Dataset(data[0], data[1])
+    raise DataError(
+        "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
+        f"{type(data).__name__}; of a Split pass split.train"
+    )
+
+
+def minibatches(batch: Batch, batch_size: int | None, seed: int) -> Iterator[Batch]:
+    """Endless batches of rows: random minibatches, or all rows where ``batch_size`` is None.
+
+    Every epoch is a new permutation, and its last batch may be smaller: the likelihood of each
+    batch is scaled by its own N/B.
+    """
+    num_rows = len(batch.x)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        if batch_size is None or batch_size >= num_rows:
+            yield batch
+            continue
+        order = torch.randperm(num_rows, generator=generator)
+        for rows in order.to(batch.x.device).split(batch_size):
+            yield Batch(batch.x[rows], batch.y[rows])
+
+
+def loader_batches(loader: DataLoader[Any], program: Program) -> Iterator[Batch]:
+    """Endless passes over a user's DataLoader, in the program's dtype and device."""
+    while True:
+        for x, y in loader:
+            yield program.batch(torch.as_tensor(x), torch.as_tensor(y))
+
+
+def refuse_unbuilt(*, checkpoint: object, resume: bool, compile: object) -> None:  # noqa: A002
+    """Refuse what is documented but not there yet, rather than ignore it.
+
+    Raises:
+        OptionError: If one of them asks for something that is not built.
+    """
+    if checkpoint is not None or resume:
+        raise OptionError(
+            "checkpoint and resume are not built yet: leave checkpoint=None and resume=False"
+        )
+    if compile is True:
+        raise OptionError(
+            'compile=True is not built yet: "auto" replays the model as an uncompiled graph'
+        )
+    if compile not in ("auto", False):
+        raise OptionError(f'compile is "auto", True or False, not {compile!r}')
+
+
+def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:
+    """Check an integer option.
+
+    Raises:
+        OptionError: If it is not an integer of at least ``minimum``.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise OptionError(f"{name} is an integer of at least {minimum}, not {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Check a positive finite number.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
+        raise OptionError(f"{name} is a positive number, not {value!r}")
+
+
+def starting_points(program: Program, init: Init, num_points: int, seed: int) -> Tensor | None:
+    """Starting points z ``[n, P]`` from ``init``, or None where it says nothing of the sites.
+
+    Point-estimated parameters of the program are set from a module or a posterior on the way.
+
+    Args:
+        program: The model as tensor functions.
+        init: A posterior (its draws), a trained network (its parameters, matched by name or, where
+            names differ, by order and shape), or values of sites; sites it lacks start at a draw
+            from the prior.
+        num_points: How many points.
+        seed: Seed of the posterior's draws.
+
+    Raises:
+        SiteError: If names or shapes do not fit the model.
+        OptionError: If ``init`` is of another kind.
+    """
+    if init is None:
+        return None
+    if isinstance(init, Posterior):
+        _set_params(program, init.params)
+        sites = [(s.name, s.shape) for s in init.program.sites]
+        if sites != [(s.name, s.shape) for s in program.sites]:
+            raise SiteError(
+                f"init is a posterior over {', '.join(n for n, _ in sites)}, but the model has "
+                f"{', '.join(s.name for s in program.sites)}"
+            )
+        stored = init.num_stored_draws
+        z = init.unconstrained(num_points if stored is None else min(num_points, stored), seed)
+        return z.repeat((num_points + len(z) - 1) // len(z), 1)[:num_points].to(program.initial)
+    if isinstance(init, nn.Module):
+        values = _module_values(program, init)
+    elif isinstance(init, Mapping):
+        values = dict(init)
+        names = [site.name for site in program.sites]
+        if unknown := [name for name in values if name not in names]:
+            raise SiteError(
+                f"init holds {', '.join(map(repr, unknown))}, but the model's sites are "
+                f"{', '.join(names)}"
+            )
+    else:
+        raise OptionError(
+            "init is a Posterior, a trained torch module or a dict of sites, not "
+            f"{type(init).__name__}"
+        )
+    default = program.constrain(program.initial)
+    z = program.unconstrain({**default, **values})
+    return z.expand(num_points, -1).clone()
+
+
+def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
+    """Values of sites (and of point parameters, set at once) from a trained network."""
+    trained = {name: value.detach() for name, value in module.named_parameters()}
+    shapes = {site.name: site.shape for site in program.sites}
+    by_name = {name: value for name, value in trained.items() if shapes.get(name) == value.shape}
+    rest = {name: value for name, value in trained.items() if name not in by_name}
+    params = {}
+    for name, value in rest.items():
+        for own in (name, f"net.{name}"):
+            if own in program.params and program.params[own].shape == value.shape:
+                params[own] = value
+    _set_params(program, params)
+    if by_name or params:
+        return by_name
+    weights = [site for site in program.sites if site.is_real and site.shape]
+    if [site.shape for site in weights] != [value.shape for value in trained.values()]:
+        raise SiteError(
+            "the trained module's parameters fit the model neither by name nor by order: it has "
+            f"{', '.join(f'{k} {tuple(v.shape)}' for k, v in trained.items())}; the model has "
+            f"{', '.join(f'{k} {tuple(v)}' for k, v in shapes.items())}"
+        )
+    return {site.name: v for site, v in zip(weights, trained.values(), strict=True)}
+
+
+def _set_params(program: Program, values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            if name in program.params and program.params[name].shape == value.shape:
+                program.params[name].copy_(value)

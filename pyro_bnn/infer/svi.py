@@ -1,0 +1,340 @@
+r"""Stochastic variational inference: maximise the ELBO of a guide by stochastic gradients.
+
+.. math:: \mathcal L = \tfrac NB \sum_b E_q \log p(y_b \mid x_b, z)
+          - \beta_t\, \mathrm{KL}\bigl(q(z) \,\|\, p(z)\bigr)
+
+with the KL weight :math:`\beta_t = \min(1, t / \text{kl\_warmup})`. Kingma & Welling, ICLR 2014,
+arXiv:1312.6114; Blundell et al., ICML 2015, arXiv:1505.05424.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from pyro_bnn.capture import Captured, value_and_grad
+from pyro_bnn.effects import Model, isolated
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule
+from pyro_bnn.infer.engine import (
+    Data,
+    Init,
+    as_dataset,
+    check_positive,
+    check_positive_int,
+    loader_batches,
+    minibatches,
+    refuse_unbuilt,
+    starting_points,
+)
+from pyro_bnn.infer.stock import run_stock_guide
+from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
+from pyro_bnn.program import Batch, Program
+
+GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
+
+WINDOW = 100  # steps over which the ELBO is smoothed
+
+
+@dataclass(frozen=True)
+class SVI:
+    """Stochastic variational inference with any guide.
+
+    Args:
+        guide: A guide class, a ``functools.partial`` of one, a callable of the model that returns
+            a guide, an instance (trained in place), or a guide from stock Pyro, which runs through
+            Pyro's own ``Trace_ELBO``.
+        num_steps: Gradient steps.
+        learning_rate: Step size of the optimiser at the start.
+        optimizer: A ``torch.optim`` class, called with the parameters and ``lr``, or a callable of
+            the parameters. Default: Adam.
+        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B.
+        num_particles: Draws of z a step.
+        kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
+        patience: Steps without a better smoothed ELBO after which to stop; default never.
+        schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
+        clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
+        compile: ``"auto"`` or False: the step is replayed as a graph (compiling it is not built).
+
+    Raises:
+        OptionError: If an option is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pyro_bnn import guides, models
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = models.MLP(1, hidden=(5,))
+        >>> posterior = SVI(guides.AutoNormal, num_steps=5).run(model, (x, x[:, 0]), progress=False)
+        >>> posterior.predict(x).mean.shape
+        torch.Size([20, 1])
+    """
+
+    guide: GuideSpec
+    _: KW_ONLY
+    num_steps: int = 10_000
+    learning_rate: float = 1e-2
+    optimizer: MakeOptimizer | None = None
+    batch_size: int | None = None
+    num_particles: int = 1
+    kl_warmup: int = 0
+    patience: int | None = None
+    schedule: Schedule = "cosine"
+    clip_norm: float | None = None
+    compile: Literal["auto"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive_int("num_steps", self.num_steps)
+        check_positive_int("num_particles", self.num_particles)
+        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
+        check_positive("learning_rate", self.learning_rate)
+        if self.batch_size is not None:
+            check_positive_int("batch_size", self.batch_size)
+        if self.patience is not None:
+            check_positive_int("patience", self.patience)
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm)
+        if self.schedule not in ("cosine", "constant"):
+            raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
+        refuse_unbuilt(checkpoint=None, resume=False, compile=self.compile)
+
+    def run(
+        self,
+        model: Model,
+        data: Data,
+        *,
+        init: Init = None,
+        seed: int = 0,
+        progress: bool = True,
+        checkpoint: str | None = None,
+        resume: bool = False,
+    ) -> Posterior:
+        """Fit the guide.
+
+        Args:
+            model: Pyro model ``model(x, y=None)``.
+            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
+            init: Where to start: a posterior, a trained module, or values of sites.
+            seed: Seed of the start, the noise and the order of the data.
+            progress: Whether to show a progress bar with the smoothed ELBO.
+            checkpoint: Not built yet.
+            resume: Not built yet.
+
+        Returns:
+            The fitted posterior; the model's point parameters are trained in it, not in ``model``.
+
+        Raises:
+            DivergenceError: If the loss becomes NaN or infinite; names the step and the sites, and
+                holds the posterior at the last good state.
+            ModelError: If the model breaks the contract.
+            SiteError: If the guide does not cover a site of the model.
+        """
+        refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
+        start = time.perf_counter()
+        dataset = as_dataset(data)
+        with isolated(seed):
+            guide = make_guide(self.guide, model)
+            if not isinstance(guide, Guide):
+                return run_stock_guide(self, model, guide, dataset, seed=seed, progress=progress)
+            program = Program(model, dataset.x, dataset.y)
+            batch = program.batch(dataset.x, dataset.y)
+            guide.setup(batch.x[:1])
+            guide.to(device=program.device, dtype=program.dtype)
+            guide.check_covers(program.sites)
+            if (z := starting_points(program, init, 1, seed)) is not None:
+                guide.move_to(z[0])
+            if isinstance(data, DataLoader):
+                batches = loader_batches(data, program)
+            else:
+                batches = minibatches(batch, self.batch_size, seed)
+            run = _Run(self, program, guide, seed)
+
+            def posterior() -> GuidePosterior:
+                provenance = Provenance(
+                    method=type(guide).__name__,
+                    engine="SVI",
+                    options=self.describe(guide),
+                    seed=seed,
+                    wall_time=time.perf_counter() - start,
+                    num_parameters=sum(p.numel() for p in run.parameters),
+                    losses=np.asarray(run.losses),
+                    inputs=dataset.inputs,
+                    target=dataset.target,
+                )
+                return GuidePosterior(program, guide, provenance)
+
+            try:
+                run.train(batches, progress=progress)
+            except DivergenceError as error:
+                error.posterior = posterior()
+                raise
+            return posterior()
+
+    def descent(self, parameters: Sequence[Tensor]) -> Descent:
+        """The optimiser and schedule of these options."""
+        return Descent(
+            parameters,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            num_steps=self.num_steps,
+            clip_norm=self.clip_norm,
+        )
+
+    def describe(self, guide: nn.Module) -> dict[str, Any]:
+        """The options as JSON-able values."""
+        options: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in (
+                "num_steps",
+                "learning_rate",
+                "batch_size",
+                "num_particles",
+                "kl_warmup",
+                "patience",
+                "schedule",
+                "clip_norm",
+                "compile",
+            )
+        }
+        options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
+        options["guide"] = type(guide).__name__
+        if isinstance(guide, Guide):
+            options |= guide.options()
+        return options
+
+
+class _Run:
+    """One training run: parameters, captured step, optimiser, losses."""
+
+    def __init__(self, svi: SVI, program: Program, guide: Guide, seed: int) -> None:
+        self.svi, self.program, self.guide = svi, program, guide
+        named = {f"guide.{k}": v for k, v in guide.named_parameters()}
+        named |= {f"model.{k}": v for k, v in program.params.items()}
+        self.names, self.parameters = list(named), list(named.values())
+        self.losses: list[float] = []
+        self._noise = torch.Generator(program.device).manual_seed(seed + 1)
+        step = value_and_grad(self._loss, len(self.parameters))
+        self._step = Captured(step, f"{type(guide).__name__} on {_name(program.model)}")
+        self._descent = svi.descent(self.parameters)
+        self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
+
+    def train(self, batches: Any, *, progress: bool) -> None:
+        svi = self.svi
+        best, best_step = -math.inf, 0
+        title = type(self.guide).__name__
+        with tqdm(total=svi.num_steps, disable=not progress, desc=title, unit="step") as bar:
+            for step, batch in zip(range(svi.num_steps), batches, strict=False):
+                self._advance(step, batch)
+                if (step + 1) % WINDOW and step + 1 < svi.num_steps:
+                    continue
+                recent = self.losses[-WINDOW:]
+                smoothed = -sum(recent) / len(recent)
+                bar.update(step + 1 - bar.n)
+                bar.set_postfix_str(f"ELBO {smoothed:.1f}")
+                if smoothed > best:
+                    best, best_step = smoothed, step
+                warm = step > svi.kl_warmup + WINDOW
+                if svi.patience is not None and warm and step - best_step >= svi.patience:
+                    break
+        self._check_last()
+
+    def _advance(self, step: int, batch: Batch) -> None:
+        svi, z = self.svi, self.program.initial
+        noise = self.guide.draw_noise(svi.num_particles, self._noise)
+        weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (step + 1) / svi.kl_warmup)
+        out = self._step(*self.parameters, noise, batch.x, batch.y, z.new_tensor(weight))
+        loss = float(out[0])
+        if not math.isfinite(loss):
+            self._diverged(step, noise, batch)
+        self.losses.append(loss)
+        if step % WINDOW == 0:
+            self._last_good = (step, self._snapshot())
+        for parameter, gradient in zip(self.parameters, out[2:], strict=True):
+            parameter.grad = gradient
+        self._descent.step(step)
+
+    def _loss(
+        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        noise, x, y, kl_weight = rest
+        params = dict(zip(self.names, variables, strict=True))
+        terms = self.program.elbo(self.guide, params, noise, Batch(x, y))
+        elbo = terms.expected_log_likelihood - terms.kl
+        loss = kl_weight * terms.kl - terms.expected_log_likelihood
+        return loss, (-elbo,)
+
+    def _snapshot(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.parameters]
+
+    def _restore(self) -> int:
+        step, values = self._last_good
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, values, strict=True):
+                parameter.copy_(value)
+        return step
+
+    def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
+        with torch.no_grad():
+            z = self.guide.transport(noise)[0]
+            sites = self.program.non_finite_terms(z, batch, self.program.params)
+        good = self._restore()
+        where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
+        raise DivergenceError(
+            f"the loss is not finite at step {step}, {where}; the state of step {good} is kept in "
+            "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
+        )
+
+    def _check_last(self) -> None:
+        pairs = zip(self.names, self.parameters, strict=True)
+        if names := [name for name, value in pairs if not bool(value.isfinite().all())]:
+            good = self._restore()
+            raise DivergenceError(
+                f"parameters {', '.join(names)} are not finite after the last step; the state of "
+                f"step {good} is kept in error.posterior. Lower learning_rate or set clip_norm"
+            )
+
+
+def make_guide(spec: GuideSpec, model: Model) -> Any:
+    """The guide that a specification names, for one model.
+
+    Raises:
+        OptionError: If it is neither a guide nor makes one.
+    """
+    if isinstance(spec, Guide):
+        if spec.model is not model:
+            raise OptionError(
+                f"the {type(spec).__name__} instance belongs to another model; pass the class, and "
+                "every fit makes its own"
+            )
+        return spec
+    if isinstance(spec, nn.Module):
+        return spec  # a guide of stock Pyro
+    if not callable(spec):
+        raise OptionError(f"guide is a guide class such as guides.AutoNormal, not {spec!r}")
+    if not isinstance(spec, type) and _num_positional(spec) > 1:
+        return spec  # a guide written as a function of (x, y)
+    guide = spec(model)
+    if not callable(guide):
+        raise OptionError(f"the callable {_name(spec)} returned {guide!r}, which is not a guide")
+    return guide
+
+
+def _num_positional(fn: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds for p in inspect.signature(fn).parameters.values())
+
+
+def _name(model: object) -> str:
+    return getattr(model, "__name__", type(model).__name__)

@@ -1,0 +1,491 @@
+"""The posterior of a model: draws, predictions, densities; the same object whatever made it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.effects import Model
+from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
+from pyro_bnn.guides import Guide
+from pyro_bnn.memory import GIB, draw_chunks
+from pyro_bnn.prediction import Prediction, log_likelihood_of, predict
+from pyro_bnn.program import Program
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a posterior came about.
+
+    Attributes:
+        method: Name of the guide or sampler, such as ``"AutoNormal"``.
+        engine: Name of the engine, such as ``"SVI"``.
+        options: The engine's options, JSON-able.
+        seed: Seed of the run.
+        wall_time: Duration of the run in seconds, capture included.
+        num_parameters: Numbers that the run fitted: the guide's and the model's parameters, or P
+            for a sampler.
+        losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
+        inputs: Units of x, or None.
+        target: Units of y, or None.
+    """
+
+    method: str
+    engine: str
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    wall_time: float = 0.0
+    num_parameters: int = 0
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    inputs: Standardiser | None = None
+    target: Standardiser | None = None
+
+
+class Posterior(ABC):
+    """Draws, predictions and log densities of one fit or one sampling run.
+
+    ``num_samples`` is always the total over chains, and one seed gives the same draws in every
+    method. Where draws are stored, each is used at most once.
+
+    Args:
+        program: The model as tensor functions.
+        provenance: How the posterior came about.
+
+    Attributes:
+        params: Values of the model's point-estimated parameters, by name, unconstrained.
+    """
+
+    def __init__(self, program: Program, provenance: Provenance) -> None:
+        self.program = program
+        self.provenance = provenance
+        self.params = {name: value.detach() for name, value in program.params.items()}
+
+    # What is known of it
+
+    @property
+    def model(self) -> Model:
+        """The Pyro model."""
+        return self.program.model
+
+    @property
+    def method(self) -> str:
+        """Name of the guide or sampler."""
+        return self.provenance.method
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+        return self.provenance.engine
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the engine."""
+        return self.provenance.options
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.provenance.seed
+
+    @property
+    def wall_time(self) -> float:
+        """Duration of the run in seconds."""
+        return self.provenance.wall_time
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the run fitted."""
+        return self.provenance.num_parameters
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers."""
+        return self.provenance.losses
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains C; 1 for an approximation."""
+        return 1
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Number of stored draws over all chains; None where draws are made on demand."""
+        return None
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the approximation has a density q(z)."""
+        return False
+
+    @property
+    def elbo_kind(self) -> str:
+        """``"exact"``, ``"bound"``, ``"monte_carlo"``, or ``"none"`` where there is no ELBO."""
+        return "none"
+
+    @property
+    def sample_stats(self) -> dict[str, NDArray[Any]]:
+        """Sampler statistics of each draw ``[C, S]``, named as ArviZ names them."""
+        return {}
+
+    @abstractmethod
+    def _draw(self, num_samples: int, seed: int) -> Tensor:
+        """Draws z ``[C, S, P]`` with C S <= num_samples."""
+
+    def unconstrained(
+        self, num_samples: int = 1_000, seed: int = 0, *, group_by_chain: bool = False
+    ) -> Float[Tensor, "*C S P"]:
+        """Draws of the flat unconstrained vector z: ``[S, P]``, or ``[C, S/C, P]`` by chain.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
+            raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
+        z = self._draw(num_samples, seed)
+        return z if group_by_chain else z.flatten(0, 1)
+
+    # Draws
+
+    def sample(
+        self, num_samples: int = 1_000, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        """Draws of every site.
+
+        The result works as ``posterior_samples`` of ``pyro.infer.Predictive``.
+
+        Args:
+            num_samples: Number of draws S, the total over chains. Where draws are stored, at most
+                as many as there are.
+            seed: One seed gives the same draws in every method.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *event]``, or ``[C, S/C, *event]`` by chain.
+        """
+        return self.program.constrain(
+            self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        )
+
+    def function_draws(
+        self,
+        x: Tensor,
+        num_samples: int = 1_000,
+        seed: int = 0,
+        group_by_chain: bool = False,
+        *,
+        memory: int = GIB,
+    ) -> Float[Tensor, "*C S N F"]:
+        """Draws of the network output f at x ``[N, I]``: ``[S, N, F]``, or ``[C, S/C, N, F]``.
+
+        Args:
+            x: Inputs in the model's units.
+            num_samples: Number of draws, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+            memory: Bound in bytes on result and intermediate results.
+        """
+        z = self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        rows = self._inputs(x)
+
+        def run(chunk: Tensor, x: Tensor) -> Tensor:
+            return self.program.function(chunk, x, self.params)
+
+        flat = z.reshape(-1, z.shape[-1])
+        result_bytes = len(flat) * len(rows) * self.program.num_function_outputs * z.element_size()
+        with torch.no_grad():
+            chunks = draw_chunks(run, flat, rows, memory=memory, result_bytes=result_bytes)
+            f = torch.cat([run(chunk, rows) for chunk in chunks])
+        return f.reshape((*z.shape[:-1], *f.shape[1:]))
+
+    def predict(
+        self,
+        x: Tensor,
+        num_samples: int = 1_000,
+        seed: int = 0,
+        raw: bool = False,
+        *,
+        memory: int = GIB,
+    ) -> Prediction:
+        """Predictive distribution of y at new rows, one batched computation.
+
+        Args:
+            x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``.
+            num_samples: Number of draws S, the total over chains.
+            seed: Seed of the draws, of weights and of y.
+            raw: Whether x and the prediction are in the user's units, densities included.
+            memory: Bound in bytes on results and intermediate results.
+
+        Raises:
+            OptionError: If the result exceeds the bound; names the num_samples that fits.
+        """
+        rows = torch.as_tensor(x)
+        if raw and self.provenance.inputs is not None:
+            rows = self.provenance.inputs.transform(rows)
+        return predict(
+            self.program,
+            self.params,
+            self.unconstrained(num_samples, seed),
+            self._inputs(rows),
+            seed=seed,
+            memory=memory,
+            target=self.provenance.target if raw else None,
+        )
+
+    # Densities
+
+    def log_likelihood(
+        self,
+        data: Dataset | tuple[Tensor, Tensor],
+        num_samples: int = 1_000,
+        seed: int = 0,
+        group_by_chain: bool = False,
+        *,
+        memory: int = GIB,
+    ) -> Float[Tensor, "*C S N"]:
+        """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units."""
+        x, y = _pair(data)
+        z = self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        flat = z.reshape(-1, z.shape[-1])
+        values = log_likelihood_of(self.program, self.params, flat, x, y, memory=memory)
+        return values.reshape((*z.shape[:-1], -1))
+
+    def log_joint(
+        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+    ) -> Float[Tensor, " S"]:
+        """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
+        z = self.unconstrained(num_samples, seed)
+        x, _ = _pair(data)
+        rows = self._inputs(x)[:1]
+        likelihood = self.log_likelihood(data, num_samples, seed).sum(-1)
+        with torch.no_grad():
+            return likelihood + self.program.log_prior(z, rows, self.params)
+
+    def densities(
+        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """Log p(y, z_s | x) and log q(z_s), each ``[S]``, in the same coordinates.
+
+        Raises:
+            SiteError: If the posterior has no density q.
+        """
+        return self.log_joint(data, num_samples, seed), self._log_q(num_samples, seed)
+
+    def elbo(
+        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+    ) -> tuple[float, float]:
+        """ELBO on ``data`` in nats and its Monte Carlo standard error.
+
+        It is the mean of log p(y, z | x) - log q(z) over draws of q, in the model's units.
+
+        Raises:
+            SiteError: If the posterior has no ELBO.
+        """
+        log_p, log_q = self.densities(data, num_samples, seed)
+        weights = (log_p - log_q).double()
+        return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
+
+    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+        raise SiteError(
+            f"{self.method} has no density q(z): {num_samples} draws of seed {seed} have no log_q"
+        )
+
+    # Export
+
+    def to_arviz(
+        self,
+        train: Dataset,
+        test: Dataset | None = None,
+        num_samples: int = 1_000,
+        include_weights: bool = False,
+        *,
+        seed: int = 0,
+    ) -> DataTree:
+        """The posterior as an ArviZ ``DataTree``.
+
+        Groups: ``posterior`` (hyper-parameters, the norm of each weight tensor, f at up to eight
+        rows), ``posterior_predictive``, ``log_likelihood``, ``observed_data``, ``constant_data``;
+        with ``test`` also ``predictions``, ``predictions_constant_data``, ``test_data``,
+        ``log_likelihood_predictions``; ``sample_stats`` (for an approximation ``log_p`` and
+        ``log_q``), ``optimization``, ``prior``, ``prior_predictive``.
+
+        Args:
+            train: Training rows.
+            test: Held-out rows.
+            num_samples: Number of draws, the total over chains.
+            include_weights: Whether all weights are stored too.
+            seed: Seed of the draws.
+        """
+        from pyro_bnn.arviz_io import datatree
+        from pyro_bnn.export import arviz_groups
+
+        groups, dims, coords, attrs = arviz_groups(
+            self, train, test, num_samples=num_samples, include_weights=include_weights, seed=seed
+        )
+        return datatree(groups, dims=dims, coords=coords, attrs=attrs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior to one file that :meth:`load` reads; the model is not in it.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        from pyro_bnn.storage import save
+
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path, model: Model) -> Posterior:
+        """Read a posterior written by :meth:`save`.
+
+        Args:
+            path: The file.
+            model: The Pyro model, built as it was for the fit.
+
+        Raises:
+            FileFormatError: If the file is missing, truncated, foreign or newer.
+            SiteError: If the model has other sites than the file.
+        """
+        from pyro_bnn.storage import load
+
+        return load(Path(path), model)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        rows = torch.as_tensor(x)
+        if rows.ndim < 1 or not len(rows):
+            raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
+        return rows.to(device=self.program.device, dtype=self.program.dtype)
+
+    def __repr__(self) -> str:
+        stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""
+        what = f"{self.method} by {self.engine}, P={self.program.num_latents}{stored}"
+        return f"{type(self).__name__}({what})"
+
+
+class GuidePosterior(Posterior):
+    """A trained guide: draws are made on demand.
+
+    Args:
+        program: The model as tensor functions.
+        guide: The trained guide.
+        provenance: How it came about.
+    """
+
+    def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
+        super().__init__(program, provenance)
+        self.guide = guide
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the guide has a density."""
+        return self.guide.has_log_prob
+
+    @property
+    def elbo_kind(self) -> str:
+        """The guide's ``kl_kind``."""
+        return self.guide.kl_kind
+
+    def _draw(self, num_samples: int, seed: int) -> Tensor:
+        return self.guide.sample(num_samples, seed).unsqueeze(0)
+
+    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+        if not self.has_log_prob:
+            return super()._log_q(num_samples, seed)
+        with torch.no_grad():
+            return self.guide.log_prob(self.unconstrained(num_samples, seed))
+
+
+class DrawsPosterior(Posterior):
+    """Stored draws, from a sampler or from a guide of stock Pyro.
+
+    Args:
+        program: The model as tensor functions.
+        z: Draws ``[C, S, P]`` of C chains.
+        provenance: How they came about.
+        sample_stats: Sampler statistics of each draw ``[C, S]``.
+        log_q: log q ``[C, S]`` of each draw, where the draws come from an approximation.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        z: Float[Tensor, "C S P"],
+        provenance: Provenance,
+        *,
+        sample_stats: Mapping[str, NDArray[Any]] | None = None,
+        log_q: Float[Tensor, "C S"] | None = None,
+    ) -> None:
+        super().__init__(program, provenance)
+        if z.ndim != 3 or z.shape[-1] != program.num_latents:
+            raise ShapeError(
+                f"stored draws have shape {tuple(z.shape)}, expected [C, S, {program.num_latents}]"
+            )
+        self._z, self._stored_log_q = z, log_q
+        self._sample_stats = dict(sample_stats or {})
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains C."""
+        return self._z.shape[0]
+
+    @property
+    def num_stored_draws(self) -> int:
+        """Number of stored draws over all chains."""
+        return self._z.shape[0] * self._z.shape[1]
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether log q of each draw is stored."""
+        return self._stored_log_q is not None
+
+    @property
+    def elbo_kind(self) -> str:
+        """``"monte_carlo"`` where log q is stored, else ``"none"``."""
+        return "monte_carlo" if self.has_log_prob else "none"
+
+    @property
+    def sample_stats(self) -> dict[str, NDArray[Any]]:
+        """Sampler statistics of each stored draw ``[C, S]``."""
+        return self._sample_stats
+
+    def chosen(self, num_samples: int, seed: int) -> Tensor:
+        """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
+        num_chains, stored = self._z.shape[:2]
+        if num_samples > num_chains * stored:
+            import warnings
+
+            warnings.warn(
+                f"{num_samples} draws were asked for and {num_chains * stored} are stored: all of "
+                "them are used, each once",
+                BNNWarning,
+                stacklevel=2,
+            )
+        count = max(1, min(stored, num_samples // num_chains))
+        if count == stored:
+            return torch.arange(stored)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(stored, generator=generator)[:count].sort().values
+
+    def _draw(self, num_samples: int, seed: int) -> Tensor:
+        return self._z[:, self.chosen(num_samples, seed)]
+
+    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+        if self._stored_log_q is None:
+            return super()._log_q(num_samples, seed)
+        return self._stored_log_q[:, self.chosen(num_samples, seed)].flatten()
+
+
+def _pair(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return (data.x, data.y) if isinstance(data, Dataset) else (data[0], data[1])

@@ -1,0 +1,223 @@
+"""Compare posteriors on one split: same draws, same rows, same scores, ties called ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
+from pyro_bnn.report.files import check_writable, file_names, write_text
+from pyro_bnn.report.table import make_table
+from pyro_bnn.report.text import text_summary
+from pyro_bnn.report.units import Units
+from pyro_bnn.report.verdicts import Verdict, verdicts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.report.figures import Figures
+    from pyro_bnn.report.protocol import PosteriorLike
+
+
+class Comparison:
+    """Posteriors compared on one split; made by `compare`.
+
+    Printing it gives a summary for the terminal.
+
+    Attributes:
+        posteriors: The posteriors by name, in the order given.
+        split: The data they are compared on.
+        reference: Name of the reference, or None.
+        num_draws: Draws of the function behind the scores of every method but point estimates.
+        seed: Seed of all draws.
+        evaluations: All numbers by method.
+        ranking: Methods by held-out log score, best first.
+        table: A row a method in the order of the ranking; see the column ``units``.
+    """
+
+    def __init__(
+        self,
+        posteriors: Mapping[str, PosteriorLike],
+        split: Split,
+        *,
+        reference: str | None,
+        num_draws: int,
+        seed: int,
+        evaluations: Mapping[str, Evaluation],
+    ) -> None:
+        self.posteriors = dict(posteriors)
+        self.split = split
+        self.reference = reference
+        self.num_draws = num_draws
+        self.seed = seed
+        self.evaluations = dict(evaluations)
+        self.units = Units.of(split)
+        self.ranking: list[Ranked] = rank(
+            {name: entry.held_out.log_score for name, entry in evaluations.items()}
+        )
+        self.table: pd.DataFrame = make_table(
+            list(self.evaluations.values()), self.ranking, self.units, split.task
+        )
+
+    @cached_property
+    def findings(self) -> list[Verdict]:
+        """The verdicts with the rule that each comes from."""
+        return verdicts(list(self.evaluations.values()), self.ranking, self.reference)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What the numbers carry in plain words, each with its threshold and the next step."""
+        return [finding.text for finding in self.findings]
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Figures by name, drawn when they are first asked for; matplotlib without pyplot."""
+        from pyro_bnn.report.figures import Figures
+
+        return Figures(self)
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether all posteriors are of one model, so that their ELBOs bound one evidence."""
+        return len({id(posterior.model) for posterior in self.posteriors.values()}) == 1
+
+    def summary(self) -> str:
+        """Table and verdicts for a terminal, at most 100 columns wide."""
+        return text_summary(self)
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def to_html(self, path: str | Path, *, command: str = "") -> Path:
+        """Writes the report as one self-contained page.
+
+        Args:
+            path: File to write; its folder is made where it does not exist.
+            command: What to run to get this report again, shown at its end.
+
+        Returns:
+            The path.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        from pyro_bnn.report.html import render
+
+        path = Path(path)
+        check_writable(path.parent)
+        write_text(path, render(self, command))
+        return path
+
+    def save(self, folder: str | Path, *, command: str = "") -> Path:
+        """Writes ``index.html``, ``table.csv`` and one ArviZ NetCDF file a method.
+
+        NetCDF files are named by the kebab-case name of the method in the comparison.
+
+        Args:
+            folder: Made where it does not exist; files of the same names are replaced.
+            command: What to run to get this report again, shown at its end.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        from pyro_bnn import arviz_io
+
+        folder = check_writable(folder)
+        for name, file_name in file_names(self.posteriors).items():
+            posterior = self.posteriors[name]
+            stored = posterior.num_stored_draws
+            tree = posterior.to_arviz(
+                self.split.train,
+                self.split.test,
+                num_samples=self.num_draws if stored is None else stored,
+                seed=self.seed,
+            )
+            arviz_io.save_netcdf(tree, folder / f"{file_name}.nc")
+        write_text(folder / "table.csv", self.table.to_csv())
+        self.to_html(folder / "index.html", command=command)
+        return folder
+
+
+def compare(
+    posteriors: Mapping[str, PosteriorLike],
+    split: Split,
+    *,
+    reference: str | None = None,
+    num_samples: int = 1000,
+    seed: int = 0,
+) -> Comparison:
+    """Compares posteriors on the held-out rows of one split.
+
+    Methods are RANKED by one number only, the held-out log score (log of the mean density over
+    draws), with the paired standard error of differences over test rows: under 2 of them is a
+    tie. All else is shown beside it, and judged in the verdicts where the numbers carry that.
+
+    Every method gets the same number of draws, the smallest that all can give; a point estimate
+    (MAP) is one draw of the function, and says so.
+
+    Args:
+        posteriors: Posteriors by the name they shall have in the report.
+        split: Training and test rows in the standardised units of the models.
+        reference: Name of the posterior to measure distances to (long NUTS chains), or None.
+        num_samples: Draws of every method, over all chains.
+        seed: Seed of all draws.
+
+    Raises:
+        OptionError: If there is no posterior, or fewer than one draw is asked for.
+        UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
+        DataError: If a held-out log score is NaN.
+    """
+    if not posteriors:
+        raise OptionError(
+            "nothing to compare: give posteriors by name, such as "
+            'compare({"mean-field": posterior, "NUTS": reference}, split)'
+        )
+    if num_samples < 1:
+        raise OptionError(f"num_samples must be at least 1, got {num_samples}")
+    if reference is not None and reference not in posteriors:
+        raise UnknownNameError("reference", reference, posteriors)
+    num_draws = common_draws(posteriors.values(), num_samples)
+    marginals = (
+        None
+        if reference is None
+        else reference_marginals(posteriors[reference], split, num_draws=num_draws, seed=seed)
+    )
+    evaluations = {
+        name: evaluate(
+            name,
+            posterior,
+            split,
+            num_draws=num_draws,
+            seed=seed,
+            reference=None if name == reference else marginals,
+        )
+        for name, posterior in posteriors.items()
+    }
+    return Comparison(
+        posteriors,
+        split,
+        reference=reference,
+        num_draws=num_draws,
+        seed=seed,
+        evaluations=evaluations,
+    )
+
+
+def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
+    """Largest number of draws up to ``num_samples`` that every posterior can give.
+
+    Chains give equally many, so it is a multiple of every number of chains.
+    """
+    stored = [posterior for posterior in posteriors if posterior.num_stored_draws is not None]
+    count = min([num_samples, *(posterior.num_stored_draws or 1 for posterior in stored)])
+    chains = math.lcm(*(posterior.num_chains for posterior in stored))
+    return max(count - count % chains, 1) if count >= chains else count

@@ -1,0 +1,129 @@
+"""The figures of a comparison by name, drawn when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.report import fit_figures, predictive_figures
+from pyro_bnn.report.theme import LIGHT, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.compare import Comparison
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of figure.
+
+    Attributes:
+        title: Heading in the report.
+        applies: Whether a comparison has what the figure shows.
+        draw: Draws it.
+        describe: What there is to see, for readers who cannot; also the caption.
+    """
+
+    title: str
+    applies: Callable[[Comparison], bool]
+    draw: Callable[[Comparison, Theme], Figure]
+    describe: Callable[[Comparison], str]
+
+
+PLOTS: dict[str, Plot] = {
+    "scores": Plot(
+        "Held-out log score, difference to the best",
+        lambda comparison: len(comparison.ranking) > 1,
+        fit_figures.scores,
+        fit_figures.describe_scores,
+    ),
+    "predictions": Plot(
+        "Prediction against observation",
+        predictive_figures.is_regression,
+        predictive_figures.predictions,
+        predictive_figures.describe_predictions,
+    ),
+    "band": Plot(
+        "Predictive band",
+        predictive_figures.has_one_input,
+        predictive_figures.band,
+        predictive_figures.describe_band,
+    ),
+    "pit": Plot(
+        "Calibration: PIT histograms",
+        predictive_figures.is_regression,
+        predictive_figures.pit_histograms,
+        predictive_figures.describe_pit,
+    ),
+    "reliability": Plot(
+        "Calibration: reliability diagrams",
+        lambda comparison: not predictive_figures.is_regression(comparison),
+        predictive_figures.reliability,
+        predictive_figures.describe_reliability,
+    ),
+    "reference": Plot(
+        "Against the reference",
+        fit_figures.has_distances,
+        fit_figures.against_reference,
+        fit_figures.describe_reference,
+    ),
+    "elbo": Plot(
+        "ELBO during the fit",
+        fit_figures.has_losses,
+        fit_figures.elbo_traces,
+        fit_figures.describe_elbo,
+    ),
+    "ranks": Plot(
+        "Do the chains agree? Ranks of the function",
+        fit_figures.has_chains,
+        fit_figures.rank_plots,
+        fit_figures.describe_ranks,
+    ),
+    "khat": Plot(
+        "k-hat: distance of the guides from the joint posterior",
+        fit_figures.has_khat,
+        fit_figures.khats,
+        fit_figures.describe_khat,
+    ),
+}
+
+
+class Figures(Mapping[str, "Figure"]):
+    """Figures of a comparison; a figure is drawn when it is first looked up.
+
+    Args:
+        comparison: The comparison.
+        theme: Colours, light where not given.
+    """
+
+    def __init__(self, comparison: Comparison, theme: Theme = LIGHT) -> None:
+        self._comparison = comparison
+        self.theme = theme
+        self._names = [name for name, plot in PLOTS.items() if plot.applies(comparison)]
+        self._drawn: dict[str, Figure] = {}
+
+    def __getitem__(self, name: str) -> Figure:
+        if name not in self._names:
+            raise UnknownNameError("figure", name, self._names)
+        if name not in self._drawn:
+            self._drawn[name] = PLOTS[name].draw(self._comparison, self.theme)
+        return self._drawn[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self._names)})"
+
+    def describe(self, name: str) -> str:
+        """What there is to see in a figure, in words."""
+        return PLOTS[name].describe(self._comparison)

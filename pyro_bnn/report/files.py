@@ -1,0 +1,78 @@
+"""Output files: checked before the work, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyro_bnn.errors import OutputError
+
+
+def check_writable(folder: str | Path) -> Path:
+    """Makes a folder and checks that files can be written to it; call it BEFORE a long fit.
+
+    Args:
+        folder: Folder of the output; made with its parents where it does not exist.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OutputError: If it cannot be made or written; says why.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as scratch:
+        ...     check_writable(Path(scratch) / "report").name
+        'report'
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to the folder {str(folder)!r}: {error.strerror or error}; "
+            "choose another output folder"
+        ) from error
+    return folder
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8; an old file stays until the new one is complete.
+
+    Raises:
+        OutputError: If it cannot be written; says why.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
+        ) from error
+
+
+def file_names(names: Iterable[str]) -> dict[str, str]:
+    """File names (without suffix) of methods: kebab-case, letters and digits, all different.
+
+    Example:
+        >>> file_names(["AutoLowRankMultivariateNormal", "NUTS", "mean field", "mean/field"])
+        {'AutoLowRankMultivariateNormal': 'auto-low-rank-multivariate-normal', 'NUTS': 'nuts', \
+'mean field': 'mean-field', 'mean/field': 'mean-field-2'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
+        stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "method"
+        unique, count = stem, 1
+        while unique in found.values():
+            count += 1
+            unique = f"{stem}-{count}"
+        found[name] = unique
+    return found

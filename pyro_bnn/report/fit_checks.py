@@ -1,0 +1,186 @@
+"""Checks of one fit: ELBO, its trend, convergence of chains, k-hat, PSIS-LOO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.convergence import (
+    MIN_DRAWS_A_CHAIN,
+    FunctionConvergence,
+    function_convergence,
+)
+from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, MIN_DRAWS, khat
+from pyro_bnn.diagnostics.trend import Trend, objective_trend
+from pyro_bnn.errors import BNNError
+from pyro_bnn.report.units import to_numpy
+
+if TYPE_CHECKING:
+    from pyro_bnn.arviz_io import LooResult
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.report.protocol import PosteriorLike
+
+EXACT_SAMPLERS = frozenset({"NUTS", "HMC"})  # draws of the exact posterior, once converged
+MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitChecks:
+    """What a fit says about itself; NaN or None where a check does not apply.
+
+    Attributes:
+        elbo: Evidence lower bound in nats, in the standardised units of y.
+        elbo_error: Its Monte Carlo error.
+        trend: Trend of the objective over the last part of the run.
+        losses: Loss of every step ``[T]``; empty for samplers.
+        convergence: R-hat and ESS of f over test points.
+        chains: The draws of f behind them ``[C, S, N, F]``.
+        num_divergent: Divergent draws after warm-up.
+        khat: k-hat of the approximation.
+        loo: PSIS leave-one-out score of the exact posterior, in standardised units.
+        notes: Why a number is blank, and what limits the others.
+    """
+
+    elbo: float
+    elbo_error: float
+    trend: Trend | None
+    losses: Float[np.ndarray, " T"]
+    convergence: FunctionConvergence | None
+    chains: Float[np.ndarray, "C S N F"] | None
+    num_divergent: int | None
+    khat: float
+    loo: LooResult | None
+    notes: tuple[str, ...]
+
+
+def fit_checks(
+    posterior: PosteriorLike, split: Split, num_draws: int, seed: int, *, is_point: bool
+) -> FitChecks:
+    """Runs every check that applies to a posterior.
+
+    Args:
+        posterior: Any posterior.
+        split: ELBO, k-hat and LOO use the training rows, R-hat the test rows.
+        num_draws: Draws for ELBO, k-hat and LOO; R-hat uses all stored draws.
+        seed: Seed of the draws.
+        is_point: Whether the posterior is a single point, which has no density.
+    """
+    notes: list[str] = []
+    if is_point:
+        notes.append("a point estimate: one draw of the function")
+    elbo, elbo_error = NAN, NAN
+    if posterior.elbo_kind != "none":
+        elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
+    chains = function_chains(posterior, split, seed)
+    divergent = posterior.sample_stats.get("diverging")
+    shape = _khat(posterior, split, num_draws, seed, notes)
+    losses = to_numpy(posterior.losses).astype(float)
+    return FitChecks(
+        elbo=elbo,
+        elbo_error=elbo_error,
+        trend=objective_trend(losses, learning_rates(posterior, len(losses)))
+        if losses.size
+        else None,
+        losses=losses,
+        convergence=None if chains is None else function_convergence(chains),
+        chains=chains,
+        num_divergent=None if divergent is None else int(np.sum(divergent)),
+        khat=shape,
+        loo=_loo(posterior, split, num_draws, seed, shape, is_point, notes),
+        notes=tuple(notes),
+    )
+
+
+def function_chains(
+    posterior: PosteriorLike, split: Split, seed: int
+) -> Float[np.ndarray, "C S N F"] | None:
+    """Draws of f by chain at up to 200 test rows; None for what is not a Markov chain."""
+    if not posterior.sample_stats or posterior.num_stored_draws is None:
+        return None
+    if posterior.num_stored_draws // posterior.num_chains < MIN_DRAWS_A_CHAIN:
+        return None
+    num_points = len(split.test.x)
+    rows = np.unique(np.linspace(0, num_points - 1, min(num_points, MAX_POINTS)).round()).tolist()
+    f = posterior.function_draws(
+        split.test.x[[int(row) for row in rows]],
+        num_samples=posterior.num_stored_draws,
+        seed=seed,
+        group_by_chain=True,
+    )
+    return to_numpy(f)
+
+
+def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray, " T"] | None:
+    r"""Relative learning rate of every step, from the options of the engine.
+
+    A cosine schedule is :math:`(1 + \cos(\pi t / T)) / 2` over the planned number of steps, of
+    which an early stop may have used only the first.
+    """
+    if posterior.options.get("schedule") != "cosine":
+        return None
+    planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
+    return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
+
+
+def _khat(
+    posterior: PosteriorLike, split: Split, num_draws: int, seed: int, notes: list[str]
+) -> float:
+    if not posterior.has_log_prob:
+        return NAN
+    if num_draws < MIN_DRAWS:
+        notes.append(f"no k-hat from {num_draws} draws (at least {MIN_DRAWS})")
+        return NAN
+    log_p, log_q = posterior.densities(split.train, num_samples=num_draws, seed=seed)
+    try:
+        return khat(to_numpy(log_p).astype(float), to_numpy(log_q).astype(float))
+    except BNNError as error:
+        notes.append(f"no k-hat: {error}")
+        return NAN
+
+
+def _loo(
+    posterior: PosteriorLike,
+    split: Split,
+    num_draws: int,
+    seed: int,
+    shape: float,
+    is_point: bool,
+    notes: list[str],
+) -> LooResult | None:
+    """PSIS-LOO where it estimates what it is said to; otherwise None and the reason in notes.
+
+    It estimates the score of the EXACT posterior, whatever proposal is corrected, so it is shown
+    for exact samplers, and for an approximation only if its draws can be corrected.
+    """
+    from pyro_bnn import arviz_io
+
+    if posterior.method in EXACT_SAMPLERS:
+        estimate = arviz_io.loo
+    elif is_point:
+        notes.append("no PSIS-LOO: a point has no importance weights")
+        return None
+    elif shape < KHAT_THRESHOLD:
+        estimate = arviz_io.loo_approximate
+    else:
+        reason = (
+            "no log density"
+            if np.isnan(shape)
+            else f"k-hat {shape:.2f}, not below {KHAT_THRESHOLD}"
+        )
+        notes.append(f"no PSIS-LOO: {reason}, so its draws cannot be reweighted to the posterior")
+        return None
+    try:
+        result = estimate(posterior.to_arviz(split.train, num_samples=num_draws, seed=seed))
+    except BNNError as error:
+        notes.append(f"no PSIS-LOO: {error}")
+        return None
+    if result.num_bad:
+        notes.append(
+            f"PSIS-LOO is not to be trusted: {result.num_bad} of {len(result.khat)} training rows "
+            "have a k-hat above its limit"
+        )
+    return result

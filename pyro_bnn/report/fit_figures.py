@@ -1,0 +1,345 @@
+"""Figures of scores and of the checks of the fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
+from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
+from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.numbers import number, with_error
+from pyro_bnn.report.theme import Theme, blank, canvas
+from pyro_bnn.report.verdicts import SD_RATIO_STANDARD_ERRORS, SD_RATIO_THRESHOLD
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.compare import Comparison
+
+NUM_RANK_BINS = 12
+NUM_TRACE_POINTS = 150  # of the smoothed trace
+MAX_CHAINS = 8
+
+
+def has_distances(comparison: Comparison) -> bool:
+    """Whether any method was measured against a reference."""
+    return any(entry.distance is not None for entry in comparison.evaluations.values())
+
+
+def has_losses(comparison: Comparison) -> bool:
+    """Whether any method has an ELBO trace."""
+    return bool(_with_elbo(comparison))
+
+
+def has_chains(comparison: Comparison) -> bool:
+    """Whether any method has Markov chains."""
+    return bool(_with_chains(comparison))
+
+
+def has_khat(comparison: Comparison) -> bool:
+    """Whether any method has a k-hat."""
+    return any(not np.isnan(entry.checks.khat) for entry in comparison.evaluations.values())
+
+
+def scores(comparison: Comparison, theme: Theme) -> Figure:
+    """Paired differences of the log score to the best, with 2 standard errors."""
+    ranking = comparison.ranking
+    colours = _colours(comparison, theme)
+    with canvas(theme, 8.2, 0.55 * len(ranking) + 1.2) as (figure, (ax,)):
+        ax.axvline(0, color=theme.muted, lw=1, ls=(0, (4, 3)))
+        for place, row in enumerate(ranking):
+            colour, difference = colours[row.name], row.difference
+            if np.isfinite(difference.mean):
+                error = TIED_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
+                ax.errorbar(difference.mean, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour)
+            verdict = "best" if place == 0 else "tied" if difference.tied else ""
+            text = f"{with_error(row.score, row.standard_error)}   {verdict}".rstrip()
+            ax.annotate(
+                text, (1.02, place), xycoords=("axes fraction", "data"), va="center",
+                color=theme.ink, annotation_clip=False,
+            )  # fmt: skip
+        ax.annotate(
+            "log score ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
+            color=theme.muted, annotation_clip=False, fontsize=9.5,
+        )  # fmt: skip
+        _name_rows(ax, [row.name for row in ranking])
+        ax.set_xlabel(
+            f"difference to the best ± {TIED_STANDARD_ERRORS:g} se, nats per held-out row "
+            "(better to the right)"
+        )
+    return figure
+
+
+def describe_scores(comparison: Comparison) -> str:
+    """Words for `scores`."""
+    best, *others = comparison.ranking
+    parts = [
+        f"{row.name} {with_error(row.difference.mean, row.difference.standard_error)}"
+        f"{' (tied)' if row.difference.tied else ''}"
+        for row in others
+    ]
+    return (
+        f"Difference to {best.name} ({with_error(best.score, best.standard_error)} nats per row), "
+        "paired over held-out rows, with 2 standard errors: "
+        f"{'; '.join(parts)}. A bar that reaches the dashed line is a tie."
+    )
+
+
+def against_reference(comparison: Comparison, theme: Theme) -> Figure:
+    """Distance to the reference beside its floor, and the ratio of epistemic sds."""
+    entries = [e for e in _ranked(comparison) if e.distance is not None]
+    colours = _colours(comparison, theme)
+    unit = "probability" if comparison.split.task == "classification" else "sds of y"
+    with canvas(theme, 8.2, 0.55 * len(entries) + 1.5, 1, 2, sharey=True) as (figure, axes):
+        left, right = axes
+        for place, entry in enumerate(entries):
+            assert entry.distance is not None
+            assert entry.sd_ratio is not None
+            colour = colours[entry.name]
+            left.plot([0, entry.distance.value], [place, place], color=colour, lw=2.2)
+            left.plot(entry.distance.value, place, "o", ms=7, color=colour)
+            error = SD_RATIO_STANDARD_ERRORS * np.nan_to_num(entry.sd_ratio.standard_error)
+            right.errorbar(
+                entry.sd_ratio.value, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour
+            )
+        floor = float(np.mean([e.distance.floor for e in entries if e.distance is not None]))
+        left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
+        left.set_xlim(left=0)
+        left.set_title(
+            f"grey: two halves of {comparison.reference} ({number(floor, 2)})", fontsize=10
+        )
+        left.set_xlabel(f"distance to {comparison.reference}, {unit}")
+        right.axvline(1, color=theme.muted, lw=1, ls=(0, (4, 3)))
+        right.axvspan(0, SD_RATIO_THRESHOLD, color=theme.band, lw=0, zorder=0)
+        right.set_xlim(left=-0.02)
+        right.set_title(f"grey: below {SD_RATIO_THRESHOLD}, too sure", fontsize=10)
+        right.set_xlabel(f"epistemic sd / that of {comparison.reference} ± 2 se")
+        _name_rows(left, [entry.name for entry in entries])
+    return figure
+
+
+def describe_reference(comparison: Comparison) -> str:
+    """Words for `against_reference`."""
+    parts = [
+        f"{entry.name} distance {number(entry.distance.value)} (floor "
+        f"{number(entry.distance.floor)}), sd ratio {number(entry.sd_ratio.value)}"
+        for entry in _ranked(comparison)
+        if entry.distance is not None and entry.sd_ratio is not None
+    ]
+    return (
+        f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
+        "mean over held-out rows; inside the grey a method cannot be told from it. Right: spread "
+        f"of the function over that of {comparison.reference}. {'; '.join(parts)}."
+    )
+
+
+def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
+    """Smoothed ELBO traces, named at their ends."""
+    entries = _with_elbo(comparison)
+    colours = _colours(comparison, theme)
+    with canvas(theme, 8.2, 3.6) as (figure, (ax,)):
+        settled, ends = [], []
+        for entry in entries:
+            losses = entry.checks.losses
+            steps, smooth = _smooth(-losses)
+            settled.append(smooth[len(smooth) // 4 :])
+            ends.append((smooth[-1], entry.name))
+            thin = slice(None, None, max(1, losses.size // 1500))
+            ax.plot(
+                np.arange(1, losses.size + 1)[thin], -losses[thin], color=colours[entry.name],
+                alpha=0.18, lw=0.6, rasterized=True,
+            )  # fmt: skip
+            ax.plot(steps, smooth, color=colours[entry.name], lw=2)
+        low = min(float(part.min()) for part in settled)
+        high = max(float(part.max()) for part in settled)
+        room = 0.15 * (high - low) or 1.0
+        ax.set_ylim(low - room, high + room)
+        longest = max(entry.checks.losses.size for entry in entries)
+        ax.set_xlim(0, longest)
+        _label_ends(ax, ends, colours, gap=0.075 * (high - low + 2 * room))
+        ax.set_xlabel("step")
+        ax.set_ylabel("ELBO, nats (smoothed)")
+    return figure
+
+
+def describe_elbo(comparison: Comparison) -> str:
+    """Words for `elbo_traces`."""
+    parts = []
+    for entry in _with_elbo(comparison):
+        trend = entry.checks.trend
+        if trend is None:
+            parts.append(f"{entry.name}: too few steps to judge")
+        else:
+            gain = with_error(trend.gain, trend.standard_error)
+            parts.append(f"{entry.name} {gain} over its last {trend.num_steps:,} steps")
+    return (
+        "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "
+        "the first climb. The trend left at the end, in nats, with the effect of a falling "
+        f"learning rate removed: {'; '.join(parts)}."
+    )
+
+
+def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
+    """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
+    entries = _with_chains(comparison)
+    columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
+    colours = _colours(comparison, theme)
+    with canvas(
+        theme, max(1.9 * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
+        sharex=True, sharey="row",
+    ) as (figure, axes):  # fmt: skip
+        for row, entry in enumerate(entries):
+            panels = axes[row * columns : (row + 1) * columns]
+            draws, ess = _worst_draws(entry)  # [C, S]
+            counts = rank_counts(draws)[:columns]  # [C, B]
+            expected = draws.shape[1] / NUM_RANK_BINS
+            # an autocorrelated chain of S draws spreads as ESS / C independent ones would
+            effective = max(ess / len(draws), 1.0)
+            spread = draws.shape[1] * np.sqrt(
+                (1 / NUM_RANK_BINS) * (1 - 1 / NUM_RANK_BINS) / effective
+            )
+            for chain, (ax, count) in enumerate(zip(panels, counts, strict=False)):
+                low = max(expected - 2.58 * spread, 0)
+                ax.axhspan(low, expected + 2.58 * spread, color=theme.band, lw=0, zorder=0)
+                edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
+                ax.stairs(count, edges, fill=True, color=colours[entry.name], alpha=0.75)
+                ax.set_title(f"chain {chain + 1}", fontsize=10)
+                ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
+            blank(panels[len(counts) :])
+            panels[0].set_ylabel(f"{entry.name}\ndraws")
+        figure.supxlabel(
+            "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
+        )
+    return figure
+
+
+def describe_ranks(comparison: Comparison) -> str:
+    """Words for `rank_plots`."""
+    parts = []
+    for entry in _with_chains(comparison):
+        convergence = entry.checks.convergence
+        assert convergence is not None
+        parts.append(
+            f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
+            f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
+        )
+    return (
+        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
+        f"(99 % a bar). The function is shown, not weights, which symmetries alias. "
+        f"{'; '.join(parts)}."
+    )
+
+
+def khats(comparison: Comparison, theme: Theme) -> Figure:
+    """k-hat of every guide with the threshold."""
+    entries = [e for e in _ranked(comparison) if not np.isnan(e.checks.khat)]
+    colours = _colours(comparison, theme)
+    with canvas(theme, 8.2, 0.55 * len(entries) + 1.2) as (figure, (ax,)):
+        for place, entry in enumerate(entries):
+            shape = entry.checks.khat
+            ax.plot([0, shape], [place, place], color=colours[entry.name], lw=2.2)
+            ax.plot(shape, place, "o", ms=7, color=colours[entry.name])
+            ax.annotate(
+                number(shape),
+                (shape, place),
+                xytext=(9, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        ax.axvspan(min(0, ax.get_xlim()[0]), KHAT_THRESHOLD, color=theme.band, lw=0, zorder=0)
+        right = 1.12 * max(1.0, *(entry.checks.khat for entry in entries))
+        ax.set_xlim(min(0.0, *(1.2 * entry.checks.khat for entry in entries)), right)
+        _name_rows(ax, [entry.name for entry in entries])
+        ax.set_xlabel(f"k-hat (grey: below {KHAT_THRESHOLD}, draws can be reweighted)")
+    return figure
+
+
+def describe_khat(comparison: Comparison) -> str:
+    """Words for `khats`."""
+    parts = [
+        f"{entry.name} {number(entry.checks.khat)}"
+        for entry in _ranked(comparison)
+        if not np.isnan(entry.checks.khat)
+    ]
+    return (
+        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights: below "
+        f"{KHAT_THRESHOLD} the guide's draws can be corrected by weights. Symmetries of the "
+        f"network count in full, so a large value need not mean poor predictions. {'; '.join(parts)}."
+    )
+
+
+def rank_counts(draws: Float[np.ndarray, "C S"]) -> Float[np.ndarray, "C B"]:
+    """Counts of each chain's draws in bins of their rank among all chains.
+
+    Example:
+        >>> rank_counts(np.arange(24.0).reshape(2, 12)).astype(int)[0].tolist()
+        [2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
+    """
+    ranks = draws.ravel().argsort(kind="stable").argsort().reshape(draws.shape)
+    bins = ranks * NUM_RANK_BINS // draws.size  # [C, S]
+    return np.stack([np.bincount(row, minlength=NUM_RANK_BINS) for row in bins]).astype(float)
+
+
+def _worst_draws(entry: Evaluation) -> tuple[Float[np.ndarray, "C S"], float]:
+    convergence = entry.checks.convergence
+    assert convergence is not None
+    point, output = convergence.worst
+    return _chains(entry)[:, :, point, output], float(
+        np.nan_to_num(convergence.ess[point, output], nan=1.0)
+    )
+
+
+def _chains(entry: Evaluation) -> Float[np.ndarray, "C S N F"]:
+    assert entry.checks.chains is not None
+    return entry.checks.chains
+
+
+def _smooth(values: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
+    """Block means, for a line that shows the trend: middle steps and means."""
+    blocks = np.array_split(values, min(NUM_TRACE_POINTS, values.size))
+    sizes = np.array([block.size for block in blocks])
+    return sizes.cumsum() - sizes / 2, np.array([block.mean() for block in blocks])
+
+
+def _label_ends(
+    ax: Axes, ends: list[tuple[float, str]], colours: dict[str, str], gap: float
+) -> None:
+    """Names lines at their right ends, moved apart where they would overlap."""
+    height = -np.inf
+    for value, name in sorted(ends):
+        height = max(value, height + gap)
+        ax.annotate(
+            name, (1.015, height), xycoords=("axes fraction", "data"), va="center",
+            color=colours[name], fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _name_rows(ax: Axes, names: list[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def _ranked(comparison: Comparison) -> list[Evaluation]:
+    return [comparison.evaluations[place.name] for place in comparison.ranking]
+
+
+def _with_elbo(comparison: Comparison) -> list[Evaluation]:
+    return [
+        entry
+        for entry in _ranked(comparison)
+        if entry.checks.losses.size and entry.posterior.elbo_kind != "none"
+    ]
+
+
+def _with_chains(comparison: Comparison) -> list[Evaluation]:
+    return [entry for entry in _ranked(comparison) if entry.checks.chains is not None]
+
+
+def _colours(comparison: Comparison, theme: Theme) -> dict[str, str]:
+    return theme.colours(list(comparison.posteriors), comparison.reference)

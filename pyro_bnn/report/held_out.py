@@ -1,0 +1,173 @@
+"""Held-out scores and calibration of one method, in the user's units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.calibration import (
+    Coverage,
+    Reliability,
+    coverage,
+    ece,
+    ece_floor,
+    pit,
+    reliability_curve,
+)
+from pyro_bnn.diagnostics.scores import accuracy, brier, crps, moment_matched_log_score, rmse
+from pyro_bnn.report.units import Units, to_numpy
+
+if TYPE_CHECKING:
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.report.protocol import PosteriorLike, PredictionLike
+
+LEVEL = 0.95
+POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Scores on the test rows; NaN or None where one does not apply to the task.
+
+    With several targets a point is a row for the log score, and an entry for all else.
+
+    Attributes:
+        log_score: Log of the mean density over draws, every row ``[N]``, nats.
+        function_draws: Draws of the network output ``[S, N, F]``, standardised units.
+        is_point: Whether all draws are one function (MAP, maximum likelihood).
+        gaussian_log_score: Mean moment-matched log score: another number, never ranked.
+        rmse: Of the predictive mean.
+        crps: Mean continuous ranked probability score.
+        mean: Predictive means ``[N, O]``.
+        interval: Ends of the central 95 % interval ``[2, N, O]``.
+        pit: PIT values ``[N O]``.
+        coverage: Of the central 95 % interval.
+        accuracy: Share of rows.
+        brier: Mean Brier score, 0 to 2.
+        probs: Predictive class probabilities ``[N, C]``.
+        ece: Expected calibration error, 15 bins.
+        ece_floor: The ECE that exactly right probabilities would have on so many rows.
+        reliability: Accuracy against confidence.
+    """
+
+    log_score: Float[np.ndarray, " N"]
+    function_draws: Float[np.ndarray, "S N F"]
+    is_point: bool
+    gaussian_log_score: float = NAN
+    rmse: float = NAN
+    crps: float = NAN
+    mean: Float[np.ndarray, "N O"] | None = None
+    interval: Float[np.ndarray, "2 N O"] | None = None
+    pit: Float[np.ndarray, " M"] | None = None
+    coverage: Coverage | None = None
+    accuracy: float = NAN
+    brier: float = NAN
+    probs: Float[np.ndarray, "N C"] | None = None
+    ece: float = NAN
+    ece_floor: float = NAN
+    reliability: Reliability | None = None
+
+
+def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> HeldOut:
+    """Scores a posterior on the test rows of a split.
+
+    Args:
+        posterior: Any posterior.
+        split: Test rows in the standardised units of the model, with the way back.
+        num_draws: Draws S of the function, the same for every method that is compared.
+        seed: Seed of the draws.
+    """
+    prediction = posterior.predict(split.test.x, num_samples=num_draws, seed=seed)
+    f = to_numpy(prediction.function_draws)
+    log_score = to_numpy(prediction.log_prob(split.test.y)).astype(float)
+    is_point = len(f) == 1 or bool((f.std(0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all())
+    if split.task == "classification":
+        return _score_classes(prediction, split, log_score, f, is_point)
+    return _score_regression(prediction, split, log_score, f, is_point, seed)
+
+
+def _score_regression(
+    prediction: PredictionLike,
+    split: Split,
+    log_score: Float[np.ndarray, " N"],
+    f: Float[np.ndarray, "S N F"],
+    is_point: bool,
+    seed: int,
+) -> HeldOut:
+    units = Units.of(split)
+    shape = (len(log_score), len(units.scale))  # [N, O]
+    z = to_numpy(split.test.y).reshape(shape).astype(float)
+    y = units.values(z).ravel()  # [N O]
+    draws = units.values(to_numpy(prediction.draws).reshape(-1, *shape)).reshape(-1, y.size)
+    z_mean, z_sd = (
+        to_numpy(m).reshape(shape).astype(float) for m in (prediction.mean, prediction.sd)
+    )
+    mean = units.values(z_mean)
+    gaussian = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
+    values = pit(draws, y, seed=seed)
+    tail = (1 - LEVEL) / 2
+    # "weibull" puts quantile p at rank p (S + 1), as the PIT does: no shrinkage with few draws
+    interval = np.quantile(draws, [tail, 1 - tail], axis=0, method="weibull")
+    return HeldOut(
+        log_score=log_score - units.log_scale,
+        function_draws=f,
+        is_point=is_point,
+        gaussian_log_score=float(gaussian.reshape(shape).sum(1).mean() - units.log_scale),
+        rmse=rmse(mean.ravel(), y),
+        crps=float(crps(draws, y).mean()),
+        mean=mean,
+        interval=interval.reshape(2, *shape),
+        pit=values,
+        coverage=coverage(values, LEVEL),
+    )
+
+
+def _score_classes(
+    prediction: PredictionLike,
+    split: Split,
+    log_score: Float[np.ndarray, " N"],
+    f: Float[np.ndarray, "S N F"],
+    is_point: bool,
+) -> HeldOut:
+    y = to_numpy(split.test.y)
+    probs = to_numpy(prediction.probs).astype(float)
+    return HeldOut(
+        log_score=log_score,
+        function_draws=f,
+        is_point=is_point,
+        accuracy=accuracy(probs, y),
+        brier=float(brier(probs, y).mean()),
+        probs=probs,
+        ece=ece(probs, y),
+        ece_floor=ece_floor(probs),
+        reliability=reliability_curve(probs, y),
+    )
+
+
+def marginals(
+    f: Float[np.ndarray, "*batch F"], task: str, num_targets: int
+) -> Float[np.ndarray, "*batch G"]:
+    r"""What distances to a reference are measured on.
+
+    The location of y for regression (the first O outputs; what follows are raw scales), and the
+    class probabilities for classification, because logits are free up to a shift and saturate.
+
+    Args:
+        f: Network outputs, the last axis F.
+        task: ``"regression"`` or ``"classification"``.
+        num_targets: Number of targets O.
+
+    Example:
+        >>> marginals(np.zeros((1, 1)), "classification", 1), marginals(np.eye(2), "regression", 1)
+        (array([[0.5]]), array([[1.],
+               [0.]]))
+    """
+    from scipy import special
+
+    if task != "classification":
+        return np.asarray(f[..., :num_targets])
+    return np.asarray(special.expit(f) if f.shape[-1] == 1 else special.softmax(f, axis=-1))

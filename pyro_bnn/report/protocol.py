@@ -1,0 +1,149 @@
+"""What a comparison needs of a posterior: any object with these members can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from xarray import DataTree
+
+    from pyro_bnn.data.dataset import Dataset
+
+
+class PredictionLike(Protocol):
+    """Predictive draws and moments in the standardised units of the data; see ``Prediction``."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Predictive means ``[N, O]``."""
+        ...
+
+    @property
+    def sd(self) -> Tensor:
+        """Predictive standard deviations ``[N, O]``."""
+        ...
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities ``[N, C]``."""
+        ...
+
+    @property
+    def draws(self) -> Tensor:
+        """Draws of y ``[S, N, O]``."""
+        ...
+
+    @property
+    def function_draws(self) -> Tensor:
+        """Draws of the network output ``[S, N, F]``."""
+        ...
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log of the mean density over draws ``[N]``."""
+        ...
+
+
+class PosteriorLike(Protocol):
+    """A fitted posterior; see ``pyro_bnn.Posterior``."""
+
+    @property
+    def method(self) -> str:
+        """Name of the guide or sampler."""
+        ...
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+        ...
+
+    @property
+    def model(self) -> object:
+        """The model; the same object where methods share one."""
+        ...
+
+    @property
+    def num_chains(self) -> int:
+        """Chains C."""
+        ...
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Stored draws over all chains; None if it can be sampled without end."""
+        ...
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether `densities` gives a log q."""
+        ...
+
+    @property
+    def elbo_kind(self) -> str:
+        """``"exact"``, ``"bound"``, ``"monte_carlo"``, or ``"none"`` where there is no ELBO."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the approximation, or of one draw of a sampler."""
+        ...
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds the fit took."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the fit."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the engine and the guide, as JSON can hold them."""
+        ...
+
+    @property
+    def losses(self) -> Tensor | np.ndarray:
+        """Negative ELBO estimate of every step ``[T]``; empty for samplers."""
+        ...
+
+    @property
+    def sample_stats(self) -> Mapping[str, np.ndarray]:
+        """Sampler statistics ``[C, S]``; empty for approximations."""
+        ...
+
+    def function_draws(
+        self, x: Tensor, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> Tensor:
+        """Network outputs ``[S, N, F]``, or ``[C, S/C, N, F]``."""
+        ...
+
+    def predict(
+        self, x: Tensor, num_samples: int = 1000, seed: int = 0, raw: bool = False
+    ) -> PredictionLike:
+        """Predictions at inputs x."""
+        ...
+
+    def elbo(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+        """ELBO of the data in nats and its Monte Carlo error."""
+        ...
+
+    def densities(
+        self, data: Dataset, num_samples: int = 1000, seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Log joint and log q of every draw, ``[S]`` each."""
+        ...
+
+    def to_arviz(
+        self,
+        train: Dataset,
+        test: Dataset | None = None,
+        num_samples: int = 1000,
+        *,
+        seed: int = 0,
+    ) -> DataTree:
+        """The posterior as ArviZ's DataTree."""
+        ...

@@ -1,0 +1,254 @@
+"""The table: one row a method, best held-out log score first; columns with their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyro_bnn.diagnostics.ranking import Ranked
+from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.numbers import number, percent, with_error
+from pyro_bnn.report.units import Units
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAN = float("nan")
+Cell = Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column as people read it.
+
+    Attributes:
+        title: Heading.
+        unit: Unit, or empty.
+        cell: Text of the cell from a row of the table.
+        meaning: One sentence for the legend.
+        keys: Columns of the table it shows; it is left out where all are blank.
+    """
+
+    title: str
+    unit: str
+    cell: Cell
+    meaning: str
+    keys: tuple[str, ...]
+
+
+def make_table(
+    evaluations: Sequence[Evaluation], ranking: Sequence[Ranked], units: Units, task: str
+) -> pd.DataFrame:
+    """All numbers, one row a method, in the order of the ranking; NaN where one does not apply.
+
+    Args:
+        evaluations: One a method.
+        ranking: By held-out log score, best first.
+        units: Units of the target, named in the column ``units``.
+        task: ``"regression"`` or ``"classification"``.
+    """
+    import pandas as pd
+
+    by_name = {entry.name: entry for entry in evaluations}
+    rows = [_row(by_name[place.name], place, units, task) for place in ranking]
+    index = pd.Index([place.name for place in ranking], name="method")
+    return pd.DataFrame(rows, index=index)
+
+
+def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str, Any]:
+    scores, checks = entry.held_out, entry.checks
+    row: dict[str, Any] = {
+        "rank": place.rank,
+        "log_score": place.score,
+        "log_score_se": place.standard_error,
+        "difference": place.difference.mean,
+        "difference_se": place.difference.standard_error,
+        "tied": place.difference.tied,
+    }
+    log_scale = 0.0
+    if task == "classification":
+        row |= {
+            "accuracy": scores.accuracy,
+            "brier": scores.brier,
+            "ece": scores.ece,
+            "ece_floor": scores.ece_floor,
+            "units": "log scores: nats per test row",
+        }
+    else:
+        log_scale = units.log_scale
+        band = scores.coverage
+        row |= {
+            "gaussian_log_score": scores.gaussian_log_score,
+            "rmse": scores.rmse,
+            "crps": scores.crps,
+            "coverage_95": NAN if band is None else band.observed,
+            "coverage_low": NAN if band is None else band.low,
+            "coverage_high": NAN if band is None else band.high,
+            "units": f"log scores: nats per test row, densities of {units.name}; "
+            f"rmse, crps: units of {units.name}",
+        }
+    unit_text = row.pop("units")
+    chains, loo = checks.convergence, checks.loo
+    num_train = NAN if loo is None else len(loo.pointwise)
+    row |= {
+        "elbo": checks.elbo,
+        "elbo_error": checks.elbo_error,
+        "rhat": NAN if chains is None else chains.worst_rhat,
+        "ess": NAN if chains is None else chains.smallest_ess,
+        "divergent": NAN if checks.num_divergent is None else checks.num_divergent,
+        "khat": checks.khat,
+        "loo": NAN if loo is None else loo.elpd / num_train - log_scale,
+        "loo_se": NAN if loo is None else loo.se / num_train,
+        "distance": NAN if entry.distance is None else entry.distance.value,
+        "distance_floor": NAN if entry.distance is None else entry.distance.floor,
+        "sd_ratio": NAN if entry.sd_ratio is None else entry.sd_ratio.value,
+        "sd_ratio_se": NAN if entry.sd_ratio is None else entry.sd_ratio.standard_error,
+        "draws": entry.num_draws,
+        "seconds": entry.posterior.wall_time,
+        "parameters": entry.posterior.num_parameters,
+        "units": unit_text,
+        "notes": "; ".join(checks.notes),
+    }
+    return row
+
+
+def sections(units: Units, task: str) -> dict[str, list[Column]]:
+    """The columns of the report by section.
+
+    Args:
+        units: Units of the target.
+        task: ``"regression"`` or ``"classification"``.
+    """
+    shared = [
+        Column(
+            title="log score",
+            unit="nats per row",
+            cell=lambda row: with_error(row["log_score"], row["log_score_se"]),
+            meaning="Log of the predictive density averaged over draws, at held-out rows; higher "
+            "is better. The only score that ranks.",
+            keys=("log_score",),
+        ),
+        Column(
+            title="to the best",
+            unit="nats per row",
+            cell=_difference,
+            meaning="Paired difference and its standard error; under 2 of them is a tie.",
+            keys=("difference",),
+        ),
+    ]
+    if task == "classification":
+        quality = [
+            _plain(
+                "accuracy", "accuracy", "", "Share of rows whose likeliest class is right.", percent
+            ),
+            _plain(
+                "Brier", "brier", "0 to 2", "Squared error of the probabilities; lower is better."
+            ),
+            Column(
+                title="ECE (floor)",
+                unit="",
+                cell=lambda row: f"{number(row['ece'])} ({number(row['ece_floor'])})",
+                meaning="Expected calibration error; the floor is what exactly right probabilities "
+                "would show on so few rows.",
+                keys=("ece",),
+            ),
+        ]
+    else:
+        quality = [
+            _plain("RMSE", "rmse", units.name, "Error of the predictive mean."),
+            _plain("CRPS", "crps", units.name, "Score of the whole predictive; lower is better."),
+            Column(
+                title="95 % coverage",
+                unit="",
+                cell=_coverage,
+                meaning="Share of held-out values inside the 95 % interval, and what chance allows "
+                "a calibrated method (99 % binomial band).",
+                keys=("coverage_95",),
+            ),
+            _plain(
+                "Gaussian score",
+                "gaussian_log_score",
+                "nats per row",
+                "Log density of one Normal with the predictive mean and sd: another number than "
+                "the log score, for comparison with papers; never ranked.",
+            ),
+        ]
+    return {
+        "Held-out scores": shared + quality,
+        "Checks of the fit": _fit_columns(),
+        "Against the reference": _reference_columns(task),
+        "Cost": [
+            _plain("fit", "seconds", "s", "Wall time of the fit."),
+            _plain("parameters", "parameters", "", "Numbers that were fitted.", _count),
+            _plain("draws", "draws", "", "Draws of the function behind the scores.", _count),
+        ],
+    }
+
+
+def _fit_columns() -> list[Column]:
+    return [
+        Column(
+            title="ELBO",
+            unit="nats",
+            cell=lambda row: with_error(row["elbo"], row["elbo_error"]),
+            meaning="Lower bound of the log evidence of the training rows (standardised target) "
+            "with its Monte Carlo error; comparable only between guides of one model.",
+            keys=("elbo",),
+        ),
+        _plain("k-hat", "khat", "", "Distance of the guide from the joint posterior; below 0.7 its "
+               "draws can be reweighted to it."),
+        _plain("worst R-hat", "rhat", "", "Of the function over test rows; at most 1.05.",
+               lambda value: "" if value != value else f"{value:.3f}"),
+        _plain("smallest ESS", "ess", "", "Effective draws of the function, at the worst test row.",
+               _count),
+        _plain("divergent", "divergent", "", "Draws after divergent trajectories.", _count),
+        Column(
+            title="PSIS-LOO",
+            unit="nats per row",
+            cell=lambda row: with_error(row["loo"], row["loo_se"]),
+            meaning="Leave-one-out log score of the EXACT posterior on the training rows; blank "
+            "where draws cannot be reweighted to it.",
+            keys=("loo",),
+        ),
+    ]  # fmt: skip
+
+
+def _reference_columns(task: str) -> list[Column]:
+    unit = "probability" if task == "classification" else "sds of y"
+    return [
+        _plain("distance", "distance", unit, "Mean over test rows of the Wasserstein distance "
+               "between marginal draws of the function."),
+        _plain("floor", "distance_floor", unit, "The same between two halves of the reference."),
+        Column(
+            title="epistemic sd ratio",
+            unit="",
+            cell=lambda row: with_error(row["sd_ratio"], row["sd_ratio_se"]),
+            meaning="Spread of the function over that of the reference; below 1 is too sure.",
+            keys=("sd_ratio",),
+        ),
+    ]  # fmt: skip
+
+
+def _plain(
+    title: str, key: str, unit: str, meaning: str, text: Callable[[float], str] = number
+) -> Column:
+    return Column(
+        title=title, unit=unit, cell=lambda row: text(row[key]), meaning=meaning, keys=(key,)
+    )
+
+
+def _count(value: float) -> str:
+    return "" if value != value else f"{round(value):,}"
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    if row["difference"] == 0 and row["rank"] == 1 and row["difference_se"] == 0:
+        return "best"
+    text = with_error(row["difference"], row["difference_se"])
+    return f"{text} (tied)" if row["tied"] else text
+
+
+def _coverage(row: Mapping[str, Any]) -> str:
+    low, high = percent(row["coverage_low"], 0)[:-2], percent(row["coverage_high"], 0)
+    return f"{percent(row['coverage_95'], 0)} ({low} to {high})"

@@ -1,0 +1,62 @@
+"""A comparison in a terminal: the most important columns, then the verdicts."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from pyro_bnn.report.table import Column, sections
+
+if TYPE_CHECKING:
+    from pyro_bnn.report.compare import Comparison
+
+WIDTH = 100
+
+
+def text_summary(comparison: Comparison) -> str:
+    """Table by sections and verdicts, at most 100 columns wide (names longer than 24 are cut)."""
+    lines = textwrap.wrap(headline(comparison), WIDTH)
+    names = [_cut(str(name)) for name in comparison.table.index]
+    rows = comparison.table.to_dict("records")
+    for title, columns in sections(comparison.units, comparison.split.task).items():
+        shown = [
+            column for column in columns if not comparison.table[list(column.keys)].isna().all(None)
+        ]
+        if not shown:
+            continue
+        lines.append("")
+        lines.extend(_grid([title, "", *names], shown, rows))
+    lines.append("")
+    for finding in comparison.findings:
+        mark = "! " if finding.is_warning else "- "
+        lines.extend(
+            textwrap.wrap(finding.text, WIDTH, initial_indent=mark, subsequent_indent="  ")
+        )
+    return "\n".join(lines)
+
+
+def headline(comparison: Comparison) -> str:
+    """What was compared on what, in one sentence."""
+    split, count = comparison.split, len(comparison.posteriors)
+    methods = "1 method" if count == 1 else f"{count} methods"
+    return (
+        f"{split.name}: {methods} on {len(split.test):,} held-out rows "
+        f"({len(split.train):,} for training), {comparison.num_draws:,} draws each"
+    )
+
+
+def _grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
+    """Lines of one section; columns at the end that do not fit the width are left out."""
+    cells = [[column.title, column.unit, *(column.cell(row) for row in rows)] for column in columns]
+    width = max(len(label) for label in labels)
+    lines = [label.ljust(width) for label in labels]
+    for cell in cells:
+        padded = [text.rjust(max(len(other) for other in cell)) for text in cell]
+        if len(lines[0]) + 2 + len(padded[0]) > WIDTH:
+            break
+        lines = [f"{line}  {text}" for line, text in zip(lines, padded, strict=True)]
+    return [line.rstrip() for line in lines]
+
+
+def _cut(name: str, width: int = 24) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"

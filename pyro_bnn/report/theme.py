@@ -1,0 +1,126 @@
+"""Colours and canvas of the figures: safe for colour-blind readers, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one appearance.
+
+    Method colours are those of Okabe & Ito ("Color Universal Design", 2008); yellow is left out,
+    being too light for lines on white, and black gives way to the ink of the theme.
+
+    Attributes:
+        name: ``"light"`` or ``"dark"``.
+        paper: Background.
+        ink: Text, and the first method.
+        muted: Axes, grid labels, thresholds.
+        band: What chance allows.
+        methods: Colours of methods after the first.
+    """
+
+    name: str
+    paper: str
+    ink: str
+    muted: str
+    band: str
+    methods: tuple[str, ...]
+
+    def colours(self, names: Sequence[str], reference: str | None) -> dict[str, str]:
+        """A colour for every method: ink for the reference, the others in order.
+
+        Example:
+            >>> LIGHT.colours(["mean-field", "NUTS"], "NUTS")
+            {'mean-field': '#0072B2', 'NUTS': '#1A1A1A'}
+        """
+        others = [name for name in names if name != reference]
+        colours = {name: self.methods[i % len(self.methods)] for i, name in enumerate(others)}
+        return {name: colours.get(name, self.ink) for name in names}
+
+
+LIGHT = Theme(
+    "light",
+    paper="#FFFFFF",
+    ink="#1A1A1A",
+    muted="#6B6B6B",
+    band="#D9DDE1",
+    methods=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"),
+)
+DARK = Theme(
+    "dark",
+    paper="#16181C",
+    ink="#ECECEC",
+    muted="#A0A5AD",
+    band="#3A4048",
+    methods=("#56B4E9", "#E69F00", "#2BC79A", "#CC79A7", "#4C8FD9", "#E57C33"),
+)
+
+
+@contextmanager
+def canvas(
+    theme: Theme, width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with a grid of axes in the theme's colours; matplotlib's settings are restored.
+
+    Args:
+        theme: Colours.
+        width: In inches.
+        height: In inches.
+        rows: Rows of axes.
+        columns: Columns of axes.
+        **options: For ``Figure.subplots``.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings = {
+        "font.size": 11,
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "axes.labelsize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": theme.muted,
+        "axes.facecolor": theme.paper,
+        "figure.facecolor": theme.paper,
+        "savefig.facecolor": theme.paper,
+        "text.color": theme.ink,
+        "axes.labelcolor": theme.ink,
+        "axes.titlecolor": theme.ink,
+        "xtick.color": theme.muted,
+        "ytick.color": theme.muted,
+        "xtick.labelcolor": theme.ink,
+        "ytick.labelcolor": theme.ink,
+        "legend.frameon": False,
+        "axes.unicode_minus": True,
+    }
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure, list(axes.ravel())
+
+
+def grid_shape(num_panels: int, most: int = 3) -> tuple[int, int]:
+    """Rows and columns of a grid for some panels, with as few empty places as can be.
+
+    Example:
+        >>> grid_shape(2), grid_shape(4), grid_shape(5)
+        ((1, 2), (2, 2), (2, 3))
+    """
+    columns = 2 if num_panels == 4 else min(num_panels, most)
+    return -(-num_panels // columns), columns
+
+
+def blank(axes: Sequence[Axes]) -> None:
+    """Hides the axes that no panel uses."""
+    for ax in axes:
+        ax.set_visible(False)

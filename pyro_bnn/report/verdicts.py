@@ -1,0 +1,211 @@
+"""Verdicts: what the numbers carry in plain words, each with its threshold and the next step.
+
+All thresholds of the report stand here or are imported here. A rule speaks only where its number
+is beyond its own noise; it says nothing where it cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY
+from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
+from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
+from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS, Ranked
+from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.numbers import number, percent, with_error
+
+TREND_STANDARD_ERRORS = 2.0
+TREND_GAIN = 1.0  # nats: a smaller gain changes no posterior that is worth reporting
+SD_RATIO_THRESHOLD = 0.8
+SD_RATIO_STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One finding.
+
+    Attributes:
+        text: Plain words with number, threshold and next step.
+        kind: The rule it comes from.
+        is_warning: Whether something should be mended, as against a plain result.
+    """
+
+    text: str
+    kind: str
+    is_warning: bool = True
+
+
+def verdicts(
+    evaluations: Sequence[Evaluation], ranking: Sequence[Ranked], reference: str | None
+) -> list[Verdict]:
+    """All verdicts on a comparison: the ranking first, then what limits each method.
+
+    Args:
+        evaluations: One a method.
+        ranking: By held-out log score, best first.
+        reference: Name of the reference, or None.
+    """
+    found = list(score_verdicts(ranking))
+    judge = next((entry for entry in evaluations if entry.name == reference), None)
+    rules: list[Callable[[Evaluation], Iterator[Verdict]]] = [
+        rhat_verdict,
+        divergence_verdict,
+        trend_verdict,
+        coverage_verdict,
+        khat_verdict,
+    ]
+    for rule in rules:
+        for entry in evaluations:
+            found.extend(rule(entry))
+    if judge is not None:
+        for entry in evaluations:
+            found.extend(sd_ratio_verdict(entry, judge))
+        found.extend(reference_verdict(judge))
+    return found
+
+
+def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
+    """Who is best, who is tied with it, who is behind."""
+    best, *others = ranking
+    score = with_error(best.score, best.standard_error)
+    if not others:
+        yield Verdict(
+            f"{best.name}: held-out log score {score} nats per test row.",
+            "scores",
+            is_warning=False,
+        )
+        return
+    yield Verdict(
+        f"{best.name} has the highest held-out log score, {score} nats per test row.",
+        "scores",
+        is_warning=False,
+    )
+    tied = [place for place in others if place.difference.tied]
+    behind = [place for place in others if not place.difference.tied]
+    if tied:
+        yield Verdict(
+            f"Tied with {best.name} (paired difference under {TIED_STANDARD_ERRORS:g} standard "
+            f"errors): {', '.join(f'{place.name} ({_gap(place)})' for place in tied)}. These test "
+            "rows do not separate them; compare on more rows or other splits.",
+            "tied",
+            is_warning=False,
+        )
+    if behind:
+        yield Verdict(
+            f"Behind {best.name} by at least {TIED_STANDARD_ERRORS:g} standard errors: "
+            f"{', '.join(f'{place.name} ({_gap(place)})' for place in behind)} nats per test row.",
+            "scores",
+            is_warning=False,
+        )
+
+
+def rhat_verdict(entry: Evaluation) -> Iterator[Verdict]:
+    """Chains that disagree about the function."""
+    convergence = entry.checks.convergence
+    if convergence is not None and convergence.worst_rhat > RHAT_THRESHOLD:
+        yield Verdict(
+            f"{entry.name}: function-space R-hat {number(convergence.worst_rhat)} at the worst "
+            f"test row, threshold {RHAT_THRESHOLD} (median {number(convergence.median_rhat)}): the "
+            "chains have not settled on one function; raise warmup_steps and num_samples.",
+            "rhat",
+        )
+
+
+def divergence_verdict(entry: Evaluation) -> Iterator[Verdict]:
+    """Trajectories that diverged."""
+    count = entry.checks.num_divergent
+    if count:
+        stored = entry.posterior.num_stored_draws
+        yield Verdict(
+            f"{entry.name}: {count} of {stored} draws diverged, threshold 0: parts of the "
+            "posterior may be missed; raise target_accept, or use a non-centred prior.",
+            "divergences",
+        )
+
+
+def trend_verdict(entry: Evaluation) -> Iterator[Verdict]:
+    """An objective that was still improving when the run ended."""
+    trend = entry.checks.trend
+    if trend is None or trend.gain < TREND_GAIN:
+        return
+    if trend.gain <= TREND_STANDARD_ERRORS * trend.standard_error:
+        return
+    objective = "log joint" if entry.held_out.is_point else "ELBO"
+    yield Verdict(
+        f"{entry.name}: not converged, its smoothed {objective} still rose by "
+        f"{with_error(trend.gain, trend.standard_error)} nats over the last {trend.num_steps:,} "
+        f"steps, threshold {TREND_STANDARD_ERRORS:g} standard errors and {TREND_GAIN:g} nat; "
+        "raise num_steps.",
+        "trend",
+    )
+
+
+def coverage_verdict(entry: Evaluation) -> Iterator[Verdict]:
+    """Intervals that hold too few or too many observations."""
+    result = entry.held_out.coverage
+    if result is None or result.consistent:
+        return
+    if result.observed < result.low:
+        meaning = "its intervals are too narrow; try a richer posterior or another likelihood"
+    else:
+        meaning = "its intervals are too wide; look at the noise scale and its prior"
+    yield Verdict(
+        f"{entry.name}: {percent(result.level, 0)} intervals cover {percent(result.observed)} of "
+        f"{result.num_points:,} test targets, where chance allows {percent(result.low)} to "
+        f"{percent(result.high)} ({percent(BAND_PROBABILITY, 0)} binomial band): {meaning}.",
+        "coverage",
+    )
+
+
+def khat_verdict(entry: Evaluation) -> Iterator[Verdict]:
+    """Approximations that importance sampling cannot correct."""
+    if entry.checks.khat >= KHAT_THRESHOLD:
+        yield Verdict(
+            f"{entry.name}: k-hat {number(entry.checks.khat)}, threshold {KHAT_THRESHOLD}: far "
+            "from the joint posterior over weights in some direction, so no importance correction and "
+            "no PSIS-LOO; judge it by held-out scores, or try a richer guide.",
+            "khat",
+        )
+
+
+def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdict]:
+    """Posteriors that are surer of the function than a reference that has converged."""
+    ratio = entry.sd_ratio
+    convergence = reference.checks.convergence
+    if ratio is None or convergence is None or not convergence.converged:
+        return
+    if not ratio.value + SD_RATIO_STANDARD_ERRORS * ratio.standard_error < SD_RATIO_THRESHOLD:
+        return  # also where the error is unknown
+    if entry.held_out.is_point:
+        text = "is one point, epistemic sd 0"
+        step = "its intervals hold noise only; use a guide with spread"
+    else:
+        value = with_error(ratio.value, ratio.standard_error)
+        text = f"epistemic sd {value} times that of {reference.name}"
+        step = "it is too sure of its function; try a guide with correlations"
+    yield Verdict(
+        f"{entry.name}: {text}, threshold {SD_RATIO_THRESHOLD}: {step}.",
+        "sd ratio",
+    )
+
+
+def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:
+    """A reference that cannot judge others."""
+    convergence = reference.checks.convergence
+    if convergence is not None and convergence.converged:
+        return
+    if convergence is None:
+        why = "has no R-hat (it is not a Markov chain)"
+    else:
+        why = f"has R-hat {number(convergence.worst_rhat) or 'undefined'} > {RHAT_THRESHOLD}"
+    yield Verdict(
+        f"The reference {reference.name} {why}: distances and sd ratios to it are shown but not "
+        "judged; use longer NUTS chains as the reference.",
+        "reference",
+    )
+
+
+def _gap(place: Ranked) -> str:
+    return with_error(place.difference.mean, place.difference.standard_error)
