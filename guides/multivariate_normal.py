@@ -31,15 +31,24 @@ class AutoMultivariateNormal(AutoNormal):
     """
 
     def make_parameters(self, loc: Tensor) -> None:
-        """Create ``loc [P]``, ``scale [P]`` and the unit triangular ``scale_tril [P, P]``."""
+        """Create ``loc [P]``, ``scale [P]`` and ``tril_times_root [P, P]``."""
         self.loc = nn.Parameter(loc)
         self.scale = PyroParam(
             torch.full_like(loc, self.init_scale), constraint=constraints.softplus_positive
         )
-        self.scale_tril = PyroParam(
-            torch.eye(len(loc), dtype=loc.dtype, device=loc.device),
-            constraint=constraints.unit_lower_cholesky,
-        )
+        self.tril_times_root = nn.Parameter(loc.new_zeros(len(loc), len(loc)))
+
+    @property
+    def scale_tril(self) -> Tensor:
+        r"""L ``[P, P]``: unit diagonal, below it the trained entries over :math:`4 \sqrt P`.
+
+        A row of L has up to P noisy entries; with this factor one step of Adam changes its norm by
+        a quarter of the learning rate, whatever P.
+        """
+        root = 4 * math.sqrt(self.num_latents)
+        below = torch.tril(self.tril_times_root, -1) / root
+        eye = torch.eye(self.num_latents, dtype=below.dtype, device=below.device)
+        return cast(Tensor, below + eye)
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (L noise)``, ``[..., P]``."""

@@ -1,3 +1,74 @@
-"""Bayesian neural networks as Pyro models, any posterior, one honest comparison."""
+"""Bayesian neural networks as Pyro models, any posterior, one honest comparison.
+
+Everything is imported when it is first used: ``import pyro_bnn`` alone loads neither torch nor
+Pyro nor ArviZ.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_MODULES = (
+    "data",
+    "diagnostics",
+    "guides",
+    "infer",
+    "layers",
+    "likelihoods",
+    "models",
+    "priors",
+    "report",
+)
+_NAMES = {
+    "Dataset": "data",
+    "Split": "data",
+    "bayesian": "models",
+    "SVI": "infer",
+    "NUTS": "infer",
+    "Posterior": "posterior",
+    "Prediction": "prediction",
+    "Program": "program",
+    "Comparison": "report",
+    "compare": "report",
+    "BNNError": "errors",
+}
+
+__all__ = ["__version__", *_MODULES, *_NAMES]
+
+if TYPE_CHECKING:
+    from pyro_bnn import (
+        data,
+        diagnostics,
+        guides,
+        infer,
+        layers,
+        likelihoods,
+        models,
+        priors,
+        report,
+    )
+    from pyro_bnn.data import Dataset, Split
+    from pyro_bnn.errors import BNNError
+    from pyro_bnn.infer import NUTS, SVI
+    from pyro_bnn.models import bayesian
+    from pyro_bnn.posterior import Posterior
+    from pyro_bnn.prediction import Prediction
+    from pyro_bnn.program import Program
+    from pyro_bnn.report import Comparison, compare
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"pyro_bnn.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f"pyro_bnn.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'pyro_bnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

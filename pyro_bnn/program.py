@@ -116,6 +116,7 @@ class Program:
         params: The model's point-estimated parameters by name, unconstrained, as clones: engines
             train these and leave the user's model as it is.
         likelihood_family: Class of the distribution of y.
+        example: The first two rows.
     """
 
     def __init__(self, model: Model, x: Tensor, y: Tensor, *, num_data: int | None = None) -> None:
@@ -127,6 +128,7 @@ class Program:
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
         self._y_dtype = y.dtype
+        self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
         if isinstance(model, nn.Module):
             for name, value in model.named_parameters():

@@ -87,6 +87,11 @@ class Comparison:
         """Whether all posteriors are of one model, so that their ELBOs bound one evidence."""
         return len({id(posterior.model) for posterior in self.posteriors.values()}) == 1
 
+    @property
+    def ranked(self) -> list[Evaluation]:
+        """The evaluations in the order of the ranking."""
+        return [self.evaluations[place.name] for place in self.ranking]
+
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
         return text_summary(self)

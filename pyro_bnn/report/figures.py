@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyro_bnn.errors import UnknownNameError
-from pyro_bnn.report import fit_figures, predictive_figures
+from pyro_bnn.report import fit_figures, predictive_figures, score_figures
 from pyro_bnn.report.theme import LIGHT, Theme
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ PLOTS: dict[str, Plot] = {
     "scores": Plot(
         "Held-out log score, difference to the best",
         lambda comparison: len(comparison.ranking) > 1,
-        fit_figures.scores,
-        fit_figures.describe_scores,
+        score_figures.scores,
+        score_figures.describe_scores,
     ),
     "predictions": Plot(
         "Prediction against observation",
@@ -66,9 +66,9 @@ PLOTS: dict[str, Plot] = {
     ),
     "reference": Plot(
         "Against the reference",
-        fit_figures.has_distances,
-        fit_figures.against_reference,
-        fit_figures.describe_reference,
+        score_figures.has_distances,
+        score_figures.against_reference,
+        score_figures.describe_reference,
     ),
     "elbo": Plot(
         "ELBO during the fit",

@@ -1,4 +1,4 @@
-"""Figures of scores and of the checks of the fits."""
+"""Figures of the checks of the fits: ELBO traces, ranks of chains, k-hat."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
-from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.numbers import number, with_error
-from pyro_bnn.report.theme import Theme, blank, canvas
-from pyro_bnn.report.verdicts import SD_RATIO_STANDARD_ERRORS, SD_RATIO_THRESHOLD
+from pyro_bnn.report.theme import (
+    Theme,
+    canvas,
+    colours_of,
+    hide_unused,
+    name_rows,
+    show_counts,
+    wrap_name,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,11 +29,6 @@ if TYPE_CHECKING:
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
-
-
-def has_distances(comparison: Comparison) -> bool:
-    """Whether any method was measured against a reference."""
-    return any(entry.distance is not None for entry in comparison.evaluations.values())
 
 
 def has_losses(comparison: Comparison) -> bool:
@@ -45,102 +46,10 @@ def has_khat(comparison: Comparison) -> bool:
     return any(not np.isnan(entry.checks.khat) for entry in comparison.evaluations.values())
 
 
-def scores(comparison: Comparison, theme: Theme) -> Figure:
-    """Paired differences of the log score to the best, with 2 standard errors."""
-    ranking = comparison.ranking
-    colours = _colours(comparison, theme)
-    with canvas(theme, 8.2, 0.55 * len(ranking) + 1.2) as (figure, (ax,)):
-        ax.axvline(0, color=theme.muted, lw=1, ls=(0, (4, 3)))
-        for place, row in enumerate(ranking):
-            colour, difference = colours[row.name], row.difference
-            if np.isfinite(difference.mean):
-                error = TIED_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
-                ax.errorbar(difference.mean, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour)
-            verdict = "best" if place == 0 else "tied" if difference.tied else ""
-            text = f"{with_error(row.score, row.standard_error)}   {verdict}".rstrip()
-            ax.annotate(
-                text, (1.02, place), xycoords=("axes fraction", "data"), va="center",
-                color=theme.ink, annotation_clip=False,
-            )  # fmt: skip
-        ax.annotate(
-            "log score ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
-            color=theme.muted, annotation_clip=False, fontsize=9.5,
-        )  # fmt: skip
-        _name_rows(ax, [row.name for row in ranking])
-        ax.set_xlabel(
-            f"difference to the best ± {TIED_STANDARD_ERRORS:g} se, nats per held-out row "
-            "(better to the right)"
-        )
-    return figure
-
-
-def describe_scores(comparison: Comparison) -> str:
-    """Words for `scores`."""
-    best, *others = comparison.ranking
-    parts = [
-        f"{row.name} {with_error(row.difference.mean, row.difference.standard_error)}"
-        f"{' (tied)' if row.difference.tied else ''}"
-        for row in others
-    ]
-    return (
-        f"Difference to {best.name} ({with_error(best.score, best.standard_error)} nats per row), "
-        "paired over held-out rows, with 2 standard errors: "
-        f"{'; '.join(parts)}. A bar that reaches the dashed line is a tie."
-    )
-
-
-def against_reference(comparison: Comparison, theme: Theme) -> Figure:
-    """Distance to the reference beside its floor, and the ratio of epistemic sds."""
-    entries = [e for e in _ranked(comparison) if e.distance is not None]
-    colours = _colours(comparison, theme)
-    unit = "probability" if comparison.split.task == "classification" else "sds of y"
-    with canvas(theme, 8.2, 0.55 * len(entries) + 1.5, 1, 2, sharey=True) as (figure, axes):
-        left, right = axes
-        for place, entry in enumerate(entries):
-            assert entry.distance is not None
-            assert entry.sd_ratio is not None
-            colour = colours[entry.name]
-            left.plot([0, entry.distance.value], [place, place], color=colour, lw=2.2)
-            left.plot(entry.distance.value, place, "o", ms=7, color=colour)
-            error = SD_RATIO_STANDARD_ERRORS * np.nan_to_num(entry.sd_ratio.standard_error)
-            right.errorbar(
-                entry.sd_ratio.value, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour
-            )
-        floor = float(np.mean([e.distance.floor for e in entries if e.distance is not None]))
-        left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
-        left.set_xlim(left=0)
-        left.set_title(
-            f"grey: two halves of {comparison.reference} ({number(floor, 2)})", fontsize=10
-        )
-        left.set_xlabel(f"distance to {comparison.reference}, {unit}")
-        right.axvline(1, color=theme.muted, lw=1, ls=(0, (4, 3)))
-        right.axvspan(0, SD_RATIO_THRESHOLD, color=theme.band, lw=0, zorder=0)
-        right.set_xlim(left=-0.02)
-        right.set_title(f"grey: below {SD_RATIO_THRESHOLD}, too sure", fontsize=10)
-        right.set_xlabel(f"epistemic sd / that of {comparison.reference} ± 2 se")
-        _name_rows(left, [entry.name for entry in entries])
-    return figure
-
-
-def describe_reference(comparison: Comparison) -> str:
-    """Words for `against_reference`."""
-    parts = [
-        f"{entry.name} distance {number(entry.distance.value)} (floor "
-        f"{number(entry.distance.floor)}), sd ratio {number(entry.sd_ratio.value)}"
-        for entry in _ranked(comparison)
-        if entry.distance is not None and entry.sd_ratio is not None
-    ]
-    return (
-        f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
-        "mean over held-out rows; inside the grey a method cannot be told from it. Right: spread "
-        f"of the function over that of {comparison.reference}. {'; '.join(parts)}."
-    )
-
-
 def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
     """Smoothed ELBO traces, named at their ends."""
     entries = _with_elbo(comparison)
-    colours = _colours(comparison, theme)
+    colours = colours_of(comparison, theme)
     with canvas(theme, 8.2, 3.6) as (figure, (ax,)):
         settled, ends = [], []
         for entry in entries:
@@ -187,29 +96,25 @@ def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
     """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
     entries = _with_chains(comparison)
     columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
-    colours = _colours(comparison, theme)
+    colours = colours_of(comparison, theme)
     with canvas(
         theme, max(1.9 * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
         sharex=True, sharey="row",
     ) as (figure, axes):  # fmt: skip
         for row, entry in enumerate(entries):
             panels = axes[row * columns : (row + 1) * columns]
-            draws, ess = _worst_draws(entry)  # [C, S]
+            draws = _worst_draws(entry)  # [C, S]
             counts = rank_counts(draws)[:columns]  # [C, B]
             expected = draws.shape[1] / NUM_RANK_BINS
-            # an autocorrelated chain of S draws spreads as ESS / C independent ones would
-            effective = max(ess / len(draws), 1.0)
-            spread = draws.shape[1] * np.sqrt(
-                (1 / NUM_RANK_BINS) * (1 - 1 / NUM_RANK_BINS) / effective
-            )
+            share = 1 / NUM_RANK_BINS
+            spread = draws.shape[1] * np.sqrt(share * (1 - share) / ess_within(draws))
             for chain, (ax, count) in enumerate(zip(panels, counts, strict=False)):
-                low = max(expected - 2.58 * spread, 0)
-                ax.axhspan(low, expected + 2.58 * spread, color=theme.band, lw=0, zorder=0)
+                limits = (max(expected - 2.58 * spread, 0), expected + 2.58 * spread)
                 edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
-                ax.stairs(count, edges, fill=True, color=colours[entry.name], alpha=0.75)
+                show_counts(ax, count, edges, limits, colours[entry.name], theme)
                 ax.set_title(f"chain {chain + 1}", fontsize=10)
                 ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-            blank(panels[len(counts) :])
+            hide_unused(panels, len(counts), columns)
             panels[0].set_ylabel(f"{entry.name}\ndraws")
         figure.supxlabel(
             "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
@@ -236,8 +141,8 @@ def describe_ranks(comparison: Comparison) -> str:
 
 def khats(comparison: Comparison, theme: Theme) -> Figure:
     """k-hat of every guide with the threshold."""
-    entries = [e for e in _ranked(comparison) if not np.isnan(e.checks.khat)]
-    colours = _colours(comparison, theme)
+    entries = [e for e in comparison.ranked if not np.isnan(e.checks.khat)]
+    colours = colours_of(comparison, theme)
     with canvas(theme, 8.2, 0.55 * len(entries) + 1.2) as (figure, (ax,)):
         for place, entry in enumerate(entries):
             shape = entry.checks.khat
@@ -253,7 +158,7 @@ def khats(comparison: Comparison, theme: Theme) -> Figure:
         ax.axvspan(min(0, ax.get_xlim()[0]), KHAT_THRESHOLD, color=theme.band, lw=0, zorder=0)
         right = 1.12 * max(1.0, *(entry.checks.khat for entry in entries))
         ax.set_xlim(min(0.0, *(1.2 * entry.checks.khat for entry in entries)), right)
-        _name_rows(ax, [entry.name for entry in entries])
+        name_rows(ax, [entry.name for entry in entries])
         ax.set_xlabel(f"k-hat (grey: below {KHAT_THRESHOLD}, draws can be reweighted)")
     return figure
 
@@ -262,13 +167,14 @@ def describe_khat(comparison: Comparison) -> str:
     """Words for `khats`."""
     parts = [
         f"{entry.name} {number(entry.checks.khat)}"
-        for entry in _ranked(comparison)
+        for entry in comparison.ranked
         if not np.isnan(entry.checks.khat)
     ]
     return (
         "Pareto k-hat of the importance ratios between posterior and guide over ALL weights: below "
         f"{KHAT_THRESHOLD} the guide's draws can be corrected by weights. Symmetries of the "
-        f"network count in full, so a large value need not mean poor predictions. {'; '.join(parts)}."
+        "network count in full, so a large value need not mean poor predictions. "
+        f"{'; '.join(parts)}."
     )
 
 
@@ -284,13 +190,25 @@ def rank_counts(draws: Float[np.ndarray, "C S"]) -> Float[np.ndarray, "C B"]:
     return np.stack([np.bincount(row, minlength=NUM_RANK_BINS) for row in bins]).astype(float)
 
 
-def _worst_draws(entry: Evaluation) -> tuple[Float[np.ndarray, "C S"], float]:
+def ess_within(draws: Float[np.ndarray, "C S"]) -> float:
+    """Effective draws of one chain, from its autocorrelation alone, mean over chains.
+
+    That of all chains together falls where they disagree, which is what the band must show.
+
+    Example:
+        >>> bool(150 < ess_within(np.random.default_rng(0).normal(size=(4, 200))) < 260)
+        True
+    """
+    from pyro_bnn import arviz_io
+
+    return float(np.nanmean([arviz_io.ess(chain[None], kind="mean") for chain in draws]))
+
+
+def _worst_draws(entry: Evaluation) -> Float[np.ndarray, "C S"]:
     convergence = entry.checks.convergence
     assert convergence is not None
     point, output = convergence.worst
-    return _chains(entry)[:, :, point, output], float(
-        np.nan_to_num(convergence.ess[point, output], nan=1.0)
-    )
+    return _chains(entry)[:, :, point, output]
 
 
 def _chains(entry: Evaluation) -> Float[np.ndarray, "C S N F"]:
@@ -313,33 +231,18 @@ def _label_ends(
     for value, name in sorted(ends):
         height = max(value, height + gap)
         ax.annotate(
-            name, (1.015, height), xycoords=("axes fraction", "data"), va="center",
+            wrap_name(name), (1.015, height), xycoords=("axes fraction", "data"), va="center",
             color=colours[name], fontweight="bold", annotation_clip=False,
         )  # fmt: skip
-
-
-def _name_rows(ax: Axes, names: list[str]) -> None:
-    ax.set_yticks(range(len(names)), names)
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
-    ax.set_ylim(len(names) - 0.4, -0.6)
-
-
-def _ranked(comparison: Comparison) -> list[Evaluation]:
-    return [comparison.evaluations[place.name] for place in comparison.ranking]
 
 
 def _with_elbo(comparison: Comparison) -> list[Evaluation]:
     return [
         entry
-        for entry in _ranked(comparison)
+        for entry in comparison.ranked
         if entry.checks.losses.size and entry.posterior.elbo_kind != "none"
     ]
 
 
 def _with_chains(comparison: Comparison) -> list[Evaluation]:
-    return [entry for entry in _ranked(comparison) if entry.checks.chains is not None]
-
-
-def _colours(comparison: Comparison, theme: Theme) -> dict[str, str]:
-    return theme.colours(list(comparison.posteriors), comparison.reference)
+    return [entry for entry in comparison.ranked if entry.checks.chains is not None]

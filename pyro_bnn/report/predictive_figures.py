@@ -9,7 +9,15 @@ import numpy as np
 from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY, binomial_band
 from pyro_bnn.report.held_out import LEVEL, marginals
 from pyro_bnn.report.numbers import number, percent
-from pyro_bnn.report.theme import Theme, blank, canvas, grid_shape
+from pyro_bnn.report.theme import (
+    Theme,
+    canvas,
+    colours_of,
+    grid_shape,
+    hide_unused,
+    show_counts,
+    wrap_name,
+)
 from pyro_bnn.report.units import to_numpy
 
 if TYPE_CHECKING:
@@ -56,13 +64,13 @@ def predictions(comparison: Comparison, theme: Theme) -> Figure:
             mean, (low, high) = scores.mean.ravel(), scores.interval.reshape(2, -1)
             limits = (min(limits[0], low[shown].min()), max(limits[1], high[shown].max()))
             outside = (observed < low) | (observed > high)
-            colour = _colours(comparison, theme)[name]
+            colour = colours_of(comparison, theme)[name]
             ax.hlines(observed[shown], low[shown], high[shown], color=colour, alpha=0.3, lw=1.4)
             inside = shown[~outside[shown]]
             missed = shown[outside[shown]]
             ax.plot(mean[inside], observed[inside], "o", ms=3.5, color=colour, mec="none")
             ax.plot(mean[missed], observed[missed], "o", ms=5, mfc=theme.paper, mec=colour, mew=1.4)
-            ax.set_title(name, fontweight="bold")
+            ax.set_title(wrap_name(name), fontweight="bold")
             ax.text(
                 0.03, 0.97, f"RMSE {number(scores.rmse)}\n"
                 f"{outside.sum()} of {outside.size} outside",
@@ -70,7 +78,7 @@ def predictions(comparison: Comparison, theme: Theme) -> Figure:
             )  # fmt: skip
         for ax in axes[: len(names)]:
             ax.plot(limits, limits, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=0)
-        blank(axes[len(names) :])
+        hide_unused(axes, len(names), columns)
         figure.supxlabel(
             f"predicted {units.name}: mean and {percent(LEVEL, 0)} interval", fontsize=11
         )
@@ -106,17 +114,13 @@ def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
             num_bins = int(np.clip(scores.pit.size // 8, 4, MAX_BINS))
             counts, edges = np.histogram(scores.pit, num_bins, (0, 1))
             low, high = binomial_band(scores.pit.size, 1 / num_bins)
-            ax.axhspan(low, high, color=theme.band, lw=0, zorder=0)
-            ax.axhline(
-                scores.pit.size / num_bins, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=1
-            )
-            colour = _colours(comparison, theme)[name]
-            ax.stairs(counts, edges, fill=True, color=colour, alpha=0.75, zorder=2)
-            ax.set_title(name, fontweight="bold")
+            colour = colours_of(comparison, theme)[name]
+            show_counts(ax, counts, edges, (low, high), colour, theme)
+            ax.set_title(wrap_name(name), fontweight="bold")
             ax.set_xlim(0, 1)
             ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        blank(axes[len(names) :])
+        hide_unused(axes, len(names), columns)
         figure.supxlabel("PIT: share of predictive draws below the observation", fontsize=11)
         figure.supylabel("held-out rows", fontsize=11)
     return figure
@@ -143,32 +147,30 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
     with canvas(
         theme, 3.1 * columns + 0.4, 3.0 * rows + 0.4, rows, columns, sharex=True, sharey=True
     ) as (figure, axes):
-        lowest = 1.0
+        low_x, low_y = 1.0, 1.0
         for ax, name in zip(axes, names, strict=False):
             scores = comparison.evaluations[name].held_out
             curve = scores.reliability
             assert curve is not None
-            colour = _colours(comparison, theme)[name]
+            colour = colours_of(comparison, theme)[name]
             some = curve.count > 0
-            lowest = min(
-                lowest, float(curve.edges[:-1][some].min()), float(curve.accuracy[some].min())
-            )
+            low_x = min(low_x, float(curve.confidence[some].min()))
+            low_y = min(low_y, float(curve.low[some].min()), float(curve.accuracy[some].min()))
             ax.vlines(
                 curve.confidence[some], curve.low[some], curve.high[some], color=theme.band, lw=9
             )
             ax.plot([0, 1], [0, 1], color=theme.muted, lw=1, ls=(0, (4, 3)))
             size = 12 + 170 * curve.count[some] / curve.count.sum()
             ax.scatter(curve.confidence[some], curve.accuracy[some], s=size, color=colour, zorder=3)
-            ax.set_title(name, fontweight="bold")
+            ax.set_title(wrap_name(name), fontweight="bold")
             ax.text(
                 0.97, 0.04, f"ECE {number(scores.ece)}\nif calibrated {number(scores.ece_floor)}",
                 transform=ax.transAxes, ha="right", fontsize=9.5, color=theme.ink,
             )  # fmt: skip
-        low = max(0.0, np.floor(10 * lowest) / 10 - 0.05)
         for ax in axes[: len(names)]:
-            ax.set_xlim(low, 1.03)
-            ax.set_ylim(low, 1.03)
-        blank(axes[len(names) :])
+            ax.set_xlim(low_x - 0.04, 1.04)
+            ax.set_ylim(low_y - 0.04, 1.04)
+        hide_unused(axes, len(names), columns)
         figure.supxlabel("confidence: predicted probability of the likeliest class", fontsize=11)
         figure.supylabel("accuracy on held-out rows", fontsize=11)
     return figure
@@ -189,6 +191,9 @@ def describe_reliability(comparison: Comparison) -> str:
 
 def band(comparison: Comparison, theme: Theme) -> Figure:
     """Predictive and epistemic band over the one input, one panel a method."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     names = [place.name for place in comparison.ranking]
     rows, columns = grid_shape(len(names))
     split, units = comparison.split, comparison.units
@@ -216,18 +221,31 @@ def band(comparison: Comparison, theme: Theme) -> Figure:
             y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
             f = marginals(to_numpy(prediction.function_draws), split.task, 1)
             f = units.values(f)[..., 0]
-            colour = _colours(comparison, theme)[name]
-            ax.fill_between(x_grid, *np.quantile(y, tails, axis=0), color=colour, alpha=0.18, lw=0)
+            colour = colours_of(comparison, theme)[name]
+            y_edges = smooth_edges(np.quantile(y, tails, axis=0))
+            ax.fill_between(x_grid, *y_edges, color=colour, alpha=0.18, lw=0)
             if not entry.held_out.is_point:
-                ax.fill_between(
-                    x_grid, *np.quantile(f, tails, axis=0), color=colour, alpha=0.35, lw=0
-                )
+                f_edges = np.quantile(f, tails, axis=0)
+                ax.fill_between(x_grid, *f_edges, color=colour, alpha=0.4, lw=0)
             ax.plot(x_grid, f.mean(0), color=colour, lw=2)
-            ax.plot(x_seen, seen, "o", ms=2.5, color=theme.muted, mec="none", alpha=0.8)
+            ax.plot(x_seen, seen, "o", ms=2.5, color=theme.muted, mec="none")
             ax.plot(x_held, held, "o", ms=4, mfc="none", mec=theme.ink, mew=0.9)
-            ax.set_title(name, fontweight="bold")
-            _limit(ax, np.quantile(y, tails, axis=0), np.concatenate([seen, held]))
-        blank(axes[len(names) :])
+            ax.set_title(wrap_name(name), fontweight="bold")
+            _limit(ax, y_edges, np.concatenate([seen, held]))
+        hide_unused(axes, len(names), columns)
+        figure.legend(
+            [
+                Line2D([], [], color=theme.muted, lw=2),
+                Patch(color=theme.muted, alpha=0.6, lw=0),
+                Patch(color=theme.muted, alpha=0.25, lw=0),
+                Line2D([], [], ls="", marker="o", ms=3, color=theme.muted),
+                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=theme.ink),
+            ],
+            ["mean of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
+            loc="outside upper left",
+            ncols=5,
+            fontsize=9.5,
+        )
         names_of_x = split.train.input_names
         figure.supxlabel(names_of_x[0] if names_of_x else "x", fontsize=11)
         figure.supylabel(units.name, fontsize=11)
@@ -243,12 +261,19 @@ def describe_band(comparison: Comparison) -> str:
     )
 
 
+def smooth_edges(edges: np.ndarray, width: int = 9) -> np.ndarray:
+    """Moving average along a grid ``[2, G]`` of an interval's ends: draws of y leave them ragged.
+
+    Example:
+        >>> smooth_edges(np.ones((2, 30)))[0, :2]
+        array([1., 1.])
+    """
+    padded = np.pad(edges, ((0, 0), (width // 2, width // 2)), mode="reflect", reflect_type="odd")
+    return np.stack([np.convolve(edge, np.ones(width) / width, mode="valid") for edge in padded])
+
+
 def _limit(ax: Axes, interval: np.ndarray, y: np.ndarray) -> None:
     """Keeps the data in view where the bands run off beyond them."""
     low, high = min(y.min(), interval[0].min()), max(y.max(), interval[1].max())
     room = 0.75 * (y.max() - y.min())
     ax.set_ylim(max(low, y.min() - room), min(high, y.max() + room))
-
-
-def _colours(comparison: Comparison, theme: Theme) -> dict[str, str]:
-    return theme.colours(list(comparison.posteriors), comparison.reference)

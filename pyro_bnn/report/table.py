@@ -202,7 +202,6 @@ def _fit_columns() -> list[Column]:
                lambda value: "" if value != value else f"{value:.3f}"),
         _plain("smallest ESS", "ess", "", "Effective draws of the function, at the worst test row.",
                _count),
-        _plain("divergent", "divergent", "", "Draws after divergent trajectories.", _count),
         Column(
             title="PSIS-LOO",
             unit="nats per row",
@@ -211,6 +210,7 @@ def _fit_columns() -> list[Column]:
             "where draws cannot be reweighted to it.",
             keys=("loo",),
         ),
+        _plain("divergent", "divergent", "", "Draws after divergent trajectories.", _count),
     ]  # fmt: skip
 
 

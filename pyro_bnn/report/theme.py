@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from pyro_bnn.report.compare import Comparison
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,58 @@ def grid_shape(num_panels: int, most: int = 3) -> tuple[int, int]:
     return -(-num_panels // columns), columns
 
 
-def blank(axes: Sequence[Axes]) -> None:
-    """Hides the axes that no panel uses."""
-    for ax in axes:
-        ax.set_visible(False)
+def hide_unused(axes: Sequence[Axes], num_used: int, num_columns: int) -> None:
+    """Hides the axes of a grid that no panel uses; those above them get their own tick labels."""
+    for place in range(num_used, len(axes)):
+        axes[place].set_visible(False)
+        if place >= num_columns:
+            axes[place - num_columns].tick_params(labelbottom=True)
+
+
+def wrap_name(name: str, width: int = 20) -> str:
+    """Breaks a long name into lines between words, or between the capitals of a class name.
+
+    Example:
+        >>> wrap_name("AutoLowRankMultivariateNormal").splitlines()
+        ['AutoLowRank', 'MultivariateNormal']
+    """
+    lines = [""]
+    for word in re.findall(r"[^\s_-]+?(?=[A-Z][a-z]|[\s_-]|$)[\s_-]*", name) or [name]:
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def show_counts(
+    ax: Axes,
+    counts: np.ndarray,
+    edges: np.ndarray,
+    limits: tuple[float, float],
+    colour: str,
+    theme: Theme,
+) -> None:
+    """A histogram in front of the band that chance allows; the band's edges stay in view."""
+    ax.axhspan(*limits, color=theme.band, lw=0, zorder=0)
+    ax.stairs(counts, edges, fill=True, color=theme.paper, zorder=1)
+    ax.stairs(counts, edges, fill=True, color=colour, alpha=0.7, zorder=1)
+    for height in limits:
+        ax.axhline(height, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=2)
+
+
+def name_rows(ax: Axes, names: list[str]) -> None:
+    """Names the rows of a dot plot, first row on top."""
+    ax.set_yticks(range(len(names)), [wrap_name(name) for name in names])
+    hide_left(ax)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def hide_left(ax: Axes) -> None:
+    """Takes away ticks and line of the axis on the left, where rows are named."""
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
+def colours_of(comparison: Comparison, theme: Theme) -> dict[str, str]:
+    """The colour of every method, the same in all figures."""
+    return theme.colours(list(comparison.posteriors), comparison.reference)

@@ -53,12 +53,12 @@ def verdicts(
         rhat_verdict,
         divergence_verdict,
         trend_verdict,
-        coverage_verdict,
         khat_verdict,
     ]
     for rule in rules:
         for entry in evaluations:
             found.extend(rule(entry))
+    found.extend(coverage_verdicts(evaluations, judge))
     if judge is not None:
         for entry in evaluations:
             found.extend(sd_ratio_verdict(entry, judge))
@@ -142,21 +142,40 @@ def trend_verdict(entry: Evaluation) -> Iterator[Verdict]:
     )
 
 
-def coverage_verdict(entry: Evaluation) -> Iterator[Verdict]:
-    """Intervals that hold too few or too many observations."""
-    result = entry.held_out.coverage
-    if result is None or result.consistent:
-        return
-    if result.observed < result.low:
-        meaning = "its intervals are too narrow; try a richer posterior or another likelihood"
-    else:
-        meaning = "its intervals are too wide; look at the noise scale and its prior"
-    yield Verdict(
-        f"{entry.name}: {percent(result.level, 0)} intervals cover {percent(result.observed)} of "
-        f"{result.num_points:,} test targets, where chance allows {percent(result.low)} to "
-        f"{percent(result.high)} ({percent(BAND_PROBABILITY, 0)} binomial band): {meaning}.",
-        "coverage",
-    )
+def coverage_verdicts(
+    evaluations: Sequence[Evaluation], reference: Evaluation | None
+) -> Iterator[Verdict]:
+    """Intervals that hold too few or too many observations, methods with the same fault together.
+
+    Where a reference that has converged shares the fault, the model causes it and not the guides.
+    """
+    for too_few in (True, False):
+        group, parts, result = [], [], None
+        for entry in evaluations:
+            own = entry.held_out.coverage
+            if own is None or own.consistent or (own.observed < own.low) is not too_few:
+                continue
+            group.append(entry)
+            parts.append(f"{entry.name} {percent(own.observed)}")
+            result = own
+        if result is None:
+            continue
+        if reference in group and _has_converged(reference):
+            step = (
+                "The reference is among them, so look at the model (likelihood, noise scale, "
+                "prior) before the guides"
+            )
+        elif too_few:
+            step = "Try a richer posterior or another likelihood"
+        else:
+            step = "Look at the noise scale and its prior"
+        yield Verdict(
+            f"{percent(result.level, 0)} intervals are too {'narrow' if too_few else 'wide'}: of "
+            f"{result.num_points:,} test targets they cover {', '.join(parts)}, where chance "
+            f"allows {percent(result.low)} to {percent(result.high)} "
+            f"({percent(BAND_PROBABILITY, 0)} binomial band). {step}.",
+            "coverage",
+        )
 
 
 def khat_verdict(entry: Evaluation) -> Iterator[Verdict]:
@@ -164,8 +183,8 @@ def khat_verdict(entry: Evaluation) -> Iterator[Verdict]:
     if entry.checks.khat >= KHAT_THRESHOLD:
         yield Verdict(
             f"{entry.name}: k-hat {number(entry.checks.khat)}, threshold {KHAT_THRESHOLD}: far "
-            "from the joint posterior over weights in some direction, so no importance correction and "
-            "no PSIS-LOO; judge it by held-out scores, or try a richer guide.",
+            "from the joint posterior over weights in some direction, so no importance correction "
+            "and no PSIS-LOO; judge it by held-out scores, or try a richer guide.",
             "khat",
         )
 
@@ -173,29 +192,25 @@ def khat_verdict(entry: Evaluation) -> Iterator[Verdict]:
 def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdict]:
     """Posteriors that are surer of the function than a reference that has converged."""
     ratio = entry.sd_ratio
-    convergence = reference.checks.convergence
-    if ratio is None or convergence is None or not convergence.converged:
+    if ratio is None or not _has_converged(reference):
         return
     if not ratio.value + SD_RATIO_STANDARD_ERRORS * ratio.standard_error < SD_RATIO_THRESHOLD:
         return  # also where the error is unknown
     if entry.held_out.is_point:
-        text = "is one point, epistemic sd 0"
+        text = f"{entry.name} is one point, so its epistemic sd is 0 times that of {reference.name}"
         step = "its intervals hold noise only; use a guide with spread"
     else:
         value = with_error(ratio.value, ratio.standard_error)
-        text = f"epistemic sd {value} times that of {reference.name}"
+        text = f"{entry.name}: epistemic sd {value} times that of {reference.name}"
         step = "it is too sure of its function; try a guide with correlations"
-    yield Verdict(
-        f"{entry.name}: {text}, threshold {SD_RATIO_THRESHOLD}: {step}.",
-        "sd ratio",
-    )
+    yield Verdict(f"{text}, threshold {SD_RATIO_THRESHOLD}: {step}.", "sd ratio")
 
 
 def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:
     """A reference that cannot judge others."""
-    convergence = reference.checks.convergence
-    if convergence is not None and convergence.converged:
+    if _has_converged(reference):
         return
+    convergence = reference.checks.convergence
     if convergence is None:
         why = "has no R-hat (it is not a Markov chain)"
     else:
@@ -205,6 +220,12 @@ def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:
         "judged; use longer NUTS chains as the reference.",
         "reference",
     )
+
+
+def _has_converged(entry: Evaluation | None) -> bool:
+    """Whether a method is a sampler whose chains agree about the function."""
+    convergence = None if entry is None else entry.checks.convergence
+    return convergence is not None and convergence.converged
 
 
 def _gap(place: Ranked) -> str:

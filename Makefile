@@ -1,0 +1,76 @@
+# Every command of the project. The environment .venv is made when a target needs it, and
+# brought up to date when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
+	$(wildcard $(HOME)/.pyenv/versions/3.1[1-9]*/bin/python3)
+NOTEBOOKS = $(wildcard tutorials/*.ipynb)
+BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._%, \
+	$(subst /,.,$(basename $(wildcard benchmarks/*.py))))
+METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multivariate-normal,nuts
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help .venv report test test-arviz1 check format coverage tutorials bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[.a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv: $(STAMP) ## Make the environment (PYTHON=python3.11 chooses the interpreter, PIP_FLAGS goes to pip)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	    found=; \
+	    for python in $(PYTHONS); do \
+	        if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	        then found="$$python"; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "make: no Python >= 3.11 with its venv module was found (tried $(PYTHON) and python3.11 to python3.14): install one, or name one, as in 'make .venv PYTHON=/path/to/python3.11'" >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "Making .venv with $$("$$found" --version)"; \
+	    "$$found" -m venv --clear .venv; \
+	fi
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+report: $(STAMP) ## The main job: four guides and NUTS on one network, compared in report/index.html
+	$(BIN)/pyro-bnn compare --data diabetes --methods $(METHODS) --reference nuts --out report/
+
+test: $(STAMP) ## All tests, then those of ArviZ 1.x
+	$(BIN)/python -m pytest
+	$(MAKE) test-arviz1
+
+test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1.x
+	$(BIN)/python tests/run_arviz1.py
+
+check: $(STAMP) ## Formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+coverage: $(STAMP) ## All tests with branch coverage, as a table and in htmlcov/
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html
+
+tutorials: $(STAMP) ## Execute the notebooks of tutorials/ in place
+	@if [ -z "$(NOTEBOOKS)" ]; then echo "make tutorials: there is no notebook in tutorials/" >&2; exit 1; fi
+	$(BIN)/jupyter-execute --inplace $(NOTEBOOKS)
+
+bench: $(STAMP) ## Run the comparisons in benchmarks/ one after another
+	@if [ -z "$(BENCHMARKS)" ]; then echo "make bench: there is no module in benchmarks/" >&2; exit 1; fi
+	@set -e; for module in $(BENCHMARKS); do \
+	    echo "$(BIN)/python -m $$module"; $(BIN)/python -m "$$module"; \
+	done
+
+clean: ## Remove what the other targets wrote; environments stay
+	rm -rf build dist report htmlcov .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find pyro_bnn guides tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

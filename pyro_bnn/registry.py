@@ -1,0 +1,88 @@
+"""Names of everything the library has, as the command line and the documentation use them.
+
+The registry reads the exports of the packages: a class that is exported is registered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from pyro_bnn import guides, infer, likelihoods, models, priors
+from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.guides import Guide
+from pyro_bnn.likelihoods import Likelihood
+
+_NOT_ENTRIES = {"Guide", "Likelihood", "Prior", "PriorModule", "BayesianModule"}
+
+
+def kebab_case(name: str) -> str:
+    """A class name as the command line writes it.
+
+    Example:
+        >>> kebab_case("AutoLowRankMultivariateNormal"), kebab_case("SVI"), kebab_case("MLP")
+        ('auto-low-rank-multivariate-normal', 'svi', 'mlp')
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
+    return spaced.lower()
+
+
+def entries(kind: str) -> dict[str, Any]:
+    """Classes of one kind by kebab-case name.
+
+    Args:
+        kind: ``"guide"``, ``"engine"``, ``"prior"``, ``"likelihood"`` or ``"model"``.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError("kind", kind, KINDS)
+    module = KINDS[kind]
+    exported = {name: getattr(module, name) for name in module.__all__}
+    return {
+        kebab_case(name): value
+        for name, value in sorted(exported.items())
+        if isinstance(value, type) and name not in _NOT_ENTRIES
+    }
+
+
+def lookup(kind: str, name: str) -> Any:
+    """The class of one kind with a kebab-case or exact class name, or an unambiguous prefix.
+
+    Raises:
+        UnknownNameError: If there is none; suggests the nearest.
+    """
+    known = entries(kind)
+    for candidate in (name, kebab_case(name)):
+        if candidate in known:
+            return known[candidate]
+    starting = [key for key in known if key.startswith(f"{name}-")]
+    if len(starting) == 1:
+        return known[starting[0]]
+    raise UnknownNameError(kind, name, known)
+
+
+KINDS: Mapping[str, ModuleType] = {
+    "guide": guides,
+    "engine": infer,
+    "prior": priors,
+    "likelihood": likelihoods,
+    "model": models,
+}
+
+
+def check() -> None:
+    """Check that every export is of the kind its package is for.
+
+    Raises:
+        TypeError: If one is not.
+    """
+    for name, cls in entries("guide").items():
+        if not issubclass(cls, Guide):
+            raise TypeError(f"{name} is exported by guides and is no Guide")
+    for name, cls in entries("likelihood").items():
+        if not issubclass(cls, Likelihood):
+            raise TypeError(f"{name} is exported by likelihoods and is no Likelihood")

@@ -1,0 +1,116 @@
+"""Figures that compare methods: differences of the log score, distances to the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
+from pyro_bnn.report.numbers import number, with_error
+from pyro_bnn.report.theme import Theme, canvas, colours_of, hide_left, name_rows
+from pyro_bnn.report.verdicts import SD_RATIO_STANDARD_ERRORS, SD_RATIO_THRESHOLD
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.compare import Comparison
+
+
+def has_distances(comparison: Comparison) -> bool:
+    """Whether any method was measured against a reference."""
+    return any(entry.distance is not None for entry in comparison.evaluations.values())
+
+
+def scores(comparison: Comparison, theme: Theme) -> Figure:
+    """Paired differences of the log score to the best, with 2 standard errors."""
+    ranking = comparison.ranking
+    colours = colours_of(comparison, theme)
+    with canvas(theme, 8.2, 0.55 * len(ranking) + 1.2) as (figure, (ax,)):
+        ax.axvline(0, color=theme.muted, lw=1, ls=(0, (4, 3)))
+        for place, row in enumerate(ranking):
+            colour, difference = colours[row.name], row.difference
+            if np.isfinite(difference.mean):
+                error = TIED_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
+                ax.errorbar(difference.mean, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour)
+            verdict = "best" if place == 0 else "tied" if difference.tied else ""
+            gap = with_error(difference.mean, difference.standard_error) if place else ""
+            text = f"{gap}  {verdict}".strip()
+            ax.annotate(
+                text, (1.02, place), xycoords=("axes fraction", "data"), va="center",
+                color=theme.ink, annotation_clip=False,
+            )  # fmt: skip
+        ax.annotate(
+            "difference ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
+            color=theme.muted, annotation_clip=False, fontsize=9.5,
+        )  # fmt: skip
+        name_rows(ax, [row.name for row in ranking])
+        ax.set_xlabel(
+            f"difference to the best ± {TIED_STANDARD_ERRORS:g} se, nats per held-out row "
+            "(better to the right)"
+        )
+    return figure
+
+
+def describe_scores(comparison: Comparison) -> str:
+    """Words for `scores`."""
+    best, *others = comparison.ranking
+    parts = [
+        f"{row.name} {with_error(row.difference.mean, row.difference.standard_error)}"
+        f"{' (tied)' if row.difference.tied else ''}"
+        for row in others
+    ]
+    return (
+        f"Difference to {best.name} ({with_error(best.score, best.standard_error)} nats per row), "
+        "paired over held-out rows, with 2 standard errors: "
+        f"{'; '.join(parts)}. A bar that reaches the dashed line is a tie."
+    )
+
+
+def against_reference(comparison: Comparison, theme: Theme) -> Figure:
+    """Distance to the reference beside its floor, and the ratio of epistemic sds."""
+    entries = [e for e in comparison.ranked if e.distance is not None]
+    colours = colours_of(comparison, theme)
+    unit = "probability" if comparison.split.task == "classification" else "sds of y"
+    with canvas(theme, 8.2, 0.55 * len(entries) + 1.5, 1, 2, sharey=True) as (figure, axes):
+        left, right = axes
+        for place, entry in enumerate(entries):
+            assert entry.distance is not None
+            assert entry.sd_ratio is not None
+            colour = colours[entry.name]
+            left.plot([0, entry.distance.value], [place, place], color=colour, lw=2.2)
+            left.plot(entry.distance.value, place, "o", ms=7, color=colour)
+            error = SD_RATIO_STANDARD_ERRORS * np.nan_to_num(entry.sd_ratio.standard_error)
+            right.errorbar(
+                entry.sd_ratio.value, place, xerr=error, fmt="o", ms=7, lw=2.2, color=colour
+            )
+        floor = float(np.mean([e.distance.floor for e in entries if e.distance is not None]))
+        left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
+        left.set_xlim(left=0)
+        left.set_title(
+            f"grey: between halves of {comparison.reference}, {number(floor, 2)}", fontsize=10
+        )
+        left.set_xlabel(f"distance to {comparison.reference}, {unit}")
+        right.axvline(1, color=theme.muted, lw=1, ls=(0, (4, 3)))
+        right.axvspan(0, SD_RATIO_THRESHOLD, color=theme.band, lw=0, zorder=0)
+        right.set_xlim(left=-0.02)
+        right.set_title(f"grey: below {SD_RATIO_THRESHOLD}, too sure", fontsize=10)
+        right.set_xlabel(f"epistemic sd / that of {comparison.reference} ± 2 se")
+        name_rows(left, [entry.name for entry in entries])
+        hide_left(right)
+    return figure
+
+
+def describe_reference(comparison: Comparison) -> str:
+    """Words for `against_reference`."""
+    parts = [
+        f"{entry.name} distance {number(entry.distance.value)} (floor "
+        f"{number(entry.distance.floor)}), sd ratio {number(entry.sd_ratio.value)}"
+        for entry in comparison.ranked
+        if entry.distance is not None and entry.sd_ratio is not None
+    ]
+    return (
+        f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
+        "mean over held-out rows; inside the grey a method cannot be told from it. Right: spread "
+        f"of the function over that of {comparison.reference}. {'; '.join(parts)}."
+    )

@@ -1,0 +1,188 @@
+"""Posteriors on disk: tensors and plain values in one file, nothing unpickled on the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn import guides
+from pyro_bnn.data import Standardiser
+from pyro_bnn.effects import Model
+from pyro_bnn.errors import FileFormatError, OutputError, SiteError
+from pyro_bnn.guides import Guide
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
+from pyro_bnn.program import Program
+
+FORMAT = "pyro_bnn posterior"
+VERSION = 1
+DRAWS_OF_UNKNOWN_GUIDES = 1_000
+
+
+def save(posterior: Posterior, path: Path) -> None:
+    """Write a posterior to one file; see :meth:`Posterior.save`.
+
+    A guide whose class is not of this package is stored as ``DRAWS_OF_UNKNOWN_GUIDES`` draws.
+    """
+    program, provenance = posterior.program, posterior.provenance
+    x, y = program.example
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "header": json.dumps(
+            {
+                "method": provenance.method,
+                "engine": provenance.engine,
+                "options": provenance.options,
+                "seed": provenance.seed,
+                "wall_time": provenance.wall_time,
+                "num_parameters": provenance.num_parameters,
+                "num_data": program.num_data,
+                "sites": [[site.name, list(site.shape)] for site in program.sites],
+            }
+        ),
+        "x": x,
+        "y": y,
+        "losses": torch.as_tensor(provenance.losses),
+        "inputs": _units(provenance.inputs),
+        "target": _units(provenance.target),
+        "params": dict(posterior.params),
+    }
+    known = isinstance(posterior, GuidePosterior) and _class_of(posterior.guide) is not None
+    if known:
+        guide = cast(GuidePosterior, posterior).guide
+        document["guide"] = {
+            "class": type(guide).__name__,
+            "options": json.dumps(guide.options()),
+            "state": dict(guide.state_dict()),
+        }
+    else:
+        stored = posterior.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
+        document["z"] = posterior.unconstrained(stored, group_by_chain=True).contiguous()
+        if posterior.has_log_prob:
+            _, log_q = posterior.densities((x, y), stored)
+            document["log_q"] = log_q.reshape(document["z"].shape[:2])
+        document["sample_stats"] = {
+            name: torch.as_tensor(np.ascontiguousarray(value))
+            for name, value in posterior.sample_stats.items()
+        }
+    _write(document, path)
+
+
+def load(path: Path, model: Model) -> Posterior:
+    """Read a posterior; see :meth:`Posterior.load`."""
+    document = _read(path)
+    try:
+        header = json.loads(document["header"])
+        program = Program(model, document["x"], document["y"], num_data=header["num_data"])
+        sites = [[site.name, list(site.shape)] for site in program.sites]
+        if sites != header["sites"]:
+            raise SiteError(
+                f"{path} is of a model with sites {_listed(header['sites'])}, but this model has "
+                f"{_listed(sites)}"
+            )
+        _restore_params(program, document["params"], path)
+        provenance = Provenance(
+            method=header["method"],
+            engine=header["engine"],
+            options=header["options"],
+            seed=header["seed"],
+            wall_time=header["wall_time"],
+            num_parameters=header["num_parameters"],
+            losses=document["losses"].numpy(),
+            inputs=_standardiser(document["inputs"]),
+            target=_standardiser(document["target"]),
+        )
+        if "guide" in document:
+            guide = _guide(document["guide"], model, path)
+            guide.setup(program.example.x)
+            guide.to(device=program.device, dtype=program.dtype)
+            return GuidePosterior(program, guide, provenance)
+        return DrawsPosterior(
+            program,
+            document["z"],
+            provenance,
+            sample_stats={k: v.numpy() for k, v in document["sample_stats"].items()},
+            log_q=document.get("log_q"),
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise FileFormatError(f"{path} is damaged: {error!r} while reading it") from error
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    """Write a temporary file beside the target and move it there, so that none is half-written."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(document, file)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileFormatError(f"{path} does not exist or is not a file")
+    if not zipfile.is_zipfile(path):
+        raise FileFormatError(f"{path} is truncated, or is not a posterior saved by this package")
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FileFormatError(f"{path} cannot be read as a saved posterior: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is not a posterior saved by this package")
+    if document.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path} has format version {document.get('version')}, this package reads {VERSION}; "
+            "read it with the version that wrote it"
+        )
+    return document
+
+
+def _guide(document: dict[str, Any], model: Model, path: Path) -> Guide:
+    cls = getattr(guides, document["class"], None)
+    if not (isinstance(cls, type) and issubclass(cls, Guide)):
+        raise FileFormatError(f"{path} holds a {document['class']}, which is no guide known here")
+    guide = cls(model, **json.loads(document["options"]))
+    guide.load_state_dict(document["state"])
+    return guide
+
+
+def _class_of(guide: Guide) -> type[Guide] | None:
+    cls = getattr(guides, type(guide).__name__, None)
+    return cls if cls is type(guide) else None
+
+
+def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> None:
+    if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in program.params.items()}:
+        raise SiteError(
+            f"{path} has the point-estimated parameters {', '.join(params) or '(none)'}, but this "
+            f"model has {', '.join(program.params) or '(none)'}"
+        )
+    with torch.no_grad():
+        for name, value in params.items():
+            program.params[name].copy_(value)
+
+
+def _units(units: Standardiser | None) -> dict[str, Tensor] | None:
+    return None if units is None else {"loc": units.loc, "scale": units.scale}
+
+
+def _standardiser(units: dict[str, Tensor] | None) -> Standardiser | None:
+    return None if units is None else Standardiser(units["loc"], units["scale"])
+
+
+def _listed(sites: list[Any]) -> str:
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in sites)

@@ -1,0 +1,158 @@
+"""CSV files: encoding, the target, the task, and faults by column and line."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pyro_bnn.data.csv_file import read_csv
+from pyro_bnn.errors import DataError, UnknownNameError
+
+DOUBLE = torch.float64
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table.csv"
+
+
+def test_numbers_truth_values_and_text(path: Path) -> None:
+    path.write_text("age,smoker,town,cost\n30,True,Rome,1.5\n40,False,Oslo,2.5\n50,True,Oslo,3\n")
+    table = read_csv(path)
+    expected = [[30, 1, 0, 1], [40, 0, 1, 0], [50, 1, 1, 0]]
+    assert_close(table.x, torch.tensor(expected, dtype=DOUBLE))
+    assert table.input_names == ("age", "smoker", "town=Oslo", "town=Rome")
+    assert_close(table.y, torch.tensor([1.5, 2.5, 3.0], dtype=DOUBLE))
+    assert (table.task, table.target_name, table.name) == ("regression", "cost", "table")
+    assert table.note == "The target is the last column, 'cost'; target= takes another."
+
+
+def test_another_target(path: Path) -> None:
+    path.write_text("a,b,c\n1,2,3\n4,5,6\n")
+    table = read_csv(path, target="b")
+    assert_close(table.x, torch.tensor([[1, 3], [4, 6]], dtype=DOUBLE))
+    assert_close(table.y, torch.tensor([2, 5], dtype=DOUBLE))
+    assert (table.input_names, table.target_name, table.note) == (("a", "c"), "b", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "labels", "names"),
+    [
+        (["no", "yes", "no"], None, [0, 1, 0], ("no", "yes")),
+        (["True", "False", "True"], None, [1, 0, 1], ("False", "True")),
+        (["10", "9", "10"], "classification", [1, 0, 1], ("9", "10")),
+    ],
+)
+def test_classes(
+    path: Path, values: list[str], task: None, labels: list[int], names: tuple[str, ...]
+) -> None:
+    path.write_text("x,kind\n" + "".join(f"{i},{v}\n" for i, v in enumerate(values)))
+    table = read_csv(path, task=task)
+    assert table.task == "classification"
+    assert_close(table.y, torch.tensor(labels))
+    assert table.class_names == names
+
+
+def test_whole_numbers_and_truth_values_can_be_regressed(path: Path) -> None:
+    path.write_text("x,y\n1,0\n2,1\n")
+    assert read_csv(path).task == "regression"
+    path.write_text("x,y\n1,False\n2,True\n")
+    table = read_csv(path, task="regression")
+    assert_close(table.y, torch.tensor([0, 1], dtype=DOUBLE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a;b\n1;2\n3;4\n",
+        "a\tb\n1\t2\n3\t4\n",
+        "a, b\n1, 2\n3, 4\n",
+        "\ufeffa,b\r\n1,2\r\n\r\n3,4\r\n",
+        '"a","b"\n"1",2\n3,4',
+    ],
+)
+def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="")
+    table = read_csv(path)
+    assert_close(table.x, torch.tensor([[1], [3]], dtype=DOUBLE))
+    assert_close(table.y, torch.tensor([2, 4], dtype=DOUBLE))
+    assert (table.input_names, table.target_name) == (("a",), "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "has a header but no rows"),
+        ("a\n1\n", "has one column, 'a'; expected inputs and a target, separated by commas"),
+        ("1.5,2\n3,4\n", "has no header: its first line is all numbers"),
+        (",a,b\n0,1,2\n", "column 0 has no name; if pandas wrote its index there"),
+        ("a,b,a\n1,2,3\n", "several columns are called 'a'"),
+        ("a,b\n1,2\n\n3\n", "line 4: expected 2 fields as in the header, got 1; is the file trunc"),
+        ("a,b\n1,2\n3,4,5\n", "line 3: expected 2 fields as in the header, got 3"),
+        (
+            "a,b,c\n1,,2\n\n3,4,NA\n5,,6\n",
+            "has missing values: 'b' in 2 rows, 'c' in 1 row of 3, first in line 2; fill them",
+        ),
+        (
+            ",".join("abcdefg") + "\n" + "," * 6 + "\n",
+            "'e' in 1 row and 2 more columns of 1, first in line 2",
+        ),
+        (
+            "a,b\n1,2\n2,2\n\n?,3\n3,4\n",
+            "column 'a' holds numbers, but not in 1 row, first '?' in line 5; mend these fields",
+        ),
+        (
+            "a,b\n1,2\n2,2\n1,?\n3,4\n",
+            "column 'b' holds numbers, but not in 1 row, first '?' in line 4; mend these fields",
+        ),
+        (
+            "a,b\n" + "".join(f"n{i},{i}\n" for i in range(30)),
+            "column 'a' is text with 30 different values in 30 rows; an identifier",
+        ),
+        (
+            "a,b\n" + "".join(f"{i},n{i}\n" for i in range(30)),
+            "target 'b' of table.csv is text with 30 different values in 30 rows, hardly classes",
+        ),
+        ("a,b\n1,2\ninf,3\n", "x of table.csv holds NaN or infinity in column 0 ('a') (1 row) of"),
+        ("a,b\n1,2\n2,-inf\n", "target 'b' of table.csv holds NaN or infinity in 1 row of 2"),
+        ("a,b\n1,yes\n2,yes\n", "target 'b' of table.csv holds one class only, 'yes'"),
+    ],
+)
+def test_files_that_cannot_be_used(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_csv(path)
+
+
+def test_targets_that_do_not_suit_the_task(path: Path) -> None:
+    path.write_text("a,b\n1,yes\n2,no\n")
+    expected = "target 'b' of table.csv is text, for instance 'yes'; regression needs numbers"
+    with pytest.raises(DataError, match=expected):
+        read_csv(path, task="regression")
+    path.write_text("a,b\n1,0.5\n2,1\n")
+    with pytest.raises(DataError, match=r"class labels must be whole numbers, got 0\.5 in row 0"):
+        read_csv(path, task="classification")
+
+
+def test_an_unknown_target_suggests_the_nearest(path: Path) -> None:
+    path.write_text("age,cost\n1,2\n")
+    expected = "unknown target column of table.csv 'csot': did you mean 'cost'? known are age, cost"
+    with pytest.raises(UnknownNameError, match=re.escape(expected)):
+        read_csv(path, target="csot")
+
+
+def test_an_unclosed_quote_and_a_field_too_long(path: Path) -> None:
+    path.write_text('a,b\n1,"2\n3,4\n')
+    with pytest.raises(DataError, match="cannot be parsed: "):
+        read_csv(path)
+    path.write_text("a,b\n1," + "2" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"line 2: field larger than field limit"):
+        read_csv(path)
+
+
+def test_a_missing_file(path: Path) -> None:
+    with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}")):
+        read_csv(path)

@@ -1,0 +1,131 @@
+"""NPZ files: arrays, given splits, and nothing unpickled."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pyro_bnn.data.npz_file import load_npz
+from pyro_bnn.data.split import published_rows
+from pyro_bnn.errors import DataError, OptionError, ShapeError
+
+X = np.arange(40.0).reshape(20, 2) ** 2
+Y = np.arange(20.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "arrays.npz"
+
+
+def test_arrays_are_split_by_the_protocol(path: Path) -> None:
+    np.savez(path, x=X, y=Y)
+    split = load_npz(path, index=3)
+    train, test = published_rows(20, 3)
+    assert_close(split.train.raw()[1], torch.tensor(Y, dtype=torch.float32)[train])
+    assert_close(split.test.raw()[0], torch.tensor(X, dtype=torch.float32)[test])
+    assert (split.name, split.task, split.index) == ("arrays", "regression", 3)
+
+
+def test_a_given_split_is_kept(path: Path) -> None:
+    y = np.arange(20) % 3
+    np.savez_compressed(path, x_train=X[:15], y_train=y[:15], x_test=X[15:], y_test=y[15:])
+    split = load_npz(path)
+    assert split.task == "classification"
+    assert split.train.y.tolist() == y[:15].tolist()
+    assert split.test.y.tolist() == y[15:].tolist()
+    expected = (X[15:] - X[:15].mean(0)) / X[:15].std(0)
+    assert_close(split.test.x, torch.tensor(expected, dtype=torch.float32))
+    with pytest.raises(OptionError, match="split of arrays must be 0, the only one, got 1"):
+        load_npz(path, index=1)
+
+
+def test_task_and_number_of_the_split(path: Path) -> None:
+    np.savez(path, x=X, y=np.arange(20))
+    assert load_npz(path, task="regression").train.y.dtype == torch.float32
+    with pytest.raises(OptionError, match=r"0 \.\. 19, got 20"):
+        load_npz(path, index=20)
+
+
+class Trap:
+    """Would fail the test if it were unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled",)
+
+
+def test_python_objects_are_never_unpickled(path: Path) -> None:
+    np.savez(path, x=np.array([Trap()], dtype=object), y=Y)
+    with pytest.raises(DataError, match="Python objects are never unpickled, save plain arrays"):
+        load_npz(path)
+    np.savez(path, x=X, y=Y, other=np.array([Trap()], dtype=object))  # not needed, not read
+    assert len(load_npz(path).train) == 18
+
+
+def test_a_pickle_in_disguise_is_refused(path: Path) -> None:
+    np.array([Trap()], dtype=object).dump(path)
+    with pytest.raises(DataError, match="is truncated or no NPZ file: File is not a zip file"):
+        load_npz(path)
+
+
+def test_truncated_and_missing_files(path: Path) -> None:
+    with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}; check the path")):
+        load_npz(path)
+    np.savez(path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(DataError, match="is truncated or no NPZ file"):
+        load_npz(path)
+
+
+def test_a_damaged_array(path: Path) -> None:
+    np.savez(path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    content[200] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is truncated or no NPZ file: Bad CRC-32"):
+        load_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        (
+            {"X": X, "y": Y},
+            DataError,
+            "must hold the arrays x and y, or x_train, y_train, x_test, ",
+        ),
+        ({"X": X, "y": Y}, DataError, "y_test; it holds X, y"),
+        ({}, DataError, "it holds none"),
+        ({"x": X, "y": Y[:5]}, ShapeError, "x [20, 2] and y [5]"),
+        ({"x": X, "y": np.where(Y == 4, np.nan, Y)}, DataError, "y holds NaN or infinity in 1 row"),
+    ],
+)
+def test_arrays_that_cannot_be_used(
+    path: Path, arrays: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    np.savez(path, **arrays)
+    with pytest.raises(error, match=re.escape(message)):
+        load_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y_train": Y[:4]}, "x_train and y_train must have the same number of rows, at least one"),
+        ({"x_test": X[:0], "y_test": Y[:0]}, "x_test and y_test must have the same number of rows"),
+        ({"x_train": np.float64(0.0)}, "x_train and y_train must have the same number of rows"),
+        ({"x_test": X[15:, :1]}, "rows of x_train and x_test differ in shape, [15, 2] and [5, 1]"),
+        ({"y_test": Y[15:, None]}, "rows of y_train and y_test differ in shape, [15] and [5, 1]"),
+    ],
+)
+def test_given_splits_whose_shapes_do_not_fit(
+    path: Path, change: dict[str, Any], message: str
+) -> None:
+    arrays = {"x_train": X[:15], "y_train": Y[:15], "x_test": X[15:], "y_test": Y[15:]}
+    np.savez(path, **(arrays | change))
+    with pytest.raises(ShapeError, match=re.escape(message)):
+        load_npz(path)

@@ -1,0 +1,253 @@
+"""Splits: the published protocol, standardising by the training rows, labels."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pyro_bnn.data.split import (
+    Split,
+    Table,
+    check_index,
+    from_arrays,
+    make_split,
+    published_rows,
+)
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
+
+
+def regression(num_rows: int = 40) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(3)
+    return rng.normal(50.0, 9.0, (num_rows, 3)), rng.gamma(2.0, 30.0, num_rows)
+
+
+def both(split: Split) -> Iterator[tuple[Any, Any]]:
+    yield split.train, split.train_rows
+    yield split.test, split.test_rows
+
+
+# --- the published protocol ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_train", "first"),  # sizes and first training rows as published
+    [
+        (506, 455, [307, 343]),
+        (1030, 927, [339, 244]),
+        (308, 277, [73, 304]),
+        (768, 691, [285, 101]),
+    ],
+)
+def test_first_published_split(num_rows: int, num_train: int, first: list[int]) -> None:
+    train, test = published_rows(num_rows, 0)
+    assert (len(train), len(test)) == (num_train, num_rows - num_train)
+    assert train[:2].tolist() == first
+
+
+def test_published_splits_follow_their_recipe() -> None:
+    num_rows = 117
+    r = np.random.RandomState(1)
+    for k in range(4):
+        p = r.choice(range(num_rows), num_rows, replace=False)
+        train, test = published_rows(num_rows, k)
+        assert train.tolist() == p[: round(0.9 * num_rows)].tolist()
+        assert test.tolist() == p[round(0.9 * num_rows) :].tolist()
+
+
+def test_too_few_rows_for_a_test_row_are_refused() -> None:
+    with pytest.raises(DataError, match="4 rows are too few for 90 % training and 10 % test rows"):
+        published_rows(4, 0)
+
+
+@pytest.mark.parametrize("index", [-1, 5, 1.0, True, "0", None])
+def test_the_number_of_a_split_is_checked(index: Any) -> None:
+    check_index(np.int64(4), 5, "protein")  # type: ignore[arg-type]
+    expected = f"split of protein must be a whole number 0 .. 4, got {index!r}"
+    with pytest.raises(OptionError, match=re.escape(expected)):
+        check_index(index, 5, "protein")
+
+
+def test_the_only_split_is_called_so() -> None:
+    with pytest.raises(OptionError, match="split of it must be 0, the only one, got 1"):
+        check_index(1, 1, "it")
+
+
+# --- standardising -------------------------------------------------------------------------------
+
+
+def test_both_parts_are_standardised_by_the_training_rows() -> None:
+    x, y = regression()
+    split = from_arrays(torch.tensor(x), torch.tensor(y), test_fraction=0.25, seed=1)
+    assert split.train_rows is not None
+    rows = split.train_rows.numpy()
+    loc, scale = x[rows].mean(0), x[rows].std(0)
+    for part, part_rows in both(split):
+        expected = (x[part_rows.numpy()] - loc) / scale
+        assert_close(part.x, torch.tensor(expected), rtol=1e-10, atol=1e-12)
+        expected = (y[part_rows.numpy()] - y[rows].mean()) / y[rows].std()
+        assert_close(part.y, torch.tensor(expected), rtol=1e-10, atol=1e-12)
+    assert (len(split.train), len(split.test)) == (30, 10)
+
+
+def test_raw_gives_the_rows_of_the_source() -> None:
+    x, y = regression()
+    split = from_arrays(torch.tensor(x), torch.tensor(y)[:, None])
+    for part, rows in both(split):
+        raw_x, raw_y = part.raw()
+        assert_close(raw_x, torch.tensor(x[rows.numpy()]), rtol=1e-12, atol=0)
+        assert_close(raw_y, torch.tensor(y[rows.numpy(), None]), rtol=1e-12, atol=0)
+
+
+def test_a_column_constant_in_training_only_keeps_its_differences() -> None:
+    x = torch.tensor([[7.0], [7.0], [7.0], [9.5]])
+    table = Table(x=x, y=torch.arange(4.0), task="regression", name="t")
+    split = make_split(table, torch.tensor([0, 1, 2]), torch.tensor([3]))
+    assert_close(split.train.x, torch.zeros(3, 1))
+    assert_close(split.test.x, torch.tensor([[2.5]]))
+
+
+def test_standardising_survives_a_large_offset_in_float32() -> None:
+    values = 1e6 + np.arange(8.0)  # float32 would round the differences to 1/16
+    split = from_arrays(values[:, None], np.arange(8.0), test_fraction=0.25)
+    assert split.train_rows is not None
+    kept = split.train_rows.numpy()
+    expected = (kept - kept.mean()) / kept.std()
+    assert split.train.x.dtype == torch.float32
+    assert_close(split.train.x[:, 0], torch.tensor(expected, dtype=torch.float32))
+
+
+def test_images_are_standardised_by_channel() -> None:
+    x = torch.tensor([0.0, 2.0, 0.0, 2.0])[:, None, None, None].expand(4, 1, 3, 3)
+    x = torch.cat([x, torch.full((4, 1, 3, 3), 5.0)], dim=1)
+    split = from_arrays(x, torch.arange(4.0), test_fraction=0.25)
+    assert split.train.inputs is not None
+    assert split.train.inputs.loc.shape == (2, 1, 1)
+    assert_close(split.train.x[:, 1], torch.zeros(3, 3, 3))
+
+
+def test_the_dtype_is_float32_unless_tensors_say_otherwise() -> None:
+    x, y = regression()
+    split = from_arrays(x, y)
+    assert split.train.x.dtype == split.test.y.dtype == torch.float32
+    assert split.train.target is not None
+    assert split.train.target.loc.dtype == torch.float32
+    assert from_arrays(torch.tensor(x), y).train.y.dtype == torch.float64
+
+
+# --- from arrays ---------------------------------------------------------------------------------
+
+
+def test_names_travel_from_pandas() -> None:
+    x, y = regression()
+    split = from_arrays(pd.DataFrame(x, columns=["a", "b", "c"]), pd.Series(y, name="cost"))
+    assert split.test.input_names == ("a", "b", "c")
+    assert split.test.target_name == "cost"
+    assert (split.name, split.task, split.index) == ("arrays", "regression", 0)
+
+
+def test_labels_stay_labels() -> None:
+    x, _ = regression()
+    y = np.arange(40) % 4
+    split = from_arrays(x, y)
+    assert split.task == "classification"
+    assert split.test.num_classes == 4  # whatever classes the 4 test rows hold
+    assert split.train.target is None
+    assert split.train_rows is not None
+    assert_close(split.train.y, torch.tensor(y)[split.train_rows])
+
+
+def test_text_is_coded() -> None:
+    x, _ = regression()
+    split = from_arrays(x, np.where(np.arange(40) % 2 == 0, "yes", "no"))
+    assert split.train.class_names == ("no", "yes")
+    assert split.train_rows is not None
+    assert_close(split.train.y, 1 - split.train_rows % 2)
+
+
+def test_task_overrides_the_dtype() -> None:
+    x, _ = regression()
+    split = from_arrays(x, np.arange(3, 43), task="regression")
+    assert split.task == "regression"
+    assert split.train.y.dtype == torch.float32
+    split = from_arrays(x, (np.arange(40) % 2).astype(float), task="classification")
+    assert split.train.y.dtype == torch.int64
+
+
+def test_the_seed_decides_the_rows() -> None:
+    x, y = regression()
+    rows = [from_arrays(x, y, seed=seed).test_rows for seed in (0, 0, 1)]
+    assert_close(rows[0], rows[1])
+    assert rows[0] is not None
+    assert rows[2] is not None
+    assert rows[0].tolist() != rows[2].tolist()
+
+
+X10 = [[float(i)] for i in range(10)]
+Y10 = [float(i) for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (X10, [1, 2] * 5, DataError, "y: class labels must be 0 .. C-1"),
+        (X10, [0] * 10, DataError, "y holds one class only, '0', in all 10 rows"),
+        (X10, [*Y10[:9], float("inf")], DataError, "y holds NaN or infinity in 1 row of 10"),
+        ([*X10[:9], [float("nan")]], Y10, DataError, "x holds NaN or infinity in column 0 (1 row)"),
+        (X10, Y10[:9], ShapeError, "x [10, 1] and y [9]"),
+        (np.zeros((0, 1)), np.zeros(0), DataError, "the data are empty"),
+        (X10, [[[v]] for v in Y10], ShapeError, "y must be [N] or [N, O], got [10, 1, 1]"),
+        (X10, [[0, 1]] * 10, ShapeError, "y: class labels must be [N], got [10, 2]"),
+        ([[1e300 * v] for v in Y10], Y10, DataError, "scale of a Standardiser must be finite"),
+    ],
+)
+def test_arrays_that_cannot_be_used(x: Any, y: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        from_arrays(x, y)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(OptionError, match="test_fraction must be between 0 and 1, both excluded"):
+        from_arrays(X10, Y10, test_fraction=1.0)
+    with pytest.raises(OptionError, match="task must be"):
+        from_arrays(X10, Y10, task="ranking")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="seed must be a whole number >= 0, got -3"):
+        from_arrays(X10, Y10, seed=-3)
+    with pytest.raises(DataError, match=r"test_fraction=0\.01 of 10 rows leaves 10 and 0 rows"):
+        from_arrays(X10, Y10, test_fraction=0.01)
+
+
+def classes(labels: list[int]) -> Table:
+    y = torch.tensor(labels)
+    names = tuple("abc"[: int(y.max()) + 1])
+    x = torch.arange(float(len(labels)))[:, None]
+    return Table(x=x, y=y, task="classification", name="t", class_names=names)
+
+
+def test_training_rows_of_one_class_are_refused() -> None:
+    with pytest.raises(DataError, match="t: the training rows hold one class only, 'b'"):
+        make_split(classes([1, 1, 0]), torch.tensor([0, 1]), torch.tensor([2]))
+
+
+def test_a_class_without_training_rows_is_told() -> None:
+    with pytest.warns(BNNWarning, match="t: no training row of class 'c'"):
+        make_split(classes([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2]))
+
+
+def test_a_table_is_checked_before_it_is_split() -> None:
+    table = Table(
+        x=torch.tensor([[1.0], [torch.nan]]), y=torch.zeros(2), task="regression", name="t",
+        input_names=("age",),
+    )  # fmt: skip
+    with pytest.raises(DataError, match=re.escape("x holds NaN or infinity in column 0 ('age')")):
+        make_split(table, torch.tensor([0]), torch.tensor([1]))
+
+
+def test_to_and_repr() -> None:
+    split = from_arrays(X10, Y10).to(dtype=torch.float64)
+    assert split.train.x.dtype == split.test.y.dtype == torch.float64
+    assert repr(split).startswith("Split('arrays', regression, index=0, train=Dataset(x [9, 1] ")

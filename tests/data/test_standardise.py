@@ -1,0 +1,85 @@
+"""Standardising against NumPy and by hand, and the way back."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pyro_bnn.data.standardise import Standardiser
+from pyro_bnn.errors import DataError
+
+DOUBLE = torch.float64
+
+
+def test_loc_and_scale_by_hand() -> None:
+    values = torch.tensor([[1.0, 10.0], [3.0, 10.0], [5.0, 40.0]], dtype=DOUBLE)
+    units = Standardiser.fit(values)
+    assert_close(units.loc, torch.tensor([3.0, 20.0], dtype=DOUBLE))
+    # variances ((-2)^2 + 0 + 2^2) / 3 and (2 (-10)^2 + 20^2) / 3
+    assert_close(units.scale, torch.tensor([8 / 3, 200.0], dtype=DOUBLE).sqrt())
+    expected = torch.tensor([-1.0, -1.0, 2.0], dtype=DOUBLE) / 2**0.5
+    assert_close(units.transform(values)[:, 1], expected)
+
+
+def test_a_constant_column_gets_scale_one() -> None:
+    values = torch.full((10_741, 2), 0.998, dtype=DOUBLE)  # its mean does not round to 0.998
+    values[:, 1] = torch.linspace(0, 1, 10_741, dtype=DOUBLE)
+    units = Standardiser.fit(values)
+    assert units.scale[0] == 1
+    assert units.loc[0] == 0.998
+    assert_close(units.transform(values)[:, 0], torch.zeros(10_741, dtype=DOUBLE), rtol=0, atol=0)
+    assert_close(units.transform(torch.tensor([[3.998, 0.5]], dtype=DOUBLE))[0, 0].item(), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "loc_shape"),
+    [
+        ((50,), 0, ()),
+        ((50, 3), 0, (3,)),
+        ((50, 3, 4), (0, 2), (3, 1)),
+        ((50, 3, 4, 5), (0, 2, 3), (3, 1, 1)),
+    ],
+)
+def test_fit_agrees_with_numpy_and_inverse_undoes_transform(
+    shape: tuple[int, ...], axes: int | tuple[int, ...], loc_shape: tuple[int, ...]
+) -> None:
+    values = np.random.default_rng(0).normal(5.0, 3.0, shape)
+    units = Standardiser.fit(torch.tensor(values))
+    assert units.loc.shape == units.scale.shape == loc_shape
+    assert_close(units.loc.numpy().ravel(), np.atleast_1d(values.mean(axes)), rtol=1e-12, atol=0)
+    assert_close(units.scale.numpy().ravel(), np.atleast_1d(values.std(axes)), rtol=1e-12, atol=0)
+    back = units.inverse(units.transform(torch.tensor(values)))
+    assert_close(back, torch.tensor(values), rtol=1e-12, atol=1e-12)
+
+
+def test_inverse_carries_predictions_of_any_leading_shape() -> None:
+    units = Standardiser(torch.tensor(10.0), torch.tensor(2.0))
+    assert_close(units.inverse(torch.ones(4, 3, 1)), torch.full((4, 3, 1), 12.0))
+
+
+def test_to_changes_the_dtype() -> None:
+    units = Standardiser(torch.tensor(10.0), torch.tensor(2.0)).to(dtype=DOUBLE)
+    assert units.loc.dtype == units.scale.dtype == DOUBLE
+
+
+@pytest.mark.parametrize(
+    ("loc", "scale", "message"),
+    [
+        ([0.0], [1.0, 1.0], "must have one shape, got [1] and [2]"),
+        ([float("nan")], [1.0], "loc of a Standardiser must be finite, got [nan]"),
+        (
+            [0.0],
+            [0.0],
+            "scale of a Standardiser must be finite and positive, got [0.0]; a constant",
+        ),
+        ([0.0], [-1.0], "scale of a Standardiser must be finite and positive"),
+        ([0.0], [float("inf")], "scale of a Standardiser must be finite and positive"),
+    ],
+)
+def test_units_that_have_no_way_back_are_refused(
+    loc: list[float], scale: list[float], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        Standardiser(torch.tensor(loc), torch.tensor(scale))

@@ -1,0 +1,92 @@
+"""Text tables: numbers exactly, faults with their line."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyro_bnn.data.tables import read_rows, read_table, read_text
+from pyro_bnn.errors import DataError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data.txt"
+
+
+def test_any_white_space_and_blank_lines(path: Path) -> None:
+    path.write_text("  1.5  2\t-3e1 \n\n4 5 6\t\n\n")
+    np.testing.assert_array_equal(read_table(path), [[1.5, 2.0, -30.0], [4.0, 5.0, 6.0]])
+
+
+def test_one_row_and_one_column_stay_matrices(path: Path) -> None:
+    path.write_text("1 2\n")
+    assert read_table(path).shape == (1, 2)
+    path.write_text("1\n2\n")
+    assert read_table(path).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "1 2 3\n\n4 5 6\n7 8\n",
+            "line 4: expected 3 columns as in the lines above, got 2; is the",
+        ),
+        ("1 2\n3 4 5\n", "line 2: expected 2 columns as in the lines above, got 3"),
+        ("1 2\n3 x4\n", "line 2, column 1: 'x4' is not a number"),
+        ("1 2 # note\n", "line 1, column 2: '#' is not a number"),
+        ("1_000 2\n", "could not convert string '1_000' to float64"),
+        (" \n\n", "is empty"),
+    ],
+)
+def test_faults_are_named_by_line(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        read_table(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_binary_files(path: Path) -> None:
+    with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}; check the path")):
+        read_text(path)
+    path.write_bytes(b"1 2\n\xff\xfe")
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 4\)"):
+        read_text(path)
+
+
+def test_a_file_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text("1")
+
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        read_text(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf1 2\n")
+    assert read_text(path) == "1 2\n"
+
+
+def test_row_numbers(path: Path) -> None:
+    path.write_text("3\n0\n 2.0\n")
+    assert read_rows(path).tolist() == [3, 0, 2]
+    assert read_rows(path).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\n-2\n", "must hold whole numbers >= 0, got -2.0 (number 2)"),
+        ("1.5\n", "must hold whole numbers >= 0, got 1.5 (number 1)"),
+        ("nan\n", "must hold whole numbers >= 0, got nan (number 1)"),
+    ],
+)
+def test_what_is_no_row_number(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_rows(path)
