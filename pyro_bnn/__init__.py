@@ -11,17 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "data",
-    "diagnostics",
-    "guides",
-    "infer",
-    "layers",
-    "likelihoods",
-    "models",
-    "priors",
-    "report",
-)
 _NAMES = {
     "Dataset": "data",
     "Split": "data",
@@ -36,7 +25,28 @@ _NAMES = {
     "BNNError": "errors",
 }
 
-__all__ = ["__version__", *_MODULES, *_NAMES]
+__all__ = [
+    "NUTS",
+    "SVI",
+    "BNNError",
+    "Comparison",
+    "Dataset",
+    "Posterior",
+    "Prediction",
+    "Program",
+    "Split",
+    "bayesian",
+    "compare",
+    "data",
+    "diagnostics",
+    "guides",
+    "infer",
+    "layers",
+    "likelihoods",
+    "models",
+    "priors",
+    "report",
+]
 
 if TYPE_CHECKING:
     from pyro_bnn import (
@@ -61,12 +71,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"pyro_bnn.{name}")
     if name in _NAMES:
         value = getattr(importlib.import_module(f"pyro_bnn.{_NAMES[name]}"), name)
         globals()[name] = value
         return value
+    if name in __all__:
+        return importlib.import_module(f"pyro_bnn.{name}")
     raise AttributeError(f"module 'pyro_bnn' has no attribute {name!r}")
 
 

@@ -281,7 +281,7 @@ class Posterior(ABC):
         Raises:
             SiteError: If the posterior has no density q.
         """
-        return self.log_joint(data, num_samples, seed), self._log_q(num_samples, seed)
+        return self.log_joint(data, num_samples, seed), self.log_q(num_samples, seed)
 
     def elbo(
         self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
@@ -297,7 +297,12 @@ class Posterior(ABC):
         weights = (log_p - log_q).double()
         return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
 
-    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` of the approximation at its draws, unconstrained.
+
+        Raises:
+            SiteError: If the posterior has no density q.
+        """
         raise SiteError(
             f"{self.method} has no density q(z): {num_samples} draws of seed {seed} have no log_q"
         )
@@ -400,9 +405,10 @@ class GuidePosterior(Posterior):
     def _draw(self, num_samples: int, seed: int) -> Tensor:
         return self.guide.sample(num_samples, seed).unsqueeze(0)
 
-    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
         if not self.has_log_prob:
-            return super()._log_q(num_samples, seed)
+            return super().log_q(num_samples, seed)
         with torch.no_grad():
             return self.guide.log_prob(self.unconstrained(num_samples, seed))
 
@@ -481,9 +487,10 @@ class DrawsPosterior(Posterior):
     def _draw(self, num_samples: int, seed: int) -> Tensor:
         return self._z[:, self.chosen(num_samples, seed)]
 
-    def _log_q(self, num_samples: int, seed: int) -> Tensor:
+    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
         if self._stored_log_q is None:
-            return super()._log_q(num_samples, seed)
+            return super().log_q(num_samples, seed)
         return self._stored_log_q[:, self.chosen(num_samples, seed)].flatten()
 
 

@@ -67,7 +67,7 @@ def save(posterior: Posterior, path: Path) -> None:
         stored = posterior.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
         document["z"] = posterior.unconstrained(stored, group_by_chain=True).contiguous()
         if posterior.has_log_prob:
-            _, log_q = posterior.densities((x, y), stored)
+            log_q = posterior.log_q(stored)
             document["log_q"] = log_q.reshape(document["z"].shape[:2])
         document["sample_stats"] = {
             name: torch.as_tensor(np.ascontiguousarray(value))

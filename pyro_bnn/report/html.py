@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyro_bnn.report.figures import PLOTS, Figures
 from pyro_bnn.report.table import sections
 from pyro_bnn.report.text import headline
-from pyro_bnn.report.theme import DARK, LIGHT
+from pyro_bnn.report.theme import DARK, LIGHT, name_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,7 @@ def render(comparison: Comparison, command: str = "") -> str:
         comparison=comparison,
         command=command,
         slug=_slug,
+        name_parts=name_parts,
     )
 
 

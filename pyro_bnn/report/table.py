@@ -100,6 +100,7 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "khat": checks.khat,
         "loo": NAN if loo is None else loo.elpd / num_train - log_scale,
         "loo_se": NAN if loo is None else loo.se / num_train,
+        "loo_bad": NAN if loo is None else loo.num_bad,
         "distance": NAN if entry.distance is None else entry.distance.value,
         "distance_floor": NAN if entry.distance is None else entry.distance.floor,
         "sd_ratio": NAN if entry.sd_ratio is None else entry.sd_ratio.value,
@@ -205,9 +206,9 @@ def _fit_columns() -> list[Column]:
         Column(
             title="PSIS-LOO",
             unit="nats per row",
-            cell=lambda row: with_error(row["loo"], row["loo_se"]),
+            cell=_loo,
             meaning="Leave-one-out log score of the EXACT posterior on the training rows; blank "
-            "where draws cannot be reweighted to it.",
+            "where draws cannot be reweighted to it, in brackets the rows with too large a k-hat.",
             keys=("loo",),
         ),
         _plain("divergent", "divergent", "", "Draws after divergent trajectories.", _count),
@@ -247,6 +248,11 @@ def _difference(row: Mapping[str, Any]) -> str:
         return "best"
     text = with_error(row["difference"], row["difference_se"])
     return f"{text} (tied)" if row["tied"] else text
+
+
+def _loo(row: Mapping[str, Any]) -> str:
+    text = with_error(row["loo"], row["loo_se"])
+    return f"{text} ({round(row['loo_bad'])} bad)" if text and row["loo_bad"] else text
 
 
 def _coverage(row: Mapping[str, Any]) -> str:

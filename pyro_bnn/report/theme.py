@@ -133,18 +133,28 @@ def hide_unused(axes: Sequence[Axes], num_used: int, num_columns: int) -> None:
             axes[place - num_columns].tick_params(labelbottom=True)
 
 
+def name_parts(name: str) -> list[str]:
+    """Where a name may be broken: after spaces and hyphens, between the words of a class name.
+
+    Example:
+        >>> name_parts("AutoLowRank (rank 5)")
+        ['Auto', 'Low', 'Rank ', '(rank ', '5)']
+    """
+    return re.split(r"(?<=[\s_-])(?=\S)|(?<=[a-z0-9])(?=[A-Z])", name)
+
+
 def wrap_name(name: str, width: int = 20) -> str:
-    """Breaks a long name into lines between words, or between the capitals of a class name.
+    """Breaks a long name into lines where it may be broken.
 
     Example:
         >>> wrap_name("AutoLowRankMultivariateNormal").splitlines()
         ['AutoLowRank', 'MultivariateNormal']
     """
     lines = [""]
-    for word in re.findall(r"[^\s_-]+?(?=[A-Z][a-z]|[\s_-]|$)[\s_-]*", name) or [name]:
-        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > width:
+    for part in name_parts(name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
             lines.append("")
-        lines[-1] += word
+        lines[-1] += part
     return "\n".join(line.rstrip() for line in lines)
 
 
