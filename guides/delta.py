@@ -2,7 +2,8 @@ r"""Point estimate, :math:`q(z) = \delta(z - m)`: maximum a posteriori (MAP)."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import pyro.distributions as dist
 import torch
@@ -29,6 +30,8 @@ class AutoDelta(Guide):
     has_log_prob: ClassVar[bool] = False
     kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "none"
 
+    loc: Tensor
+
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [P]``, the unconstrained estimate."""
         self.loc = nn.Parameter(loc)
@@ -40,15 +43,13 @@ class AutoDelta(Guide):
 
     def transport(self, noise: Tensor) -> Tensor:
         """The estimate, ``[..., P]`` for noise ``[..., 0]``."""
-        return cast(Tensor, self.loc).expand((*noise.shape[:-1], self.num_latents))
+        return self.loc.expand((*noise.shape[:-1], self.num_latents))
 
     def get_posterior(self) -> Distribution:
         """A point mass at ``loc``."""
         return dist.Delta(self.loc, event_dim=1)
 
-    def quantiles(
-        self, quantiles: list[float], *args: object, **kwargs: object
-    ) -> dict[str, Tensor]:
+    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The estimate at every level, ``[Q, *shape]`` by name."""
         self.setup(*args, **kwargs)
         assert self.latents is not None

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal, cast
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.infer.autoguide import init_to_median
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_bnn.effects import Model, Site, evaluate, is_real, isolated, require_sites, trace_model
@@ -142,7 +143,7 @@ class Guide(PyroModule):
     def _initial_value(self, name: str) -> Tensor:
         msg = dict(self._messages[name])
         if self.init_loc_fn is not None:
-            return cast(Tensor, self.init_loc_fn(msg))
+            return self.init_loc_fn(msg)
         if is_real(msg["fn"].support):
             return cast(Tensor, msg["value"])
         with torch.random.fork_rng():
@@ -335,6 +336,11 @@ class _Terms(nn.Module):
         if entropy is None and self.guide.has_log_prob:
             log_prob = self.guide.log_prob(z)  # [K]
         return GuideTerms(z, entropy, log_prob, mean, sd)
+
+
+def positive_parameter(value: Tensor) -> Tensor:
+    """A trainable positive tensor: reading the attribute it is assigned to gives its value."""
+    return cast(Tensor, PyroParam(value, constraint=constraints.softplus_positive))
 
 
 def check_init_scale(init_scale: float) -> float:

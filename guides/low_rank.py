@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroParam
 from torch import Tensor, nn
 
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.guide import Guide, check_init_scale
+from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
 
 
 class AutoLowRankMultivariateNormal(Guide):
@@ -42,6 +40,10 @@ class AutoLowRankMultivariateNormal(Guide):
         Structure", JCGS 2018, arXiv:1701.03208.
     """
 
+    loc: Tensor
+    scale: Tensor
+    cov_factor: Tensor
+
     def __init__(
         self,
         model: Model,
@@ -67,10 +69,7 @@ class AutoLowRankMultivariateNormal(Guide):
             len(loc), self.rank, generator=generator, dtype=loc.dtype, device=loc.device
         )
         self.loc = nn.Parameter(loc)
-        self.scale = PyroParam(
-            torch.full_like(loc, share * self.init_scale),
-            constraint=constraints.softplus_positive,
-        )
+        self.scale = positive_parameter(torch.full_like(loc, share * self.init_scale))
         self.cov_factor = nn.Parameter(factor / math.sqrt(max(self.rank, 1)))
 
     def options(self) -> dict[str, Any]:
@@ -80,13 +79,13 @@ class AutoLowRankMultivariateNormal(Guide):
     @property
     def noise_dim(self) -> int:
         """R + P."""
-        return cast(int, self.cov_factor.shape[1]) + self.num_latents
+        return self.cov_factor.shape[1] + self.num_latents
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (cov_factor eps1 + eps2)``, ``[..., P]``."""
         rank = self.cov_factor.shape[1]
         u = noise[..., :rank] @ self.cov_factor.mT + noise[..., rank:]
-        return cast(Tensor, self.loc + self.scale * u)
+        return self.loc + self.scale * u
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
@@ -95,12 +94,8 @@ class AutoLowRankMultivariateNormal(Guide):
         chol = self._capacitance_tril()
         v = torch.linalg.solve_triangular(chol.mT, (u @ C).unsqueeze(-2), upper=True, left=False)
         squared = u.square().sum(-1) - v.squeeze(-2).square().sum(-1)
-        return cast(
-            Tensor,
-            -0.5 * squared
-            - self._half_log_det(chol)
-            - 0.5 * self.num_latents * math.log(2 * math.pi),
-        )
+        half_log_det = self._half_log_det(chol)
+        return -0.5 * squared - half_log_det - 0.5 * self.num_latents * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
         r""":math:`\tfrac12 \log\det\Sigma + \tfrac P2 (1 + \log 2\pi)`."""
@@ -122,7 +117,7 @@ class AutoLowRankMultivariateNormal(Guide):
         """Cholesky factor ``[R, R]`` of I + C^T C."""
         C = self.cov_factor
         eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-        return cast(Tensor, torch.linalg.cholesky(eye + C.mT @ C))
+        return torch.linalg.cholesky(eye + C.mT @ C)
 
     def _half_log_det(self, chol: Tensor) -> Tensor:
-        return cast(Tensor, self.scale.log().sum() + chol.diagonal().log().sum())
+        return self.scale.log().sum() + chol.diagonal().log().sum()

@@ -3,15 +3,13 @@ r"""Full-covariance Gaussian, :math:`q(z) = \mathcal N(z \mid m, \Sigma)`."""
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroParam
 from torch import Tensor, nn
 
+from pyro_bnn.guides.guide import positive_parameter
 from pyro_bnn.guides.normal import AutoNormal
 
 
@@ -30,12 +28,12 @@ class AutoMultivariateNormal(AutoNormal):
         init_scale: Initial standard deviation of every entry of z, > 0, in its units.
     """
 
+    tril_times_root: Tensor
+
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [P]``, ``scale [P]`` and ``tril_times_root [P, P]``."""
         self.loc = nn.Parameter(loc)
-        self.scale = PyroParam(
-            torch.full_like(loc, self.init_scale), constraint=constraints.softplus_positive
-        )
+        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
         self.tril_times_root = nn.Parameter(loc.new_zeros(len(loc), len(loc)))
 
     @property
@@ -48,11 +46,11 @@ class AutoMultivariateNormal(AutoNormal):
         root = 4 * math.sqrt(self.num_latents)
         below = torch.tril(self.tril_times_root, -1) / root
         eye = torch.eye(self.num_latents, dtype=below.dtype, device=below.device)
-        return cast(Tensor, below + eye)
+        return below + eye
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (L noise)``, ``[..., P]``."""
-        return cast(Tensor, self.loc + self.scale * (noise @ self.scale_tril.mT))
+        return self.loc + self.scale * (noise @ self.scale_tril.mT)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
@@ -61,7 +59,7 @@ class AutoMultivariateNormal(AutoNormal):
             self.scale_tril.mT, u.unsqueeze(-2), upper=True, left=False
         )
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return cast(Tensor, -0.5 * u.squeeze(-2).square().sum(-1) - log_normaliser)
+        return -0.5 * u.squeeze(-2).square().sum(-1) - log_normaliser
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""

@@ -8,14 +8,12 @@ from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroParam
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_bnn.effects import Model, Site
-from pyro_bnn.guides.guide import Guide, check_init_scale
+from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
 
 
 class AutoNormal(Guide):
@@ -41,6 +39,9 @@ class AutoNormal(Guide):
         Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015, arXiv:1505.05424.
     """
 
+    loc: Tensor
+    scale: Tensor
+
     def __init__(
         self,
         model: Model,
@@ -54,9 +55,7 @@ class AutoNormal(Guide):
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [P]`` and ``scale [P]``."""
         self.loc = nn.Parameter(loc)
-        self.scale = PyroParam(
-            torch.full_like(loc, self.init_scale), constraint=constraints.softplus_positive
-        )
+        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
 
     def options(self) -> dict[str, Any]:
         """``init_scale``."""
@@ -64,20 +63,17 @@ class AutoNormal(Guide):
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * noise``, ``[..., P]``."""
-        return cast(Tensor, self.loc + self.scale * noise)
+        return self.loc + self.scale * noise
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
         u = (z - self.loc) / self.scale
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return cast(Tensor, -0.5 * u.square().sum(-1) - log_normaliser)
+        return -0.5 * u.square().sum(-1) - log_normaliser
 
     def entropy(self) -> Tensor:
         r""":math:`\sum_j \log s_j + \tfrac P2 (1 + \log 2\pi)`."""
-        return cast(
-            Tensor,
-            self.scale.log().sum() + 0.5 * self.num_latents * (1 + math.log(2 * math.pi)),
-        )
+        return self.scale.log().sum() + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """``loc`` and ``scale``, each ``[P]``."""

@@ -12,14 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyro_bnn.errors import OptionError
 
 GIB = 1 << 30
-_PROBE_ROWS = 64
+WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
+_PROBE_ROWS = (16, 64)
 
 
 class _CountBytes(TorchDispatchMode):
-    """Adds up the sizes of all tensors that operations return, a bound on their peak."""
+    """Adds up the sizes of all storages that operations make, a bound on what they hold at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *inputs: Tensor) -> None:
         super().__init__()
+        self._storages = [value.untyped_storage() for value in inputs]  # kept, so no address recurs
+        self._known = {storage.data_ptr() for storage in self._storages}
         self.total = 0
 
     def __torch_dispatch__(
@@ -27,17 +30,29 @@ class _CountBytes(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, Tensor):
-                self.total += value.untyped_storage().nbytes()
+            if not isinstance(value, Tensor):
+                continue
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in self._known:
+                self._known.add(storage.data_ptr())
+                self._storages.append(storage)
+                self.total += storage.nbytes()
         return out
 
 
 def bytes_per_draw(fn: Callable[[Tensor, Tensor], object], z: Tensor, x: Tensor) -> int:
-    """Bytes that ``fn(z [1, P], x [N, ...])`` allocates, from a look at few rows."""
-    rows = min(len(x), _PROBE_ROWS)
-    with torch.no_grad(), _CountBytes() as counter:
-        fn(z[:1], x[:rows])
-    return max(1, counter.total * len(x) // max(rows, 1))
+    """Bytes that ``fn(z [1, P], x [N, ...])`` allocates, extrapolated from two looks at it."""
+    looks = []
+    for rows in _PROBE_ROWS:
+        few = x[: min(rows, len(x))]
+        with torch.no_grad(), _CountBytes(z, x) as counter:
+            fn(z[:1], few)
+        looks.append((len(few), counter.total))
+    (rows, total), (more_rows, more_total) = looks
+    if more_rows == rows:
+        return max(1, more_total)
+    per_row = (more_total - total) / (more_rows - rows)
+    return max(1, int(more_total + per_row * (len(x) - more_rows)))
 
 
 def draw_chunks(
@@ -74,4 +89,4 @@ def draw_chunks(
             f"{len(z)} draws at {len(x)} rows need about {needed / GIB:.2f} GiB, more than the "
             f"bound of {memory / GIB:.2f} GiB: {hint}, or raise memory="
         )
-    yield from z.split(max(1, left // per_draw))
+    yield from z.split(max(1, min(left, WORKING_SET) // per_draw))

@@ -1,1 +1,63 @@
-"""Diagnostics on NumPy arrays: convergence, calibration, scores."""
+"""Diagnostics on NumPy arrays: convergence, calibration, scores, distance to a reference."""
+
+from pyro_bnn.diagnostics.calibration import (
+    Coverage,
+    Reliability,
+    binomial_band,
+    coverage,
+    ece,
+    ece_floor,
+    pit,
+    reliability_curve,
+)
+from pyro_bnn.diagnostics.convergence import FunctionConvergence, function_convergence
+from pyro_bnn.diagnostics.khat import khat, khat_threshold
+from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
+from pyro_bnn.diagnostics.reference import (
+    ReferenceDistance,
+    SdRatio,
+    reference_distance,
+    sd_ratio,
+    w1,
+)
+from pyro_bnn.diagnostics.scores import (
+    accuracy,
+    brier,
+    crps,
+    log_score,
+    moment_matched_log_score,
+    rmse,
+)
+from pyro_bnn.diagnostics.trend import Trend, objective_trend
+
+__all__ = [
+    "Coverage",
+    "FunctionConvergence",
+    "PairedDifference",
+    "Ranked",
+    "ReferenceDistance",
+    "Reliability",
+    "SdRatio",
+    "Trend",
+    "accuracy",
+    "binomial_band",
+    "brier",
+    "coverage",
+    "crps",
+    "ece",
+    "ece_floor",
+    "function_convergence",
+    "khat",
+    "khat_threshold",
+    "log_score",
+    "moment_matched_log_score",
+    "objective_trend",
+    "paired_difference",
+    "pit",
+    "rank",
+    "reference_distance",
+    "reliability_curve",
+    "rmse",
+    "sd_ratio",
+    "w1",
+]

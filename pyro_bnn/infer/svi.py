@@ -220,7 +220,7 @@ class _Run:
 
     def __init__(self, svi: SVI, program: Program, guide: Guide, seed: int) -> None:
         self.svi, self.program, self.guide = svi, program, guide
-        named = {f"guide.{k}": v for k, v in guide.named_parameters()}
+        named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
         named |= {f"model.{k}": v for k, v in program.params.items()}
         self.names, self.parameters = list(named), list(named.values())
         self.losses: list[float] = []

@@ -227,11 +227,14 @@ def _label_ends(
     ax: Axes, ends: list[tuple[float, str]], colours: dict[str, str], gap: float
 ) -> None:
     """Names lines at their right ends, moved apart where they would overlap."""
-    height = -np.inf
+    height, last_lines = -np.inf, 1
     for value, name in sorted(ends):
-        height = max(value, height + gap)
+        text = wrap_name(name)
+        lines = text.count("\n") + 1
+        height = max(value, height + gap * (lines + last_lines) / 2)
+        last_lines = lines
         ax.annotate(
-            wrap_name(name), (1.015, height), xycoords=("axes fraction", "data"), va="center",
+            text, (1.015, height), xycoords=("axes fraction", "data"), va="center",
             color=colours[name], fontweight="bold", annotation_clip=False,
         )  # fmt: skip
 

@@ -24,13 +24,21 @@ def test_loc_and_scale_by_hand() -> None:
 
 
 def test_a_constant_column_gets_scale_one() -> None:
-    values = torch.full((10_741, 2), 0.998, dtype=DOUBLE)  # its mean does not round to 0.998
+    values = torch.full((10_741, 2), 0.998, dtype=DOUBLE)
     values[:, 1] = torch.linspace(0, 1, 10_741, dtype=DOUBLE)
     units = Standardiser.fit(values)
     assert units.scale[0] == 1
     assert units.loc[0] == 0.998
     assert_close(units.transform(values)[:, 0], torch.zeros(10_741, dtype=DOUBLE), rtol=0, atol=0)
     assert_close(units.transform(torch.tensor([[3.998, 0.5]], dtype=DOUBLE))[0, 0].item(), 3.0)
+
+
+def test_a_constant_whose_sd_does_not_round_to_zero_gets_scale_one() -> None:
+    values = torch.full((7,), 0.998, dtype=DOUBLE)
+    assert values.std(0, correction=0) > 0  # 1e-16: the mean rounds
+    units = Standardiser.fit(values)
+    assert units.scale == 1
+    assert units.loc == 0.998
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Runnable comparisons: same network, same data, one run, medians and ratios."""
