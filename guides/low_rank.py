@@ -93,7 +93,7 @@ class AutoLowRankMultivariateNormal(Guide):
         u = (z - self.loc) / self.scale
         chol = self._capacitance_tril()
         v = torch.linalg.solve_triangular(chol.mT, (u @ C).unsqueeze(-2), upper=True, left=False)
-        squared = u.square().sum(-1) - v.squeeze(-2).square().sum(-1)
+        squared: Tensor = u.square().sum(-1) - v.squeeze(-2).square().sum(-1)
         half_log_det = self._half_log_det(chol)
         return -0.5 * squared - half_log_det - 0.5 * self.num_latents * math.log(2 * math.pi)
 
@@ -117,7 +117,8 @@ class AutoLowRankMultivariateNormal(Guide):
         """Cholesky factor ``[R, R]`` of I + C^T C."""
         C = self.cov_factor
         eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-        return torch.linalg.cholesky(eye + C.mT @ C)
+        chol: Tensor = torch.linalg.cholesky(eye + C.mT @ C)
+        return chol
 
     def _half_log_det(self, chol: Tensor) -> Tensor:
         return self.scale.log().sum() + chol.diagonal().log().sum()

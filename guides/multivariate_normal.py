@@ -54,12 +54,11 @@ class AutoMultivariateNormal(AutoNormal):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
-        u = (z - self.loc) / self.scale
-        u = torch.linalg.solve_triangular(
-            self.scale_tril.mT, u.unsqueeze(-2), upper=True, left=False
-        )
+        u = ((z - self.loc) / self.scale).unsqueeze(-2)
+        u = torch.linalg.solve_triangular(self.scale_tril.mT, u, upper=True, left=False)
+        squared: Tensor = u.squeeze(-2).square().sum(-1)
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return -0.5 * u.squeeze(-2).square().sum(-1) - log_normaliser
+        return -0.5 * squared - log_normaliser
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""

@@ -455,7 +455,9 @@ def loo_approximate(tree: DataTree) -> LooResult:
         raise SiteError(
             f"sample_stats must have log_p and log_q, it has {sorted(stats) or 'nothing'}"
         )
-    log_ratios = np.asarray(stats["log_p"] - stats["log_q"], dtype=np.float64)  # [C, S]
+    log_p, log_q = (np.asarray(stats[name], dtype=np.float64) for name in ("log_p", "log_q"))
+    with np.errstate(invalid="ignore"):  # -inf less -inf is a NaN that psis refuses
+        log_ratios = log_p - log_q  # [C, S]
     if log_ratios.shape != draws.shape[:2]:
         raise ShapeError(
             f"log_p and log_q are {log_ratios.shape}, chains and draws of the log likelihood are "

@@ -71,7 +71,7 @@ def capture(fn: TensorFunction, args: Sequence[Tensor]) -> TensorFunction:
         graph = make_fx(fn)(*clones)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph.forward  # type: ignore[no-any-return]
+    return graph.forward
 
 
 def value_and_grad(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import torch
@@ -26,6 +26,8 @@ from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.likelihoods import match_observation
 
 Model = Callable[..., Any]
+
+_COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
 
 CORRECTED = """
     f = pyro.deterministic("f", f)                       # f [N, F], the network output
@@ -65,7 +67,7 @@ class Site:
     def value(self, z: Tensor) -> Tensor:
         """The site's value ``[..., *shape]`` out of z ``[..., P]``."""
         u = self.unconstrained(z)
-        return u if self.is_real else biject_to(self.support)(u)
+        return u if self.is_real else cast(Tensor, biject_to(self.support)(u))
 
     def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
         r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""
@@ -111,19 +113,27 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _without_registration_warnings() -> Iterator[None]:
+    """Pyro warns of parameters that need no gradient; here all are given from outside."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+        yield
+
+
 def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     """Run a model once and list its latent sites; it draws from torch's global generator.
 
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
     """
-    with pyro.get_param_store().scope(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+    with pyro.get_param_store().scope(), _without_registration_warnings():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
+    nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
     start = 0
     for name in trace.stochastic_nodes:
-        node = trace.nodes[name]
+        node = nodes[name]
         if node["infer"].get("is_auxiliary") or type(node["fn"]).__name__ == "_Subsample":
             continue
         if name == "y":  # sampled because y was None
@@ -142,8 +152,8 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
             "the model has no latent sample site: give its weights priors, for example with "
             "pyro_bnn.bayesian(net)"
         )
-    messages = {site.name: trace.nodes[site.name] for site in sites}
-    params = {name: node for name, node in trace.nodes.items() if node["type"] == "param"}
+    messages = {site.name: nodes[site.name] for site in sites}
+    params = {name: node for name, node in nodes.items() if node["type"] == "param"}
     return ModelTrace(tuple(sites), messages, params)
 
 
@@ -178,16 +188,15 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
     """
     _check_modules(model)
     num_rows = x.shape[0]
-    with isolated(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+    with isolated(), _without_registration_warnings():
         free = poutine.trace(model).get_trace(x)
-        if "y" not in free.nodes:
+        nodes: Mapping[str, Any] = free.nodes
+        if "y" not in nodes:
             raise ModelError(
                 f'the model has no sample site named "y"; it should end with{CORRECTED}'
             )
-        fn = free.nodes["y"]["fn"]
         _check_rows(free, num_rows)
-        y = match_observation(y, fn).to(free.nodes["y"]["value"].dtype)
+        y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
     _check_observed(observed)
     with isolated():
@@ -212,13 +221,14 @@ def _check_observed(trace: poutine.Trace) -> None:
 
 def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
     """Check f, the plate and the latent sites of a trace over N rows."""
-    node = trace.nodes["y"]
-    if "f" not in trace.nodes or not _is_deterministic(trace.nodes["f"]):
+    nodes: Mapping[str, Any] = trace.nodes
+    node = nodes["y"]
+    if "f" not in nodes or not _is_deterministic(nodes["f"]):
         raise ModelError(
             'the model does not record its network output "f"; add the first of these lines'
             f"{CORRECTED}"
         )
-    f = trace.nodes["f"]["value"]
+    f = nodes["f"]["value"]
     if f.ndim != 2 or f.shape[0] != num_rows:
         raise ModelError(
             f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
@@ -234,9 +244,7 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
             f"in{CORRECTED}"
         )
     for name in trace.stochastic_nodes:
-        if name != "y" and "data" in [
-            frame.name for frame in trace.nodes[name]["cond_indep_stack"]
-        ]:
+        if name != "y" and "data" in [frame.name for frame in nodes[name]["cond_indep_stack"]]:
             raise SiteError(
                 f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
                 "sites are shared by all rows: sample it before the plate"
@@ -253,6 +261,11 @@ def _check_modules(model: Model) -> None:
                 f"{name} is a {type(module).__name__} in training mode: its output for a row "
                 "depends on the other rows of the batch; use torch.nn.GroupNorm instead, or call "
                 ".eval() on it"
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise ModelError(
+                f"{name} is a {type(module).__name__} in training mode: f would be random given "
+                "the weights; take it out, or call .eval() on it"
             )
         if isinstance(module, nn.RNNBase | nn.LSTMCell):
             raise ModelError(
@@ -295,6 +308,10 @@ class Evaluate(Messenger):
             msg["value"] = self.values[msg["name"]]
         elif msg["name"] == "y" and not msg["is_observed"]:
             msg["value"] = torch.empty(0)  # nobody reads it
+        elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
+            fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
+            size = fn.size if fn.subsample_size is None else fn.subsample_size
+            msg["value"] = torch.arange(size, device=fn.device)
 
     def _pyro_post_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
@@ -304,6 +321,24 @@ class Evaluate(Messenger):
             self.observed = msg
         elif name == "f":
             self.f = msg["value"]
+
+
+def require_fixed_supports(run: Evaluate) -> None:
+    """Check that no site's support depends on another site or on a parameter.
+
+    Args:
+        run: The model, evaluated at values and parameters that require gradients.
+
+    Raises:
+        SiteError: If one does: the map from z to its values would not be fixed.
+    """
+    for name, msg in run.latent.items():
+        bounds = vars(_base(msg["fn"].support)).values()
+        if any(isinstance(bound, Tensor) and bound.requires_grad for bound in bounds):
+            raise SiteError(
+                f"the support of the latent site {name!r} depends on another site or parameter; "
+                "sample it on a fixed support and scale the sample"
+            )
 
 
 def evaluate(
@@ -323,7 +358,12 @@ def evaluate(
         store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
     """
     evaluation = Evaluate(values, store_params or {})
-    with pyro.validation_enabled(is_validate=False), pyro.get_param_store().scope(), evaluation:
+    with (
+        pyro.validation_enabled(is_validate=False),
+        pyro.get_param_store().scope(),
+        _without_registration_warnings(),
+        evaluation,
+    ):
         if isinstance(model, nn.Module) and module_params:
             torch.func.functional_call(model, dict(module_params), args)
         else:
@@ -354,11 +394,18 @@ def unvalidated(fn: Distribution) -> Distribution:
 def distribution_tensors(fn: Distribution) -> list[Tensor]:
     """All tensors that a distribution is made of, in a fixed order."""
     found: list[Tensor] = []
-    for value in vars(fn).values():
+
+    def collect(value: object) -> None:
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, torch.distributions.Distribution):
-            found += distribution_tensors(value)
+        elif isinstance(value, _COMPOSITE):
+            for item in vars(value).values():
+                collect(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                collect(item)
+
+    collect(fn)
     return found
 
 
@@ -375,24 +422,27 @@ def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) ->
     """
     remaining = iter(tensors)
 
-    def copy(value: Distribution) -> Distribution:
-        copied = object.__new__(type(value))
-        for name, item in vars(value).items():
-            if isinstance(item, Tensor):
-                item = next(remaining)  # noqa: PLW2901
-            elif isinstance(item, torch.distributions.Distribution):
-                item = copy(item)  # noqa: PLW2901
-            copied.__dict__[name] = item
-        copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
-        return copied
+    def copy(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(remaining)
+        if isinstance(value, _COMPOSITE):
+            copied: Any = object.__new__(type(value))
+            for name, item in vars(value).items():
+                copied.__dict__[name] = copy(item)
+            if isinstance(value, torch.distributions.Distribution):
+                copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
+            return copied
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return type(value)(copy(item) for item in value)
+        return value
 
-    return copy(fn)
+    return cast(Distribution, copy(fn))
 
 
 def base_distribution(fn: Distribution) -> Distribution:
     """The distribution inside ``to_event``."""
     while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
+        fn = cast(Distribution, fn.base_dist)
     return fn
 
 

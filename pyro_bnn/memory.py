@@ -20,10 +20,10 @@ class _CountBytes(TorchDispatchMode):
     """Adds up the sizes of all storages that operations make, a bound on what they hold at once."""
 
     def __init__(self, *inputs: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._storages = [value.untyped_storage() for value in inputs]  # kept, so no address recurs
         self._known = {storage.data_ptr() for storage in self._storages}
-        self.total = 0
+        self.total: int = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -42,7 +42,7 @@ class _CountBytes(TorchDispatchMode):
 
 def bytes_per_draw(fn: Callable[[Tensor, Tensor], object], z: Tensor, x: Tensor) -> int:
     """Bytes that ``fn(z [1, P], x [N, ...])`` allocates, extrapolated from two looks at it."""
-    looks = []
+    looks: list[tuple[int, int]] = []
     for rows in _PROBE_ROWS:
         few = x[: min(rows, len(x))]
         with torch.no_grad(), _CountBytes(z, x) as counter:

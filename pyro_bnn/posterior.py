@@ -469,6 +469,11 @@ class DrawsPosterior(Posterior):
     def chosen(self, num_samples: int, seed: int) -> Tensor:
         """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
         num_chains, stored = self._z.shape[:2]
+        if num_samples < num_chains:
+            raise OptionError(
+                f"num_samples is the total over {num_chains} chains: at least {num_chains}, not "
+                f"{num_samples}"
+            )
         if num_samples > num_chains * stored:
             import warnings
 
@@ -478,7 +483,7 @@ class DrawsPosterior(Posterior):
                 BNNWarning,
                 stacklevel=2,
             )
-        count = max(1, min(stored, num_samples // num_chains))
+        count = min(stored, num_samples // num_chains)
         if count == stored:
             return torch.arange(stored)
         generator = torch.Generator().manual_seed(seed)

@@ -203,7 +203,8 @@ def _summaries(y: Distribution) -> dict[str, Tensor]:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
+    entropy: Tensor = torch.special.entr(probs).sum(-1)
+    return entropy
 
 
 def _existing(value: Tensor, name: str) -> Tensor:

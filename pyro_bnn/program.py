@@ -6,13 +6,16 @@ they are independent of Pyro, can be batched with ``torch.func.vmap`` and captur
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 from torch.distributions import transform_to
+from torch.utils._pytree import tree_map
 
 from pyro_bnn.effects import (
     Evaluate,
@@ -24,6 +27,7 @@ from pyro_bnn.effects import (
     evaluate,
     isolated,
     log_prob,
+    require_fixed_supports,
     trace_model,
     unvalidated,
     with_tensors,
@@ -32,6 +36,9 @@ from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.latents import Latents
 from pyro_bnn.likelihoods import match_observation
 
+logger = logging.getLogger("pyro_bnn")
+
+T = TypeVar("T")
 Params = Mapping[str, Tensor]
 
 
@@ -108,13 +115,13 @@ class Program:
     Raises:
         ModelError: If the model breaks the contract; the message shows the corrected lines.
         ShapeError: If x and y do not fit the model or each other.
-        SiteError: If a latent site is discrete or per row.
+        SiteError: If a latent site is discrete or per row, or its support is not fixed.
 
     Attributes:
         latents: The latent sites and their prior.
         initial: A draw of z from the prior, ``[P]``.
         params: The model's point-estimated parameters by name, unconstrained, as clones: engines
-            train these and leave the user's model as it is.
+            train those that require gradients and leave the user's model as it is.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
     """
@@ -128,11 +135,13 @@ class Program:
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
         self._y_dtype = y.dtype
+        self._is_batched = True  # False once batching over draws failed
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
         if isinstance(model, nn.Module):
-            for name, value in model.named_parameters():
-                self.params[name] = value.detach().clone().requires_grad_()
+            for name, parameter in model.named_parameters():
+                trainable = parameter.requires_grad  # one that the user froze stays frozen
+                self.params[name] = parameter.detach().clone().requires_grad_(trainable)
         self._store_constraints = _store_params(model, trace.param_messages)
         for name, (value, _) in self._store_constraints.items():
             self.params[name] = value.detach().clone().requires_grad_()
@@ -142,6 +151,7 @@ class Program:
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
         probe = self._run(self.initial.clone().requires_grad_(), x[:1], y[:1], _leaves(self.params))
+        require_fixed_supports(probe)
         self.latents.find_closed_forms(probe)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
@@ -283,7 +293,7 @@ class Program:
         if terms.z.shape[0] == 1:
             log_likelihood, log_prior = one(terms.z[0])
         else:
-            log_likelihood, log_prior = (value.mean(0) for value in torch.func.vmap(one)(terms.z))
+            log_likelihood, log_prior = (value.mean(0) for value in self._vmap(one, terms.z))
         if gaussian:
             mean, sd = cast(Tensor, terms.mean), cast(Tensor, terms.sd)
             log_prior = log_prior + self.latents.expected_log_prior(mean, sd)
@@ -336,8 +346,26 @@ class Program:
         scale = msg["scale"] if scaled_by_plate else msg["scale"] * (self.num_data / rows.shape[0])
         return rows.sum() * scale
 
-    def _vmap(self, fn: Callable[[Tensor], Any], z: Tensor) -> Any:
-        return torch.func.vmap(fn)(z)
+    def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
+        """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
+        if self._is_batched:
+            try:
+                with warnings.catch_warnings():  # on kernels that torch itself runs in a loop
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    return cast(T, torch.func.vmap(fn)(z))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+        rows = [fn(row) for row in z]
+        if self._is_batched:
+            self._is_batched = False
+            logger.warning(
+                "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
+                getattr(self.model, "__name__", type(self.model).__name__),
+                reason,
+            )
+        return cast(T, tree_map(lambda *values: torch.stack(values), *rows))
 
     def _cast(self, value: Tensor) -> Tensor:
         if value.is_floating_point():
@@ -383,10 +411,11 @@ def _dtype_and_device(model: Model) -> tuple[torch.dtype, torch.device]:
             if tensor.is_floating_point():
                 return tensor.dtype, tensor.device
         for module in model.modules():
-            distribution = getattr(module, "distribution", None)
-            if isinstance(distribution, torch.distributions.Distribution):
-                base = base_distribution(distribution)
-                for value in vars(base).values():
-                    if isinstance(value, Tensor) and value.is_floating_point():
+            samples = module.__dict__.get("_pyro_samples", {}).values()
+            for prior in [getattr(module, "distribution", None), *(s.prior for s in samples)]:
+                if not isinstance(prior, Distribution):
+                    continue
+                for value in distribution_tensors(prior):
+                    if value.is_floating_point():
                         return value.dtype, value.device
     return torch.get_default_dtype(), torch.device("cpu")

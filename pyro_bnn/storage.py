@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import secrets
 import zipfile
 from pathlib import Path
 from typing import Any, cast
@@ -107,7 +106,7 @@ def load(path: Path, model: Model) -> Posterior:
             return GuidePosterior(program, guide, provenance)
         return DrawsPosterior(
             program,
-            document["z"],
+            document["z"].to(program.initial),
             provenance,
             sample_stats={k: v.numpy() for k, v in document["sample_stats"].items()},
             log_q=document.get("log_q"),
@@ -118,18 +117,16 @@ def load(path: Path, model: Model) -> Posterior:
 
 def _write(document: dict[str, Any], path: Path) -> None:
     """Write a temporary file beside the target and move it there, so that none is half-written."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             torch.save(document, file)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary.is_file():
+            temporary.unlink()
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -156,7 +153,10 @@ def _guide(document: dict[str, Any], model: Model, path: Path) -> Guide:
     if not (isinstance(cls, type) and issubclass(cls, Guide)):
         raise FileFormatError(f"{path} holds a {document['class']}, which is no guide known here")
     guide = cls(model, **json.loads(document["options"]))
-    guide.load_state_dict(document["state"])
+    try:
+        guide.load_state_dict(document["state"])
+    except RuntimeError as error:
+        raise FileFormatError(f"{path} is damaged: {error}") from error
     return guide
 
 

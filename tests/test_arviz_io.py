@@ -863,6 +863,15 @@ def test_bad_log_densities_are_refused() -> None:
     )
     with pytest.raises(SiteError, match=r"must have log_p and log_q, it has \['log_p'\]"):
         arviz_io.loo_approximate(tree)
+    minus_infinity = np.full((2, 50), -np.inf)
+    tree = arviz_io.datatree(
+        {
+            "log_likelihood": {"y": values},
+            "sample_stats": {"log_p": minus_infinity, "log_q": minus_infinity},
+        }
+    )
+    with pytest.raises(DataError, match="100 of 100 are NaN or"):
+        arviz_io.loo_approximate(tree)
     tree = arviz_io.datatree(
         {
             "log_likelihood": {"y": values},

@@ -78,7 +78,8 @@ class Dataset:
         input_names = column_names(x) if input_names is None else tuple(input_names)
         if target_name is None and hasattr(y, "isna") and isinstance(y.name, str):
             target_name = y.name
-        x, y = to_tensor(x, "x"), to_tensor(y, "y")
+        x = to_tensor(x, "x")
+        y = to_tensor(y, "y").to(x.device)
         check_rows(x, y)
         if input_names is not None and len(input_names) != x.shape[1]:
             raise ShapeError(f"x has {x.shape[1]} columns but {len(input_names)} input_names")

@@ -156,9 +156,9 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
     class_names = None
     if task == "classification":
         y, class_names = array_labels(y)
-        y = y.to(x.device)
     else:
         y = _floating(to_tensor(y, "y"))
+    y = y.to(x.device)
     check_rows(x, y)
     check_finite(x, "x", input_names)
     check_finite(y, "y")

@@ -28,7 +28,7 @@ class Descent:
         clip_norm: Largest norm of the gradient, or None.
 
     Raises:
-        OptionError: If ``optimizer`` makes something else.
+        OptionError: If ``optimizer`` makes something else, or LBFGS.
     """
 
     def __init__(
@@ -52,6 +52,10 @@ class Descent:
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionError(
                 f"optimizer is a torch.optim class or makes a torch optimizer, not {made!r}"
+            )
+        if isinstance(made, torch.optim.LBFGS):
+            raise OptionError(
+                "LBFGS evaluates the loss many times a step, which SVI does not offer"
             )
         self._optimizer = made
         self._rates = [group["lr"] for group in made.param_groups]

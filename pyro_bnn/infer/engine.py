@@ -22,14 +22,20 @@ def as_dataset(data: Data) -> Dataset:
     """The rows of a data set, a pair (x, y), or one pass over a DataLoader.
 
     Raises:
-        DataError: If it is none of these, or holds values that are not finite.
+        DataError: If it is none of these, holds values that are not finite, or is a DataLoader
+            that drops rows.
     """
     if isinstance(data, Dataset):
         return data
     if isinstance(data, DataLoader):
+        if data.drop_last:
+            raise DataError(
+                "the DataLoader drops rows of the data: pass drop_last=False, every batch is "
+                "scaled by its own number of rows"
+            )
         batches = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
         if not batches:
-            raise DataError("the DataLoader yields no batch: it is empty, or drop_last drops all")
+            raise DataError("the DataLoader yields no batch")
         return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
     if isinstance(data, tuple | list) and len(data) == 2:
         return Dataset(data[0], data[1])
@@ -37,6 +43,15 @@ def as_dataset(data: Data) -> Dataset:
         "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
         f"{type(data).__name__}; of a Split pass split.train"
     )
+
+
+def batches_of(
+    data: Data, program: Program, batch: Batch, batch_size: int | None, seed: int
+) -> Iterator[Batch]:
+    """Endless batches: a DataLoader's own, else random minibatches of all rows ``batch``."""
+    if isinstance(data, DataLoader):
+        return loader_batches(data, program)
+    return minibatches(batch, batch_size, seed)
 
 
 def minibatches(batch: Batch, batch_size: int | None, seed: int) -> Iterator[Batch]:
@@ -156,15 +171,15 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
     """Values of sites (and of point parameters, set at once) from a trained network."""
     trained = {name: value.detach() for name, value in module.named_parameters()}
     shapes = {site.name: site.shape for site in program.sites}
-    by_name = {name: value for name, value in trained.items() if shapes.get(name) == value.shape}
-    rest = {name: value for name, value in trained.items() if name not in by_name}
-    params = {}
-    for name, value in rest.items():
+    by_name, params = {}, {}
+    for name, value in trained.items():
+        if shapes.get(name) == value.shape:
+            by_name[name] = value
         for own in (name, f"net.{name}"):
             if own in program.params and program.params[own].shape == value.shape:
                 params[own] = value
-    _set_params(program, params)
-    if by_name or params:
+    if len(by_name) + len(params) == len(trained):
+        _set_params(program, params)
         return by_name
     weights = [site for site in program.sites if site.is_real and site.shape]
     if [site.shape for site in weights] != [value.shape for value in trained.values()]:

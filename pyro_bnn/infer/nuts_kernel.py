@@ -18,10 +18,11 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from pyro.infer.mcmc import NUTS
@@ -89,8 +90,8 @@ class _Tree:
     diverging: bool = False
 
 
-class FlatNUTS(NUTS):  # type: ignore[misc]
-    """Pyro's NUTS over a flat vector with a diagonal mass matrix.
+class FlatNUTS:
+    """The No-U-Turn sampler over a flat vector: Pyro's set-up and adaptation, lean trajectories.
 
     Args:
         value_and_grad: Maps z ``[P]`` to the potential, minus the log density, and its gradient.
@@ -99,7 +100,7 @@ class FlatNUTS(NUTS):  # type: ignore[misc]
         target_accept: Acceptance rate that the step size is adapted to.
         max_tree_depth: Largest number of doublings of a trajectory.
         step_size: Step size to start from, or to keep where ``adapt`` is False.
-        adapt: Whether step size and mass matrix adapt.
+        adapt: Whether step size and mass matrix adapt; else the matrix is the identity.
     """
 
     def __init__(
@@ -113,10 +114,12 @@ class FlatNUTS(NUTS):  # type: ignore[misc]
         step_size: float = 1.0,
         adapt: bool = True,
     ) -> None:
-        def potential(values: dict[str, Tensor]) -> Tensor:
-            return cast(Tensor, _Potential.apply(values[SITE], value_and_grad))
+        differentiable: Any = _Potential
 
-        super().__init__(
+        def potential(values: dict[str, Tensor]) -> Any:
+            return differentiable.apply(values[SITE], value_and_grad)
+
+        kernel: Any = NUTS(
             potential_fn=potential,
             step_size=step_size,
             adapt_step_size=adapt,
@@ -124,35 +127,42 @@ class FlatNUTS(NUTS):  # type: ignore[misc]
             target_accept_prob=target_accept,
             max_tree_depth=max_tree_depth,
         )
-        self._value_and_grad = value_and_grad
         if adapt:
-            self.mass_matrix_adapter = GradientMassMatrix()
-        self.initial_params = {SITE: start.detach().clone()}
+            kernel.mass_matrix_adapter = GradientMassMatrix()
+        kernel.initial_params = {SITE: start.detach().clone()}
         with torch.enable_grad():
-            self.setup(warmup_steps)
+            kernel.setup(warmup_steps)
         if adapt:
-            self._adapter._adaptation_schedule = adaptation_windows(warmup_steps)
+            kernel._adapter._adaptation_schedule = adaptation_windows(warmup_steps)
+        self._kernel = kernel
+        self._value_and_grad = value_and_grad
+        self._max_tree_depth = max_tree_depth
+        self._warmup_steps = warmup_steps if adapt else 0
+        self._num_draws = 0
+        z, value, grads = kernel._fetch_from_cache()
+        self._position = (z[SITE], float(value), grads[SITE])
+        self._scale = torch.ones_like(start)
         self._num_steps, self._sum_accept, self._initial_energy = 0, 0.0, 0.0
-        self._scale = start
 
     def draw(self) -> Draw:
         """The next draw of the chain."""
-        step_size = float(self.step_size)
-        self._scale = self.inverse_mass_matrix[(SITE,)].sqrt()  # [P]
-        z, potential, grads = self._fetch_from_cache()
-        p = torch.normal(torch.zeros_like(z[SITE]), torch.ones_like(z[SITE]))
-        potential = float(potential)
+        kernel = self._kernel
+        step_size = float(kernel.step_size)
+        self._scale = kernel.inverse_mass_matrix[(SITE,)].sqrt()  # [P]
+        z, potential, grad = self._position
+        p = torch.normal(torch.zeros_like(z), torch.ones_like(z))
         energy = potential + 0.5 * float(p.dot(p))
-        start = _State(z[SITE], p, grads[SITE], potential, energy)
         self._num_steps, self._sum_accept, self._initial_energy = 0, 0.0, energy
         with torch.no_grad():
-            tree, depth = self._trajectory(start, step_size)
+            tree, depth = self._trajectory(_State(z, p, grad, potential, energy), step_size)
         end, accept = tree.chosen, self._sum_accept / self._num_steps
-        self._cache({SITE: end.z}, end.z.new_tensor(end.potential), {SITE: end.grad})
-        self._t += 1
-        if self._t <= self._warmup_steps:
+        self._position = (end.z, end.potential, end.grad)
+        self._num_draws += 1
+        if self._num_draws <= self._warmup_steps:
             with torch.enable_grad():
-                self._adapter.step(self._t, {SITE: end.z}, torch.tensor(accept), {SITE: end.grad})
+                kernel._adapter.step(
+                    self._num_draws, {SITE: end.z}, torch.tensor(accept), {SITE: end.grad}
+                )
         return Draw(
             z=end.z,
             lp=-end.potential,
@@ -168,7 +178,7 @@ class FlatNUTS(NUTS):  # type: ignore[misc]
         """Double the trajectory until it turns, diverges or is deep enough."""
         tree = _Tree(start, start, start, start.p, 0.0)
         # warm-up needs no exact trees: the first ones, with an untuned step, are kept short
-        short = self._adapter.adapt_step_size and self._t < min(SHORT_STEPS, self._warmup_steps)
+        short = self._num_draws < min(SHORT_STEPS, self._warmup_steps)
         max_depth = min(SHORT_DEPTH, self._max_tree_depth) if short else self._max_tree_depth
         depth = 0
         while depth < max_depth:
@@ -227,7 +237,7 @@ class FlatNUTS(NUTS):  # type: ignore[misc]
         return _Tree(state, state, state, p, -error, diverging=error > MAX_ENERGY_ERROR)
 
 
-class GradientMassMatrix(BlockMassMatrix):  # type: ignore[misc]
+class GradientMassMatrix(BlockMassMatrix):
     r"""Diagonal mass matrix from the draws and their gradients, a window at a time.
 
     .. math:: M^{-1}_j = \sqrt{ \mathrm{Var}(z_j) / \mathrm{Var}(\partial_j U) }
@@ -241,8 +251,9 @@ class GradientMassMatrix(BlockMassMatrix):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._draws, self._gradients = WelfordCovariance(), WelfordCovariance()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws: Any = WelfordCovariance()
+        self._gradients: Any = WelfordCovariance()
 
     def update(self, z: dict[str, Tensor], z_grad: dict[str, Tensor]) -> None:
         """Take in one draw and its gradient."""
@@ -256,7 +267,9 @@ class GradientMassMatrix(BlockMassMatrix):  # type: ignore[misc]
         ratio = (variance / gradient_variance).sqrt()
         known = ratio.isfinite() & (ratio > 0)  # an entry that never moved keeps its old mass
         old = self.inverse_mass_matrix[(SITE,)]
-        self.inverse_mass_matrix = {(SITE,): torch.where(known, ratio, old).clamp(SMALLEST, LARGEST)}
+        self.inverse_mass_matrix = {
+            (SITE,): torch.where(known, ratio, old).clamp(SMALLEST, LARGEST)
+        }
         self._draws.reset()
         self._gradients.reset()
 
@@ -282,21 +295,21 @@ def adaptation_windows(warmup_steps: int) -> list[Any]:
     while edges[-1] + 3 * length <= last:
         edges.append(edges[-1] + length)
         length *= 2
-    edges += [last, warmup_steps] if edges[-1] < last else [warmup_steps]
-    return [adapt_window(a, b - 1) for a, b in zip(edges, edges[1:], strict=False)]
+    edges += [last, warmup_steps]
+    return [adapt_window(a, b - 1) for a, b in itertools.pairwise(edges)]
 
 
 class _Potential(torch.autograd.Function):
     """A potential whose gradient is known, for the parts of Pyro that ask autograd for it."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, value_and_grad: ValueAndGrad) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, z: Tensor, value_and_grad: ValueAndGrad) -> Tensor:
         value, grad = value_and_grad(z.detach())
         ctx.save_for_backward(grad)
         return value
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
         (grad,) = ctx.saved_tensors
         return cotangent * grad, None
 

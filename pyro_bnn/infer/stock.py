@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, require_sites
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.descent import Descent
-from pyro_bnn.infer.engine import minibatches
+from pyro_bnn.infer.engine import Data, batches_of
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Program
 
@@ -61,14 +61,21 @@ class _ScaleLatents(Messenger):
 
 
 def run_stock_guide(
-    svi: SVI, model: Model, guide: Any, dataset: Dataset, *, seed: int, progress: bool
+    svi: SVI,
+    model: Model,
+    guide: Any,
+    data: Data,
+    dataset: Dataset,
+    *,
+    seed: int,
+    progress: bool,
 ) -> DrawsPosterior:
     """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
 
     The caller has isolated the random state and the parameter store.
     """
     start = time.perf_counter()
-    name = type(guide).__name__ if isinstance(guide, nn.Module) else guide.__name__
+    name = getattr(guide, "__name__", type(guide).__name__)
     logger.warning("%s is a guide of stock Pyro and runs through plain Pyro, which is slower", name)
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
     program = Program(own, dataset.x, dataset.y)
@@ -76,7 +83,7 @@ def run_stock_guide(
     _check_covers(guide, batch.x, batch.y, program)
     scaled = _ScaleLikelihood(program.num_data)(own)
     elbo = Trace_ELBO(num_particles=svi.num_particles)
-    batches = minibatches(batch, svi.batch_size, seed)
+    batches = batches_of(data, program, batch, svi.batch_size, seed)
     losses: list[float] = []
     descent: Descent | None = None
     known: set[Tensor] = set()
@@ -90,7 +97,8 @@ def run_stock_guide(
                 f"the loss of {name} is not finite at step {step}. Lower learning_rate, set "
                 "clip_norm, or standardise the data"
             )
-        leaves = {node["value"].unconstrained() for node in params.trace.nodes.values()}
+        values = [cast(Any, node["value"]) for node in params.trace.nodes.values()]
+        leaves = {value.unconstrained() for value in values}
         if new := [leaf for leaf in leaves if leaf not in known]:
             known |= set(new)
             if descent is None:

@@ -9,6 +9,7 @@ arXiv:1312.6114; Blundell et al., ICML 2015, arXiv:1505.05424.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import time
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from pyro_bnn.capture import Captured, value_and_grad
@@ -32,10 +32,9 @@ from pyro_bnn.infer.engine import (
     Data,
     Init,
     as_dataset,
+    batches_of,
     check_positive,
     check_positive_int,
-    loader_batches,
-    minibatches,
     refuse_unbuilt,
     starting_points,
 )
@@ -142,11 +141,18 @@ class SVI:
         """
         refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
         start = time.perf_counter()
-        dataset = as_dataset(data)
         with isolated(seed):
+            dataset = as_dataset(data)  # a DataLoader draws from the global random state
             guide = make_guide(self.guide, model)
             if not isinstance(guide, Guide):
-                return run_stock_guide(self, model, guide, dataset, seed=seed, progress=progress)
+                if init is not None or self.patience is not None:
+                    raise OptionError(
+                        "init and patience are not built for guides of stock Pyro: leave both at "
+                        "None, and start the guide with its own init_loc_fn"
+                    )
+                return run_stock_guide(
+                    self, model, guide, data, dataset, seed=seed, progress=progress
+                )
             program = Program(model, dataset.x, dataset.y)
             batch = program.batch(dataset.x, dataset.y)
             guide.setup(batch.x[:1])
@@ -154,10 +160,7 @@ class SVI:
             guide.check_covers(program.sites)
             if (z := starting_points(program, init, 1, seed)) is not None:
                 guide.move_to(z[0])
-            if isinstance(data, DataLoader):
-                batches = loader_batches(data, program)
-            else:
-                batches = minibatches(batch, self.batch_size, seed)
+            batches = batches_of(data, program, batch, self.batch_size, seed)
             run = _Run(self, program, guide, seed)
 
             def posterior() -> GuidePosterior:
@@ -192,7 +195,7 @@ class SVI:
             clip_norm=self.clip_norm,
         )
 
-    def describe(self, guide: nn.Module) -> dict[str, Any]:
+    def describe(self, guide: object) -> dict[str, Any]:
         """The options as JSON-able values."""
         options: dict[str, Any] = {
             name: getattr(self, name)
@@ -209,7 +212,7 @@ class SVI:
             )
         }
         options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
-        options["guide"] = type(guide).__name__
+        options["guide"] = _name(guide)
         if isinstance(guide, Guide):
             options |= guide.options()
         return options
@@ -323,7 +326,8 @@ def make_guide(spec: GuideSpec, model: Model) -> Any:
         return spec  # a guide of stock Pyro
     if not callable(spec):
         raise OptionError(f"guide is a guide class such as guides.AutoNormal, not {spec!r}")
-    if not isinstance(spec, type) and _num_positional(spec) > 1:
+    makes_instances = isinstance(spec.func if isinstance(spec, functools.partial) else spec, type)
+    if not makes_instances and _num_positional(spec) > 1:
         return spec  # a guide written as a function of (x, y)
     guide = spec(model)
     if not callable(guide):

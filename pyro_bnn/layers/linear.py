@@ -22,6 +22,9 @@ class Linear(PyroModule):
         bias_prior: Prior over the bias ``[O]``.
     """
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(
         self, num_inputs: int, num_outputs: int, weight_prior: Prior, bias_prior: Prior
     ) -> None:
@@ -31,17 +34,17 @@ class Linear(PyroModule):
             weight_prior.distribution(torch.Size([num_outputs, num_inputs]))
         )
         self.bias_prior = PriorModule(bias_prior.distribution(torch.Size([num_outputs])))
-        self.weight = PyroSample(_weight_prior)
-        self.bias = PyroSample(_bias_prior)
+        self.weight = PyroSample(_weight_prior)  # type: ignore[assignment]  # reads as a Tensor
+        self.bias = PyroSample(_bias_prior)  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, I]`` to ``[N, O]``."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
-def _weight_prior(layer: Linear) -> Distribution:
+def _weight_prior(layer: PyroModule) -> Distribution:
     return cast(Distribution, layer.weight_prior())
 
 
-def _bias_prior(layer: Linear) -> Distribution:
+def _bias_prior(layer: PyroModule) -> Distribution:
     return cast(Distribution, layer.bias_prior())

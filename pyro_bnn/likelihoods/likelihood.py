@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pyro
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.nn import PyroModule
@@ -41,7 +39,7 @@ class Likelihood(PyroModule):
         if y is not None:
             y = match_observation(y, distribution)
         with pyro.plate("data", f.shape[0]):
-            return cast(Tensor, pyro.sample("y", distribution, obs=y))
+            return pyro.sample("y", distribution, obs=y)
 
 
 def match_observation(y: Tensor, distribution: Distribution) -> Tensor:

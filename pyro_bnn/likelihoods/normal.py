@@ -8,7 +8,7 @@ from typing import cast
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroSample
+from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError
@@ -29,16 +29,24 @@ class Normal(Likelihood):
             signal together.
 
     Raises:
-        OptionError: If ``scale`` is neither a positive number nor a distribution.
+        OptionError: If ``scale`` is neither a positive number nor a univariate
+                distribution over positive numbers.
     """
+
+    scale: Tensor
 
     def __init__(self, scale: float | Distribution | None = None) -> None:
         super().__init__()
         if scale is None:
             scale = cast(Distribution, dist.HalfNormal(torch.tensor(1.0)))
         if isinstance(scale, Distribution):
+            if scale.event_shape or bool(scale.support.check(torch.tensor(-1.0)).any()):
+                raise OptionError(
+                    f"the prior over the noise sd is univariate and positive, not {scale}; take "
+                    "for example pyro.distributions.HalfNormal(1.0)"
+                )
             self.scale_prior = PriorModule(scale)
-            self.scale = PyroSample(_scale_prior)
+            self.scale = PyroSample(_scale_prior)  # type: ignore[assignment]  # reads as a Tensor
         elif isinstance(scale, int | float) and 0 < scale < math.inf:
             self.register_buffer("scale", torch.tensor(float(scale)))
         else:
@@ -51,7 +59,7 @@ class Normal(Likelihood):
         return cast(Distribution, dist.Normal(f, self.scale).to_event(1))
 
 
-def _scale_prior(likelihood: Normal) -> Distribution:
+def _scale_prior(likelihood: PyroModule) -> Distribution:
     return cast(Distribution, likelihood.scale_prior())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
+from typing import Any, cast
 
 import pyro
 import torch
@@ -35,7 +35,8 @@ class BayesianModule(PyroModule):
         matched = match_priors(priors, parameters)
         self.sites = tuple(matched)
         self.point_estimates = tuple(name for name in parameters if name not in matched)
-        self.priors = PyroModule[nn.ModuleList](
+        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
+        self.priors: nn.ModuleList = make_list(
             [
                 PriorModule(prior.distribution(parameters[name].shape))
                 for name, prior in matched.items()

@@ -7,7 +7,7 @@ r"""Multilayer perceptron with a prior over every weight and bias.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import pyro
 import torch
@@ -87,7 +87,8 @@ class MLP(PyroModule):
                 'prior: add {"*": pyro_bnn.priors.Normal()} as the last pattern'
             )
         self.num_inputs = num_inputs
-        self.layers = PyroModule[nn.ModuleList](
+        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
+        self.layers: nn.ModuleList = make_list(
             [
                 Linear(
                     sizes[i],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_bnn.priors.normal import fan_in
@@ -16,9 +19,14 @@ from pyro_bnn.priors.normal import fan_in
 class _ImproperUniform(dist.ImproperUniform):
     """An improper density with a proposal, so that a model can be traced and initialised."""
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> torch.Tensor:  # noqa: B008
-        shape = self._extended_shape(sample_shape)
-        return torch.randn(shape) / fan_in(self.event_shape) ** 0.5
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__(constraints.real, torch.Size(), shape)  # type: ignore[no-untyped-call]
+        self.like = torch.empty(0)  # moves with the model: dtype and device of the draws
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        draw = torch.randn(shape, dtype=self.like.dtype, device=self.like.device)
+        return draw / math.sqrt(fan_in(self.event_shape))
 
 
 @dataclass(frozen=True)
@@ -31,4 +39,4 @@ class Flat:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The improper prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        return cast(Distribution, _ImproperUniform(constraints.real, torch.Size(), shape))
+        return cast(Distribution, _ImproperUniform(shape))

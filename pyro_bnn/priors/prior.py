@@ -69,7 +69,15 @@ class Independent:
 
 
 def as_prior(prior: PriorLike) -> Prior:
-    """The prior itself, or a Pyro distribution as a prior that is iid over the entries."""
+    """The prior itself, or a Pyro distribution as a prior that is iid over the entries.
+
+    Raises:
+        OptionError: If it is neither, or a class instead of an instance.
+    """
+    if isinstance(prior, type):
+        raise OptionError(
+            f"a prior is an object, not the class {prior.__name__}: write {prior.__name__}(...)"
+        )
     return prior if isinstance(prior, Prior) else Independent(prior)
 
 
@@ -120,7 +128,7 @@ class PriorModule(PyroModule):
         return self.distribution
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PriorModule:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.distribution = _map_tensors(self.distribution, fn, {})
         return self
 

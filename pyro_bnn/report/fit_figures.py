@@ -149,7 +149,7 @@ def khats(comparison: Comparison, theme: Theme) -> Figure:
             ax.plot([0, shape], [place, place], color=colours[entry.name], lw=2.2)
             ax.plot(shape, place, "o", ms=7, color=colours[entry.name])
             ax.annotate(
-                number(shape),
+                number(shape, 2),
                 (shape, place),
                 xytext=(9, 0),
                 textcoords="offset points",

@@ -84,7 +84,9 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
     prediction = posterior.predict(split.test.x, num_samples=num_draws, seed=seed)
     f = to_numpy(prediction.function_draws)
     log_score = to_numpy(prediction.log_prob(split.test.y)).astype(float)
-    is_point = len(f) == 1 or bool((f.std(0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all())
+    is_point = len(f) == 1 or bool(
+        (np.ptp(f, axis=0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all()
+    )
     if split.task == "classification":
         return _score_classes(prediction, split, log_score, f, is_point)
     return _score_regression(prediction, split, log_score, f, is_point, seed)

@@ -20,7 +20,9 @@ def text_summary(comparison: Comparison) -> str:
     rows = comparison.table.to_dict("records")
     for title, columns in sections(comparison.units, comparison.split.task).items():
         shown = [
-            column for column in columns if not comparison.table[list(column.keys)].isna().all(None)
+            column
+            for column in columns
+            if not comparison.table[list(column.keys)].isna().all(axis=None)
         ]
         if not shown:
             continue
