@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.infer.autoguide import init_to_median
@@ -122,6 +123,10 @@ class Guide(PyroModule):
         """
         if self.latents is not None:
             return
+        with poutine.block():  # a handler around the guide must not see the model's sites
+            self._set_up(*args, **kwargs)
+
+    def _set_up(self, *args: Any, **kwargs: Any) -> None:
         with isolated():
             trace = trace_model(self.model, *args, **kwargs)
         shapes = [(site.name, list(site.shape), site.stop - site.start) for site in trace.sites]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import pyro
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_bnn.effects import without_validation
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -67,7 +68,7 @@ def capture(fn: TensorFunction, args: Sequence[Tensor]) -> TensorFunction:
     runs on distinct clones.
     """
     clones = [a.detach().clone() for a in args]
-    with pyro.validation_enabled(is_validate=False):
+    with without_validation():
         graph = make_fx(fn)(*clones)
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -23,7 +23,8 @@ from pyro_bnn.errors import BNNError, BNNWarning, DivergenceError, OptionError
 PROGRAM = "pyro-bnn"
 WIDTH = 100
 INTERRUPTED = 130
-USAGE_ERROR = typer.BadParameter.__mro__[1]  # UsageError: its module differs between typer releases
+# UsageError, whose module differs between releases of typer
+USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     add_completion=False,
@@ -60,9 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    if code == INTERRUPTED:
-        return _fail("interrupted", INTERRUPTED)
-    return int(code or 0)
+    return _fail("interrupted", code) if code == INTERRUPTED else int(code or 0)
 
 
 @app.callback(invoke_without_command=True)
@@ -106,7 +105,7 @@ def compare(
         typer.Option(
             metavar="NAME",
             help="Method that the others are measured against.",
-            show_default="nuts where it is among the methods, else none",
+            show_default="nuts where it is one of several methods, else none",
         ),
     ] = None,
     target: Annotated[
@@ -133,26 +132,34 @@ def compare(
         typer.Option(metavar="UNITS,...", help="Units of each hidden layer, such as 50 or 50,50."),
     ] = "50",
     steps: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Gradient steps of SVI, for each guide.")
+        int,
+        typer.Option(metavar="N", min=1, help="Gradient steps of SVI for each guide (num_steps)."),
     ] = 5000,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Rows of a gradient step of SVI.", show_default="all"
+            metavar="N",
+            min=1,
+            help="Rows of a gradient step of SVI (batch_size).",
+            show_default="all",
         ),
     ] = None,
     chains: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Markov chains of a sampler.")
+        int, typer.Option(metavar="N", min=1, help="Markov chains of a sampler (num_chains).")
     ] = 4,
     warmup: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Warm-up steps of each chain, not kept as draws."),
+        typer.Option(
+            metavar="N", min=0, help="Warm-up draws of each chain, dropped (warmup_steps)."
+        ),
     ] = 300,
     samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Draws of each chain after warm-up.")
+        int,
+        typer.Option(metavar="N", min=1, help="Draws of each chain that are kept (num_samples)."),
     ] = 300,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Seed of every fit and of the comparison.")
+        int,
+        typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of all fits and draws."),
     ] = 0,
     threads: Annotated[
         int | None,
@@ -194,26 +201,22 @@ def compare(
     model = jobs.make_model(rows, hidden)
     reports.check_writable(out)
 
-    say = _silent if quiet else typer.echo
-    say(f"Data:  {jobs.describe_data(rows)}")
-    say(f"Model: {jobs.describe_model(model)}")
+    def say(line: str) -> None:
+        if not quiet:
+            typer.echo(line)
+
+    for line in jobs.describe(rows, model):
+        say(line)
     if threads is not None:
         torch.set_num_threads(threads)
     posteriors, diverged = jobs.fit_all(
-        engines,
-        model,
-        rows,
-        seed=seed,
-        progress=not quiet and sys.stderr.isatty(),
-        say=say,
+        engines, model, rows, seed=seed, progress=not quiet and sys.stderr.isatty(), say=say
     )
     say("Comparing ...")
     judge = judge if judge in posteriors else None
     comparison = reports.compare(posteriors, rows, reference=judge, seed=seed)
     comparison.save(out, command=context.obj)
-    say("")
-    typer.echo(comparison.summary())
-    typer.echo("")
+    typer.echo(f"\n{comparison.summary()}\n")
     for name in ("index", "table", *file_names(posteriors).values()):
         suffix = {"index": "html", "table": "csv"}.get(name, "nc")
         typer.echo(f"Wrote {out / name}.{suffix}")
@@ -226,31 +229,22 @@ def list_names() -> None:
     """Print guides, engines, priors, likelihoods, models and data sets, a line each."""
     from pyro_bnn.jobs import catalogue
 
-    names = catalogue()
-    width = max(len(name) for group in names.values() for name in group)
     columns = min(shutil.get_terminal_size().columns, WIDTH)
-    for i, (kind, group) in enumerate(names.items()):
-        typer.echo(f"{chr(10) if i else ''}{kind.capitalize()}")
+    for kind, group in catalogue().items():
+        width = max(len(name) for name in group)
+        typer.echo(kind.capitalize())
         for name, sentence in group.items():
-            typer.echo(
-                textwrap.fill(
-                    sentence,
-                    max(columns, width + 30),
-                    initial_indent=f"  {name:{width}}  ",
-                    subsequent_indent=" " * (width + 4),
-                )
-            )
+            start = f"  {name:{width}}  "
+            room = max(columns, len(start) + 30)
+            indent = " " * len(start)
+            typer.echo(textwrap.fill(start + sentence, room, subsequent_indent=indent))
+        typer.echo()
 
 
 def _refuse_idle(
     context: typer.Context, flags: Mapping[str, str], engines: Mapping[str, Any]
 ) -> None:
     """Refuse options that were given and that no engine takes.
-
-    Args:
-        context: Knows which options were given.
-        flags: Option of an engine by parameter of the command.
-        engines: The engines by method.
 
     Raises:
         OptionError: If there is one.
@@ -299,7 +293,3 @@ def _fail(message: str, code: int = 2) -> int:
     line = " ".join(part.strip() for part in message.splitlines())
     typer.echo(f"{PROGRAM}: {line}", err=True)
     return code
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""

@@ -76,7 +76,7 @@ class Site:
         u = self.unconstrained(z)
         transform = biject_to(self.support)
         log_det = transform.log_abs_det_jacobian(u, transform(u))
-        return log_det.reshape((*z.shape[:-1], -1)).sum(-1)
+        return cast(Tensor, log_det.reshape((*z.shape[:-1], -1)).sum(-1))
 
     def flatten(self, value: Tensor) -> Tensor:
         """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""
@@ -119,6 +119,17 @@ def _without_registration_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
         yield
+
+
+@contextmanager
+def without_validation() -> Iterator[None]:
+    """Switch off the checks of Pyro and torch; ``pyro.validation_enabled`` forgets torch's flag."""
+    validates = torch.distributions.Distribution._validate_args
+    try:
+        with pyro.validation_enabled(is_validate=False):
+            yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
@@ -199,6 +210,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
     _check_observed(observed)
+    _check_shared(observed)
     with isolated():
         return trace_model(model, x), y
 
@@ -220,7 +232,7 @@ def _check_observed(trace: poutine.Trace) -> None:
 
 
 def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
-    """Check f, the plate and the latent sites of a trace over N rows."""
+    """Check f, the plate and the distribution of y of a trace over N rows."""
     nodes: Mapping[str, Any] = trace.nodes
     node = nodes["y"]
     if "f" not in nodes or not _is_deterministic(nodes["f"]):
@@ -243,8 +255,13 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
             "f [N, 1] in a plate of N rows broadcasts to [N, N]; make the columns one event, as "
             f"in{CORRECTED}"
         )
+
+
+def _check_shared(trace: poutine.Trace) -> None:
+    """Check that no latent site has a value for each row."""
+    nodes: Mapping[str, Any] = trace.nodes
     for name in trace.stochastic_nodes:
-        if name != "y" and "data" in [frame.name for frame in nodes[name]["cond_indep_stack"]]:
+        if "data" in [frame.name for frame in nodes[name]["cond_indep_stack"]]:
             raise SiteError(
                 f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
                 "sites are shared by all rows: sample it before the plate"
@@ -359,7 +376,7 @@ def evaluate(
     """
     evaluation = Evaluate(values, store_params or {})
     with (
-        pyro.validation_enabled(is_validate=False),
+        without_validation(),
         pyro.get_param_store().scope(),
         _without_registration_warnings(),
         evaluation,
@@ -422,21 +439,38 @@ def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) ->
     """
     remaining = iter(tensors)
 
-    def copy(value: Any) -> Any:
+    def copy(value: Any, ndim: int) -> Any:
+        """A copy; its tensors get at least ``ndim`` dimensions after S, so that they broadcast."""
         if isinstance(value, Tensor):
-            return next(remaining)
-        if isinstance(value, _COMPOSITE):
-            copied: Any = object.__new__(type(value))
-            for name, item in vars(value).items():
-                copied.__dict__[name] = copy(item)
-            if isinstance(value, torch.distributions.Distribution):
-                copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
-            return copied
+            draws = next(remaining)  # [S, *shape]
+            missing = max(0, ndim - draws.ndim + 1)
+            return draws.reshape((num_draws, *(1,) * missing, *draws.shape[1:]))
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-            return type(value)(copy(item) for item in value)
-        return value
+            return type(value)(copy(item, ndim) for item in value)
+        if not isinstance(value, _COMPOSITE):
+            return value
+        copied: Any = object.__new__(type(value))
+        for name, item in vars(value).items():
+            inner = ndim
+            if isinstance(value, torch.distributions.Distribution):
+                event_dim = len(value.event_shape)
+                if isinstance(item, Tensor):
+                    event_dim = _parameter_event_dim(value, name)
+                inner = len(value.batch_shape) + event_dim
+            copied.__dict__[name] = copy(item, inner)
+        if isinstance(value, torch.distributions.Distribution):
+            copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
+        return copied
 
-    return cast(Distribution, copy(fn))
+    return cast(Distribution, copy(fn, 0))
+
+
+def _parameter_event_dim(fn: torch.distributions.Distribution, name: str) -> int:
+    """Dimensions of one parameter of a distribution, without its batch."""
+    if name.endswith("_tril"):
+        return 2
+    constraint = fn.arg_constraints.get(name.removeprefix("_unbroadcasted_"))
+    return constraint.event_dim if isinstance(constraint, constraints.Constraint) else 0
 
 
 def base_distribution(fn: Distribution) -> Distribution:

@@ -42,7 +42,7 @@ def known_methods() -> list[str]:
     return sorted([*entries("guide"), *(name for name in entries("engine") if _is_method(name))])
 
 
-def find_method(name: str) -> type:
+def find_method(name: str) -> type[Any]:
     """The guide or sampler of a kebab-case or exact class name, or an unambiguous abbreviation.
 
     Raises:
@@ -54,7 +54,7 @@ def find_method(name: str) -> type:
     """
     for kind in ("guide", "engine"):
         try:
-            found: type = lookup(kind, name)
+            found: type[Any] = lookup(kind, name)
         except UnknownNameError:
             continue
         if kebab_case(found.__name__) in known_methods():
@@ -62,7 +62,7 @@ def find_method(name: str) -> type:
     raise UnknownNameError("method", name, known_methods())
 
 
-def find_methods(names: str) -> dict[str, type]:
+def find_methods(names: str) -> dict[str, type[Any]]:
     """The methods of a list of names separated by commas, by class name, in the order given.
 
     Raises:
@@ -73,7 +73,7 @@ def find_methods(names: str) -> dict[str, type]:
         >>> list(find_methods("auto-normal, AutoDelta"))
         ['AutoNormal', 'AutoDelta']
     """
-    methods: dict[str, type] = {}
+    methods: dict[str, type[Any]] = {}
     for name in _parts(names, "methods are names separated by commas, such as auto-normal,nuts"):
         method = find_method(name)
         if method.__name__ in methods:
@@ -82,11 +82,11 @@ def find_methods(names: str) -> dict[str, type]:
     return methods
 
 
-def find_reference(name: str | None, methods: Mapping[str, type]) -> str | None:
+def find_reference(name: str | None, methods: Mapping[str, type[Any]]) -> str | None:
     """Class name of the method that the others are measured against.
 
     Args:
-        name: Its name as :func:`find_method` takes it; None for NUTS where it is among the methods.
+        name: Its name as :func:`find_method` takes it; None for NUTS where it is one of several.
         methods: The methods of the comparison.
 
     Raises:
@@ -94,7 +94,7 @@ def find_reference(name: str | None, methods: Mapping[str, type]) -> str | None:
         OptionError: If it is not among the methods.
     """
     if name is None:
-        return "NUTS" if "NUTS" in methods else None
+        return "NUTS" if "NUTS" in methods and len(methods) > 1 else None
     reference = find_method(name).__name__
     if reference not in methods:
         raise OptionError(
@@ -104,7 +104,9 @@ def find_reference(name: str | None, methods: Mapping[str, type]) -> str | None:
     return reference
 
 
-def make_engines(methods: Mapping[str, type], options: Mapping[str, int | None]) -> dict[str, Any]:
+def make_engines(
+    methods: Mapping[str, type[Any]], options: Mapping[str, int | None]
+) -> dict[str, Any]:
     """The engine of each method, a guide's being SVI, with the options that it has.
 
     Args:
@@ -116,9 +118,10 @@ def make_engines(methods: Mapping[str, type], options: Mapping[str, int | None])
     """
     engines: dict[str, Any] = {}
     for name, method in methods.items():
-        engine = SVI if issubclass(method, Guide) else method
-        taken = {key: options[key] for key in OPTION_WORDS if key in options and takes(engine, key)}
-        engines[name] = engine(method, **taken) if issubclass(method, Guide) else engine(**taken)
+        guide = {"guide": method} if issubclass(method, Guide) else {}
+        engine: Any = SVI if guide else method
+        taken = {option: value for option, value in options.items() if takes(engine, option)}
+        engines[name] = engine(**guide, **taken)
     return engines
 
 
@@ -167,32 +170,22 @@ def make_model(split: Split, hidden: str) -> MLP:
     return MLP(x.shape[1], num_outputs, hidden=[int(size) for size in sizes], likelihood=likelihood)
 
 
-def describe_data(split: Split) -> str:
-    """Name, rows, inputs and task of a split, in one line."""
-    data = split.train
+def describe(split: Split, model: MLP) -> Iterator[str]:
+    """Lines on the rows, the task, and a network of :func:`make_model`."""
+    data, likelihood = split.train, model.likelihood
+    yield (
+        f"Data:  {split.name}, split {split.index}: {len(data):,} training and "
+        f"{len(split.test):,} held-out rows, {data.x.shape[1]} inputs"
+    )
     target = "" if data.target_name is None else f" of {data.target_name!r}"
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"
-    return (
-        f"{split.name}, split {split.index}: {len(data):,} training and {len(split.test):,} "
-        f"held-out rows, {data.x.shape[1]} inputs, {split.task}{target}{classes}, "
-        "standardised by the training rows"
+    yield f"Task:  {split.task}{target}{classes}; standardised by the training rows"
+    sizes = [model.num_inputs, *(layer.num_outputs for layer in model.layers)]
+    words = "Normal of learned scale" if isinstance(likelihood, Normal) else _name(likelihood)
+    yield (
+        f"Model: network {'-'.join(map(str, sizes))}, {model.activation.__name__}, fan-in Normal "
+        f"prior, likelihood {words}"
     )
-
-
-def describe_model(model: MLP) -> str:
-    """Layer sizes, activation, prior and likelihood of a network of :func:`make_model`."""
-    sizes = [model.num_inputs, *(layer.weight.shape[0] for layer in model.layers)]
-    return (
-        f"network {'-'.join(map(str, sizes))} with {model.activation.__name__}, fan-in Normal "
-        f"prior, likelihood {describe_likelihood(model.likelihood)}"
-    )
-
-
-def describe_likelihood(likelihood: Likelihood) -> str:
-    """A likelihood in a few words."""
-    if isinstance(likelihood, Categorical):
-        return f"Categorical over {likelihood.num_classes} classes"
-    return "Normal of learned scale" if isinstance(likelihood, Normal) else "Bernoulli"
 
 
 # From engines to posteriors
@@ -234,7 +227,7 @@ def fit_all(
             say(f"{name:{width}}  diverged: {error}")
             continue
         posteriors[name] = posterior
-        how = ", ".join([type(engine).__name__, *_numbers(engine)])
+        how = ", ".join([_name(engine), *_numbers(engine)])
         say(f"{name:{width}}  {posterior.wall_time:6.1f} s  ({how})")
     if not posteriors:
         raise DivergenceError("; ".join(diverged))
@@ -246,6 +239,10 @@ def _numbers(engine: Engine) -> Iterator[str]:
         value = getattr(engine, option, None)
         if value is not None:
             yield f"{value:,} {words}"
+
+
+def _name(thing: object) -> str:
+    return type(thing).__name__
 
 
 # What there is

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -82,7 +82,7 @@ class GuideTerms(NamedTuple):
 class GuideLike(Protocol):
     """The part of a guide that the program calls."""
 
-    has_log_prob: bool
+    has_log_prob: ClassVar[bool]
 
     def terms(self, params: Params, noise: Tensor) -> GuideTerms:
         """The guide's terms with ``params`` in place of its own parameters."""
@@ -136,6 +136,7 @@ class Program:
         trace, y = check_model(model, x, y)
         self._y_dtype = y.dtype
         self._is_batched = True  # False once batching over draws failed
+        self._predictive_is_checked = False
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
         if isinstance(model, nn.Module):
@@ -237,7 +238,16 @@ class Program:
     # The distribution of y
 
     def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Predictive:
-        """Network output and distribution of y at x ``[N, ...]`` given each z ``[S, P]``."""
+        """Network output and distribution of y at x ``[N, ...]`` given each z ``[S, P]``.
+
+        Raises:
+            ModelError: If the distribution of y cannot be batched over draws.
+        """
+        if not self._predictive_is_checked:
+            self._check_predictive(params)
+        return self._predictive(z, x, params)
+
+    def _predictive(self, z: Tensor, x: Tensor, params: Params | None) -> Predictive:
         skeleton: list[Distribution] = []
 
         def tensors(row: Tensor) -> tuple[Tensor, ...]:
@@ -248,6 +258,25 @@ class Program:
 
         f, *values = self._vmap(tensors, z)
         return Predictive(f, with_tensors(skeleton[0], values, z.shape[0]))
+
+    def _check_predictive(self, params: Params | None) -> None:
+        """Compare the batched distribution of y with the model's own, a draw at a time."""
+        x, y = self.example
+        z = torch.stack([self.initial, 0.9 * self.initial, 1.1 * self.initial])  # S differs from N
+        with torch.no_grad():
+            expected = torch.stack([self.log_likelihood(row, self.example, params) for row in z])
+            try:
+                actual = self._predictive(z, x, params).y.log_prob(y)
+                fits = torch.allclose(actual, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+            except RuntimeError:
+                fits = False
+        if not fits:
+            raise ModelError(
+                f"the {self.likelihood_family.__name__} distribution of y cannot be batched over "
+                "draws: write it with parameters that have a value for each row, or as one of "
+                "pyro_bnn.likelihoods"
+            )
+        self._predictive_is_checked = True
 
     def prior_draws(self, num_draws: int, x: Tensor, seed: int = 0) -> Tensor:
         """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
@@ -344,7 +373,7 @@ class Program:
         scaled_by_plate = any(p.full_size not in (None, p.size) for p in plates)
         rows = log_prob(msg)  # [B]
         scale = msg["scale"] if scaled_by_plate else msg["scale"] * (self.num_data / rows.shape[0])
-        return rows.sum() * scale
+        return cast(Tensor, rows.sum() * scale)
 
     def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
@@ -352,7 +381,7 @@ class Program:
             try:
                 with warnings.catch_warnings():  # on kernels that torch itself runs in a loop
                     warnings.filterwarnings("ignore", message="There is a performance drop")
-                    return cast(T, torch.func.vmap(fn)(z))
+                    return torch.func.vmap(fn)(z)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -411,8 +440,8 @@ def _dtype_and_device(model: Model) -> tuple[torch.dtype, torch.device]:
             if tensor.is_floating_point():
                 return tensor.dtype, tensor.device
         for module in model.modules():
-            samples = module.__dict__.get("_pyro_samples", {}).values()
-            for prior in [getattr(module, "distribution", None), *(s.prior for s in samples)]:
+            own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
+            for prior in [getattr(module, "distribution", None), *own]:
                 if not isinstance(prior, Distribution):
                     continue
                 for value in distribution_tensors(prior):

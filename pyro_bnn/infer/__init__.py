@@ -1,5 +1,6 @@
 """Inference engines: one file each, ``Engine(options).run(model, data) -> Posterior``."""
 
+from pyro_bnn.infer.nuts import NUTS
 from pyro_bnn.infer.svi import SVI
 
-__all__ = ["SVI"]
+__all__ = ["NUTS", "SVI"]

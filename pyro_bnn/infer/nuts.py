@@ -193,7 +193,8 @@ class _Chains:
     def prepare(self) -> Callable[[int, Report], tuple[Tensor, dict[str, NDArray[Any]]]]:
         """Build and capture the potential; returns the function that samples one chain."""
         torch.set_default_dtype(self._default_dtype)
-        pyro.settings.set(**self._pyro_settings)
+        known = pyro.settings.get()
+        pyro.settings.set(**{k: v for k, v in self._pyro_settings.items() if k in known})
         with isolated(self.seeds[0]):
             program = Program(self.model, *self.batch)
 
@@ -245,7 +246,8 @@ def _starts(program: Program, batch: Batch, init: Init, num_chains: int, seed: i
     for chain in range(num_chains):
         found: list[str] = []
         for attempt in range(MAX_STARTS):
-            with isolated(chain_seeds(seed, num_chains, stream=attempt + 1)[chain]):
+            start_seed = chain_seeds(seed, num_chains, stream=attempt + 1)[chain]
+            with isolated(start_seed), pyro.validation_enabled(is_validate=False):
                 messages = trace_model(program.model, batch.x[:1]).messages
             values = {site.name: messages[site.name]["value"] for site in program.sites}
             program.initial = program.unconstrain(values).detach()

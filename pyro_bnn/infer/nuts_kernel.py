@@ -1,8 +1,10 @@
 r"""Pyro's NUTS kernel on one flat vector, with what ArviZ wants to know of every draw.
 
 The tree of Hoffman & Gelman with multinomial choice of the proposal (Betancourt) is Pyro's, step
-for step and random number for random number; what differs is bookkeeping. It works with momenta
-:math:`p = M^{-1/2} r \sim \mathcal N(0, I)`, so that a leapfrog step of size :math:`\epsilon` is
+for step and random number for random number, and as in Stan a U-turn between two halves of a
+trajectory ends it too: without that check one that went round is doubled again. It works with
+momenta :math:`p = M^{-1/2} r \sim \mathcal N(0, I)`, so that a leapfrog step of size
+:math:`\epsilon` is
 
 .. math:: p \leftarrow p - \tfrac\epsilon2 s \odot \nabla U(z), \quad
           z \leftarrow z + \epsilon\, s \odot p, \quad
@@ -18,7 +20,6 @@ References:
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,20 +27,20 @@ from typing import Any, NamedTuple
 
 import torch
 from pyro.infer.mcmc import NUTS
-from pyro.infer.mcmc.adaptation import BlockMassMatrix, adapt_window
-from pyro.ops.welford import WelfordCovariance
 from torch import Tensor
+
+from pyro_bnn.infer.adaptation import (
+    FIRST_STEPS,
+    FIRST_WINDOW,
+    SITE,
+    GradientMassMatrix,
+    adaptation_windows,
+)
 
 ValueAndGrad = Callable[[Tensor], tuple[Tensor, ...]]
 
-SITE = "z"
 MAX_ENERGY_ERROR = 1_000.0  # nats above the start at which a trajectory counts as diverging
-FIRST_STEPS = 10  # before the first mass matrix is estimated
-FIRST_WINDOWS = (10, 20)  # draws; each further window is twice as long
-LAST_STEPS = 50  # for the final step size
-SHORT_STEPS = FIRST_STEPS + FIRST_WINDOWS[0]  # warm-up steps with shallow trees
-SHORT_DEPTH = 6
-SMALLEST, LARGEST = 1e-10, 1e10  # bounds of the inverse mass matrix
+SHORT_DEPTH = 6  # of the trajectories before the first mass matrix
 
 
 class Draw(NamedTuple):
@@ -101,6 +102,7 @@ class FlatNUTS:
         max_tree_depth: Largest number of doublings of a trajectory.
         step_size: Step size to start from, or to keep where ``adapt`` is False.
         adapt: Whether step size and mass matrix adapt; else the matrix is the identity.
+        check_halves: Whether each half with the first point of the other is checked for a U-turn.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class FlatNUTS:
         max_tree_depth: int = 10,
         step_size: float = 1.0,
         adapt: bool = True,
+        check_halves: bool = True,
     ) -> None:
         differentiable: Any = _Potential
 
@@ -137,6 +140,7 @@ class FlatNUTS:
         self._kernel = kernel
         self._value_and_grad = value_and_grad
         self._max_tree_depth = max_tree_depth
+        self._check_halves = check_halves
         self._warmup_steps = warmup_steps if adapt else 0
         self._num_draws = 0
         z, value, grads = kernel._fetch_from_cache()
@@ -178,27 +182,22 @@ class FlatNUTS:
         """Double the trajectory until it turns, diverges or is deep enough."""
         tree = _Tree(start, start, start, start.p, 0.0)
         # warm-up needs no exact trees: the first ones, with an untuned step, are kept short
-        short = self._num_draws < min(SHORT_STEPS, self._warmup_steps)
+        short = self._num_draws < min(FIRST_STEPS + FIRST_WINDOW, self._warmup_steps)
         max_depth = min(SHORT_DEPTH, self._max_tree_depth) if short else self._max_tree_depth
         depth = 0
         while depth < max_depth:
-            forward = float(torch.bernoulli(tree.left.z.new_tensor(0.5))) == 1
+            forward = float(torch.bernoulli(start.z.new_tensor(0.5))) == 1
             end = tree.right if forward else tree.left
             new = self._build(end, step_size if forward else -step_size, depth)
-            if forward:
-                tree.right = new.right
-            else:
-                tree.left = new.left
             if new.turning or new.diverging:
                 tree.diverging = new.diverging
                 break
             depth += 1
-            if _uniform(start.z) < math.exp(min(0.0, new.log_weight - tree.log_weight)):
-                tree.chosen = new.chosen
-            tree.p_sum = tree.p_sum + new.p_sum
-            if _is_turning(tree):
+            accept = math.exp(min(0.0, new.log_weight - tree.log_weight))
+            chosen = new.chosen if _uniform(start.z) < accept else tree.chosen
+            tree = self._join(tree, new, chosen) if forward else self._join(new, tree, chosen)
+            if tree.turning:
                 break
-            tree.log_weight = _log_add_exp(tree.log_weight, new.log_weight)
         return tree, depth
 
     def _build(self, end: _State, step_size: float, depth: int) -> _Tree:
@@ -213,11 +212,20 @@ class FlatNUTS:
         log_weight = _log_add_exp(near.log_weight, far.log_weight)
         probability = near.p_sum.new_tensor(math.exp(far.log_weight - log_weight))
         chosen = far.chosen if float(torch.bernoulli(probability)) == 1 else near.chosen
-        left, right = (near.left, far.right) if forward else (far.left, near.right)
-        tree = _Tree(left, right, chosen, near.p_sum + far.p_sum, log_weight)
-        tree.turning = far.turning or _is_turning(tree)
-        tree.diverging = far.diverging
-        return tree
+        if far.turning or far.diverging:
+            return far  # ends the trajectory: nobody looks at its points
+        return self._join(near, far, chosen) if forward else self._join(far, near, chosen)
+
+    def _join(self, left: _Tree, right: _Tree, chosen: _State) -> _Tree:
+        """Two neighbouring trees as one."""
+        p_sum = left.p_sum + right.p_sum
+        turning = _is_turning(left.left.p, right.right.p, p_sum)
+        if self._check_halves and not turning and left.left is not left.right:
+            turning = _is_turning(left.left.p, right.left.p, left.p_sum + right.left.p) or (
+                _is_turning(left.right.p, right.right.p, right.p_sum + left.right.p)
+            )
+        log_weight = _log_add_exp(left.log_weight, right.log_weight)
+        return _Tree(left.left, right.right, chosen, p_sum, log_weight, turning)
 
     def _leaf(self, end: _State, step_size: float) -> _Tree:
         """One leapfrog step."""
@@ -229,74 +237,12 @@ class FlatNUTS:
         potential = float(value)
         energy = potential + 0.5 * float(p.dot(p))
         error = energy - self._initial_energy
-        if math.isnan(error):
+        if not math.isfinite(error):
             error = math.inf
         self._num_steps += 1
         self._sum_accept += math.exp(min(0.0, -error))
         state = _State(z, p, grad, potential, energy)
         return _Tree(state, state, state, p, -error, diverging=error > MAX_ENERGY_ERROR)
-
-
-class GradientMassMatrix(BlockMassMatrix):
-    r"""Diagonal mass matrix from the draws and their gradients, a window at a time.
-
-    .. math:: M^{-1}_j = \sqrt{ \mathrm{Var}(z_j) / \mathrm{Var}(\partial_j U) }
-
-    Exact for independent Gaussians like the plain variance, but steadier from few draws, because
-    noise common to both variances cancels; the rule of nutpie.
-
-    References:
-        Seyboldt, Carlson & Carpenter, "Preconditioning Hamiltonian Monte Carlo by Minimizing
-        Fisher Divergence", 2026, arXiv:2603.18845.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._draws: Any = WelfordCovariance()
-        self._gradients: Any = WelfordCovariance()
-
-    def update(self, z: dict[str, Tensor], z_grad: dict[str, Tensor]) -> None:
-        """Take in one draw and its gradient."""
-        self._draws.update(z[SITE])
-        self._gradients.update(z_grad[SITE])
-
-    def end_adaptation(self) -> None:
-        """Set the mass matrix by the window's draws, and forget them."""
-        variance = self._draws.get_covariance(regularize=False)
-        gradient_variance = self._gradients.get_covariance(regularize=False)
-        ratio = (variance / gradient_variance).sqrt()
-        known = ratio.isfinite() & (ratio > 0)  # an entry that never moved keeps its old mass
-        old = self.inverse_mass_matrix[(SITE,)]
-        self.inverse_mass_matrix = {
-            (SITE,): torch.where(known, ratio, old).clamp(SMALLEST, LARGEST)
-        }
-        self._draws.reset()
-        self._gradients.reset()
-
-
-def adaptation_windows(warmup_steps: int) -> list[Any]:
-    """Pyro's list of warm-up windows: step size only, mass matrix windows, step size only.
-
-    Windows of 10, 20, 40, ... draws replace the identity matrix early, where the first trees are
-    long; a rest too short for the next window goes to the last one. The last 50 steps, a sixth of
-    a shorter warm-up, tune the step size alone.
-
-    Args:
-        warmup_steps: Number of warm-up steps.
-
-    Example:
-        >>> [(window.start, window.end) for window in adaptation_windows(300)]
-        [(0, 9), (10, 19), (20, 39), (40, 79), (80, 249), (250, 299)]
-    """
-    if warmup_steps < SHORT_STEPS:
-        return [adapt_window(0, warmup_steps - 1)]
-    last = warmup_steps - min(LAST_STEPS, max(1, warmup_steps // 6))
-    edges, length = [0, FIRST_STEPS], FIRST_WINDOWS[0]
-    while edges[-1] + 3 * length <= last:
-        edges.append(edges[-1] + length)
-        length *= 2
-    edges += [last, warmup_steps]
-    return [adapt_window(a, b - 1) for a, b in itertools.pairwise(edges)]
 
 
 class _Potential(torch.autograd.Function):
@@ -314,10 +260,15 @@ class _Potential(torch.autograd.Function):
         return cotangent * grad, None
 
 
-def _is_turning(tree: _Tree) -> bool:
-    """Whether either end moves back towards the rest (Betancourt, section A.4.2)."""
-    left, right = tree.left.p, tree.right.p
-    rho = torch.sub(tree.p_sum, left + right, alpha=0.5)
+def _is_turning(left: Tensor, right: Tensor, p_sum: Tensor) -> bool:
+    """Whether either end moves back towards the rest (Betancourt, section A.4.2).
+
+    Args:
+        left: Momentum at the left end ``[P]``.
+        right: Momentum at the right end ``[P]``.
+        p_sum: Sum of the momenta from end to end ``[P]``.
+    """
+    rho = torch.sub(p_sum, left + right, alpha=0.5)
     return float(left.dot(rho)) <= 0 or float(right.dot(rho)) <= 0
 
 

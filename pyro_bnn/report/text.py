@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pyro_bnn.report.compare import Comparison
 
 WIDTH = 100
+MAX_UNIT = 14
 
 
 def text_summary(comparison: Comparison) -> str:
@@ -41,15 +42,18 @@ def headline(comparison: Comparison) -> str:
     """What was compared on what, in one sentence."""
     split, count = comparison.split, len(comparison.posteriors)
     methods = "1 method" if count == 1 else f"{count} methods"
+    target = f"; y is {comparison.units.name}" if split.test.target_name else ""
     return (
         f"{split.name}: {methods} on {len(split.test):,} held-out rows "
-        f"({len(split.train):,} for training), {comparison.num_draws:,} draws each"
+        f"({len(split.train):,} for training), {comparison.num_draws:,} draws each{target}"
     )
 
 
 def _grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
     """Lines of one section; columns at the end that do not fit the width are left out."""
-    cells = [[column.title, column.unit, *(column.cell(row) for row in rows)] for column in columns]
+    cells = [
+        [column.title, _short(column), *(column.cell(row) for row in rows)] for column in columns
+    ]
     width = max(len(label) for label in labels)
     lines = [label.ljust(width) for label in labels]
     for cell in cells:
@@ -58,6 +62,11 @@ def _grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) 
             break
         lines = [f"{line}  {text}" for line, text in zip(lines, padded, strict=True)]
     return [line.rstrip() for line in lines]
+
+
+def _short(column: Column) -> str:
+    """The unit, or a word for it where the name of the target would make the column too wide."""
+    return column.unit if len(column.unit) <= MAX_UNIT else "units of y"
 
 
 def _cut(name: str, width: int = 24) -> str:

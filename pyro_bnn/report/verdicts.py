@@ -6,6 +6,7 @@ is beyond its own noise; it says nothing where it cannot tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,14 @@ from pyro_bnn.report.numbers import number, percent, with_error
 
 TREND_STANDARD_ERRORS = 2.0
 TREND_GAIN = 1.0  # nats: a smaller gain changes no posterior that is worth reporting
+ELBO_GAP = 1.0  # nats, between a guide and one that it contains
 SD_RATIO_THRESHOLD = 0.8
 SD_RATIO_STANDARD_ERRORS = 2.0
+
+CONTAINED = {
+    "AutoLowRankMultivariateNormal": ("AutoNormal",),
+    "AutoMultivariateNormal": ("AutoNormal", "AutoLowRankMultivariateNormal"),
+}  # families that are special cases of a guide
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,12 @@ def verdicts(
         rhat_verdict,
         divergence_verdict,
         trend_verdict,
-        khat_verdict,
     ]
     for rule in rules:
         for entry in evaluations:
             found.extend(rule(entry))
+    found.extend(containment_verdicts(evaluations))
+    found.extend(khat_verdicts(evaluations))
     found.extend(coverage_verdicts(evaluations, judge))
     if judge is not None:
         for entry in evaluations:
@@ -178,15 +186,40 @@ def coverage_verdicts(
         )
 
 
-def khat_verdict(entry: Evaluation) -> Iterator[Verdict]:
-    """Approximations that importance sampling cannot correct."""
-    if entry.checks.khat >= KHAT_THRESHOLD:
+def khat_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
+    """Approximations that importance sampling cannot correct, together."""
+    far = [entry for entry in evaluations if entry.checks.khat >= KHAT_THRESHOLD]
+    if far:
+        parts = ", ".join(f"{entry.name} {number(entry.checks.khat)}" for entry in far)
         yield Verdict(
-            f"{entry.name}: k-hat {number(entry.checks.khat)}, threshold {KHAT_THRESHOLD}: far "
-            "from the joint posterior over weights in some direction, so no importance correction "
-            "and no PSIS-LOO; judge it by held-out scores, or try a richer guide.",
+            f"k-hat at or above {KHAT_THRESHOLD}: {parts}. Far from the joint posterior over "
+            "weights in some direction, so no importance correction and no PSIS-LOO; judge by "
+            "held-out scores, or try a richer guide.",
             "khat",
         )
+
+
+def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
+    """Guides with a lower ELBO than one whose family lies within theirs, on the same model.
+
+    The best guide of the larger family is at least as good, so the larger one has not been found.
+    """
+    for entry in evaluations:
+        for other in evaluations:
+            if other.posterior.method not in CONTAINED.get(entry.posterior.method, ()):
+                continue
+            if other.posterior.model is not entry.posterior.model:
+                continue
+            gap = other.checks.elbo - entry.checks.elbo
+            error = math.hypot(other.checks.elbo_error, entry.checks.elbo_error)
+            if gap >= ELBO_GAP and gap > TREND_STANDARD_ERRORS * error:
+                yield Verdict(
+                    f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below "
+                    f"that of {other.name}, which it contains as a special case; threshold "
+                    f"{TREND_STANDARD_ERRORS:g} standard errors and {ELBO_GAP:g} nat; raise "
+                    "num_steps, or lower learning_rate.",
+                    "containment",
+                )
 
 
 def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdict]:

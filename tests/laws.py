@@ -1,0 +1,453 @@
+"""Properties that every guide has, whatever its family; ``test_laws.py`` runs them over all."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bnn.capture import Captured, value_and_grad
+from pyro_bnn.guides import Guide
+from pyro_bnn.program import Batch, Program
+from tests.oracle import linear_gaussian
+
+NUM_DRAWS = 20_000
+
+
+def one(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class MixedModel(PyroModule):
+    """Sites of many supports: real, positive twice, simplex, and real values inside a plate.
+
+    In the order of execution, with P = 3 + 1 + 1 + 2 + 2 = 9: ``w`` [3, 1], ``noise`` [],
+    ``rate`` [1], ``mixing`` [3] on the simplex, ``offset`` [2] in the plate "groups".
+    """
+
+    concentration: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("concentration", torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Laplace(one(0.0), one(1.0)).expand([3, 1]).to_event(2))
+        noise = pyro.sample("noise", dist.HalfNormal(one(1.0)))
+        rate = pyro.sample("rate", dist.LogNormal(one(0.2), one(0.5)).expand([1]).to_event(1))
+        mixing = pyro.sample("mixing", dist.Dirichlet(self.concentration))
+        with pyro.plate("groups", 2):
+            offset = pyro.sample("offset", dist.Normal(one(0.5), one(2.0)))
+        f = x @ (w * mixing.unsqueeze(-1)) * rate + offset.sum()  # [N, 1]
+        f = pyro.deterministic("f", f)
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
+        return sampled
+
+    @staticmethod
+    def log_prior(z: Tensor) -> Tensor:
+        """Log prior density ``[S]`` of z ``[S, P]``, written out with ``torch.distributions``."""
+        d = torch.distributions
+        w, log_noise, log_rate, sticks, offset = z.split([3, 1, 1, 2, 2], -1)
+        total = d.Laplace(one(0.0), one(1.0)).log_prob(w).sum(-1)
+        total = total + d.HalfNormal(one(1.0)).log_prob(log_noise.exp()).sum(-1) + log_noise.sum(-1)
+        total = total + d.Normal(one(0.2), one(0.5)).log_prob(log_rate).sum(-1)  # log of LogNormal
+        stick_breaking = d.StickBreakingTransform()
+        mixing = stick_breaking(sticks)
+        dirichlet = d.Dirichlet(torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))
+        total = total + dirichlet.log_prob(mixing)
+        total = total + stick_breaking.log_abs_det_jacobian(sticks, mixing)
+        return total + d.Normal(one(0.5), one(2.0)).log_prob(offset).sum(-1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with data, in float64.
+
+    Attributes:
+        name: ``"linear"`` or ``"mixed"``.
+        model: The Pyro model.
+        x: Inputs ``[N, 3]``.
+        y: Observations ``[N, 1]``, as stock Pyro needs them.
+        log_prior: Log prior density ``[S]`` of z ``[S, P]``, by hand.
+    """
+
+    name: str
+    model: PyroModule
+    x: Tensor
+    y: Tensor
+    log_prior: Callable[[Tensor], Tensor]
+
+    @property
+    def program(self) -> Program:
+        return Program(self.model, self.x, self.y)
+
+
+def problem(name: str) -> Problem:
+    """The linear-Gaussian oracle or the mixed model, freshly made."""
+    oracle = linear_gaussian()
+    if name == "mixed":
+        return Problem(name, MixedModel(), oracle.x, oracle.y[:, None], MixedModel.log_prior)
+    normal = torch.distributions.Normal(one(0.0), one(oracle.prior_scale))
+    return Problem(
+        name, oracle.model, oracle.x, oracle.y[:, None], lambda z: normal.log_prob(z).sum(-1)
+    )
+
+
+def made(cls: type[Guide], given: Problem, *, seed: int = 0, noise: float = 0.3) -> Guide:
+    """A guide set up on a problem, its parameters moved off their start by Gaussian noise."""
+    guide = cls(given.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        guide.setup(given.x[:1])
+    guide.to(torch.float64)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    return guide
+
+
+def z_scores(values: Tensor, expected: Tensor | float) -> Tensor:
+    """Standard errors between the mean over the first axis of independent values and a number."""
+    error = values.std(0) / math.sqrt(len(values))
+    return (values.mean(0) - expected) / error
+
+
+def assert_mean(values: Tensor, expected: Tensor | float) -> None:
+    """The mean over the first axis is within 5 standard errors of a number."""
+    assert float(z_scores(values, expected).abs().max()) < 5
+
+
+def objective(
+    guide: Guide, program: Program, *, captured: bool
+) -> tuple[list[Tensor], Callable[[Tensor, Batch], tuple[Tensor, ...]]]:
+    """A guide's parameters, and a function of noise and rows: negative ELBO and its gradients."""
+    named = {f"guide.{name}": value for name, value in guide.named_parameters()}
+
+    def loss(
+        variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        noise, x, y = rest
+        terms = program.elbo(guide, dict(zip(named, variables, strict=True)), noise, Batch(x, y))
+        return terms.kl - terms.expected_log_likelihood, ()
+
+    step = Captured(value_and_grad(loss, len(named)), "step", enabled=captured)
+    parameters: list[Tensor] = list(named.values())
+
+    def evaluate(noise: Tensor, rows: Batch) -> tuple[Tensor, ...]:
+        out = step(*parameters, noise, rows.x, rows.y)
+        assert step.is_captured == captured
+        return out
+
+    return parameters, evaluate
+
+
+# Laws of every guide
+
+
+def draws_are_reproducible(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    state = torch.get_rng_state()
+    z = guide.sample(7, seed=3)
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    assert z.shape == (7, given.program.num_latents)
+    assert not z.requires_grad
+    torch.testing.assert_close(guide.sample(7, seed=3), z, rtol=0, atol=0)
+    if guide.noise_dim:
+        assert bool((guide.sample(7, seed=4) != z).any())
+
+
+def gradient_matches_finite_differences(cls: type[Guide], given: Problem) -> None:
+    guide, program = made(cls, given), given.program
+    rows = program.batch(given.x, given.y)
+    noise = guide.draw_noise(3, torch.Generator().manual_seed(1))
+    parameters, evaluate = objective(guide, program, captured=True)
+    _, *gradients = evaluate(noise, rows)
+    step = 1e-5
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        flat = parameter.detach().view(-1)
+        expected = torch.zeros_like(flat)
+        for i in range(len(flat)):
+            start = flat[i].item()
+            flat[i] = start + step
+            above = evaluate(noise, rows)[0]
+            flat[i] = start - step
+            below = evaluate(noise, rows)[0]
+            flat[i] = start
+            expected[i] = (above - below) / (2 * step)
+        torch.testing.assert_close(gradient.reshape(-1), expected, rtol=1e-6, atol=1e-5)
+
+
+def captured_elbo_equals_uncaptured(cls: type[Guide], given: Problem) -> None:
+    guide, program = made(cls, given), given.program
+    rows = program.batch(given.x, given.y)
+    _, captured = objective(guide, program, captured=True)
+    _, plain = objective(guide, program, captured=False)
+    for num_particles in (1, 4):
+        noise = guide.draw_noise(num_particles, torch.Generator().manual_seed(2))
+        for a, b in zip(captured(noise, rows), plain(noise, rows), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def minibatches_average_to_the_full_batch(cls: type[Guide], given: Problem) -> None:
+    guide, program = made(cls, given), given.program
+    rows = program.batch(given.x, given.y)
+    noise = guide.draw_noise(2, torch.Generator().manual_seed(3))
+    _, evaluate = objective(guide, program, captured=False)
+    full = evaluate(noise, rows)
+    for size in (1, 5, 6):  # 6 leaves a last batch of 2 rows
+        batches = [Batch(x, y) for x, y in zip(rows.x.split(size), rows.y.split(size), strict=True)]
+        outputs = [evaluate(noise, batch) for batch in batches]
+        shares = [len(batch.x) / len(rows.x) for batch in batches]
+        for i, expected in enumerate(full):
+            terms = [w * out[i] for w, out in zip(shares, outputs, strict=True)]
+            torch.testing.assert_close(torch.stack(terms).sum(0), expected, rtol=1e-10, atol=1e-10)
+
+
+def state_goes_through_a_file(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    file = io.BytesIO()
+    torch.save(guide.state_dict(), file)
+    file.seek(0)
+    fresh = cls(given.model)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    torch.testing.assert_close(fresh.sample(5), guide.sample(5), rtol=0, atol=0)
+    assert all(p.requires_grad for p in fresh.parameters())
+    fresh.setup(given.x[:1])  # does not start anew
+    torch.testing.assert_close(fresh.sample(5), guide.sample(5), rtol=0, atol=0)
+    assert {k: v.shape for k, v in fresh.named_parameters()} == {
+        k: v.shape for k, v in guide.named_parameters()
+    }
+
+
+def options_make_the_same_kind(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    options = json.loads(json.dumps(guide.options()))
+    again = cls(given.model, **options)
+    assert again.options() == guide.options()
+    again.load_state_dict(guide.state_dict())
+    torch.testing.assert_close(again.sample(5), guide.sample(5), rtol=0, atol=0)
+
+
+def copies_are_independent(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    copied = copy.deepcopy(guide)
+    assert copied.model is guide.model
+    assert copied._pyro_name != guide._pyro_name
+    before = guide.sample(5)
+    torch.testing.assert_close(copied.sample(5), before, rtol=0, atol=0)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(1.0)
+    torch.testing.assert_close(guide.sample(5), before, rtol=0, atol=0)
+    assert bool((copied.sample(5) != before).any())
+
+
+def dtype_moves(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    double = guide.sample(5)
+    assert double.dtype == torch.float64
+    guide.to(torch.float32)
+    assert guide.sample(5).dtype == torch.float32
+    assert {p.dtype for p in guide.parameters()} == {torch.float32}
+
+
+def noise_of_one_draw_is_a_row(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    noise = guide.draw_noise(4, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = guide.transport(noise)
+        rows = torch.stack([guide.transport(row) for row in noise])
+    torch.testing.assert_close(whole, rows, rtol=1e-12, atol=1e-12)
+
+
+def move_to_centres_the_draws(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    target = torch.linspace(-1, 1, guide.num_latents, dtype=torch.float64)
+    guide.move_to(target)
+    draws = guide.sample(NUM_DRAWS)
+    if guide.noise_dim:
+        assert_mean(draws, target)
+    else:
+        torch.testing.assert_close(draws, target.expand_as(draws))
+
+
+def fits_stay_apart_under_stock_pyro(cls: type[Guide], given: Problem) -> None:
+    """Two guides of one model share nothing, and the second one trains too (peers.md, M5)."""
+    pyro.clear_param_store()
+    first, second = made(cls, given, seed=1), made(cls, given, seed=2)
+    second_start = [p.detach().clone() for p in second.parameters()]
+    _train_with_stock_pyro(given, first, 3)
+    for parameter, start in zip(second.parameters(), second_start, strict=True):
+        torch.testing.assert_close(parameter.detach(), start, rtol=0, atol=0)
+    first_end = [p.detach().clone() for p in first.parameters()]
+    _train_with_stock_pyro(given, second, 3)
+    for parameter, end in zip(first.parameters(), first_end, strict=True):
+        torch.testing.assert_close(parameter.detach(), end, rtol=0, atol=0)
+    for parameter, start in zip(second.parameters(), second_start, strict=True):
+        assert bool((parameter.detach() != start).any())
+    pyro.clear_param_store()
+
+
+def stock_pyro_trains_it(cls: type[Guide], given: Problem) -> None:
+    pyro.clear_param_store()
+    guide, program = made(cls, given), given.program
+    rows = program.batch(given.x, given.y)
+    noise = guide.draw_noise(200, torch.Generator().manual_seed(5))
+    _, evaluate = objective(guide, program, captured=False)
+    before = float(evaluate(noise, rows)[0])
+    _train_with_stock_pyro(given, guide, 200)
+    assert float(evaluate(noise, rows)[0]) < before - 1.0
+    pyro.clear_param_store()
+
+
+def stock_elbo_has_the_same_expectation(cls: type[Guide], given: Problem) -> None:
+    """Pyro's Trace_ELBO and the program's ELBO are estimates of one number."""
+    guide, program = made(cls, given), given.program
+    rows = program.batch(given.x, given.y)
+    num_draws = 300
+    with torch.random.fork_rng(), pyro.get_param_store().scope():
+        torch.manual_seed(6)
+        elbo = Trace_ELBO()
+        stock = one(0.0).new_tensor(
+            [elbo.loss(given.model, guide, given.x, given.y) for _ in range(num_draws)]
+        )
+    noise = guide.draw_noise(num_draws, torch.Generator().manual_seed(7))
+    _, evaluate = objective(guide, program, captured=False)
+    ours = torch.stack([evaluate(row, rows)[0] for row in noise.split(1)])
+    if not guide.noise_dim:
+        torch.testing.assert_close(stock, ours, rtol=1e-10, atol=1e-10)
+        return
+    error = math.hypot(float(stock.std()), float(ours.std())) / math.sqrt(num_draws)
+    assert abs(float(stock.mean() - ours.mean())) < 5 * error
+
+
+def _train_with_stock_pyro(given: Problem, guide: Guide, num_steps: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        svi = pyro.infer.SVI(given.model, guide, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
+        for _ in range(num_steps):
+            svi.step(given.x, given.y)
+
+
+EVERY_GUIDE = (
+    draws_are_reproducible,
+    gradient_matches_finite_differences,
+    captured_elbo_equals_uncaptured,
+    minibatches_average_to_the_full_batch,
+    state_goes_through_a_file,
+    options_make_the_same_kind,
+    copies_are_independent,
+    dtype_moves,
+    noise_of_one_draw_is_a_row,
+    move_to_centres_the_draws,
+    fits_stay_apart_under_stock_pyro,
+    stock_pyro_trains_it,
+    stock_elbo_has_the_same_expectation,
+)
+
+
+# Laws of guides with a density
+
+
+def density_is_that_of_the_draws(cls: type[Guide], given: Problem) -> None:
+    r"""Importance weights of a narrower Gaussian r average to one, E_q[r/q] = 1."""
+    guide = made(cls, given)
+    z = guide.sample(NUM_DRAWS, seed=1)
+    other = guide.sample(NUM_DRAWS, seed=2)
+    r = torch.distributions.MultivariateNormal(other.mean(0), 0.5 * other.T.cov())
+    with torch.no_grad():
+        assert_mean((r.log_prob(z) - guide.log_prob(z)).exp(), 1.0)
+
+
+def score_has_mean_zero(cls: type[Guide], given: Problem) -> None:
+    r"""Stein's identities: E_q grad log q = 0 and E_q[z_i grad_j log q] = -[i = j]."""
+    guide = made(cls, given)
+    z = guide.sample(NUM_DRAWS, seed=3).requires_grad_()
+    (score,) = torch.autograd.grad(guide.log_prob(z).sum(), z)
+    z = z.detach()
+    assert_mean(score, 0.0)
+    centred = z - guide.sample(NUM_DRAWS, seed=4).mean(0)
+    products = (centred.unsqueeze(-1) * score.unsqueeze(-2)).flatten(1)  # [S, P^2]
+    assert_mean(products, -torch.eye(z.shape[1], dtype=z.dtype).flatten())
+
+
+def density_has_a_batch_axis(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    z = guide.sample(6)
+    with torch.no_grad():
+        whole = guide.log_prob(z)
+        rows = torch.stack([guide.log_prob(row) for row in z])
+    assert whole.shape == (6,)
+    torch.testing.assert_close(whole, rows, rtol=1e-12, atol=1e-12)
+
+
+def entropy_and_marginals_are_those_of_the_draws(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    z = guide.sample(NUM_DRAWS, seed=5)
+    with torch.no_grad():
+        entropy, marginals = guide.entropy(), guide.marginals()
+        assert (entropy is not None) == (guide.kl_kind == "exact")
+        if entropy is not None:
+            assert_mean(-guide.log_prob(z), entropy)
+        if marginals is not None:
+            mean, sd = marginals
+            assert_mean(z, mean)
+            assert_mean((z - mean).square(), sd.square())
+
+
+def kl_is_the_mean_log_ratio(cls: type[Guide], given: Problem) -> None:
+    guide = made(cls, given)
+    z = guide.sample(NUM_DRAWS, seed=6)
+    with torch.no_grad():
+        log_ratio = guide.log_prob(z) - given.log_prior(z)
+    value, exact = guide.kl(num_draws=NUM_DRAWS, seed=7)
+    assert not exact or guide.kl_kind == "exact"
+    error = float(log_ratio.std()) / math.sqrt(NUM_DRAWS)
+    assert abs(value - float(log_ratio.mean())) < 5 * error * (1 if exact else math.sqrt(2))
+    assert (guide.kl(num_draws=10, seed=8)[0] == value) == exact  # exact: no Monte Carlo error
+
+
+def pyro_trace_has_the_same_density(cls: type[Guide], given: Problem) -> None:
+    """The log density of a Pyro trace of the guide is log q(z) less the log Jacobian."""
+    guide, program = made(cls, given), given.program
+    with torch.random.fork_rng(), torch.no_grad(), pyro.get_param_store().scope():
+        torch.manual_seed(0)
+        for _ in range(3):
+            trace = poutine.trace(guide).get_trace(given.x, given.y)
+            values = {site.name: trace.nodes[site.name]["value"] for site in program.sites}
+            for site in program.sites:
+                assert values[site.name].shape == site.shape
+                assert bool(site.support.check(values[site.name]).all())
+            z = program.unconstrain(values)
+            log_det = sum(float(site.log_abs_det_jacobian(z)) for site in program.sites)
+            total = trace.log_prob_sum()
+            assert isinstance(total, Tensor)
+            torch.testing.assert_close(total, guide.log_prob(z) - log_det, rtol=1e-9, atol=1e-9)
+
+
+WITH_DENSITY = (
+    density_is_that_of_the_draws,
+    score_has_mean_zero,
+    density_has_a_batch_axis,
+    entropy_and_marginals_are_those_of_the_draws,
+    kl_is_the_mean_log_ratio,
+    pyro_trace_has_the_same_density,
+)
+
+
+def module_of(values: Sequence[Tensor]) -> nn.Module:
+    """A module whose parameters are given tensors, in order."""
+    return nn.ParameterList([nn.Parameter(value) for value in values])

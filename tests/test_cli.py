@@ -1,0 +1,454 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import typer
+
+from pyro_bnn import __version__, cli, jobs
+from pyro_bnn.data import names
+from pyro_bnn.errors import BNNWarning, DivergenceError
+from pyro_bnn.registry import KINDS, entries
+
+SCRIPT = Path(sys.executable).parent / "pyro-bnn"
+TINY = ("--hidden", "3", "--steps", "20")
+SHORT = ("--chains", "2", "--warmup", "20", "--samples", "20")
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*args: str | Path) -> Result:
+    """The command line in this process."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = cli.main([str(arg) for arg in args])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """The installed script in a process of its own."""
+    return subprocess.Popen(
+        [str(SCRIPT), *(str(arg) for arg in args)],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any fit fails the test."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        pytest.fail("a fit ran")
+
+    monkeypatch.setattr(jobs, "fit_all", refuse)
+
+
+# --- the program ---------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"pyro-bnn {__version__}\n", "")
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",)])
+def test_help(args: tuple[str, ...]) -> None:
+    code, out, err = run(*args)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: pyro-bnn [OPTIONS] COMMAND [ARGS]...")
+    assert "compare " in out
+    assert "..." not in out.partition("\n")[2]  # no sentence is cut
+
+
+def test_help_is_plain_and_names_every_option() -> None:
+    out = run("compare", "--help").out
+    assert all(character.isascii() for character in out)
+    for parameter in compare_parameters():
+        assert parameter.opts[0] in out
+
+
+def test_every_option_has_help_and_a_default() -> None:
+    for parameter in compare_parameters():
+        assert parameter.help.endswith("."), parameter.name
+        known = parameter.required or parameter.is_flag or parameter.default is not None
+        assert known or parameter.show_default, parameter.name
+
+
+def compare_parameters() -> list[Any]:
+    group: Any = typer.main.get_command(cli.app)
+    parameters: list[Any] = group.commands["compare"].params
+    assert len(parameters) > 10
+    return parameters
+
+
+@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["--version"], ["compare"]])
+def test_help_and_usage_errors_import_nothing_heavy(args: list[str], tmp_path: Path) -> None:
+    code = f"import sys\nfrom pyro_bnn.cli import main\nmain({args})\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "typer" in loaded
+    heavy = {"torch", "pyro", "numpy", "arviz", "matplotlib", "sklearn", "pandas", "scipy", "rich"}
+    assert heavy & set(loaded) == set()
+
+
+def test_list_shows_everything() -> None:
+    code, out, err = run("list")
+    assert (code, err) == (0, "")
+    starts = {line.split("  ")[1] for line in out.splitlines() if line.startswith("  ")}
+    registered = {name for kind in KINDS for name in entries(kind)}
+    assert registered | set(names()) <= starts
+    assert [line for line in out.splitlines() if line and line[0] != " "] == [
+        "Guides",
+        "Engines",
+        "Priors",
+        "Likelihoods",
+        "Models",
+        "Data sets",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_list_respects_the_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widths = [len(line) for line in run("list").out.splitlines()]
+    widest_name = max(len(name) for name in entries("guide"))
+    assert max(widths) <= max(min(columns, 100), widest_name + 34)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+DIABETES = ("compare", "--data", "diabetes", "--methods")
+SEE = "; see 'pyro-bnn compare --help'"
+
+
+@pytest.mark.usefixtures("no_fit")
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("compare",), f"Missing option '--data'{SEE}"),
+        (("compare", "--data", "diabetes"), f"Missing option '--methods'{SEE}"),
+        (("compere",), "No such command 'compere'"),
+        (("list", "guides"), "unexpected extra argument"),
+        ((*DIABETES, "nuts", "--stpes", "3"), "No such option: --stpes"),
+        ((*DIABETES, "auto-normal", "--steps", "0"), "Invalid value for '--steps': "),
+        ((*DIABETES, "auto-normal", "--steps", "many"), "Invalid value for '--steps': "),
+        ((*DIABETES, "auto-normal", "--seed", "-1"), "Invalid value for '--seed': "),
+        ((*DIABETES, "auto-normal", "--batch-size", "0"), "Invalid value for '--batch-size': "),
+        ((*DIABETES, "auto-normal", "--threads", "0"), "Invalid value for '--threads': "),
+        ((*DIABETES, "nuts", "--chains", "0"), "Invalid value for '--chains': "),
+        ((*DIABETES, "nuts", "--warmup", "-1"), "Invalid value for '--warmup': "),
+        ((*DIABETES, "nuts", "--samples", "0"), "Invalid value for '--samples': "),
+        ((*DIABETES, "nuts", "--task", "counts"), "Invalid value for '--task': "),
+        ((*DIABETES, "nuts", "--split", "20"), "split of diabetes must be a whole number 0 .. 19"),
+        ((*DIABETES, "nuts", "--hidden", "5,a"), "hidden layers are positive integers such as 50"),
+        ((*DIABETES, "auto-nromal"), "unknown method 'auto-nromal': did you mean 'auto-normal'?"),
+        ((*DIABETES, "nuts,NUTS"), "NUTS is named twice"),
+        ((*DIABETES, "nuts,"), "methods are names separated by commas"),
+        ((*DIABETES, "nuts", "--reference", "nust"), "'nust': did you mean 'nuts'?"),
+        ((*DIABETES, "nuts", "--reference", "auto-delta"), "AutoDelta is not among the methods"),
+        ((*DIABETES, "nuts", "--steps", "9"), "--steps does nothing for NUTS: leave it out"),
+        ((*DIABETES, "nuts", "--batch-size", "9"), "--batch-size does nothing for NUTS"),
+        ((*DIABETES, "auto-delta", "--warmup", "9"), "--warmup does nothing for AutoDelta"),
+        ((*DIABETES, "nuts", "--target", "age"), "diabetes has its own target"),
+        (("compare", "--data", "diabets", "--methods", "nuts"), "did you mean 'diabetes'?"),
+        (("compare", "--data", "no.csv", "--methods", "nuts"), "no file or folder 'no.csv'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    args: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith("pyro-bnn: ")
+    assert err.count("\n") == 1
+    assert line in err
+    assert list(tmp_path.iterdir()) == []  # no folder was made
+
+
+@pytest.mark.usefixtures("no_fit")
+@pytest.mark.parametrize(
+    ("text", "options", "line"),
+    [
+        ("a,b\n1,2\n", (), "1 rows are too few"),
+        ("a,b\n1,2\n3,nan\n" * 9, (), "'b'"),
+        ("a,b\n1,2\n3,x\n4\n", (), "line 4"),
+        ("a,b\n1,well\n2,well\n3,well\n", (), "one class only, 'well'"),
+        ("a,b\n1,2\n3,4\n5,6\n", ("--target", "c"), "unknown"),
+        ("", (), "is empty"),
+    ],
+)
+def test_data_that_cannot_be_used(
+    text: str,
+    options: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text(text, "utf-8")
+    code, out, err = run("compare", "--data", "rows.csv", "--methods", "auto-delta", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("pyro-bnn: ")
+    assert err.count("\n") == 1
+    assert line in err
+
+
+@pytest.mark.usefixtures("no_fit")
+def test_folder_that_cannot_be_written_is_found_before_the_fit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", "utf-8")
+    folder = tmp_path / "file" / "report"
+    code, out, err = run(*DIABETES, "auto-normal", "--out", folder)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"pyro-bnn: cannot write to the folder '{folder}': Not a directory; "
+        "choose another output folder\n"
+    )
+    assert (tmp_path / "file").read_text("utf-8") == "mine"
+
+
+def test_errors_of_several_lines_become_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*args: Any, **options: Any) -> Any:
+        raise DivergenceError("the loss is not finite;\n    lower the step size\n")
+
+    monkeypatch.setattr(jobs, "fit_all", diverge)
+    code, _, err = run(*DIABETES, "auto-normal", "--out", tmp_path)
+    assert (code, err) == (2, "pyro-bnn: the loss is not finite; lower the step size\n")
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(jobs, "fit_all", fail)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run(*DIABETES, "auto-normal", "--out", tmp_path)
+
+
+def test_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "fit_all", interrupt)
+    code, _, err = run(*DIABETES, "auto-normal", "--out", tmp_path)
+    assert (code, err.strip()) == (130, "pyro-bnn: interrupted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("auto-normal", "--steps", "9000000"), ("nuts", *SHORT)])
+def test_ctrl_c_ends_a_run(options: tuple[str, ...], tmp_path: Path) -> None:
+    last = ("--samples", "9000000") if "nuts" in options else ()
+    process = start(*DIABETES, *options, *last, "--out", "report", cwd=tmp_path)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("Model:"):
+        assert process.poll() is None
+    time.sleep(3.0)  # into the fit
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip() == "pyro-bnn: interrupted"
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of fitting, this package warns and logs, another warns, and all ends."""
+
+    def warn(*args: Any, **options: Any) -> Any:
+        warnings.warn("few draws", BNNWarning, stacklevel=1)
+        logging.getLogger("pyro_bnn").warning("no graph: %s", "plain Pyro")
+        warnings.warn("old name", FutureWarning, stacklevel=1)
+        raise DivergenceError("the end")
+
+    monkeypatch.setattr(jobs, "fit_all", warn)
+
+
+@pytest.mark.usefixtures("with_notes")
+def test_notes_of_this_package_are_one_line_each(tmp_path: Path) -> None:
+    handlers = list(logging.getLogger("pyro_bnn").handlers)
+    shown_before = warnings.showwarning
+    with pytest.warns(FutureWarning, match="old name") as others:
+        err = run(*DIABETES, "auto-normal", "--out", tmp_path).err
+    assert warnings.showwarning is shown_before
+    assert [record.category for record in others] == [FutureWarning]
+    assert err.splitlines() == [
+        "pyro-bnn: note: few draws",
+        "pyro-bnn: note: no graph: plain Pyro",
+        "pyro-bnn: the end",
+    ]
+    assert logging.getLogger("pyro_bnn").handlers == handlers
+
+
+# --- whole runs ----------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    result: Result
+    folder: Path
+    args: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def moons(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A comparison of a guide and a sampler on moons."""
+    folder = tmp_path_factory.mktemp("moons") / "a report"
+    args = ("compare", "--data", "moons", "--methods", "auto-normal,nuts", *TINY, *SHORT)
+    args = (*args, "--seed", "3", "--out", str(folder))
+    return Run(run(*args), folder, args)
+
+
+def test_a_run_says_what_it_does(moons: Run) -> None:
+    code, out, err = moons.result
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:3] == [
+        "Data:  moons, split 0: 180 training and 20 held-out rows, 2 inputs",
+        "Task:  classification of 'moon', 2 classes; standardised by the training rows",
+        "Model: network 2-3-1, relu, fan-in Normal prior, likelihood Bernoulli",
+    ]
+    assert lines[3].startswith("AutoNormal ")
+    assert lines[3].endswith(" s  (SVI, 20 steps)")
+    assert lines[4].startswith("NUTS ")
+    assert lines[4].endswith(" s  (NUTS, 2 chains, 20 warm-up steps, 20 draws a chain)")
+    assert "Held-out scores" in out
+    assert "Against the reference" in out
+    assert any(line.startswith("- ") for line in lines)
+    assert max(len(line) for line in lines[: -len(list(moons.folder.iterdir()))]) <= 100
+
+
+def test_a_run_names_the_files_it_wrote(moons: Run) -> None:
+    written = [line[6:] for line in moons.result.out.splitlines() if line.startswith("Wrote ")]
+    assert [Path(name).name for name in written] == [
+        "index.html",
+        "table.csv",
+        "auto-normal.nc",
+        "nuts.nc",
+    ]
+    assert {Path(name) for name in written} == set(moons.folder.iterdir())
+
+
+def test_the_report_tells_how_to_get_it_again(moons: Run) -> None:
+    import html
+    import shlex
+
+    page = html.unescape((moons.folder / "index.html").read_text("utf-8"))
+    (command,) = [line for line in page.splitlines() if "pyro-bnn compare" in line]
+    text = command.partition("<code>")[2].partition("</code>")[0]
+    assert shlex.split(text) == ["pyro-bnn", *moons.args]
+
+
+def test_the_table_holds_every_method(moons: Run) -> None:
+    table = pd.read_csv(moons.folder / "table.csv", index_col="method")
+    assert sorted(table.index) == ["AutoNormal", "NUTS"]
+    assert np.isfinite(table["log_score"]).all()
+    assert np.isfinite(table.loc["AutoNormal", "distance"])  # to NUTS, the default reference
+
+
+def test_netcdf_reads_back(moons: Run) -> None:
+    from pyro_bnn import arviz_io
+
+    sampler = arviz_io.load_netcdf(moons.folder / "nuts.nc")
+    assert dict(sampler["posterior"].sizes)["chain"] == 2
+    assert dict(sampler["posterior"].sizes)["draw"] == 20
+    assert "diverging" in sampler["sample_stats"]
+    guide = arviz_io.load_netcdf(moons.folder / "auto-normal.nc")
+    assert "log_q" in guide["sample_stats"]
+
+
+def test_the_script_runs_on_a_csv_of_ones_own(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = pd.DataFrame(generator.normal(size=(40, 3)), columns=["dose", "age", "group"])
+    rows["group"] = generator.integers(0, 3, size=40)
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    process = start(
+        *("compare", "--data", "mine.csv", "--target", "group", "--task", "classification"),
+        *("--methods", "auto-delta", *TINY, "--batch-size", "8", "--threads", "1", "--quiet"),
+        cwd=tmp_path,
+    )
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert out.strip().startswith("mine: 1 method on 4 held-out rows (36 for training)")
+    assert "Model:" not in out
+    written = [line for line in out.splitlines() if line.startswith("Wrote ")]
+    assert written[0] == f"Wrote {Path('report', 'index.html')}"
+    assert (tmp_path / "report" / "auto-delta.nc").is_file()
+
+
+def test_threads_are_set_before_the_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def stop(*args: Any, **options: Any) -> Any:
+        assert seen == [3]
+        raise DivergenceError("the end")
+
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(jobs, "fit_all", stop)
+    code, _, _ = run(*DIABETES, "auto-normal", "--threads", "3", "--out", tmp_path)
+    assert (code, seen) == (2, [3])
+
+
+def test_a_method_that_diverges_does_not_take_the_report_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Diverging:
+        num_steps, batch_size = 20, None
+
+        def run(self, *args: Any, **options: Any) -> Any:
+            raise DivergenceError("the loss is not finite at step 5")
+
+    make: Callable[..., dict[str, Any]] = jobs.make_engines
+
+    def make_with_a_bad_one(*args: Any) -> dict[str, Any]:
+        return make(*args) | {"AutoNormal": Diverging()}
+
+    monkeypatch.setattr(jobs, "make_engines", make_with_a_bad_one)
+    methods = ("--methods", "auto-normal,auto-delta", "--reference", "auto-normal")
+    code, out, err = run("compare", "--data", "moons", *methods, *TINY, "--out", tmp_path)
+    assert (code, err) == (2, "pyro-bnn: AutoNormal: the loss is not finite at step 5\n")
+    assert "diverged: the loss is not finite at step 5" in out
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "index.html",
+        "table.csv",
+        "auto-delta.nc",
+    }
+
+
+def test_output_goes_through_an_encoding_that_lacks_a_character(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [str(SCRIPT), "compare", "--data", "moons", "--methods", "auto-delta", *TINY],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "log score" in process.stdout
