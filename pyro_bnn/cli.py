@@ -162,11 +162,9 @@ def compare(
         typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of all fits and draws."),
     ] = 0,
     threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="CPU threads of torch.", show_default="chosen by torch"
-        ),
-    ] = None,
+        int,
+        typer.Option(metavar="N", min=1, help="CPU threads of torch; 1 is best for small nets."),
+    ] = 1,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print only the table, the verdicts and the files.")
     ] = False,
@@ -207,8 +205,7 @@ def compare(
 
     for line in jobs.describe(rows, model):
         say(line)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     posteriors, diverged = jobs.fit_all(
         engines, model, rows, seed=seed, progress=not quiet and sys.stderr.isatty(), say=say
     )

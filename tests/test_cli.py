@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -53,6 +53,14 @@ def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads_are_given_back() -> Iterator[None]:
+    """The commands own their process and set the threads of torch for good."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -320,8 +328,9 @@ class Run(NamedTuple):
 def moons(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A comparison of a guide and a sampler on moons."""
     folder = tmp_path_factory.mktemp("moons") / "a report"
-    args = ("compare", "--data", "moons", "--methods", "auto-normal,nuts", *TINY, *SHORT)
-    args = (*args, "--seed", "3", "--out", str(folder))
+    methods = ("--methods", "auto-normal,nuts")
+    options = ("--seed", "3", "--out", str(folder))
+    args = ("compare", "--data", "moons", *methods, *TINY, *SHORT, *options)
     return Run(run(*args), folder, args)
 
 

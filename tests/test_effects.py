@@ -439,7 +439,7 @@ def per_draw(kind: str, row: Tensor, num_rows: int = 4) -> Any:
     spread = row[2].exp()
     tril = torch.stack([torch.stack([spread, spread * 0]), torch.stack([row[0], spread])])
     affine: Any = torch.distributions.AffineTransform(f, spread)
-    return {
+    builders: dict[str, Callable[[], Any]] = {
         "Normal": lambda: dist.Normal(f, spread).to_event(1),
         "StudentT": lambda: dist.StudentT(4.0, f, spread).to_event(1),
         "LogNormal": lambda: dist.LogNormal(f, spread).to_event(1),
@@ -456,7 +456,8 @@ def per_draw(kind: str, row: Tensor, num_rows: int = 4) -> Any:
         "SharedMixture": lambda: dist.MixtureSameFamily(
             dist.Categorical(logits=f), dist.Normal(f, spread)
         ),
-    }[kind]()  # fmt: skip
+    }
+    return builders[kind]()
 
 
 KINDS = (

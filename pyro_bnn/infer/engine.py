@@ -14,6 +14,8 @@ from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Batch, Program
 
+WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
+
 Data: TypeAlias = "Dataset | tuple[Tensor, Tensor] | DataLoader[Any]"
 Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
 
@@ -138,12 +140,9 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
         return None
     if isinstance(init, Posterior):
         _set_params(program, init.params)
-        sites = [(s.name, s.shape) for s in init.program.sites]
-        if sites != [(s.name, s.shape) for s in program.sites]:
-            raise SiteError(
-                f"init is a posterior over {', '.join(n for n, _ in sites)}, but the model has "
-                f"{', '.join(s.name for s in program.sites)}"
-            )
+        theirs, ours = _listed(init.program), _listed(program)
+        if theirs != ours:
+            raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
         stored = init.num_stored_draws
         z = init.unconstrained(num_points if stored is None else min(num_points, stored), seed)
         return z.repeat((num_points + len(z) - 1) // len(z), 1)[:num_points].to(program.initial)
@@ -186,9 +185,13 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
         raise SiteError(
             "the trained module's parameters fit the model neither by name nor by order: it has "
             f"{', '.join(f'{k} {tuple(v.shape)}' for k, v in trained.items())}; the model has "
-            f"{', '.join(f'{k} {tuple(v)}' for k, v in shapes.items())}"
+            f"{_listed(program)}"
         )
     return {site.name: v for site, v in zip(weights, trained.values(), strict=True)}
+
+
+def _listed(program: Program) -> str:
+    return ", ".join(f"{site.name} {tuple(site.shape)}" for site in program.sites)
 
 
 def _set_params(program: Program, values: Mapping[str, Tensor]) -> None:

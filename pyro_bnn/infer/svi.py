@@ -29,6 +29,7 @@ from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule
 from pyro_bnn.infer.engine import (
+    WINDOW,
     Data,
     Init,
     as_dataset,
@@ -43,8 +44,6 @@ from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Batch, Program
 
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
-
-WINDOW = 100  # steps over which the ELBO is smoothed
 
 
 @dataclass(frozen=True)
@@ -143,6 +142,7 @@ class SVI:
         start = time.perf_counter()
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
+        with isolated(seed):
             guide = make_guide(self.guide, model)
             if not isinstance(guide, Guide):
                 if init is not None or self.patience is not None:
@@ -258,8 +258,8 @@ class _Run:
         noise = self.guide.draw_noise(svi.num_particles, self._noise)
         weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (step + 1) / svi.kl_warmup)
         out = self._step(*self.parameters, noise, batch.x, batch.y, z.new_tensor(weight))
-        loss = float(out[0])
-        if not math.isfinite(loss):
+        loss = float(out[1])  # minus the ELBO, with the whole KL
+        if not (math.isfinite(loss) and math.isfinite(float(out[0]))):
             self._diverged(step, noise, batch)
         self.losses.append(loss)
         if step % WINDOW == 0:

@@ -51,14 +51,14 @@ def match_observation(y: Tensor, distribution: Distribution) -> Tensor:
     Raises:
         ShapeError: If y does not have one row for each row of f, or the wrong number of targets.
     """
-    expected = distribution.shape()
+    expected, given = distribution.shape(), y.shape
     if y.ndim == 1 and len(expected) == 2 and expected[1] == 1:
         y = y.unsqueeze(-1)
     elif y.ndim == 2 and len(expected) == 1 and y.shape[1] == 1:
         y = y.squeeze(-1)
     if y.shape != expected:
         raise ShapeError(
-            f"y has shape {tuple(y.shape)}, but the likelihood of this network output is over "
+            f"y has shape {tuple(given)}, but the likelihood of this network output is over "
             f"{tuple(expected)}: one row for each row of x, one column for each target"
         )
     return y

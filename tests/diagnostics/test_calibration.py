@@ -91,9 +91,11 @@ def test_ece_of_a_calibrated_forecast_falls_to_zero() -> None:
 
 
 def test_ece_by_hand() -> None:
-    probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
-    y = np.array([0, 1, 1, 1])  # accuracy 1/2 at 0.9, 1 at 0.6
-    assert_allclose(ece(probs, y), 0.5 * 0.4 + 0.5 * 0.4, rtol=1e-12)
+    probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6], [0.4, 0.6]])
+    y = np.array([0, 1, 1, 1, 1])  # accuracy 1/2 at 0.9, 1 at 0.6
+    assert_allclose(ece(probs, y), 2 / 5 * 0.4 + 3 / 5 * 0.4, rtol=1e-12)
+    probs[2:] = [0.25, 0.75]
+    assert_allclose(ece(probs, y), 2 / 5 * 0.4 + 3 / 5 * 0.25, rtol=1e-12)
 
 
 def test_ece_floor_is_the_ece_of_a_calibrated_forecast() -> None:

@@ -161,6 +161,12 @@ def test_a_chain_depends_on_seed_and_number_alone(oracle: LinearGaussian) -> Non
     assert not (other == first).any()
 
 
+def test_chains_from_one_start_go_apart(oracle: LinearGaussian) -> None:
+    init = {"w": torch.zeros(3, 1), "b": torch.zeros(1)}
+    z = draws_of(SMALL, oracle, init=init)
+    assert not (z[0] == z[1]).any()
+
+
 @pytest.mark.slow
 def test_draws_are_the_same_in_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     slope = 0.3

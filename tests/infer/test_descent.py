@@ -1,0 +1,96 @@
+"""Step sizes, clipping and the optimisers that ``Descent`` takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pyro
+import pytest
+import torch
+
+from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule
+
+
+def descent(parameters: list[torch.Tensor], **options: Any) -> Descent:
+    settings: dict[str, Any] = {
+        "optimizer": torch.optim.SGD,
+        "learning_rate": 0.5,
+        "schedule": "constant",
+        "num_steps": 8,
+        "clip_norm": None,
+    }
+    return Descent(parameters, **{**settings, **options})
+
+
+def moves(schedule: Schedule, optimizer: MakeOptimizer | None = torch.optim.SGD) -> list[float]:
+    """How far each of eight steps goes under a gradient of one."""
+    leaf = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    steps = descent([leaf], schedule=schedule, optimizer=optimizer)
+    values = [0.0]
+    for step in range(8):
+        leaf.grad = torch.ones((), dtype=torch.float64)
+        steps.step(step)
+        values.append(float(leaf.detach()))
+    return [a - b for a, b in itertools.pairwise(values)]
+
+
+def test_the_cosine_schedule_starts_at_the_learning_rate_and_ends_near_zero() -> None:
+    root = math.sqrt(0.5)
+    sixteenths = [math.cos(math.pi / 8), math.cos(3 * math.pi / 8)]
+    cosines = [1, sixteenths[0], root, sixteenths[1], 0, -sixteenths[1], -root, -sixteenths[0]]
+    assert moves("cosine") == pytest.approx([0.25 * (1 + c) for c in cosines], rel=1e-12)
+
+
+def test_the_constant_schedule_is_constant() -> None:
+    assert moves("constant") == pytest.approx([0.5] * 8, rel=1e-12)
+
+
+def test_the_default_is_adam() -> None:
+    # under a constant gradient every step of Adam is the learning rate, up to its epsilon of 1e-8
+    assert moves("constant", None) == pytest.approx([0.5] * 8, rel=1e-7)
+
+
+def test_a_callable_sets_its_own_learning_rate_and_the_schedule_scales_it() -> None:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=3.0)
+
+    assert moves("cosine", optimizer)[:1] == pytest.approx([3.0], rel=1e-12)
+    assert moves("cosine", optimizer)[4] == pytest.approx(1.5, rel=1e-12)
+
+
+def test_clip_norm_is_the_norm_over_all_parameters() -> None:
+    leaves = [torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    steps = descent(leaves, learning_rate=1.0, clip_norm=10.0)
+    for leaf, gradient in zip(leaves, (30.0, -40.0), strict=True):
+        leaf.grad = torch.tensor([gradient], dtype=torch.float64)
+    steps.step(0)
+    assert [float(leaf.detach()) for leaf in leaves] == pytest.approx([-6.0, 8.0], rel=1e-6)
+    for leaf, gradient in zip(leaves, (0.3, -0.4), strict=True):
+        leaf.grad = torch.tensor([gradient], dtype=torch.float64)
+    steps.step(1)  # shorter than clip_norm: as it is
+    assert [float(leaf.detach()) for leaf in leaves] == pytest.approx([-6.3, 8.4], rel=1e-6)
+
+
+def test_parameters_can_be_added_later() -> None:
+    first, second = (torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    steps = descent([first], schedule="cosine", num_steps=4)
+    first.grad = torch.ones((), dtype=torch.float64)
+    steps.step(0)
+    steps.add([second])
+    second.grad = torch.ones((), dtype=torch.float64)
+    steps.step(2)
+    assert float(first.detach()) == pytest.approx(-0.5 - 0.25, rel=1e-12)
+    assert float(second.detach()) == pytest.approx(-0.25, rel=1e-12)
+
+
+def test_what_makes_no_torch_optimizer_is_refused() -> None:
+    leaf = torch.zeros((), requires_grad=True)
+    with pytest.raises(OptionError, match=r"optimizer is a torch.optim class or makes a torch opt"):
+        descent([leaf], optimizer=lambda parameters: None)
+    with pytest.raises(OptionError, match=r"optimizer is a torch.optim class or makes a torch opt"):
+        descent([], optimizer=pyro.optim.Adam({"lr": 0.1}))
+    with pytest.raises(OptionError, match="LBFGS evaluates the loss many times a step"):
+        descent([leaf], optimizer=torch.optim.LBFGS)

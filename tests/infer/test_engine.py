@@ -1,0 +1,210 @@
+"""What all engines share: data in several forms, batches, starting points, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_bnn import SVI, guides, models, priors
+from pyro_bnn.data import Dataset
+from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.infer.engine import (
+    as_dataset,
+    batches_of,
+    check_positive,
+    check_positive_int,
+    minibatches,
+    refuse_unbuilt,
+    starting_points,
+)
+from pyro_bnn.program import Batch, Program
+from tests.oracle import linear_gaussian
+
+X = torch.arange(10.0)[:, None]
+Y = torch.arange(10.0) ** 2
+
+
+# Data
+
+
+def test_a_data_set_is_itself_and_pairs_and_loaders_become_one() -> None:
+    dataset = Dataset(X, Y)
+    assert as_dataset(dataset) is dataset
+    for data in ((X, Y), DataLoader(TensorDataset(X, Y), batch_size=4)):
+        converted = as_dataset(data)
+        torch.testing.assert_close(converted.x, X)
+        torch.testing.assert_close(converted.y, Y)
+
+
+def test_other_kinds_of_data_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a pair \(x, y\) or a torch DataLoader, not Tensor; of a"):
+        as_dataset(X)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="the DataLoader yields no batch"):
+        as_dataset(DataLoader(TensorDataset(X[:0], Y[:0])))
+    with pytest.raises(DataError, match="the DataLoader drops rows of the data: pass drop_last=F"):
+        as_dataset(DataLoader(TensorDataset(X, Y), batch_size=4, drop_last=True))
+    with pytest.raises(DataError, match="NaN"):
+        as_dataset((X, torch.full((10,), math.nan)))
+
+
+def test_minibatches_go_through_all_rows_once_an_epoch_in_a_new_order() -> None:
+    batches = minibatches(Batch(X, Y), 4, seed=0)
+    epochs = [list(itertools.islice(batches, 3)) for _ in range(2)]
+    orders = []
+    for epoch in epochs:
+        assert [len(batch.x) for batch in epoch] == [4, 4, 2]
+        rows = torch.cat([batch.x[:, 0] for batch in epoch])
+        torch.testing.assert_close(rows.sort().values, X[:, 0])
+        torch.testing.assert_close(torch.cat([batch.y for batch in epoch]), rows**2)
+        orders.append(rows)
+    assert bool((orders[0] != orders[1]).any())
+    again = next(minibatches(Batch(X, Y), 4, seed=0))
+    torch.testing.assert_close(again.x, epochs[0][0].x)
+    other = next(minibatches(Batch(X, Y), 4, seed=1))
+    assert bool((other.x != again.x).any())
+
+
+@pytest.mark.parametrize("batch_size", [None, 10, 11])
+def test_all_rows_are_one_batch(batch_size: int | None) -> None:
+    whole = Batch(X, Y)
+    assert list(itertools.islice(minibatches(whole, batch_size, 0), 2)) == [whole, whole]
+
+
+def test_a_loader_keeps_its_own_batches() -> None:
+    oracle = linear_gaussian()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    loader = DataLoader(TensorDataset(oracle.x.float(), oracle.y.float()), batch_size=15)
+    whole = program.batch(oracle.x, oracle.y)
+    batches = list(itertools.islice(batches_of(loader, program, whole, 3, seed=0), 3))
+    assert [len(batch.x) for batch in batches] == [15, 5, 15]
+    assert batches[0].x.dtype == torch.float64
+    assert batches[0].y.shape == (15, 1)
+
+
+# Refusals
+
+
+def test_what_is_not_built_is_refused() -> None:
+    with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
+        refuse_unbuilt(checkpoint="run.pt", resume=False, compile="auto")
+    with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
+        refuse_unbuilt(checkpoint=None, resume=True, compile="auto")
+    with pytest.raises(OptionError, match="compile=True is not built yet"):
+        refuse_unbuilt(checkpoint=None, resume=False, compile=True)
+    with pytest.raises(OptionError, match="compile is \"auto\", True or False, not 'max'"):
+        refuse_unbuilt(checkpoint=None, resume=False, compile="max")
+    refuse_unbuilt(checkpoint=None, resume=False, compile=False)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])
+def test_integers_are_checked(value: object) -> None:
+    with pytest.raises(OptionError, match="num_steps is an integer of at least 1, not"):
+        check_positive_int("num_steps", value)
+
+
+@pytest.mark.parametrize("value", [0, -0.5, math.inf, math.nan, True, "0.1", None])
+def test_positive_numbers_are_checked(value: object) -> None:
+    with pytest.raises(OptionError, match="learning_rate is a positive number, not"):
+        check_positive("learning_rate", value)
+
+
+# Starting points
+
+
+def linear_program(num_inputs: int = 3) -> Program:
+    oracle = linear_gaussian(num_inputs=num_inputs)
+    return Program(oracle.model, oracle.x, oracle.y)
+
+
+def test_nothing_says_nothing() -> None:
+    assert starting_points(linear_program(), None, 2, seed=0) is None
+
+
+def test_values_of_sites_and_the_prior_for_the_rest() -> None:
+    program = linear_program()
+    w = torch.tensor([[1.0], [2.0], [3.0]])
+    z = starting_points(program, {"w": w}, 2, seed=0)
+    assert z is not None
+    expected = torch.cat([w[:, 0].double(), program.initial[3:]])
+    torch.testing.assert_close(z, expected.expand(2, -1))
+
+
+def test_unknown_sites_and_wrong_shapes_are_refused() -> None:
+    program = linear_program()
+    with pytest.raises(SiteError, match="init holds 'v', but the model's sites are w, b"):
+        starting_points(program, {"v": torch.zeros(1)}, 1, seed=0)
+    with pytest.raises(SiteError, match=r"the value of site 'w' has shape \(2, 1\), but the"):
+        starting_points(program, {"w": torch.zeros(2, 1)}, 1, seed=0)
+
+
+def test_other_kinds_of_start_are_refused() -> None:
+    with pytest.raises(OptionError, match="init is a Posterior, a trained torch module or a dict"):
+        starting_points(linear_program(), [1.0], 1, seed=0)  # type: ignore[arg-type]
+
+
+def test_draws_of_a_posterior() -> None:
+    oracle = linear_gaussian()
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(
+        oracle.model, (oracle.x, oracle.y), progress=False
+    )
+    program = linear_program()
+    z = starting_points(program, posterior, 3, seed=5)
+    assert z is not None
+    torch.testing.assert_close(z, posterior.unconstrained(3, seed=5))
+    other = linear_program(num_inputs=2)
+    with pytest.raises(SiteError, match=r"over w \(3, 1\), b \(1,\), but the model has w \(2, "):
+        starting_points(other, posterior, 1, seed=0)
+
+
+def net(hidden: int = 4) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return torch.linspace(-1, 1, 12).reshape(6, 2), torch.linspace(0, 1, 6)
+
+
+def test_a_trained_network_by_name() -> None:
+    x, y = data()
+    trained = net()
+    program = Program(models.bayesian(net(), likelihood=None), x, y)
+    z = starting_points(program, trained, 1, seed=0)
+    assert z is not None
+    torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
+
+
+def test_a_trained_network_by_order_and_shape() -> None:
+    x, y = data()
+    trained = net()
+    program = Program(models.MLP(2, hidden=(4,), activation="tanh"), x, y)
+    z = starting_points(program, trained, 1, seed=0)
+    assert z is not None
+    torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
+
+
+def test_point_estimates_start_at_the_trained_values_too() -> None:
+    x, y = data()
+    trained, start = net(), net()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.5)
+    program = Program(models.bayesian(start, {"2.*": priors.Normal()}), x, y)
+    z = starting_points(program, trained, 1, seed=0)
+    assert z is not None
+    torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
+
+
+@pytest.mark.parametrize("model", ["bayesian", "mlp"])
+def test_a_network_that_does_not_fit_is_refused(model: str) -> None:
+    """Its last bias fits by name; the rest must not be dropped in silence."""
+    x, y = data()
+    made = models.bayesian(net()) if model == "bayesian" else models.MLP(2, hidden=(4,))
+    with pytest.raises(SiteError, match=r"fit the model neither by name nor by order: it has 0.w"):
+        starting_points(Program(made, x, y), net(hidden=5), 1, seed=0)

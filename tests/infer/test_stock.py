@@ -1,0 +1,224 @@
+"""Guides of stock Pyro, and guides written as functions, through the SVI engine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import autoguide
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_bnn import SVI, likelihoods, models, priors
+from pyro_bnn.errors import DivergenceError, OptionError, SiteError
+from pyro_bnn.infer import stock
+from pyro_bnn.posterior import DrawsPosterior
+from tests.laws import MixedModel, one
+from tests.oracle import design, linear_gaussian
+
+STEP: dict[str, Any] = {"optimizer": torch.optim.SGD, "learning_rate": 1.0, "num_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock, "NUM_DRAWS", 20)
+
+
+def run(model: Any, guide: Any, **options: Any) -> DrawsPosterior:
+    oracle = linear_gaussian()
+    data = options.pop("data", (oracle.x, oracle.y))
+    posterior = SVI(guide, **options).run(model, data, progress=False)
+    assert isinstance(posterior, DrawsPosterior)
+    return posterior
+
+
+def start_at_one(site: dict[str, Any]) -> Tensor:
+    return torch.ones(site["fn"].shape(), dtype=torch.float64)
+
+
+# log q against closed forms
+
+
+def test_log_q_of_stock_auto_normal() -> None:
+    model = MixedModel()
+    guide = autoguide.AutoNormal(model)
+    posterior = run(model, guide, num_steps=5)
+    z, log_q = posterior.unconstrained(20), posterior.log_q(20)
+    names = ["w", "noise", "rate", "mixing", "offset"]
+    locs = torch.cat([getattr(guide.locs, name).detach().reshape(-1) for name in names])
+    scales = torch.cat([getattr(guide.scales, name).detach().reshape(-1) for name in names])
+    expected = torch.distributions.Normal(locs, scales).log_prob(z).sum(-1)
+    torch.testing.assert_close(log_q, expected, rtol=1e-9, atol=1e-9)
+    assert posterior.elbo_kind == "monte_carlo"
+
+
+@pytest.mark.parametrize("kind", ["AutoDiagonalNormal", "AutoLowRankMultivariateNormal"])
+def test_log_q_of_stock_joint_guides(kind: str) -> None:
+    model = MixedModel()
+    guide = getattr(autoguide, kind)(model)
+    posterior = run(model, guide, num_steps=5)
+    z, log_q = posterior.unconstrained(20), posterior.log_q(20)
+    with torch.no_grad():
+        expected = guide.get_posterior().log_prob(z)
+    torch.testing.assert_close(log_q, expected, rtol=1e-9, atol=1e-9)
+
+
+def written_guide(x: Tensor, y: Tensor | None = None) -> None:
+    loc = pyro.param("loc", lambda: torch.zeros(3, 1, dtype=torch.float64))
+    scale = pyro.param(
+        "scale", lambda: one(0.5), constraint=torch.distributions.constraints.positive
+    )
+    w = pyro.sample("w", dist.Normal(loc, scale).to_event(2))
+    pyro.sample("b", dist.Normal(w.sum().reshape(1), one(0.3)).to_event(1))
+
+
+def test_a_guide_written_as_a_function() -> None:
+    pyro.clear_param_store()
+    model = linear_gaussian().model
+    posterior = run(model, written_guide, num_steps=5)
+    assert posterior.method == "written_guide"
+    assert posterior.options["guide"] == "written_guide"
+    assert posterior.num_parameters == 4
+    assert len(pyro.get_param_store()) == 0
+    z, log_q = posterior.unconstrained(20), posterior.log_q(20)
+    # a Gaussian of w up to its unknown loc and scale; b given w is known
+    b_given_w = torch.distributions.Normal(z[:, :3].sum(-1), 0.3).log_prob(z[:, 3])
+    log_q_w = log_q - b_given_w  # -|w - loc|^2 / (2 scale^2) - 3 log scale - 3/2 log 2 pi
+    columns = torch.cat([z[:, :3].square().sum(-1, keepdim=True), z[:, :3], torch.ones(20, 1)], 1)
+    coefficients = torch.linalg.lstsq(columns, log_q_w[:, None]).solution.squeeze(-1)
+    scale = (-0.5 / coefficients[0]).sqrt()
+    loc = coefficients[1:4] * scale**2
+    expected = torch.distributions.Normal(loc, scale).log_prob(z[:, :3]).sum(-1)
+    torch.testing.assert_close(log_q_w, expected, rtol=1e-6, atol=1e-6)
+
+
+# The objective
+
+
+def test_stock_auto_delta_reaches_the_exact_mode() -> None:
+    oracle = linear_gaussian()
+    posterior = run(oracle.model, autoguide.AutoDelta, num_steps=400, learning_rate=0.1)
+    expected = oracle.mean.expand(20, -1)
+    torch.testing.assert_close(posterior.unconstrained(20), expected, rtol=1e-5, atol=1e-5)
+    assert not posterior.has_log_prob
+    assert posterior.losses[-1] == pytest.approx(-float(oracle.log_joint(oracle.mean)), rel=1e-8)
+
+
+def test_batches_are_scaled_by_the_rows_of_the_data() -> None:
+    oracle = linear_gaussian()
+    guide = functools.partial(autoguide.AutoDelta, init_loc_fn=start_at_one)
+    still: dict[str, Any] = {"optimizer": torch.optim.SGD, "learning_rate": 1e-30}
+    expected = -float(oracle.log_joint(torch.ones(4, dtype=torch.float64)))
+    losses = run(oracle.model, guide, num_steps=4, batch_size=5, **still).losses
+    assert losses.std() > 1
+    assert losses.mean() == pytest.approx(expected, rel=1e-12)
+    loader = DataLoader(TensorDataset(oracle.x, oracle.y), batch_size=5, shuffle=True)
+    losses = run(oracle.model, guide, num_steps=4, data=loader, **still).losses
+    assert losses.std() > 1
+    assert losses.mean() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "weight"), [(0, 1.0), (4, 0.25)])
+def test_the_kl_weight_scales_the_kl(warmup: int, weight: float) -> None:
+    oracle = linear_gaussian()
+    guide = functools.partial(autoguide.AutoDelta, init_loc_fn=start_at_one)
+    posterior = run(oracle.model, guide, kl_warmup=warmup, **STEP)
+    a, z = design(oracle.x), torch.ones(4, dtype=torch.float64)
+    gradient = a.T @ (oracle.y - a @ z) / oracle.noise**2 - weight * z / oracle.prior_scale**2
+    torch.testing.assert_close(posterior.unconstrained(20)[0], z + gradient)
+    assert posterior.losses[0] == pytest.approx(-float(oracle.log_joint(z)), rel=1e-12)
+
+
+def test_point_parameters_of_the_model_are_trained_on_a_copy() -> None:
+    oracle = linear_gaussian()
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    posterior = run(model, autoguide.AutoNormal, num_steps=5, learning_rate=0.1)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), before[name], rtol=0, atol=0)
+        assert bool((posterior.params[name] != before[name]).all())
+    assert posterior.predict(oracle.x, 20).mean.shape == (20, 1)
+
+
+# What a user sees
+
+
+def test_it_says_once_that_it_is_slower(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="pyro_bnn"):
+        run(linear_gaussian().model, autoguide.AutoDelta, num_steps=2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "AutoDelta is a guide of stock Pyro and runs through plain Pyro, which is slower"
+    ]
+
+
+def test_a_partial_of_a_stock_class_with_positional_options_is_a_class() -> None:
+    model = linear_gaussian().model
+    guide = functools.partial(autoguide.AutoLowRankMultivariateNormal, rank=1)
+    assert run(model, guide, num_steps=1).num_parameters == 4 + 4 + 4
+
+
+def test_store_and_random_state_are_left_alone() -> None:
+    pyro.clear_param_store()
+    pyro.param("mine", torch.ones(1))
+    state = torch.get_rng_state()
+    run(linear_gaussian().model, autoguide.AutoNormal, num_steps=2)
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    assert list(pyro.get_param_store()) == ["mine"]
+    pyro.clear_param_store()
+
+
+def test_a_site_that_the_guide_lacks_is_named() -> None:
+    def guide(x: Tensor, y: Tensor | None = None) -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(3, 1).double(), one(1.0)).to_event(2))
+
+    with pytest.raises(SiteError, match="the guide does not cover 'b': every latent site"):
+        run(linear_gaussian().model, guide, num_steps=1)
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_good_state() -> None:
+    model = linear_gaussian().model
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "num_steps": 5}
+    guide = functools.partial(autoguide.AutoDelta, init_loc_fn=start_at_one)
+    with pytest.raises(DivergenceError) as caught:
+        run(model, guide, learning_rate=1e200, **options)
+    assert str(caught.value) == (
+        "the loss of AutoDelta is not finite at step 1; the state of step 0 is kept in "
+        "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
+    )
+    posterior = caught.value.posterior
+    assert isinstance(posterior, DrawsPosterior)
+    torch.testing.assert_close(posterior.unconstrained(20), torch.ones(20, 4).double())
+    assert len(posterior.losses) == 1
+
+
+def test_options_that_stock_guides_do_not_have_are_refused() -> None:
+    oracle = linear_gaussian()
+    with pytest.raises(OptionError, match="init and patience are not built for guides of stock"):
+        run(oracle.model, autoguide.AutoNormal, patience=10)
+    with pytest.raises(OptionError, match="init and patience are not built for guides of stock"):
+        SVI(autoguide.AutoNormal).run(
+            oracle.model, (oracle.x, oracle.y), init={"b": torch.zeros(1)}
+        )
+
+
+def test_draws_are_those_of_the_guide() -> None:
+    """Mean and sd of many draws of a guide that one step of a tiny size leaves at its start."""
+    oracle = linear_gaussian()
+    guide = functools.partial(
+        autoguide.AutoDiagonalNormal, init_loc_fn=start_at_one, init_scale=0.5
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "NUM_DRAWS", 1_000)
+        posterior = run(
+            oracle.model, guide, optimizer=torch.optim.SGD, learning_rate=1e-30, num_steps=1
+        )
+    z = posterior.unconstrained(1_000)
+    assert float(((z.mean(0) - 1) / (0.5 / math.sqrt(1_000))).abs().max()) < 5
+    assert float(((z.var(0) / 0.25 - 1) / math.sqrt(2 / 1_000)).abs().max()) < 5

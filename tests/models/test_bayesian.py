@@ -1,0 +1,154 @@
+"""Any network as a Bayesian model: sites, point estimates, ties."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import nn
+from torch.testing import assert_close
+
+from pyro_bnn import bayesian, likelihoods, priors
+from pyro_bnn.errors import ModelError, OptionError, SiteError
+from pyro_bnn.models import MLP
+from tests.plain_pyro import TiedNet, conv_net, linear_net, transformer_net
+
+
+def nodes_of(model: Any, *args: Any) -> Any:
+    return poutine.trace(model).get_trace(*args).nodes
+
+
+@pytest.mark.parametrize("build", [linear_net, conv_net, TiedNet, transformer_net])
+def test_f_is_the_networks_output_at_the_sampled_parameters(build: Any) -> None:
+    net = build()
+    model = bayesian(net, likelihood=likelihoods.Normal(0.1))
+    x = torch.randn(5, 3)
+    nodes = nodes_of(model, x)
+    assert model.sites == tuple(name for name, _ in net.named_parameters())
+    assert model.point_estimates == ()
+    assert not list(model.parameters())
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            parameter.copy_(nodes[name]["value"])
+        assert_close(nodes["f"]["value"], twin(x))
+
+
+def test_the_users_network_is_left_as_it_is() -> None:
+    net = TiedNet()
+    before = copy.deepcopy(net.state_dict())
+    model = bayesian(net)
+    model.double()
+    model(torch.zeros(2, 3, dtype=torch.float64))
+    assert len(list(net.parameters())) == 5
+    assert net.a.weight is net.b.weight
+    for name, value in net.state_dict().items():
+        assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_fan_in_of_a_convolution_counts_channels_and_kernel() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 2, (3, 5)), nn.Flatten(), nn.Linear(2, 1))
+    nodes = nodes_of(bayesian(net), torch.zeros(1, 4, 3, 5))
+    assert nodes["0.weight"]["fn"].variance.unique().item() == pytest.approx(1 / 60)
+    assert nodes["0.bias"]["fn"].variance.unique().item() == 1.0
+
+
+def test_parameters_that_no_pattern_matches_are_listed_and_stay() -> None:
+    net = linear_net()
+    model = bayesian(net, {"*.weight": priors.Normal()})
+    assert model.sites == ("0.weight", "2.weight")
+    assert model.point_estimates == ("0.bias", "2.bias")
+    assert [name for name, _ in model.named_parameters()] == ["net.0.bias", "net.2.bias"]
+    for name in model.point_estimates:
+        own, users = model.net.get_parameter(name), net.get_parameter(name)
+        assert own is not users
+        assert_close(own, users)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(
+        SiteError,
+        match=r"pattern 'head.\*' matches no parameter; there are 0.weight, 0.bias, 2.weight, 2.bi",
+    ):
+        bayesian(linear_net(), {"head.*": priors.Normal()})
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_tied_weight_is_one_site_in_two_places(double: bool) -> None:
+    model = bayesian(TiedNet(), likelihood=likelihoods.Normal(0.1))
+    x = torch.randn(4, 3)
+    if double:
+        model, x = model.double(), x.double()
+    nodes = nodes_of(model, x)
+    assert "b.weight" not in nodes
+    v = {name: nodes[name]["value"] for name in model.sites}
+    h = torch.tanh(x @ v["a.weight"].T + v["a.bias"])
+    h = torch.tanh(h @ v["a.weight"].T + v["b.bias"])
+    assert_close(nodes["f"]["value"], h @ v["out.weight"].T + v["out.bias"])
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_tied_point_estimate_stays_tied(double: bool) -> None:
+    model = bayesian(TiedNet(), {"*.bias": priors.Normal(), "out.*": priors.Normal()})
+    if double:
+        model = model.double()
+    net: Any = model.net
+    assert model.point_estimates == ("a.weight",)
+    assert net.a.weight is net.b.weight
+    assert len(list(model.parameters())) == 1
+
+
+def test_two_models_of_one_network_prior_and_likelihood_share_nothing() -> None:
+    net, likelihood = linear_net(), likelihoods.Normal(0.5)
+    prior = dist.Normal(torch.tensor(0.0), torch.tensor(1.0))
+    first, second = (bayesian(net, {"0.*": prior}, likelihood) for _ in range(2))
+    first.double()
+    with torch.no_grad():
+        first.likelihood.scale.fill_(3.0)
+        for parameter in first.parameters():
+            parameter.fill_(7.0)
+    assert float(second.likelihood.scale) == float(likelihood.scale) == 0.5
+    assert second(torch.zeros(2, 3)).dtype == torch.float32
+    assert not any((parameter == 7.0).any() for parameter in second.parameters())
+
+
+def test_buffers_of_the_network_are_kept() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval()
+    net.get_buffer("1.running_mean").fill_(2.5)
+    model = bayesian(net, likelihood=likelihoods.Normal(0.1))
+    assert_close(model.net.get_buffer("1.running_mean"), torch.full((4,), 2.5))
+
+
+@pytest.mark.parametrize(
+    ("net", "error", "message"),
+    [
+        (lambda x: x, OptionError, "net is a torch.nn.Module, not <function"),
+        (MLP(3), OptionError, "net is a MLP, a Pyro model already: pass it to an engine as it is"),
+        (nn.ReLU(), ModelError, "ReLU has no parameters to put a prior on"),
+    ],
+)
+def test_what_is_no_network_is_refused(net: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bayesian(net)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), r"\(5,\)"),
+        (nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Linear(1, 2)), r"\(5, 3, 2\)"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (2, 5))), r"\(2, 5\)"),
+    ],
+)
+def test_an_output_that_is_not_rows_of_f_is_refused(net: nn.Module, shape: str) -> None:
+    model = bayesian(net)
+    with pytest.raises(
+        ModelError,
+        match=rf"the network maps x of shape \(5, 3\) to {shape}, but f is \[N, F\], one row for "
+        r"each row of x; end the network with torch.nn.Flatten\(\)",
+    ):
+        model(torch.zeros(5, 3))

@@ -1,0 +1,126 @@
+"""The comparison as a user calls it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyro_bnn import arviz_io
+from pyro_bnn.errors import DataError, OptionError, OutputError, UnknownNameError
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.compare import common_draws
+from tests.report.conjugate import LinearPosterior, regression_split
+
+
+def test_the_same_posterior_twice_is_tied_and_at_distance_zero_of_itself() -> None:
+    split = regression_split()
+    comparison = compare({"a": LinearPosterior(split), "b": LinearPosterior(split)}, split)
+    assert comparison.table["rank"].tolist() == [1, 1]
+    assert comparison.table["difference"].tolist() == [0.0, 0.0]
+
+
+def test_every_method_gets_the_same_number_of_draws_but_points_get_one(
+    regression: Comparison,
+) -> None:
+    assert regression.num_draws == 1_000
+    draws = regression.table["draws"]
+    assert draws["MAP"] == 1
+    assert set(draws.drop("MAP")) == {1_000}
+
+
+@pytest.mark.parametrize(
+    ("stored", "chains", "asked", "expected"),
+    [(1_200, 4, 1_000, 1_000), (640, 4, 1_000, 640), (999, 3, 1_000, 999), (1_200, 4, 999, 996),
+     (32, 16, 10, 10)],
+)  # fmt: skip
+def test_the_number_of_draws_is_what_all_chains_can_give(
+    stored: int, chains: int, asked: int, expected: int
+) -> None:
+    split = regression_split()
+    sampler = LinearPosterior(split, stored=stored, num_chains=chains)
+    assert common_draws([LinearPosterior(split), sampler], asked) == expected
+
+
+def test_the_verdicts_are_text(regression: Comparison) -> None:
+    assert regression.verdicts == [finding.text for finding in regression.findings]
+    assert regression.shares_model
+
+
+def test_comparing_twice_gives_the_same_numbers() -> None:
+    split = regression_split()
+    tables = [
+        compare(
+            {"a": LinearPosterior(split, spread=0.7), "MAP": LinearPosterior(split, spread=0.0)},
+            split,
+            seed=3,
+        ).table
+        for _ in range(2)
+    ]
+    assert tables[0].equals(tables[1])
+
+
+def test_saving_writes_page_table_and_a_netcdf_file_a_method(
+    regression: Comparison, tmp_path: Path
+) -> None:
+    folder = regression.save(tmp_path / "new" / "report", command="make report")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "auto-low-rank-multivariate-normal.nc",
+        "index.html",
+        "map.nc",
+        "narrow.nc",
+        "nuts.nc",
+        "shifted.nc",
+        "table.csv",
+    ]
+    assert "make report" in (folder / "index.html").read_text(encoding="utf-8")
+    tree = arviz_io.load_netcdf(folder / "nuts.nc")
+    assert tree["log_likelihood"]["y"].shape == (4, 300, 180)
+
+
+def test_the_page_alone_can_be_written_anywhere(one_input: Comparison, tmp_path: Path) -> None:
+    path = one_input.to_html(tmp_path / "deep" / "page.html")
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_path_that_cannot_be_written_is_refused(one_input: Comparison, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write to the folder"):
+        one_input.to_html(tmp_path / "file" / "index.html")
+    with pytest.raises(OutputError, match="cannot write to the folder"):
+        one_input.save(tmp_path / "file")
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(OptionError, match="nothing to compare: give posteriors by name"):
+        compare({}, regression_split())
+
+
+def test_an_unknown_reference_suggests_the_nearest() -> None:
+    split = regression_split()
+    with pytest.raises(UnknownNameError, match="unknown reference 'exat': did you mean 'exact'"):
+        compare({"exact": LinearPosterior(split)}, split, reference="exat")
+
+
+def test_no_draws_are_refused() -> None:
+    split = regression_split()
+    with pytest.raises(OptionError, match="num_samples must be at least 1, got 0"):
+        compare({"a": LinearPosterior(split)}, split, num_samples=0)
+
+
+def test_an_undefined_score_is_refused_by_name() -> None:
+    split = regression_split()
+    posteriors = {"bad": LinearPosterior(split)}
+    entry = compare(posteriors, split).evaluations["bad"]
+    scores = dataclasses.replace(entry.held_out, log_score=np.full(60, np.nan))
+    with pytest.raises(DataError, match="the scores of 'bad' hold 60 NaN of 60"):
+        Comparison(
+            posteriors,
+            split,
+            reference=None,
+            num_draws=1_000,
+            seed=0,
+            evaluations={"bad": dataclasses.replace(entry, held_out=scores)},
+        )

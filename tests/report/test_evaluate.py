@@ -1,0 +1,83 @@
+"""One method against a reference, on closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch import Tensor
+
+from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
+from tests.report.conjugate import LinearPosterior, class_split, regression_split
+
+
+def _against_exact(posterior: LinearPosterior) -> Evaluation:
+    reference = LinearPosterior(posterior.split, "NUTS", stored=2_000, num_chains=4)
+    marginals = reference_marginals(reference, posterior.split, num_draws=2_000, seed=0)
+    assert marginals.shape[:2] == (4, 500)
+    return evaluate("it", posterior, posterior.split, num_draws=1_000, seed=0, reference=marginals)
+
+
+def test_the_sd_ratio_of_a_scaled_posterior_is_its_scale() -> None:
+    entry = _against_exact(LinearPosterior(regression_split(), spread=0.5))
+    assert entry.sd_ratio is not None
+    assert abs(entry.sd_ratio.value - 0.5) < 5 * entry.sd_ratio.standard_error
+    assert entry.num_draws == 1_000
+
+
+def test_the_exact_posterior_is_at_the_floor() -> None:
+    entry = _against_exact(LinearPosterior(regression_split()))
+    assert entry.distance is not None
+    assert entry.distance.value < 2 * entry.distance.floor
+
+
+def test_a_point_estimate_is_one_draw_without_spread() -> None:
+    entry = _against_exact(LinearPosterior(regression_split(), "AutoDelta", spread=0.0))
+    assert entry.num_draws == 1
+    assert entry.sd_ratio is not None
+    assert (entry.sd_ratio.value, entry.sd_ratio.standard_error) == (0.0, 0.0)
+
+
+def test_rounding_between_rows_of_a_batch_is_no_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = LinearPosterior(regression_split(), "AutoDelta", spread=0.0)
+    exactly = posterior.function_draws
+
+    def rounded(
+        x: Tensor, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> Tensor:
+        f = exactly(x, num_samples, seed, group_by_chain)
+        return f + 1e-8 * torch.arange(len(f))[:, None, None]
+
+    monkeypatch.setattr(posterior, "function_draws", rounded)
+    entry = _against_exact(posterior)
+    assert entry.sd_ratio is not None
+    assert entry.sd_ratio.value == 0.0
+
+
+def test_distances_are_in_sds_of_y() -> None:
+    split = regression_split()
+    shifted = _against_exact(LinearPosterior(split, shift=40.0))
+    exact, moved = LinearPosterior(split), LinearPosterior(split, shift=40.0)
+    gap = (moved.function_draws(split.test.x, 500) - exact.function_draws(split.test.x, 500)).mean(
+        0
+    )
+    assert shifted.distance is not None
+    assert_allclose(shifted.distance.value, np.abs(gap.numpy()).mean(), rtol=0.02)
+
+
+def test_classes_are_compared_as_probabilities() -> None:
+    entry = _against_exact(LinearPosterior(class_split(), spread=30.0))
+    assert entry.distance is not None
+    assert 0.05 < entry.distance.value < 1
+
+
+def test_fewer_stored_draws_than_asked_for_are_all_used_once() -> None:
+    split = regression_split()
+    entry = evaluate(
+        "it",
+        LinearPosterior(split, "NUTS", stored=80, num_chains=4),
+        split,
+        num_draws=1_000,
+        seed=0,
+    )
+    assert entry.num_draws == 80
+    assert entry.distance is None

@@ -1,0 +1,74 @@
+"""Figures are lazy, named, and free of pyplot."""
+
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.report import Comparison
+from pyro_bnn.report.figures import PLOTS, Figures, Plot
+from pyro_bnn.report.theme import DARK, LIGHT, Theme
+
+
+def test_each_comparison_offers_what_it_can_show(
+    regression: Comparison, one_input: Comparison, classes: Comparison
+) -> None:
+    assert list(regression.figures) == [
+        "scores", "predictions", "pit", "reference", "elbo", "ranks", "khat",
+    ]  # fmt: skip
+    assert "band" in one_input.figures
+    assert "reference" not in one_input.figures
+    assert "reliability" in classes.figures
+    assert "predictions" not in classes.figures
+    assert len(classes.figures) == 6
+    assert repr(one_input.figures) == "Figures(scores, predictions, band, pit, khat)"
+
+
+def test_a_figure_is_drawn_once_and_only_when_asked_for(
+    regression: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Theme] = []
+    plot = PLOTS["scores"]
+
+    def draw(comparison: Comparison, theme: Theme) -> Figure:
+        drawn.append(theme)
+        return plot.draw(comparison, theme)
+
+    counting = Plot(
+        plot.title,
+        plot.applies,
+        draw,
+        plot.describe,
+    )
+    monkeypatch.setitem(PLOTS, "scores", counting)
+    figures = Figures(regression)
+    assert drawn == []
+    assert figures["scores"] is figures["scores"]
+    assert drawn == [LIGHT]
+
+
+def test_an_unknown_figure_suggests_the_nearest(regression: Comparison) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown figure 'score': did you mean 'scores'"):
+        regression.figures["score"]
+
+
+@pytest.mark.parametrize("kind", ["regression", "one_input", "classes"])
+def test_every_figure_draws_light_and_dark_and_says_what_it_shows(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    comparison: Comparison = request.getfixturevalue(kind)
+    for figures in (comparison.figures, Figures(comparison, DARK)):
+        for name, figure in figures.items():
+            assert isinstance(figure, Figure)
+            figure.draw_without_rendering()
+            assert any(ax.get_visible() for ax in figure.axes)
+            described = figures.describe(name)
+            assert described.endswith(".")
+            assert "nan" not in described
+
+
+def test_pyplot_holds_no_figure(regression: Comparison) -> None:
+    assert isinstance(regression.figures["khat"], Figure)
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []

@@ -1,0 +1,77 @@
+"""What the figures of the fits show is what was computed."""
+
+import itertools
+
+import numpy as np
+from numpy.testing import assert_allclose
+
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.fit_figures import (
+    describe_elbo,
+    elbo_traces,
+    ess_within,
+    khats,
+    rank_counts,
+    rank_plots,
+)
+from pyro_bnn.report.theme import LIGHT
+from tests.report.conjugate import LinearPosterior, losses
+from tests.report.drawn import heights, ys
+
+
+def test_elbo_traces_leave_out_point_estimates_and_samplers(regression: Comparison) -> None:
+    (ax,) = elbo_traces(regression, LIGHT).axes
+    names = {text.get_text().replace("\n", "") for text in ax.texts}
+    assert names == {"narrow", "AutoLowRankMultivariateNormal", "shifted"}
+    smooth = max((ys(line) for line in ax.lines[1::2]), key=lambda values: float(values[-1]))
+    assert_allclose(
+        smooth[-1], -regression.evaluations["narrow"].checks.losses[-27:].mean(), atol=2
+    )
+    low, high = ax.get_ylim()
+    assert low > -400  # the first climb, from -2,300, is left out
+    assert low < smooth[-1] < high
+
+
+def test_elbo_labels_do_not_overlap(regression: Comparison) -> None:
+    figure = elbo_traces(regression, LIGHT)
+    figure.draw_without_rendering()
+    boxes = sorted(
+        (text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: float(box.y0)
+    )
+    for below, above in itertools.pairwise(boxes):
+        assert below.y1 <= above.y0 + 1
+
+
+def test_rank_counts_hold_every_draw_and_are_flat_for_equal_chains() -> None:
+    draws = np.random.default_rng(0).permutation(480.0 * np.ones(480)).reshape(4, 120)
+    counts = rank_counts(draws + np.arange(480).reshape(120, 4).T)
+    assert_allclose(counts, 10.0)
+    apart = rank_counts(np.arange(480.0).reshape(4, 120))
+    assert apart[0].tolist() == [40, 40, 40] + 9 * [0]
+
+
+def test_the_band_of_ranks_follows_the_chains_themselves_not_their_disagreement() -> None:
+    draws = np.random.default_rng(1).normal(size=(4, 400))
+    alike = ess_within(draws)
+    assert abs(ess_within(draws + 10 * np.arange(4)[:, None]) / alike - 1) < 0.01
+
+
+def test_rank_plots_have_a_panel_a_chain(regression: Comparison, classes: Comparison) -> None:
+    figure = rank_plots(regression, LIGHT)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [f"chain {i}" for i in range(1, 5)]
+    apart = rank_plots(classes, LIGHT).axes[0]
+    band = apart.patches[0].get_extents().transformed(apart.transData.inverted())
+    assert heights(apart.patches[-1]).max() > band.y1  # chains that disagree leave the band
+
+
+def test_khats_are_written_beside_their_dots(regression: Comparison) -> None:
+    (ax,) = khats(regression, LIGHT).axes
+    assert len(ax.texts) == 3
+    assert ax.texts[-1].get_text() == f"{regression.evaluations['shifted'].checks.khat:.1f}"
+
+
+def test_a_run_too_short_to_judge_is_described_as_such(regression: Comparison) -> None:
+    posterior = LinearPosterior(regression.split, losses=losses(num_steps=50))
+    assert "it: too few steps to judge" in describe_elbo(
+        compare({"it": posterior}, regression.split)
+    )

@@ -1,0 +1,109 @@
+"""Held-out scores against the closed-form predictive of a conjugate linear model."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy import special, stats
+
+from pyro_bnn.report.held_out import held_out, marginals
+from pyro_bnn.report.units import Units
+from tests.report.conjugate import NOISE, LinearPosterior, class_split, regression_split
+
+
+def _exact(posterior: LinearPosterior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and sd of the exact predictive, and y, in the user's units."""
+    split = posterior.split
+    units = Units.of(split)
+    x = torch.cat([split.test.x.double(), torch.ones(len(split.test), 1)], 1)
+    mean = (x @ posterior.exact.mean[0]).numpy()
+    variance = ((x @ posterior.exact.covariance_matrix[0]) * x).sum(1).numpy()
+    y = split.test.raw()[1].numpy()
+    return (
+        units.values(mean[:, None])[:, 0],
+        units.scale[0] * np.sqrt(variance + NOISE**2),
+        y,
+    )
+
+
+def test_scores_of_the_exact_posterior_are_those_of_its_predictive_in_the_users_units() -> None:
+    posterior = LinearPosterior(regression_split())
+    scores = held_out(posterior, posterior.split, 20_000, 0)
+    mean, sd, y = _exact(posterior)
+    assert_allclose(scores.log_score, stats.norm.logpdf(y, mean, sd), atol=0.02)
+    assert_allclose(scores.log_score.mean(), scores.gaussian_log_score, atol=2e-3)
+    assert_allclose(scores.rmse, np.sqrt(np.mean((mean - y) ** 2)), rtol=1e-3)
+    z = (y - mean) / sd
+    crps = sd * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi))
+    assert_allclose(scores.crps, crps.mean(), rtol=5e-3)
+    assert scores.pit is not None
+    assert_allclose(scores.pit, stats.norm.cdf(z), atol=0.02)
+    assert scores.interval is not None
+    assert_allclose(scores.interval[1, :, 0], mean + 1.96 * sd, rtol=0.02)
+    assert scores.mean is not None
+    assert_allclose(scores.mean[:, 0], mean, rtol=1e-3)
+
+
+def test_coverage_counts_observations_inside_the_interval() -> None:
+    posterior = LinearPosterior(regression_split())
+    scores = held_out(posterior, posterior.split, 999, 0)
+    assert scores.interval is not None
+    assert scores.coverage is not None
+    low, high = scores.interval[..., 0]
+    y = posterior.split.test.raw()[1].numpy()
+    assert scores.coverage.observed == np.mean((y >= low) & (y <= high))
+
+
+def test_the_interval_of_39_draws_is_their_range() -> None:
+    posterior = LinearPosterior(regression_split())
+    scores = held_out(posterior, posterior.split, 39, 0)
+    draws = posterior.predict(posterior.split.test.x, 39, 0).draws.numpy()
+    assert scores.interval is not None  # rank p (S + 1) is 1 and 39 at 2.5 % and 97.5 %
+    expected = Units.of(posterior.split).values(np.stack([draws.min(0), draws.max(0)]))
+    assert_allclose(scores.interval, expected, rtol=1e-9)
+
+
+def test_a_point_estimate_is_seen_and_keeps_its_noise() -> None:
+    posterior = LinearPosterior(regression_split(), spread=0.0)
+    scores = held_out(posterior, posterior.split, 500, 0)
+    assert scores.is_point
+    assert scores.interval is not None
+    width = np.ptp(scores.interval, axis=0).mean()
+    assert_allclose(width, 2 * 1.96 * NOISE * Units.of(posterior.split).scale[0], rtol=0.1)
+    assert not held_out(LinearPosterior(posterior.split), posterior.split, 500, 0).is_point
+
+
+def test_several_targets_add_their_log_scores_and_pool_the_rest() -> None:
+    posterior = LinearPosterior(regression_split(num_targets=2))
+    scores = held_out(posterior, posterior.split, 300, 0)
+    num_rows = len(posterior.split.test)
+    assert scores.log_score.shape == (num_rows,)
+    assert scores.pit is not None
+    assert scores.pit.shape == (2 * num_rows,)
+    assert_allclose(scores.log_score.mean(), scores.gaussian_log_score, atol=0.05)
+
+
+def test_scores_of_classes_follow_from_the_mean_probabilities() -> None:
+    posterior = LinearPosterior(class_split())
+    scores = held_out(posterior, posterior.split, 400, 0)
+    f = posterior.function_draws(posterior.split.test.x, 400, 0).numpy()
+    probs = special.softmax(f, -1).mean(0)
+    y = posterior.split.test.y.numpy()
+    rows = np.arange(len(y))
+    assert_allclose(scores.log_score, np.log(probs[rows, y]), rtol=1e-9)
+    assert scores.accuracy == np.mean(probs.argmax(1) == y)
+    assert_allclose(scores.brier, ((probs - np.eye(3)[y]) ** 2).sum(1).mean(), rtol=1e-9)
+    assert scores.coverage is None
+    assert 0 < scores.ece_floor < 0.5
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_marginals_of_classes_are_probabilities(num_outputs: int) -> None:
+    f = np.random.default_rng(0).normal(size=(4, 5, num_outputs))
+    probs = marginals(f, "classification", 1)
+    expected = special.expit(f) if num_outputs == 1 else special.softmax(f, -1)
+    assert_allclose(probs, expected)
+
+
+def test_marginals_of_a_regression_leave_raw_scales_out() -> None:
+    assert marginals(np.zeros((4, 5, 4)), "regression", 2).shape == (4, 5, 2)

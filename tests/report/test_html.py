@@ -1,0 +1,124 @@
+"""The page is self-contained, complete and safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.html import render
+from tests.report.conjugate import LinearPosterior
+
+VOID = {"meta", "img", "source", "wbr", "br", "link"}
+
+
+class _Checker(HTMLParser):
+    """Collects addresses, alternative texts and headings, and checks that tags are closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.alternatives: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        values = dict(attrs)
+        self.addresses += [values[k] or "" for k in ("src", "href", "srcset") if k in values]
+        if tag == "img":
+            self.alternatives.append(values.get("alt") or "")
+        if "id" in values:
+            self.ids.append(values["id"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page(regression: Comparison) -> str:
+    return render(regression, command="pyro-bnn compare --data <arrays>")
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert checker.addresses
+    assert all(address.startswith("data:image/png;base64,") for address in checker.addresses)
+    assert "http" not in re.sub(r"data:image/png;base64,[\w+/=]+", "", page)
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_every_figure_is_there_twice_with_words_for_it(page: str, regression: Comparison) -> None:
+    checker = _Checker()
+    checker.feed(page)
+    assert len(checker.alternatives) == len(regression.figures)
+    assert len(checker.addresses) == 2 * len(regression.figures)
+    assert all(len(text) > 60 for text in checker.alternatives)
+    assert len(set(checker.addresses)) == len(checker.addresses)
+
+
+def test_verdicts_come_before_the_table_and_the_table_before_figures(page: str) -> None:
+    order = [
+        page.index(f'id="{name}"') for name in ("verdicts", "held-out-scores", "figures", "again")
+    ]
+    assert order == sorted(order)
+    assert page.index("NUTS has the highest held-out log score") < order[1]
+
+
+def test_it_says_how_to_get_it_again(page: str) -> None:
+    assert "pyro-bnn compare --data &lt;arrays&gt;" in page
+    for part in ("torch 2", "arviz ", "seed 0", "180 training and 60 held-out rows"):
+        assert part in page
+
+
+def test_units_and_reasons_are_stated(page: str) -> None:
+    assert "nats per row" in page
+    assert "no PSIS-LOO: a point has no importance weights" in page
+    assert "What the columns mean" in page
+
+
+def test_names_cannot_break_the_page(regression: Comparison) -> None:
+    name = "<script>alert('x')</script>"
+    comparison = compare({name: LinearPosterior(regression.split, spread=0.9)}, regression.split)
+    page = render(comparison)
+    assert "<script>" not in page
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+
+
+def test_elbos_of_different_models_come_with_a_warning(regression: Comparison) -> None:
+    posteriors = {
+        "a": LinearPosterior(regression.split, model=object()),
+        "b": LinearPosterior(regression.split, model=object()),
+    }
+    assert "their ELBOs bound different evidences" in render(compare(posteriors, regression.split))
+    assert "their ELBOs bound different evidences" not in render(regression)
+
+
+def test_without_a_warning_it_says_so(regression: Comparison) -> None:
+    comparison = compare({"it": LinearPosterior(regression.split, spread=3.5)}, regression.split)
+    assert all(not finding.is_warning for finding in comparison.findings if finding.kind != "khat")
+    quiet = "No check found anything to mend."
+    assert (quiet in render(comparison)) is (not any(f.is_warning for f in comparison.findings))
+
+
+def test_what_to_know_of_the_data_is_passed_on(regression: Comparison) -> None:
+    split = dataclasses.replace(regression.split, note="two rows were dropped at the source")
+    page = render(compare({"it": LinearPosterior(split, spread=0.9)}, split))
+    assert "two rows were dropped at the source" in page
+
+
+def test_a_package_that_is_missing_does_not_stop_the_report(
+    one_input: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_bnn.report.html.PACKAGES", ("no-such-package-here",))
+    assert "no-such-package-here not installed" in render(one_input)

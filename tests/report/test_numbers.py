@@ -1,0 +1,43 @@
+"""Numbers carry the digits they have."""
+
+import pytest
+
+from pyro_bnn.report.numbers import number, percent, with_error
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.00"),
+        (0.9996, "1.00"),
+        (-1.5, "−1.50"),
+        (1234567.0, "1,234,567"),
+        (0.000123, "0.000123"),
+        (float("nan"), ""),
+        (float("inf"), "∞"),
+        (float("-inf"), "−∞"),
+    ],
+)
+def test_three_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (12.3456, 1.23, "12.3 ± 1.2"),
+        (1234.5, 67.8, "1,234 ± 68"),
+        (-0.0001, 0.02, "0.000 ± 0.020"),
+        (5.0, 0.0996, "5.00 ± 0.10"),
+        (float("nan"), 1.0, ""),
+        (float("-inf"), 1.0, "−∞"),
+        (3.14159, float("nan"), "3.14"),
+    ],
+)
+def test_a_number_has_the_decimals_of_its_error(value: float, error: float, text: str) -> None:
+    assert with_error(value, error).replace("\xa0", " ") == text
+
+
+def test_percent() -> None:
+    assert percent(0.8636) == "86.4\xa0%"
+    assert percent(float("nan")) == ""

@@ -1,0 +1,54 @@
+"""What the figures of scores show is what was computed."""
+
+import dataclasses
+
+import numpy as np
+from numpy.testing import assert_allclose
+
+from pyro_bnn.report import Comparison
+from pyro_bnn.report.score_figures import against_reference, describe_scores, scores
+from pyro_bnn.report.theme import LIGHT
+from tests.report.drawn import bar_ends, xs
+
+
+def test_scores_show_paired_differences_with_two_standard_errors(regression: Comparison) -> None:
+    (ax,) = scores(regression, LIGHT).axes
+    labels = [label.get_text().replace("\n", "") for label in ax.get_yticklabels()]
+    assert labels == [place.name for place in regression.ranking]
+    for container, place in zip(ax.containers, regression.ranking, strict=True):
+        low, high = bar_ends(container)
+        assert_allclose((low + high) / 2, place.difference.mean, atol=1e-12)
+        assert_allclose((high - low) / 4, place.difference.standard_error, atol=1e-12)
+    texts = [text.get_text() for text in ax.texts]
+    assert texts[0] == "best"
+    assert sum("tied" in text for text in texts) == 2
+
+
+def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> None:
+    entry = regression.evaluations["shifted"]
+    log_score = entry.held_out.log_score.copy()
+    log_score[3] = -np.inf
+    held_out = dataclasses.replace(entry.held_out, log_score=log_score)
+    comparison = Comparison(
+        regression.posteriors,
+        regression.split,
+        reference=None,
+        num_draws=1_000,
+        seed=0,
+        evaluations=regression.evaluations
+        | {"shifted": dataclasses.replace(entry, held_out=held_out)},
+    )
+    (ax,) = scores(comparison, LIGHT).axes
+    assert len(ax.containers) == 4
+    assert "−∞" in describe_scores(comparison)
+
+
+def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:
+    left, right = against_reference(regression, LIGHT).axes
+    compared = [entry for entry in regression.ranked if entry.distance is not None]
+    ends = [xs(line)[-1] for line in left.lines if xs(line).size == 2]
+    expected = [entry.distance.value for entry in compared if entry.distance is not None]
+    assert_allclose(np.array(ends), np.array(expected))
+    assert "NUTS" in left.get_xlabel()
+    assert "sds of y" in left.get_xlabel()
+    assert len(right.containers) == len(compared)

@@ -1,0 +1,102 @@
+"""The table holds the numbers of the evaluations in the order of the ranking."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.testing import assert_allclose
+
+from pyro_bnn.report import Comparison
+from pyro_bnn.report.table import Column, sections
+
+
+def _cells(comparison: Comparison, title: str) -> list[str]:
+    columns = [
+        column
+        for group in sections(comparison.units, comparison.split.task).values()
+        for column in group
+        if column.title == title
+    ]
+    (column,) = columns
+    rows: list[dict[Any, Any]] = comparison.table.to_dict("records")
+    return [column.cell(row).replace("\xa0", " ") for row in rows]
+
+
+def test_rows_are_ranked_by_the_log_score_alone(regression: Comparison) -> None:
+    table = regression.table
+    assert (table["log_score"].diff().dropna() <= 0).all()
+    assert table["rank"].tolist() == [1, 1, 1, 4, 5]
+    assert table.index.name == "method"
+    for name, entry in regression.evaluations.items():
+        assert_allclose(table.loc[name, "log_score"], entry.held_out.log_score.mean(), rtol=1e-12)
+        assert_allclose(table.loc[name, "rmse"], entry.held_out.rmse)
+
+
+def test_units_are_named(regression: Comparison, classes: Comparison) -> None:
+    assert regression.table["units"].unique().tolist() == [
+        "log scores: nats per test row, densities of y; rmse, crps: units of y"
+    ]
+    assert "rmse" not in classes.table
+    assert classes.table["units"].iloc[0] == "log scores: nats per test row"
+
+
+def test_what_does_not_apply_is_blank(regression: Comparison) -> None:
+    table = regression.table
+    assert table["elbo"].isna().tolist() == table.index.isin(["MAP", "NUTS"]).tolist()
+    assert table["rhat"].notna().tolist() == (table.index == "NUTS").tolist()
+    assert table["distance"].isna().tolist() == (table.index == "NUTS").tolist()
+    assert table.loc["MAP", "draws"] == 1
+    assert np.isnan(table.loc["shifted", "loo"])
+    assert "k-hat" in table.loc["shifted", "notes"]
+
+
+def test_loo_is_in_the_units_of_the_held_out_score(regression: Comparison) -> None:
+    loo = regression.evaluations["NUTS"].checks.loo
+    assert loo is not None
+    expected = loo.elpd / 180 - np.log(regression.units.scale[0])
+    assert_allclose(regression.table.loc["NUTS", "loo"], expected, rtol=1e-12)
+    assert abs(regression.table.loc["NUTS", "loo"] - regression.table.loc["NUTS", "log_score"]) < 1
+
+
+def test_the_table_reads_back_from_csv(regression: Comparison) -> None:
+    back = pd.read_csv(io.StringIO(regression.table.to_csv()), index_col="method")
+    assert_allclose(back["log_score"], regression.table["log_score"])
+    assert back["tied"].tolist() == regression.table["tied"].tolist()
+
+
+def test_cells_show_values_with_their_errors(regression: Comparison, classes: Comparison) -> None:
+    assert _cells(regression, "log score")[0] == "−5.14 ± 0.19"
+    assert _cells(regression, "to the best")[0] == "best"
+    assert _cells(regression, "to the best")[1].endswith("(tied)")
+    assert "tied" not in _cells(regression, "to the best")[-1]
+    assert _cells(regression, "95 % coverage")[0] == "85 % (87 to 100 %)"
+    assert _cells(regression, "epistemic sd ratio")[0] == ""
+    assert _cells(regression, "divergent")[0] == "3"
+    assert _cells(classes, "ECE (floor)")[0] == "0.109 (0.110)"
+    assert _cells(classes, "worst R-hat").count("") == 2
+
+
+def test_loo_with_bad_rows_says_so(regression: Comparison) -> None:
+    bad = {
+        name: entry.checks.loo.num_bad
+        for name, entry in regression.evaluations.items()
+        if entry.checks.loo is not None
+    }
+    cells = dict(zip(regression.table.index, _cells(regression, "PSIS-LOO"), strict=True))
+    assert any(bad.values())
+    for name, count in bad.items():
+        assert cells[name].endswith(f"({count} bad)") is (count > 0)
+
+
+def test_every_column_has_a_meaning_and_keys_of_the_table(
+    regression: Comparison, classes: Comparison
+) -> None:
+    for comparison in (regression, classes):
+        groups = sections(comparison.units, comparison.split.task).values()
+        columns: list[Column] = [column for group in groups for column in group]
+        for column in columns:
+            assert column.meaning.endswith(".")
+            assert set(column.keys) <= set(comparison.table.columns)
