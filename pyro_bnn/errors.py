@@ -35,8 +35,9 @@ class UnknownNameError(BNNError, KeyError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        folded = {other.lower(): other for other in known}
+        near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+        hint = f"did you mean {folded[near[0]]!r}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}known are {', '.join(known)}")
 
     def __str__(self) -> str:  # KeyError would print the message in quotes

@@ -8,13 +8,15 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
 from pyro.nn import PyroModule
+from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 from torch import Tensor, nn
 
 from pyro_bnn.capture import Captured, value_and_grad
@@ -60,7 +62,7 @@ class MixedModel(PyroModule):
         """Log prior density ``[S]`` of z ``[S, P]``, written out with ``torch.distributions``."""
         d = torch.distributions
         w, log_noise, log_rate, sticks, offset = z.split([3, 1, 1, 2, 2], -1)
-        total = d.Laplace(one(0.0), one(1.0)).log_prob(w).sum(-1)
+        total: Tensor = d.Laplace(one(0.0), one(1.0)).log_prob(w).sum(-1)
         total = total + d.HalfNormal(one(1.0)).log_prob(log_noise.exp()).sum(-1) + log_noise.sum(-1)
         total = total + d.Normal(one(0.2), one(0.5)).log_prob(log_rate).sum(-1)  # log of LogNormal
         stick_breaking = d.StickBreakingTransform()
@@ -68,7 +70,8 @@ class MixedModel(PyroModule):
         dirichlet = d.Dirichlet(torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))
         total = total + dirichlet.log_prob(mixing)
         total = total + stick_breaking.log_abs_det_jacobian(sticks, mixing)
-        return total + d.Normal(one(0.5), one(2.0)).log_prob(offset).sum(-1)
+        total += d.Normal(one(0.5), one(2.0)).log_prob(offset).sum(-1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -337,7 +340,7 @@ def stock_elbo_has_the_same_expectation(cls: type[Guide], given: Problem) -> Non
 def _train_with_stock_pyro(given: Problem, guide: Guide, num_steps: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        svi = pyro.infer.SVI(given.model, guide, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
+        svi = SVI(given.model, guide, Adam({"lr": 0.02}), Trace_ELBO())
         for _ in range(num_steps):
             svi.step(given.x, given.y)
 
@@ -427,7 +430,9 @@ def pyro_trace_has_the_same_density(cls: type[Guide], given: Problem) -> None:
         torch.manual_seed(0)
         for _ in range(3):
             trace = poutine.trace(guide).get_trace(given.x, given.y)
-            values = {site.name: trace.nodes[site.name]["value"] for site in program.sites}
+            values: dict[str, Tensor] = {
+                site.name: cast(Tensor, trace.nodes[site.name]["value"]) for site in program.sites
+            }
             for site in program.sites:
                 assert values[site.name].shape == site.shape
                 assert bool(site.support.check(values[site.name]).all())

@@ -25,7 +25,7 @@ ROOMS = (
     ("arviz_io",),
     ("diagnostics",),
     ("report",),
-    ("registry", "cli", "__main__"),
+    ("registry", "jobs", "cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -486,6 +486,22 @@ def test_double_moves_priors_and_parameters(name: str) -> None:
     assert_close(actual.detach(), expected.detach(), rtol=1e-10, atol=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["normal-learned", "prior-gamma", "flat", "bayesian-conv"])
+def test_cuda_moves_priors_and_data(name: str) -> None:
+    case = CASES[name]
+    model: Any = case.build()
+    x, y = data(case.target)
+    on_cpu = Program(copy.deepcopy(model).double(), x, y)
+    program = Program(model.double().cuda(), x, y)
+    batch = program.batch(x, y)
+    assert program.device.type == program.initial.device.type == batch.y.device.type == "cuda"
+    z = on_cpu.initial.expand(3, -1)
+    actual = program.log_joint(z.cuda(), batch).cpu()
+    assert_close(actual, on_cpu.log_joint(z, on_cpu.batch(x, y)), rtol=1e-9, atol=0)
+
+
 def test_dtype_is_read_from_a_pyro_sample_where_there_is_nothing_else() -> None:
     class Weights(PyroModule):
         def __init__(self) -> None:

@@ -126,8 +126,8 @@ class _StockRun:
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
         self._model = _ScaleLikelihood(program.num_data)(program.model)
         # parameters of a plain module inside the model have no pyro.param statement
-        is_module = isinstance(program.model, nn.Module)
-        self._own = list(program.model.parameters()) if is_module else []
+        model = program.model
+        self._own = list(model.parameters()) if isinstance(model, nn.Module) else []
         self._descent: Descent | None = None
         self._last_good: tuple[int, list[Tensor]] = (0, [])
 

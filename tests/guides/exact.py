@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_bnn import SVI
-from pyro_bnn.guides import Guide
-from pyro_bnn.posterior import GuidePosterior
+from pyro_bnn.guides import AutoMultivariateNormal, Guide
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Provenance
 from pyro_bnn.program import Program
 from tests.laws import objective
 from tests.oracle import LinearGaussian
+
+
+def multivariate_normal(
+    oracle: LinearGaussian, mean: Tensor, covariance: Tensor
+) -> AutoMultivariateNormal:
+    """The guide with a given mean and covariance."""
+    tril = torch.linalg.cholesky(covariance)
+    scale = tril.diagonal()
+    below = torch.tril(tril / scale[:, None], -1)
+    guide = AutoMultivariateNormal(oracle.model)
+    at(guide, oracle, loc=mean, scale=scale, tril_times_root=below * 4 * math.sqrt(len(mean)))
+    return guide
+
+
+def exact_posterior(oracle: LinearGaussian, **provenance: Any) -> GuidePosterior:
+    """The oracle's posterior as what a fit returns."""
+    guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)
+    program = Program(oracle.model, oracle.x, oracle.y)
+    return GuidePosterior(program, guide, Provenance("AutoMultivariateNormal", "SVI", **provenance))
+
+
+def stored_posterior(
+    oracle: LinearGaussian, num_chains: int = 2, num_draws: int = 50, **options: Any
+) -> DrawsPosterior:
+    """Exact draws of the oracle's posterior as what a sampler returns."""
+    exact = torch.distributions.MultivariateNormal(oracle.mean, oracle.covariance)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        z = exact.sample(torch.Size([num_chains, num_draws]))
+    program = Program(oracle.model, oracle.x, oracle.y)
+    return DrawsPosterior(program, z, Provenance("NUTS", "NUTS"), **options)
 
 
 def sigma_points(size: int) -> Tensor:

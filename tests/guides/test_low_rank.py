@@ -7,6 +7,8 @@ import math
 import pyro
 import pytest
 import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError
@@ -82,9 +84,7 @@ def test_two_ranks_stay_apart_under_stock_pyro() -> None:
     pyro.clear_param_store()
     guides = [AutoLowRankMultivariateNormal(oracle.model, rank=rank) for rank in (1, 3)]
     for guide in guides:
-        svi = pyro.infer.SVI(
-            oracle.model, guide, pyro.optim.Adam({"lr": 0.01}), pyro.infer.Trace_ELBO()
-        )
+        svi = SVI(oracle.model, guide, Adam({"lr": 0.01}), Trace_ELBO())
         with torch.random.fork_rng():
             svi.step(oracle.x, oracle.y[:, None])
     assert [tuple(guide.cov_factor.shape) for guide in guides] == [(4, 1), (4, 3)]

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from torch import Tensor
 
 from pyro_bnn.guides import AutoMultivariateNormal
-from tests.guides.exact import assert_stationary, assert_svi_reaches, at, expected_elbo
-from tests.oracle import LinearGaussian, linear_gaussian
-
-
-def with_covariance(
-    oracle: LinearGaussian, mean: Tensor, covariance: Tensor
-) -> AutoMultivariateNormal:
-    tril = torch.linalg.cholesky(covariance)
-    scale = tril.diagonal()
-    below = torch.tril(tril / scale[:, None], -1)
-    guide = AutoMultivariateNormal(oracle.model)
-    root = 4 * math.sqrt(len(mean))
-    at(guide, oracle, loc=mean, scale=scale, tril_times_root=below * root)
-    return guide
+from tests.guides.exact import (
+    assert_stationary,
+    assert_svi_reaches,
+    expected_elbo,
+    multivariate_normal,
+)
+from tests.oracle import linear_gaussian
 
 
 def test_elbo_of_any_parameters_is_the_closed_form() -> None:
@@ -32,14 +22,14 @@ def test_elbo_of_any_parameters_is_the_closed_form() -> None:
         dtype=torch.float64,
     )
     mean = torch.tensor([0.3, -1.2, 0.7, 0.1], dtype=torch.float64)
-    guide = with_covariance(oracle, mean, factor @ factor.T)
+    guide = multivariate_normal(oracle, mean, factor @ factor.T)
     elbo, _ = expected_elbo(guide, oracle)
     assert elbo == pytest.approx(oracle.elbo(mean, factor @ factor.T), rel=1e-12)
 
 
 def test_the_exact_posterior_is_the_optimum_and_its_elbo_the_log_evidence() -> None:
     oracle = linear_gaussian()
-    guide = with_covariance(oracle, oracle.mean, oracle.covariance)
+    guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)
     assert_stationary(guide, oracle)
     elbo, _ = expected_elbo(guide, oracle)
     assert elbo == pytest.approx(oracle.log_evidence, rel=1e-12)
@@ -47,7 +37,7 @@ def test_the_exact_posterior_is_the_optimum_and_its_elbo_the_log_evidence() -> N
 
 def test_density_at_the_exact_posterior_is_the_exact_density() -> None:
     oracle = linear_gaussian()
-    guide = with_covariance(oracle, oracle.mean, oracle.covariance)
+    guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)
     z = guide.sample(50)
     with torch.no_grad():
         torch.testing.assert_close(guide.log_prob(z), oracle.log_posterior(z), rtol=1e-9, atol=1e-9)
@@ -64,7 +54,7 @@ def test_svi_reaches_the_exact_posterior() -> None:
 
 def test_kl_is_the_closed_form_of_torch() -> None:
     oracle = linear_gaussian()
-    guide = with_covariance(oracle, oracle.mean, oracle.covariance)
+    guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)
     normal = torch.distributions.MultivariateNormal
     prior = normal(torch.zeros(4).double(), oracle.prior_scale**2 * torch.eye(4).double())
     q = normal(oracle.mean, oracle.covariance)

@@ -6,9 +6,9 @@ import itertools
 import math
 from typing import Any
 
-import pyro
 import pytest
 import torch
+from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule
@@ -91,6 +91,6 @@ def test_what_makes_no_torch_optimizer_is_refused() -> None:
     with pytest.raises(OptionError, match=r"optimizer is a torch.optim class or makes a torch opt"):
         descent([leaf], optimizer=lambda parameters: None)
     with pytest.raises(OptionError, match=r"optimizer is a torch.optim class or makes a torch opt"):
-        descent([], optimizer=pyro.optim.Adam({"lr": 0.1}))
+        descent([], optimizer=Adam({"lr": 0.1}))
     with pytest.raises(OptionError, match="LBFGS evaluates the loss many times a step"):
         descent([leaf], optimizer=torch.optim.LBFGS)

@@ -169,29 +169,45 @@ def test_chains_from_one_start_go_apart(oracle: LinearGaussian) -> None:
 
 @pytest.mark.slow
 def test_draws_are_the_same_in_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that only cloudpickle carries, with priors in the default dtype of the caller."""
     slope = 0.3
-    model = MLP(2, hidden=(4,), activation=lambda h: torch.relu(h) + slope * h)
-    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
-    here = SMALL.run(model, (x, x.sum(1)), progress=False)
-    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "2")
-    there = SMALL.run(model, (x, x.sum(1)), progress=False)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        activation = lambda h: torch.relu(h) + slope * h  # noqa: E731
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
+        scale = pyro.sample("scale", dist.Gamma(2.0, 2.0))
+        f = pyro.deterministic("f", activation(x @ w).sum(-1, keepdim=True))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, scale).to_event(1), obs=y)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+        here = SMALL.run(model, (x, x.sum(1)), progress=False)
+        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "2")
+        there = SMALL.run(model, (x, x.sum(1)), progress=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert here.unconstrained(12).dtype == torch.float64
     assert torch.equal(here.unconstrained(12), there.unconstrained(12))
     for name, value in here.sample_stats.items():
         np.testing.assert_array_equal(value, there.sample_stats[name])
 
 
 def test_state_of_the_caller_is_left_alone(oracle: LinearGaussian) -> None:
+    store: Any = pyro.get_param_store()
     pyro.param("mine", torch.tensor(1.0))
     torch.manual_seed(11)
     before = (torch.get_rng_state(), pyro.settings.get(), torch.get_num_threads())
     numpy_before: Any = np.random.get_state()  # noqa: NPY002
     try:
         SMALL.run(oracle.model, (oracle.x, oracle.y), progress=False)
-        assert list(pyro.get_param_store().keys()) == ["mine"]
+        assert list(store.keys()) == ["mine"]
     finally:
-        pyro.clear_param_store()
+        store.clear()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (pyro.settings.get(), torch.get_num_threads()) == before[1:]
+    assert torch.get_default_dtype() == torch.float32
     numpy_after: Any = np.random.get_state()  # noqa: NPY002
     np.testing.assert_array_equal(numpy_after[1], numpy_before[1])
     assert not any(p.requires_grad for p in oracle.model.buffers())

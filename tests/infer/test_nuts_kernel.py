@@ -139,7 +139,7 @@ def test_two_halves_turn_where_the_angle_between_their_ends_does(quarter_turns: 
     halves = [_Tree(states[i], states[i + 1], states[i], p[i] + p[i + 1], 0.0) for i in (0, 2)]
     ends, half = math.sin(3 * a) < 0, math.sin(2 * a) < 0
     for check_halves in (True, False):
-        joined = chain(gaussian, check_halves=check_halves)._join(*halves, chosen=states[1])
+        joined = chain(gaussian, check_halves=check_halves)._join(halves[0], halves[1], states[1])
         assert joined.turning == (ends or (half and check_halves))
         assert (joined.left, joined.right, joined.chosen) == (states[0], states[3], states[1])
         assert joined.log_weight == pytest.approx(math.log(2))

@@ -154,7 +154,7 @@ def test_checkpoint_and_resume_are_refused_before_the_fit() -> None:
     engine = SVI(guides.AutoNormal, num_steps=1)
     for keywords in ({"checkpoint": "run.pt"}, {"resume": True}):
         with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-            engine.run(oracle.model, (oracle.x, oracle.y), **keywords)  # type: ignore[arg-type]
+            engine.run(oracle.model, (oracle.x, oracle.y), **keywords)
 
 
 def test_clip_norm_bounds_the_step() -> None:
@@ -354,7 +354,7 @@ def test_an_infinite_kl_is_named() -> None:
     guide = guides.AutoNormal(oracle.model)
     guide.setup(oracle.x)
     with torch.no_grad():
-        guide.scale_unconstrained.fill_(-1e5)  # type: ignore[operator]  # a scale of zero
+        guide.scale_unconstrained.fill_(-1e5)  # a scale of zero
     with pytest.raises(DivergenceError, match="the loss is not finite at step 0, in the KL; the"):
         run(oracle, guide, num_steps=1)
 

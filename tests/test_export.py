@@ -1,0 +1,241 @@
+"""The ArviZ tree of a posterior: groups, dimensions, densities, NetCDF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_bnn import SVI, arviz_io, guides, likelihoods, models, priors
+from pyro_bnn.data import Dataset
+from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
+from pyro_bnn.program import Program
+from tests.guides.exact import exact_posterior, stored_posterior
+from tests.laws import MixedModel
+from tests.oracle import design, linear_gaussian, log_normal
+
+ALWAYS = {
+    "posterior",
+    "posterior_predictive",
+    "log_likelihood",
+    "observed_data",
+    "constant_data",
+    "prior",
+    "prior_predictive",
+}
+OF_TEST_ROWS = {
+    "predictions",
+    "predictions_constant_data",
+    "test_data",
+    "log_likelihood_predictions",
+}
+
+
+def train_and_test() -> tuple[Dataset, Dataset]:
+    oracle, other = linear_gaussian(), linear_gaussian(num_rows=11, seed=1)
+    return Dataset(oracle.x, oracle.y), Dataset(other.x, other.y)
+
+
+def values(tree: Any, name: str) -> np.ndarray[Any, Any]:
+    return cast("np.ndarray[Any, Any]", tree[name].values)
+
+
+def test_groups_of_an_approximation() -> None:
+    train, test = train_and_test()
+    posterior = exact_posterior(linear_gaussian(), losses=np.array([3.0, 2.0, 1.5]))
+    without = posterior.to_arviz(train, num_samples=10)
+    assert set(without.children) == ALWAYS | {"sample_stats", "optimization"}
+    tree = posterior.to_arviz(train, test, num_samples=10)
+    assert set(tree.children) == ALWAYS | OF_TEST_ROWS | {"sample_stats", "optimization"}
+    np.testing.assert_array_equal(values(tree, "optimization/elbo"), [-3.0, -2.0, -1.5])
+    assert tree["optimization/elbo"].dims == ("step",)
+
+
+def test_dimensions_have_names() -> None:
+    train, test = train_and_test()
+    tree = exact_posterior(linear_gaussian()).to_arviz(train, test, num_samples=10)
+    draws = ("chain", "draw")
+    dims = {
+        "posterior/f": (*draws, "point", "f_output"),
+        "posterior_predictive/y": (*draws, "row", "output"),
+        "log_likelihood/y": (*draws, "row"),
+        "observed_data/y": ("row", "output"),
+        "constant_data/x": ("row", "x_dim_0"),
+        "predictions/y": (*draws, "test_row", "output"),
+        "predictions/f": (*draws, "test_row", "f_output"),
+        "predictions_constant_data/x": ("test_row", "x_dim_0"),
+        "test_data/y": ("test_row", "output"),
+        "log_likelihood_predictions/y": (*draws, "test_row"),
+        "sample_stats/log_p": draws,
+        "sample_stats/log_q": draws,
+        "prior/f": (*draws, "point", "f_output"),
+    }
+    assert {name: tree[name].dims for name in dims} == dims
+    assert tree["posterior/f"].shape == (1, 10, 8, 1)
+    assert list(tree["posterior/f"].coords["point"].values) == [f"test {i}" for i in range(8)]
+    alone = exact_posterior(linear_gaussian()).to_arviz(train, num_samples=10)
+    assert alone["posterior/f"].coords["point"].values[0] == "train 0"
+
+
+def test_values_are_those_of_the_posterior() -> None:
+    train, test = train_and_test()
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    tree = posterior.to_arviz(train, test, num_samples=10, seed=3)
+    z = posterior.unconstrained(10, seed=3)
+    f = z @ design(test.x).T
+    np.testing.assert_allclose(values(tree, "predictions/f")[0, :, :, 0], f)
+    np.testing.assert_allclose(values(tree, "posterior/f")[0, :, :, 0], f[:, :8])
+    log_likelihood = log_normal(test.y - f, oracle.noise)
+    np.testing.assert_allclose(values(tree, "log_likelihood_predictions/y")[0], log_likelihood)
+    log_likelihood = log_normal(train.y - z @ design(train.x).T, oracle.noise)
+    np.testing.assert_allclose(values(tree, "log_likelihood/y")[0], log_likelihood)
+    norm = z[:, :3].square().sum(-1).sqrt()
+    np.testing.assert_allclose(values(tree, "posterior/norm w")[0], norm)
+    np.testing.assert_array_equal(values(tree, "observed_data/y")[:, 0], train.y)
+    np.testing.assert_array_equal(values(tree, "test_data/y")[:, 0], test.y)
+    np.testing.assert_array_equal(values(tree, "constant_data/x"), train.x)
+    np.testing.assert_array_equal(values(tree, "predictions_constant_data/x"), test.x)
+    residual = values(tree, "posterior_predictive/y")[0, :, :, 0] - (z @ design(train.x).T).numpy()
+    assert abs(residual.std() / oracle.noise - 1) < 5 / np.sqrt(2 * residual.size)
+
+
+def test_log_p_and_log_q_are_in_the_same_coordinates() -> None:
+    train, _ = train_and_test()
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    tree = posterior.to_arviz(train, num_samples=25)
+    z = posterior.unconstrained(25)
+    log_p, log_q = values(tree, "sample_stats/log_p")[0], values(tree, "sample_stats/log_q")[0]
+    np.testing.assert_allclose(log_p, oracle.log_joint(z), rtol=1e-10)
+    np.testing.assert_allclose(log_q, oracle.log_posterior(z), rtol=1e-8)
+    np.testing.assert_allclose(log_p - log_q, oracle.log_evidence, rtol=1e-9)
+
+
+def test_log_p_of_constrained_sites_has_its_jacobian() -> None:
+    train, _ = train_and_test()
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(MixedModel(), train, progress=False)
+    tree = posterior.to_arviz(train, num_samples=15)
+    z = posterior.unconstrained(15)
+    likelihood = posterior.log_likelihood(train, 15).sum(-1)
+    expected = likelihood + MixedModel.log_prior(z)
+    np.testing.assert_allclose(values(tree, "sample_stats/log_p")[0], expected, rtol=1e-10)
+
+
+def test_hyper_parameters_as_they_are_and_weights_on_request() -> None:
+    train, _ = train_and_test()
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(MixedModel(), train, progress=False)
+    few = posterior.to_arviz(train, num_samples=6)["posterior"]
+    scalars = {"noise", "rate", "mixing", "norm w", "norm offset", "f"}
+    assert set(few.data_vars) == scalars
+    sites = posterior.sample(6)
+    np.testing.assert_array_equal(few["noise"].to_numpy()[0], sites["noise"])
+    np.testing.assert_array_equal(few["mixing"].to_numpy()[0], sites["mixing"])
+    everything = posterior.to_arviz(train, num_samples=6, include_weights=True)["posterior"]
+    assert set(everything.data_vars) == scalars | {"w", "offset"}
+    np.testing.assert_array_equal(everything["w"].to_numpy()[0], sites["w"])
+
+
+def test_chains_and_statistics_of_a_sampler() -> None:
+    train, test = train_and_test()
+    numbers = np.arange(100).reshape(2, 50)
+    posterior = stored_posterior(linear_gaussian(), sample_stats={"lp": numbers * 0.5})
+    tree = posterior.to_arviz(train, test, num_samples=20, seed=5)
+    assert dict(tree["posterior"].sizes)["chain"] == 2
+    assert dict(tree["posterior"].sizes)["draw"] == 10
+    assert set(tree.children) == ALWAYS | OF_TEST_ROWS | {"sample_stats"}
+    chosen = posterior.chosen(20, 5).numpy()
+    np.testing.assert_array_equal(values(tree, "sample_stats/lp"), 0.5 * numbers[:, chosen])
+    z = posterior.unconstrained(20, 5, group_by_chain=True)
+    f = z @ design(test.x).T  # [C, S, N]
+    np.testing.assert_allclose(values(tree, "predictions/f")[..., 0], f)
+    whole = posterior.to_arviz(train, num_samples=1_000)  # more than are stored, and no warning
+    assert whole["posterior/f"].shape[:2] == (2, 50)
+    np.testing.assert_array_equal(values(whole, "sample_stats/lp"), 0.5 * numbers)
+
+
+def test_the_prior_is_that_of_the_model() -> None:
+    train, _ = train_and_test()
+    oracle = linear_gaussian()
+    tree = exact_posterior(oracle).to_arviz(train, num_samples=5)
+    f = values(tree, "prior/f")[0, :, :, 0]  # [S, points]
+    variance = oracle.prior_scale**2 * design(train.x[:8]).square().sum(-1).numpy()
+    z_scores = (f**2 / variance).mean(0) - 1
+    assert np.abs(z_scores / np.sqrt(2 / len(f))).max() < 5
+    y = values(tree, "prior_predictive/y_at_points")[0, :, :, 0]
+    noise = (y - f) / oracle.noise
+    assert abs((noise**2).mean() - 1) < 5 * np.sqrt(2 / noise.size)
+
+
+def test_an_improper_prior_has_no_prior_groups() -> None:
+    train, _ = train_and_test()
+    model = models.MLP(3, hidden=(), prior=priors.Flat(), likelihood=likelihoods.Normal(0.5))
+    posterior = SVI(guides.AutoDelta, num_steps=2).run(model.double(), train, progress=False)
+    tree = posterior.to_arviz(train, num_samples=3)
+    assert set(tree.children) == (ALWAYS - {"prior", "prior_predictive"}) | {"optimization"}
+
+
+def test_classes() -> None:
+    train, _ = train_and_test()
+    labels = (train.y > 0).long()
+    model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Categorical(2)).double()
+    data = Dataset(train.x, labels)
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(model, data, progress=False)
+    tree = posterior.to_arviz(data, data, num_samples=5)
+    assert tree["predictions/f"].shape == (1, 5, 20, 2)
+    assert tree["predictions/y"].shape == (1, 5, 20, 1)
+    np.testing.assert_array_equal(values(tree, "observed_data/y")[:, 0], labels)
+    assert arviz_io.options(tree)["likelihood"] == "Categorical"
+
+
+def test_images_name_every_dimension_of_their_inputs() -> None:
+    x = torch.linspace(-1, 1, 4 * 2 * 3 * 3).reshape(4, 2, 3, 3)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(18, 1))
+    data = Dataset(x, torch.arange(4.0))
+    posterior = SVI(guides.AutoNormal, num_steps=1).run(models.bayesian(net), data, progress=False)
+    tree = posterior.to_arviz(data, num_samples=3)
+    assert tree["constant_data/x"].dims == ("row", "x_dim_0", "x_dim_1", "x_dim_2")
+
+
+def test_attributes_say_how_it_came_about() -> None:
+    train, _ = train_and_test()
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(
+        linear_gaussian().model, train, seed=9, progress=False
+    )
+    options = arviz_io.options(posterior.to_arviz(train, num_samples=3, seed=4))
+    assert options["method"] == "AutoNormal"
+    assert options["engine"] == "SVI"
+    assert options["options"] == posterior.options
+    assert (options["seed"], options["draws_seed"]) == (9, 4)
+    assert options["wall_time"] == posterior.wall_time
+    assert options["num_parameters"] == 8
+    assert options["num_data"] == 20
+
+
+@pytest.mark.parametrize("kind", ["guide", "sampler"])
+def test_netcdf_reads_back_identical(kind: str, tmp_path: Path) -> None:
+    train, test = train_and_test()
+    oracle = linear_gaussian()
+    posterior: Posterior = exact_posterior(oracle, losses=np.array([2.0, 1.0]))
+    if kind == "sampler":
+        stats = {"diverging": np.zeros((2, 50), dtype=bool)}
+        posterior = stored_posterior(oracle, sample_stats=stats)
+    tree = posterior.to_arviz(train, test, num_samples=10, include_weights=True)
+    arviz_io.save_netcdf(tree, tmp_path / "tree.nc")
+    loaded = arviz_io.load_netcdf(tmp_path / "tree.nc")
+    assert set(loaded.children) == set(tree.children)
+    for group in tree.children:
+        assert loaded[group].dataset.identical(tree[group].dataset)
+    assert arviz_io.options(loaded) == arviz_io.options(tree)
+
+
+def test_draws_without_statistics_have_no_sample_stats() -> None:
+    train, _ = train_and_test()
+    oracle = linear_gaussian()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    z = torch.zeros(1, 4, 4, dtype=torch.float64)
+    posterior = DrawsPosterior(program, z, Provenance("SWAG", "SWAG"))
+    assert set(posterior.to_arviz(train, num_samples=4).children) == ALWAYS

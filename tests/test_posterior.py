@@ -1,0 +1,222 @@
+"""Posteriors: draws, densities, chains, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pyro.infer import Predictive
+
+from pyro_bnn import SVI, guides, models
+from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
+from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
+from pyro_bnn.program import Program
+from tests.guides.exact import at, exact_posterior, multivariate_normal, stored_posterior
+from tests.laws import assert_mean
+from tests.oracle import design, linear_gaussian
+
+
+def both_kinds() -> list[Posterior]:
+    oracle = linear_gaussian()
+    return [exact_posterior(oracle), stored_posterior(oracle)]
+
+
+# Draws
+
+
+@pytest.mark.parametrize("posterior", both_kinds(), ids=["guide", "stored"])
+def test_one_seed_gives_the_same_draws_in_every_method(posterior: Posterior) -> None:
+    oracle = linear_gaussian()
+    data = Dataset(oracle.x, oracle.y)
+    z = posterior.unconstrained(24, seed=3)
+    assert z.shape == (24, 4)
+    sites = posterior.sample(24, seed=3)
+    torch.testing.assert_close(sites["w"], z[:, :3, None])
+    torch.testing.assert_close(sites["b"], z[:, 3:])
+    f = z @ design(oracle.x).T
+    torch.testing.assert_close(posterior.function_draws(oracle.x, 24, seed=3)[..., 0], f)
+    prediction = posterior.predict(oracle.x, 24, seed=3)
+    torch.testing.assert_close(prediction.function_draws[..., 0], f)
+    log_likelihood = torch.distributions.Normal(f, oracle.noise).log_prob(oracle.y)
+    torch.testing.assert_close(posterior.log_likelihood(data, 24, seed=3), log_likelihood)
+    torch.testing.assert_close(posterior.log_joint(data, 24, seed=3), oracle.log_joint(z))
+    assert bool((posterior.unconstrained(24, seed=4) != z).any())
+
+
+def test_draws_group_by_chain() -> None:
+    oracle = linear_gaussian()
+    posterior = stored_posterior(oracle, num_chains=3, num_draws=10)
+    assert posterior.num_chains == 3
+    assert posterior.num_stored_draws == 30
+    flat, grouped = posterior.sample(12), posterior.sample(12, group_by_chain=True)
+    assert grouped["w"].shape == (3, 4, 3, 1)
+    torch.testing.assert_close(grouped["w"].flatten(0, 1), flat["w"])
+    f = posterior.function_draws(oracle.x, 12, group_by_chain=True)
+    assert f.shape == (3, 4, 20, 1)
+    torch.testing.assert_close(f.flatten(0, 1), posterior.function_draws(oracle.x, 12))
+    values = posterior.log_likelihood((oracle.x, oracle.y), 12, group_by_chain=True)
+    assert values.shape == (3, 4, 20)
+    assert exact_posterior(oracle).sample(6, group_by_chain=True)["b"].shape == (1, 6, 1)
+
+
+def test_each_stored_draw_is_used_at_most_once() -> None:
+    posterior = stored_posterior(linear_gaussian(), num_chains=2, num_draws=50)
+    everything = posterior.unconstrained(100)
+    assert len(everything.unique(dim=0)) == 100
+    some = posterior.unconstrained(60, seed=1)
+    assert len(some.unique(dim=0)) == 60
+    assert len(torch.cat([some, everything]).unique(dim=0)) == 100  # all of them stored ones
+    assert posterior.unconstrained(61).shape == (60, 4)  # as many from each chain
+    with pytest.warns(BNNWarning, match="101 draws were asked for and 100 are stored: all of"):
+        torch.testing.assert_close(posterior.unconstrained(101), everything)
+
+
+def test_pyros_predictive_takes_the_draws() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    predictive = Predictive(oracle.model, posterior.sample(10), return_sites=["f"])
+    with torch.random.fork_rng():
+        f = predictive(oracle.x)["f"]
+    torch.testing.assert_close(f.reshape(10, 20, 1), posterior.function_draws(oracle.x, 10))
+
+
+@pytest.mark.parametrize("num_samples", [0, -3, 2.0, True, None])
+def test_num_samples_is_checked(num_samples: int) -> None:
+    with pytest.raises(OptionError, match="num_samples is a positive integer, not"):
+        exact_posterior(linear_gaussian()).sample(num_samples)
+
+
+def test_fewer_draws_than_chains_are_refused() -> None:
+    posterior = stored_posterior(linear_gaussian(), num_chains=4)
+    with pytest.raises(OptionError, match="the total over 4 chains: at least 4, not 3"):
+        posterior.sample(3)
+
+
+def test_inputs_are_checked() -> None:
+    posterior = exact_posterior(linear_gaussian())
+    for x in (torch.zeros(0, 3), torch.tensor(1.0)):
+        with pytest.raises(ShapeError, match=r"x has shape .*, but holds N rows, N at least 1"):
+            posterior.function_draws(x)
+        with pytest.raises(ShapeError, match=r"x has shape .*, but holds N rows, N at least 1"):
+            posterior.predict(x)
+
+
+def test_inputs_of_another_precision_are_cast() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    x = oracle.x.float()
+    expected = posterior.function_draws(x.double(), 3)
+    torch.testing.assert_close(posterior.function_draws(x, 3), expected)
+    torch.testing.assert_close(posterior.predict(x, 3).function_draws, expected)
+
+
+def test_stored_draws_are_checked() -> None:
+    oracle = linear_gaussian()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    for shape in ((10, 4), (2, 10, 5)):
+        with pytest.raises(ShapeError, match=r"stored draws have shape .*, expected \[C, S, 4\]"):
+            DrawsPosterior(program, torch.zeros(shape), Provenance("NUTS", "NUTS"))
+
+
+# Densities
+
+
+def test_densities_are_in_the_same_coordinates() -> None:
+    """For the exact posterior, log p - log q is the log evidence at every draw."""
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    log_p, log_q = posterior.densities((oracle.x, oracle.y), 50)
+    evidence = torch.full((50,), oracle.log_evidence, dtype=torch.float64)
+    torch.testing.assert_close(log_p - log_q, evidence, rtol=1e-9, atol=1e-9)
+    elbo, error = posterior.elbo((oracle.x, oracle.y), 50)
+    assert elbo == pytest.approx(oracle.log_evidence, rel=1e-10)
+    assert error < 1e-9
+
+
+def test_the_elbo_has_its_monte_carlo_error() -> None:
+    oracle = linear_gaussian()
+    mean, covariance = oracle.mean + 0.1, oracle.mean_field_variance.diag()
+    posterior = exact_posterior(oracle)
+    posterior.guide = multivariate_normal(oracle, mean, covariance)
+    elbo, error = posterior.elbo((oracle.x, oracle.y), 2_000)
+    assert abs(elbo - oracle.elbo(mean, covariance)) < 5 * error
+    z = posterior.unconstrained(2_000)
+    terms = oracle.log_joint(z) - torch.distributions.MultivariateNormal(mean, covariance).log_prob(
+        z
+    )
+    assert error == pytest.approx(float(terms.std()) / math.sqrt(2_000), rel=1e-9)
+
+
+def test_stored_log_q_follows_the_draws() -> None:
+    oracle = linear_gaussian()
+    log_q = torch.arange(100.0, dtype=torch.float64).reshape(2, 50)
+    z = log_q.unsqueeze(-1).expand(2, 50, 4).contiguous()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    posterior = DrawsPosterior(program, z, Provenance("AutoNormal", "SVI"), log_q=log_q)
+    assert posterior.has_log_prob
+    assert posterior.elbo_kind == "monte_carlo"
+    torch.testing.assert_close(posterior.log_q(30, 7), posterior.unconstrained(30, 7)[:, 0])
+
+
+def test_what_has_no_density_says_so() -> None:
+    oracle = linear_gaussian()
+    sampler = stored_posterior(oracle)
+    assert not sampler.has_log_prob
+    assert sampler.elbo_kind == "none"
+    with pytest.raises(SiteError, match=r"NUTS has no density q\(z\): 10 draws of seed 2 have no"):
+        sampler.log_q(10, seed=2)
+    with pytest.raises(SiteError, match=r"NUTS has no density q\(z\)"):
+        sampler.elbo((oracle.x, oracle.y), 10)
+    point = SVI(guides.AutoDelta, num_steps=1).run(
+        oracle.model, (oracle.x, oracle.y), progress=False
+    )
+    assert not point.has_log_prob
+    assert point.elbo_kind == "none"
+    with pytest.raises(SiteError, match=r"AutoDelta has no density q\(z\)"):
+        point.log_q()
+
+
+# What is known of a posterior
+
+
+def test_provenance_is_readable_from_the_posterior() -> None:
+    oracle = linear_gaussian()
+    posterior = SVI(guides.AutoNormal, num_steps=7).run(
+        oracle.model, (oracle.x, oracle.y), seed=11, progress=False
+    )
+    assert (posterior.method, posterior.engine, posterior.seed) == ("AutoNormal", "SVI", 11)
+    assert posterior.options["num_steps"] == 7
+    assert posterior.losses.shape == (7,)
+    assert posterior.num_parameters == 8
+    assert posterior.model is oracle.model
+    assert posterior.elbo_kind == "exact"
+    assert posterior.num_chains == 1
+    assert posterior.num_stored_draws is None
+    assert posterior.sample_stats == {}
+    assert repr(posterior) == "GuidePosterior(AutoNormal by SVI, P=4)"
+    assert repr(stored_posterior(oracle)) == "DrawsPosterior(NUTS by NUTS, P=4, 100 draws)"
+
+
+def test_units_come_from_the_data() -> None:
+    x, y = torch.arange(18.0).reshape(9, 2), torch.arange(9.0)
+    units = (
+        Standardiser(torch.zeros(2), torch.ones(2)),
+        Standardiser(torch.tensor(1.0), torch.tensor(2.0)),
+    )
+    data = Dataset(x, y, inputs=units[0], target=units[1])
+    posterior = SVI(guides.AutoDelta, num_steps=1).run(
+        models.MLP(2, hidden=(2,)), data, progress=False
+    )
+    assert (posterior.provenance.inputs, posterior.provenance.target) == units
+
+
+def test_draws_of_a_guide_have_its_moments() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    assert_mean(posterior.unconstrained(20_000), oracle.mean)
+    guide = guides.AutoNormal(oracle.model)
+    at(guide, oracle, loc=oracle.mean, scale=torch.full((4,), 0.5).double())
+    posterior.guide = guide
+    assert_mean((posterior.unconstrained(20_000) - oracle.mean).square(), 0.25)

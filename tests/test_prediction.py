@@ -1,0 +1,374 @@
+"""Predictions as mixtures over draws: moments, densities, quantiles, classes, units."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_bnn import Prediction, Program, likelihoods, memory, models
+from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
+from pyro_bnn.posterior import DrawsPosterior, Provenance
+from tests.guides.exact import exact_posterior
+from tests.oracle import design, linear_gaussian, log_normal
+
+NUM_DRAWS = 4_000
+
+
+def drawn(model: PyroModule, x: Tensor, y: Tensor, num_draws: int = 30) -> DrawsPosterior:
+    """A posterior of prior draws: what it predicts is exact, whatever the draws are."""
+    program = Program(model, x, y)
+    z = program.prior_draws(num_draws, x[:1], seed=2)
+    return DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none"))
+
+
+def inputs(num_rows: int = 7) -> Tensor:
+    return torch.linspace(-2, 2, num_rows * 3, dtype=torch.float64).sin().reshape(num_rows, 3)
+
+
+# Numbers
+
+
+def test_the_variance_is_the_mean_variance_plus_the_variance_of_means() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    prediction = posterior.predict(oracle.x, 200)
+    f = posterior.unconstrained(200) @ design(oracle.x).T  # [S, N]
+    torch.testing.assert_close(prediction.function_draws, f.unsqueeze(-1))
+    torch.testing.assert_close(prediction.mean[:, 0], f.mean(0))
+    epistemic = (f - f.mean(0)).square().mean(0)
+    torch.testing.assert_close(prediction.sd_epistemic[:, 0], epistemic.sqrt())
+    noise = torch.full((20,), oracle.noise, dtype=torch.float64)
+    torch.testing.assert_close(prediction.sd_aleatoric[:, 0], noise)
+    torch.testing.assert_close(prediction.sd[:, 0], (oracle.noise**2 + epistemic).sqrt())
+
+
+def test_moments_of_the_exact_posterior_are_the_exact_predictive_ones() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, NUM_DRAWS)
+    mean, sd = oracle.predictive(oracle.x)
+    _, f_sd = oracle.function_moments(oracle.x)
+    error = f_sd / math.sqrt(NUM_DRAWS)
+    assert float(((prediction.mean[:, 0] - mean) / error).abs().max()) < 5
+    variance_error = f_sd**2 * math.sqrt(2 / NUM_DRAWS)
+    assert float(((prediction.sd[:, 0] ** 2 - sd**2) / variance_error).abs().max()) < 5
+
+
+def test_log_prob_is_the_log_of_the_mean_density() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    prediction = posterior.predict(oracle.x, 50)
+    f = posterior.unconstrained(50) @ design(oracle.x).T
+    log_density = log_normal(oracle.y - f, oracle.noise)  # [S, N]
+    by_hand = log_density.exp().mean(0).log()
+    for y in (oracle.y, oracle.y[:, None]):
+        torch.testing.assert_close(prediction.log_prob(y), by_hand, rtol=1e-10, atol=1e-10)
+    # the mixture's score is not below that of its mean component (Jensen)
+    assert bool((prediction.log_prob(oracle.y) > log_density.mean(0)).all())
+
+
+def test_log_prob_of_the_exact_posterior_is_the_exact_predictive_density() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    log_density = posterior.predict(oracle.x, NUM_DRAWS).log_prob(oracle.y)
+    mean, sd = oracle.predictive(oracle.x)
+    expected = torch.distributions.Normal(mean, sd).log_prob(oracle.y)
+    density = posterior.log_likelihood((oracle.x, oracle.y), NUM_DRAWS).exp()
+    error = density.std(0) / density.mean(0) / math.sqrt(NUM_DRAWS)
+    assert float(((log_density - expected) / error).abs().max()) < 5
+
+
+def test_log_prob_refuses_other_rows() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, 10)
+    with pytest.raises(ShapeError, match=r"y has shape \(3,\), but the likelihood of this network"):
+        prediction.log_prob(oracle.y[:3])
+
+
+def test_quantiles_are_those_of_the_predictive_distribution() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, NUM_DRAWS)
+    mean, sd = oracle.predictive(oracle.x)
+    normal = torch.distributions.Normal(mean, sd)
+    for q in (0.05, 0.5, 0.9):
+        exact = normal.icdf(torch.tensor(q).double())
+        error = math.sqrt(q * (1 - q) / NUM_DRAWS) / normal.log_prob(exact).exp()
+        z_scores = (prediction.quantile(q)[:, 0] - exact) / error
+        assert float(z_scores.abs().max()) < 5
+
+
+def test_quantiles_interpolate_the_draws() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, 11)
+    levels = [0.0, 0.13, 0.5, 1.0]
+    expected = prediction.draws.quantile(torch.tensor(levels).double(), dim=0)
+    torch.testing.assert_close(prediction.quantile(levels), expected)
+    torch.testing.assert_close(prediction.quantile(torch.tensor(levels)), expected)
+    one = prediction.quantile(0.5)
+    assert one.shape == (20, 1)
+    torch.testing.assert_close(one, expected[2])
+    for level in (-0.1, 1.1, math.nan):
+        with pytest.raises(OptionError, match="quantile levels lie between 0 and 1, not"):
+            prediction.quantile([0.5, level])
+
+
+def test_each_draw_of_y_is_the_noise_around_its_own_f() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, NUM_DRAWS)
+    u = (prediction.draws - prediction.function_draws) / oracle.noise  # [S, N, 1]
+    count = u.numel()
+    assert abs(float(u.mean())) < 5 / math.sqrt(count)
+    assert abs(float(u.var()) - 1) < 5 * math.sqrt(2 / count)
+    centred = prediction.function_draws - prediction.function_draws.mean(0)
+    correlation = float((u * centred / centred.std(0)).mean())
+    assert abs(correlation) < 5 / math.sqrt(count)
+
+
+def test_heteroscedastic_noise() -> None:
+    likelihood = likelihoods.HeteroscedasticNormal(min_scale=0.1)
+    model = models.MLP(3, 2, hidden=(4,), likelihood=likelihood).double()
+    x = inputs()
+    prediction = drawn(model, x, torch.zeros(7, 2).double()).predict(x, 30)
+    f = prediction.function_draws
+    assert f.shape == (30, 7, 4)
+    loc, scale = f[..., :2], torch.log1p(f[..., 2:].exp()) + 0.1
+    torch.testing.assert_close(prediction.mean, loc.mean(0))
+    torch.testing.assert_close(prediction.sd_aleatoric, scale.square().mean(0).sqrt())
+    variance = scale.square().mean(0) + loc.var(0, correction=0)
+    torch.testing.assert_close(prediction.sd, variance.sqrt())
+    y = x[:, :2]
+    by_hand = torch.distributions.Normal(loc, scale).log_prob(y).sum(-1).exp().mean(0).log()
+    torch.testing.assert_close(prediction.log_prob(y), by_hand)
+
+
+# Units
+
+
+def test_raw_carries_everything_to_the_users_units() -> None:
+    oracle = linear_gaussian()
+    x_units = Standardiser(
+        torch.tensor([1.0, 2.0, -3.0]).double(), torch.tensor([2.0, 5, 9]).double()
+    )
+    y_units = Standardiser(torch.tensor(100.0).double(), torch.tensor(30.0).double())
+    posterior = exact_posterior(oracle, inputs=x_units, target=y_units)
+    model = posterior.predict(oracle.x, 100)
+    raw = posterior.predict(x_units.inverse(oracle.x), 100, raw=True)
+    torch.testing.assert_close(raw.function_draws, model.function_draws)  # f has no unit
+    torch.testing.assert_close(raw.mean, 100 + 30 * model.mean)
+    torch.testing.assert_close(raw.draws, 100 + 30 * model.draws)
+    torch.testing.assert_close(raw.quantile(0.3), 100 + 30 * model.quantile(0.3))
+    for name in ("sd", "sd_epistemic", "sd_aleatoric"):
+        torch.testing.assert_close(getattr(raw, name), 30 * getattr(model, name))
+    expected = model.log_prob(oracle.y) - math.log(30)
+    torch.testing.assert_close(raw.log_prob(100 + 30 * oracle.y), expected)
+    torch.testing.assert_close(raw.log_prob(100 + 30 * oracle.y[:, None]), expected)
+
+
+def test_raw_densities_of_two_targets_lose_both_log_scales() -> None:
+    model = models.MLP(3, 2, hidden=(), likelihood=likelihoods.Normal(0.4)).double()
+    x = inputs()
+    target = Standardiser(torch.tensor([5.0, -2.0]).double(), torch.tensor([10.0, 0.1]).double())
+    program = Program(model, x, torch.zeros(7, 2).double())
+    z = program.prior_draws(9, x[:1], seed=0).unsqueeze(0)
+    posterior = DrawsPosterior(program, z, Provenance("prior", "none", target=target))
+    model_units, raw = posterior.predict(x, 9), posterior.predict(x, 9, raw=True)
+    y = x[:, :2]
+    torch.testing.assert_close(
+        raw.log_prob(target.inverse(y)),
+        model_units.log_prob(y) - math.log(10.0) - math.log(0.1),
+    )
+    torch.testing.assert_close(raw.sd, model_units.sd * target.scale)
+
+
+def test_without_units_raw_changes_nothing() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    plain, raw = posterior.predict(oracle.x, 20), posterior.predict(oracle.x, 20, raw=True)
+    torch.testing.assert_close(raw.draws, plain.draws, rtol=0, atol=0)
+    torch.testing.assert_close(raw.log_prob(oracle.y), plain.log_prob(oracle.y))
+
+
+# Classes
+
+
+def test_class_probabilities_are_means_and_entropy_splits_in_two() -> None:
+    likelihood = likelihoods.Categorical(3)
+    model = models.MLP(3, hidden=(4,), likelihood=likelihood).double()
+    x, y = inputs(), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    prediction = drawn(model, x, y).predict(x, 30)
+    p = prediction.function_draws.exp()
+    p = p / p.sum(-1, keepdim=True)  # [S, N, C]
+    torch.testing.assert_close(prediction.probs, p.mean(0))
+    total = -(p.mean(0) * p.mean(0).log()).sum(-1)
+    expected_entropy = -(p * p.log()).sum(-1).mean(0)
+    torch.testing.assert_close(prediction.entropy, total)
+    torch.testing.assert_close(prediction.mutual_information, total - expected_entropy)
+    assert bool((prediction.mutual_information > 0).all())
+    assert prediction.draws.shape == (30, 7, 1)
+    assert prediction.draws.dtype == torch.int64
+    expected = p.mean(0).log()[torch.arange(7), y]
+    torch.testing.assert_close(prediction.log_prob(y), expected)
+
+
+def test_drawn_labels_have_the_predictive_probabilities() -> None:
+    model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Categorical(3)).double()
+    x, y = inputs(), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    prediction = drawn(model, x, y, NUM_DRAWS).predict(x, NUM_DRAWS)
+    p = prediction.probs
+    shares = torch.nn.functional.one_hot(prediction.draws[..., 0], 3).double().mean(0)
+    assert float(((shares - p) / (p * (1 - p) / NUM_DRAWS).sqrt()).abs().max()) < 5
+
+
+def test_two_classes_have_two_probabilities() -> None:
+    model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Bernoulli()).double()
+    x, y = inputs(), torch.tensor([0, 1, 1, 0, 1, 1, 0])
+    prediction = drawn(model, x, y).predict(x, 30)
+    p = 1 / (1 + (-prediction.function_draws[..., 0]).exp())
+    torch.testing.assert_close(prediction.probs, torch.stack([1 - p.mean(0), p.mean(0)], -1))
+    assert prediction.draws.shape == (30, 7, 1)
+    assert set(prediction.draws.unique().tolist()) == {0, 1}
+    expected = torch.where(y == 1, p.mean(0), 1 - p.mean(0)).log()
+    torch.testing.assert_close(prediction.log_prob(y), expected)
+
+
+def test_a_certain_class_has_no_entropy() -> None:
+    def log_likelihood(y: Tensor) -> Tensor:
+        return y
+
+    probs = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
+    draws = torch.zeros(2, 1, 1, dtype=torch.int64)
+    prediction = Prediction(draws, torch.zeros(2, 1, 2), None, None, probs, log_likelihood)
+    assert prediction.entropy.tolist() == [0.0]
+    assert prediction.mutual_information.tolist() == [0.0]
+
+
+def test_numbers_have_no_probabilities_and_classes_no_mean() -> None:
+    oracle = linear_gaussian()
+    numbers = exact_posterior(oracle).predict(oracle.x, 5)
+    for name in ("probs", "entropy", "mutual_information"):
+        with pytest.raises(OptionError, match="probs describe classes; for numbers read mean, sd"):
+            getattr(numbers, name)
+    model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Categorical(2)).double()
+    x = inputs()
+    classes = drawn(model, x, torch.tensor([0, 1] * 3 + [0])).predict(x, 5)
+    for name in ("mean", "sd", "sd_epistemic", "sd_aleatoric"):
+        with pytest.raises(OptionError, match="mean and sd describe numbers; for classes read pr"):
+            getattr(classes, name)
+
+
+# Moments that do not exist
+
+
+class HeavyTailed(PyroModule):
+    """Observations with heavy tails around a linear function."""
+
+    def __init__(self, df: float) -> None:
+        super().__init__()
+        self.register_buffer("df", torch.tensor(df, dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        zero = torch.zeros_like(self.df)
+        w = pyro.sample("w", dist.Normal(zero, 1.0).expand([3, 1]).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", x.shape[0]):
+            noise = dist.Cauchy(f, 1.0) if self.df == 1 else dist.StudentT(self.df, f, 1.0)
+            sampled: Tensor = pyro.sample("y", noise.to_event(1), obs=y)
+        return sampled
+
+
+def test_a_variance_that_does_not_exist_is_nan_with_a_warning() -> None:
+    x = inputs()
+    posterior = drawn(HeavyTailed(1.5), x, x[:, 0], NUM_DRAWS)
+    prediction = posterior.predict(x, NUM_DRAWS)
+    f = prediction.function_draws
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(prediction.mean, f.mean(0))  # StudentT has a mean for df > 1
+    with pytest.warns(BNNWarning, match=r"the predictive sd does not exist at 7 rows and is NaN"):
+        sd = prediction.sd
+    assert bool(sd.isnan().all())
+    assert bool(prediction.quantile(0.9).isfinite().all())
+
+
+def test_a_mean_that_does_not_exist_is_nan_with_a_warning() -> None:
+    x = inputs()
+    prediction = drawn(HeavyTailed(1.0), x, x[:, 0], NUM_DRAWS).predict(x, NUM_DRAWS)
+    for name in ("mean", "sd"):
+        with pytest.warns(BNNWarning, match=f"the predictive {name} does not exist at 7 rows"):
+            value = getattr(prediction, name)
+        assert bool(value.isnan().all())
+    # y = f + Cauchy with f symmetric about 0: P(y < 0) = 1/2 at every row
+    below = (prediction.draws < 0).double().mean(0)
+    assert float(((below - 0.5) / (0.5 / math.sqrt(NUM_DRAWS))).abs().max()) < 5
+
+
+def test_a_student_t_with_a_variance_has_the_closed_form() -> None:
+    x = inputs()
+    prediction = drawn(HeavyTailed(5.0), x, x[:, 0]).predict(x, 30)
+    expected = math.sqrt(5 / (5 - 2))
+    torch.testing.assert_close(prediction.sd_aleatoric, torch.full((7, 1), expected).double())
+
+
+# Reproducible, in chunks
+
+
+def test_one_seed_gives_one_prediction_and_leaves_the_random_state_alone() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    state = torch.get_rng_state()
+    first, again = posterior.predict(oracle.x, 20, seed=1), posterior.predict(oracle.x, 20, seed=1)
+    other = posterior.predict(oracle.x, 20, seed=2)
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    torch.testing.assert_close(first.draws, again.draws, rtol=0, atol=0)
+    assert bool((first.draws != other.draws).all())
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.MLP(3, hidden=(8,)).double()
+    x, y = inputs(40), inputs(40)[:, 0]
+    posterior = drawn(model, x, y, 100)
+
+    def evaluate() -> tuple[Tensor, ...]:
+        prediction = posterior.predict(x, 100)
+        data = Dataset(x, y)
+        return (
+            prediction.function_draws,
+            prediction.mean,
+            prediction.sd,
+            prediction.log_prob(y),
+            posterior.log_likelihood(data, 100),
+            posterior.function_draws(x, 100),
+        )
+
+    whole = evaluate()
+    sizes: list[int] = []
+    predictive = Program.predictive
+
+    def counted(self: Program, z: Tensor, *args: Any) -> object:
+        sizes.append(len(z))
+        return predictive(self, z, *args)
+
+    monkeypatch.setattr(Program, "predictive", counted)
+    monkeypatch.setattr(memory, "WORKING_SET", 100_000)
+    chunked = evaluate()
+    assert max(sizes) < 20
+    assert sum(size for size in sizes if size > 1) >= 100 - max(sizes)
+    for a, b in zip(chunked, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_result_beyond_the_memory_bound_is_refused_with_what_fits() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    with pytest.raises(OptionError, match=r"1000 draws at 20 rows need .*num_samples=\d+ fits"):
+        posterior.predict(oracle.x, 1_000, memory=200_000)
+    with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
+        posterior.function_draws(oracle.x, 1_000, memory=100)

@@ -1,0 +1,73 @@
+"""Names of everything, from the exports."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from pyro_bnn import SVI, guides, infer, likelihoods, models, priors, registry
+from pyro_bnn.errors import UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("name", "kebab"),
+    [
+        ("AutoNormal", "auto-normal"),
+        ("AutoLowRankMultivariateNormal", "auto-low-rank-multivariate-normal"),
+        ("AutoRank1Mixture", "auto-rank1-mixture"),
+        ("SVI", "svi"),
+        ("NUTS", "nuts"),
+        ("CyclicalSGLD", "cyclical-sgld"),
+        ("MLP", "mlp"),
+        ("auto-normal", "auto-normal"),
+    ],
+)
+def test_names_on_the_command_line(name: str, kebab: str) -> None:
+    assert registry.kebab_case(name) == kebab
+
+
+def test_every_exported_class_is_an_entry_but_the_bases() -> None:
+    guide_entries = registry.entries("guide")
+    assert set(guide_entries.values()) == {
+        getattr(guides, name) for name in guides.__all__ if name != "Guide"
+    }
+    assert guide_entries["auto-normal"] is guides.AutoNormal
+    assert registry.entries("engine")["svi"] is SVI
+    assert set(registry.entries("engine").values()) == {
+        getattr(infer, name) for name in infer.__all__
+    }
+    assert {"normal", "flat"} <= set(registry.entries("prior"))
+    assert registry.entries("prior")["normal"] is priors.Normal
+    assert "likelihood" not in registry.entries("likelihood")
+    assert registry.entries("likelihood")["categorical"] is likelihoods.Categorical
+    assert registry.entries("model") == {"mlp": models.MLP}  # bayesian(net) is a function
+
+
+@pytest.mark.parametrize(
+    "name", ["auto-low-rank-multivariate-normal", "AutoLowRankMultivariateNormal", "auto-low-rank"]
+)
+def test_look_up_by_kebab_case_class_name_or_prefix(name: str) -> None:
+    assert registry.lookup("guide", name) is guides.AutoLowRankMultivariateNormal
+
+
+def test_a_prefix_that_fits_several_is_no_name() -> None:
+    with pytest.raises(UnknownNameError, match="unknown guide 'auto'"):
+        registry.lookup("guide", "auto")
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown guide 'auto-nrmal': did you mean 'auto-n"):
+        registry.lookup("guide", "auto-nrmal")
+    with pytest.raises(UnknownNameError, match="unknown kind 'guides': did you mean 'guide'"):
+        registry.entries("guides")
+
+
+def test_exports_are_of_the_kind_of_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.check()
+    monkeypatch.setattr(guides, "AutoDelta", nn.Linear)
+    with pytest.raises(TypeError, match="auto-delta is exported by guides and is no Guide"):
+        registry.check()
+    monkeypatch.undo()
+    monkeypatch.setattr(likelihoods, "Bernoulli", nn.Linear)
+    with pytest.raises(TypeError, match="bernoulli is exported by likelihoods and is no Likelih"):
+        registry.check()

@@ -1,0 +1,312 @@
+"""Posteriors on disk: what comes back is what was saved, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyro_bnn import SVI, guides, likelihoods, models, priors, registry, storage
+from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.errors import FileFormatError, OutputError, SiteError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer import stock
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior
+from tests.guides.exact import exact_posterior, stored_posterior
+from tests.oracle import linear_gaussian
+
+GUIDES: dict[str, type[Guide]] = registry.entries("guide")
+
+
+def assert_same(a: Posterior, b: Posterior, x: Tensor, y: Tensor) -> None:
+    """Bitwise the same predictions, densities and provenance."""
+    assert type(a) is type(b)
+    torch.testing.assert_close(a.unconstrained(20), b.unconstrained(20), rtol=0, atol=0)
+    first, second = a.predict(x, 20, raw=True), b.predict(x, 20, raw=True)
+    for name in ("draws", "function_draws"):
+        torch.testing.assert_close(getattr(first, name), getattr(second, name), rtol=0, atol=0)
+    torch.testing.assert_close(first.log_prob(y), second.log_prob(y), rtol=0, atol=0)
+    assert a.has_log_prob == b.has_log_prob
+    if a.has_log_prob:
+        torch.testing.assert_close(a.log_q(20), b.log_q(20), rtol=0, atol=0)
+    for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters"):
+        assert getattr(a, name) == getattr(b, name)
+    np.testing.assert_array_equal(a.losses, b.losses)
+    assert a.sample_stats.keys() == b.sample_stats.keys()
+    for name, value in a.sample_stats.items():
+        np.testing.assert_array_equal(value, b.sample_stats[name])
+        assert value.dtype == b.sample_stats[name].dtype
+    assert a.params.keys() == b.params.keys()
+    for name, tensor in a.params.items():
+        torch.testing.assert_close(tensor, b.params[name], rtol=0, atol=0)
+    for units in ("inputs", "target"):
+        before, after = getattr(a.provenance, units), getattr(b.provenance, units)
+        assert (before is None) == (after is None)
+        if before is not None:
+            torch.testing.assert_close(before.loc, after.loc, rtol=0, atol=0)
+            torch.testing.assert_close(before.scale, after.scale, rtol=0, atol=0)
+
+
+def partly_bayesian() -> models.BayesianModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    return models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal()).double()
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_trained_guide(guide: str, tmp_path: Path) -> None:
+    oracle = linear_gaussian()
+    dataset = Dataset(
+        oracle.x,
+        oracle.y,
+        inputs=Standardiser(torch.zeros(3).double(), torch.full((3,), 2.0).double()),
+        target=Standardiser(torch.tensor(3.0).double(), torch.tensor(0.5).double()),
+    )
+    posterior = SVI(GUIDES[guide], num_steps=5).run(
+        partly_bayesian(), dataset, seed=4, progress=False
+    )
+    posterior.save(tmp_path / "fit.pt")
+    loaded = Posterior.load(tmp_path / "fit.pt", partly_bayesian())
+    assert isinstance(loaded, GuidePosterior)
+    assert type(loaded.guide) is GUIDES[guide]
+    assert_same(loaded, posterior, oracle.x, oracle.y)
+    assert [path.name for path in tmp_path.iterdir()] == ["fit.pt"]
+
+
+def test_stored_draws_with_statistics(tmp_path: Path) -> None:
+    oracle = linear_gaussian()
+    stats = {
+        "diverging": np.arange(100).reshape(2, 50) % 7 == 0,
+        "tree_depth": np.arange(100).reshape(2, 50),
+        "lp": np.linspace(-1, 0, 100).reshape(2, 50),
+    }
+    posterior = stored_posterior(oracle, sample_stats=stats)
+    posterior.save(str(tmp_path / "draws.pt"))
+    loaded = Posterior.load(str(tmp_path / "draws.pt"), linear_gaussian().model)
+    assert loaded.num_chains == 2
+    assert_same(loaded, posterior, oracle.x, oracle.y)
+
+
+def test_draws_of_a_stock_guide_keep_log_q(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyro.infer.autoguide import AutoNormal
+
+    monkeypatch.setattr(stock, "NUM_DRAWS", 25)
+    oracle = linear_gaussian()
+    posterior = SVI(AutoNormal, num_steps=2).run(oracle.model, (oracle.x, oracle.y), progress=False)
+    posterior.save(tmp_path / "stock.pt")
+    loaded = Posterior.load(tmp_path / "stock.pt", linear_gaussian().model)
+    assert_same(loaded, posterior, oracle.x, oracle.y)
+    torch.testing.assert_close(loaded.log_q(25), posterior.log_q(25), rtol=0, atol=0)
+
+
+class OwnGuide(guides.AutoNormal):
+    """A guide of a user."""
+
+
+def test_a_guide_of_another_package_is_stored_as_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "DRAWS_OF_UNKNOWN_GUIDES", 40)
+    oracle = linear_gaussian()
+    posterior = SVI(OwnGuide, num_steps=2).run(oracle.model, (oracle.x, oracle.y), progress=False)
+    posterior.save(tmp_path / "own.pt")
+    loaded = Posterior.load(tmp_path / "own.pt", linear_gaussian().model)
+    assert isinstance(loaded, DrawsPosterior)
+    assert loaded.method == "OwnGuide"
+    torch.testing.assert_close(loaded.unconstrained(40), posterior.unconstrained(40))
+    torch.testing.assert_close(loaded.log_q(40), posterior.log_q(40))
+
+
+def test_the_likelihood_is_scaled_by_all_rows_after_loading(tmp_path: Path) -> None:
+    oracle = linear_gaussian()
+    exact_posterior(oracle).save(tmp_path / "fit.pt")
+    program = Posterior.load(tmp_path / "fit.pt", linear_gaussian().model).program
+    assert program.num_data == 20
+    z = torch.zeros(4, dtype=torch.float64)
+    batch = program.batch(oracle.x, oracle.y)
+    torch.testing.assert_close(program.log_joint(z, batch), oracle.log_joint(z))
+
+
+def test_a_file_is_replaced_and_readable_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "fit.pt"
+    path.write_text("what was there")
+    posterior = exact_posterior(linear_gaussian())
+    posterior.save(path)
+    Posterior.load(path, linear_gaussian().model)
+    fresh = tmp_path / "fresh.pt"
+    posterior.save(fresh)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert fresh.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+# Files that cannot be read
+
+
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "fit.pt"
+    exact_posterior(linear_gaussian()).save(path)
+    return path
+
+
+def load(path: Path) -> Posterior:
+    return Posterior.load(path, linear_gaussian().model)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The file with its document changed."""
+    document = torch.load(path, weights_only=True)
+    change(document)
+    torch.save(document, path)
+    return path
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.pt", tmp_path):
+        with pytest.raises(FileFormatError, match="does not exist or is not a file"):
+            load(path)
+
+
+def test_truncated_files(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    content = path.read_bytes()
+    for size in (0, 100, len(content) // 2, len(content) - 10):
+        path.write_bytes(content[:size])
+        with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by"):
+            load(path)
+
+
+def test_a_file_with_a_hole(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[60:2_000] = bytes(1_940)
+    path.write_bytes(bytes(content))
+    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+        load(path)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "foreign"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by this"):
+        load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+        load(path)
+    for document in (torch.zeros(3), {"state": torch.zeros(3)}):
+        torch.save(document, path)
+        with pytest.raises(FileFormatError, match="is not a posterior saved by this package"):
+            load(path)
+
+
+class Trap:
+    """Unpickling it would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_pickled_objects_are_refused(tmp_path: Path) -> None:
+    path, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
+    torch.save({"format": storage.FORMAT, "version": 1, "header": Trap(sprung)}, path)
+    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+        load(path)
+    path.write_bytes(pickle.dumps(Trap(sprung)))
+    with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by this"):
+        load(path)
+    assert not sprung.exists()
+
+
+def test_a_newer_version(tmp_path: Path) -> None:
+    path = changed(saved(tmp_path), lambda document: document.update(version=2))
+    with pytest.raises(FileFormatError, match="has format version 2, this package reads 1; read"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("x"), "is damaged: KeyError"),
+        (lambda d: d.update(header="{"), "is damaged: JSONDecodeError"),
+        (lambda d: d.update(losses=None), "is damaged: AttributeError"),
+        (lambda d: d["guide"].update(options="[]"), "is damaged: TypeError"),
+        (lambda d: d["guide"]["state"].pop("loc"), r"is damaged: .*Missing key"),
+        (lambda d: d["guide"].update({"class": "Guild"}), "holds a Guild, which is no guide known"),
+        (lambda d: d["guide"].update({"class": "__name__"}), "holds a __name__, which is no guide"),
+    ],
+)
+def test_a_damaged_document(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    path = changed(saved(tmp_path), change)
+    with pytest.raises(FileFormatError, match=f"(?s){message}"):
+        load(path)
+
+
+def test_another_model(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    other = models.MLP(3, hidden=()).double()
+    with pytest.raises(
+        SiteError, match=r"of a model with sites w \(3, 1\), b \(1,\), but this mod"
+    ):
+        Posterior.load(path, other)
+
+
+def test_other_point_parameters(tmp_path: Path) -> None:
+    path = changed(saved(tmp_path), lambda d: d["params"].update(extra=torch.zeros(2)))
+    with pytest.raises(
+        SiteError, match=r"has the point-estimated parameters extra, but this model"
+    ):
+        load(path)
+
+
+# Files that cannot be written
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    posterior = exact_posterior(linear_gaussian())
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "fit.pt", tmp_path / "file" / "fit.pt", tmp_path / "folder"):
+        with pytest.raises(OutputError, match=f"cannot write {path}: "):
+            posterior.save(path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+    before = path.read_bytes()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        exact_posterior(linear_gaussian()).save(path)
+    assert path.read_bytes() == before
+    assert [child.name for child in tmp_path.iterdir()] == ["fit.pt"]
+
+
+def test_options_are_plain_json(tmp_path: Path) -> None:
+    header = json.loads(torch.load(saved(tmp_path), weights_only=True)["header"])
+    assert header["method"] == "AutoMultivariateNormal"
+    assert header["sites"] == [["w", [3, 1]], ["b", [1]]]
