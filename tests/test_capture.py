@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -162,6 +164,14 @@ def test_a_graph_holds_no_random_operation_and_reads_its_inputs(name: str) -> No
         inputs = (z + shift, batch.x + shift, batch.y - shift)
         assert_close(graph(*inputs)[0], program.log_joint(inputs[0], Batch(*inputs[1:])))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_checks_of_distributions_do_not_get_in_the_way() -> None:
+    captured = Captured(lambda loc, scale, y: (dist.Normal(loc, scale).log_prob(y),), "density")
+    loc, scale, y = torch.zeros(3), torch.full((3,), 2.0), torch.arange(3.0)
+    expected = -0.5 * (y / 2) ** 2 - math.log(2) - 0.5 * math.log(2 * math.pi)
+    assert_close(captured(loc, scale, y)[0], expected)
+    assert captured.is_captured
 
 
 def test_validation_is_on_again_after_a_capture_and_after_one_that_failed() -> None:

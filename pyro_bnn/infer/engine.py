@@ -144,8 +144,10 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
         if theirs != ours:
             raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
         stored = init.num_stored_draws
-        z = init.unconstrained(num_points if stored is None else min(num_points, stored), seed)
-        return z.repeat((num_points + len(z) - 1) // len(z), 1)[:num_points].to(program.initial)
+        wanted = num_points * init.num_chains
+        z = init.unconstrained(wanted if stored is None else min(wanted, stored), seed)
+        spread = torch.linspace(0, len(z) - 1, num_points).long()  # over all chains
+        return z[spread].to(program.initial)
     if isinstance(init, nn.Module):
         values = _module_values(program, init)
     elif isinstance(init, Mapping):

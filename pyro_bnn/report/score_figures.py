@@ -9,7 +9,11 @@ import numpy as np
 from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
 from pyro_bnn.report.numbers import number, with_error
 from pyro_bnn.report.theme import Theme, canvas, colours_of, hide_left, name_rows
-from pyro_bnn.report.verdicts import SD_RATIO_STANDARD_ERRORS, SD_RATIO_THRESHOLD
+from pyro_bnn.report.verdicts import (
+    SD_RATIO_STANDARD_ERRORS,
+    SD_RATIO_THRESHOLD,
+    SD_RATIO_UPPER,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,9 +96,9 @@ def against_reference(comparison: Comparison, theme: Theme) -> Figure:
         )
         left.set_xlabel(f"distance to {comparison.reference}, {unit}")
         right.axvline(1, color=theme.muted, lw=1, ls=(0, (4, 3)))
-        right.axvspan(0, SD_RATIO_THRESHOLD, color=theme.band, lw=0, zorder=0)
+        right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=theme.band, lw=0, zorder=0)
         right.set_xlim(left=-0.02)
-        right.set_title(f"grey: below {SD_RATIO_THRESHOLD}, too sure", fontsize=10)
+        right.set_title(f"grey: {SD_RATIO_THRESHOLD} to {SD_RATIO_UPPER}, alike", fontsize=10)
         right.set_xlabel(f"epistemic sd / that of {comparison.reference} ± 2 se")
         name_rows(left, [entry.name for entry in entries])
         hide_left(right)

@@ -50,18 +50,21 @@ def headline(comparison: Comparison) -> str:
 
 
 def _grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of one section; columns at the end that do not fit the width are left out."""
+    """Lines of one section; columns that do not fit the width go on below, labelled again."""
     cells = [
         [column.title, _short(column), *(column.cell(row) for row in rows)] for column in columns
     ]
     width = max(len(label) for label in labels)
-    lines = [label.ljust(width) for label in labels]
+    first = [label.ljust(width) for label in labels]
+    done: list[str] = []
+    lines = first
     for cell in cells:
         padded = [text.rjust(max(len(other) for other in cell)) for text in cell]
         if len(lines[0]) + 2 + len(padded[0]) > WIDTH:
-            break
+            done += lines
+            lines = first
         lines = [f"{line}  {text}" for line, text in zip(lines, padded, strict=True)]
-    return [line.rstrip() for line in lines]
+    return [line.rstrip() for line in done + lines]
 
 
 def _short(column: Column) -> str:

@@ -21,6 +21,7 @@ TREND_STANDARD_ERRORS = 2.0
 TREND_GAIN = 1.0  # nats: a smaller gain changes no posterior that is worth reporting
 ELBO_GAP = 1.0  # nats, between a guide and one that it contains
 SD_RATIO_THRESHOLD = 0.8
+SD_RATIO_UPPER = 1.25  # its inverse
 SD_RATIO_STANDARD_ERRORS = 2.0
 
 CONTAINED = {
@@ -70,6 +71,7 @@ def verdicts(
     if judge is not None:
         for entry in evaluations:
             found.extend(sd_ratio_verdict(entry, judge))
+        found.extend(too_wide_verdicts(evaluations, judge))
         found.extend(reference_verdict(judge))
     return found
 
@@ -230,13 +232,47 @@ def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdi
     if not ratio.value + SD_RATIO_STANDARD_ERRORS * ratio.standard_error < SD_RATIO_THRESHOLD:
         return  # also where the error is unknown
     if entry.held_out.is_point:
-        text = f"{entry.name} is one point, so its epistemic sd is 0 times that of {reference.name}"
-        step = "its intervals hold noise only; use a guide with spread"
-    else:
-        value = with_error(ratio.value, ratio.standard_error)
-        text = f"{entry.name}: epistemic sd {value} times that of {reference.name}"
-        step = "it is too sure of its function; try a guide with correlations"
-    yield Verdict(f"{text}, threshold {SD_RATIO_THRESHOLD}: {step}.", "sd ratio")
+        yield Verdict(
+            f"{entry.name} is one point: its epistemic sd is 0, below the threshold of "
+            f"{SD_RATIO_THRESHOLD} times that of {reference.name}; its intervals hold noise only, "
+            "use a guide with spread.",
+            "sd ratio",
+        )
+        return
+    value = with_error(ratio.value, ratio.standard_error)
+    yield Verdict(
+        f"{entry.name}: epistemic sd {value} times that of {reference.name}, threshold "
+        f"{SD_RATIO_THRESHOLD}: it is too sure of its function; try a guide with correlations.",
+        "sd ratio",
+    )
+
+
+def too_wide_verdicts(
+    evaluations: Sequence[Evaluation], reference: Evaluation
+) -> Iterator[Verdict]:
+    """Posteriors that are less sure of the function than a reference that has converged.
+
+    Independent weights do this where there are data: their errors add up where those of the exact
+    posterior cancel.
+    """
+    if not _has_converged(reference):
+        return
+    wide = [
+        (entry.name, ratio)
+        for entry in evaluations
+        if (ratio := entry.sd_ratio) is not None
+        and ratio.value - SD_RATIO_STANDARD_ERRORS * ratio.standard_error > SD_RATIO_UPPER
+    ]
+    if wide:
+        parts = ", ".join(
+            f"{name} {with_error(ratio.value, ratio.standard_error)}" for name, ratio in wide
+        )
+        yield Verdict(
+            f"Epistemic sd above {SD_RATIO_UPPER} times that of {reference.name}: {parts}. Less "
+            "sure of the function at these rows than the posterior is; trust the reference for "
+            "epistemic uncertainty, or raise num_steps for a guide with correlations.",
+            "too wide",
+        )
 
 
 def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:

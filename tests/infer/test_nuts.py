@@ -171,9 +171,9 @@ def test_chains_from_one_start_go_apart(oracle: LinearGaussian) -> None:
 def test_draws_are_the_same_in_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that only cloudpickle carries, with priors in the default dtype of the caller."""
     slope = 0.3
+    activation: Callable[[Tensor], Tensor] = lambda h: torch.relu(h) + slope * h  # noqa: E731
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
-        activation = lambda h: torch.relu(h) + slope * h  # noqa: E731
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
         scale = pyro.sample("scale", dist.Gamma(2.0, 2.0))
         f = pyro.deterministic("f", activation(x @ w).sum(-1, keepdim=True))

@@ -67,6 +67,7 @@ def test_chains_that_disagree_are_reported_and_judge_nobody(classes: Any) -> Non
     (reference,) = _texts(classes.findings, "reference")
     assert reference.startswith("The reference NUTS has R-hat 1.28 > 1.05: distances and sd ratios")
     assert _texts(classes.findings, "sd ratio") == []  # although MAP has no spread at all
+    assert _texts(classes.findings, "too wide") == []
 
 
 def test_a_reference_without_chains_judges_nobody() -> None:
@@ -138,9 +139,16 @@ def test_too_little_spread_is_reported_beyond_its_noise_only() -> None:
     assert _texts(_findings(spread=0.9), "sd ratio") == []
 
 
+def test_too_much_spread_is_reported_beyond_its_noise_only() -> None:
+    (text,) = _texts(_findings(spread=2.0), "too wide")
+    assert text.startswith("Epistemic sd above 1.25 times that of NUTS: it 1.9")
+    assert _texts(_findings(spread=1.1), "too wide") == []
+    assert _texts(_findings(spread=0.5), "too wide") == []
+
+
 def test_a_point_estimate_is_named_as_one() -> None:
     (text,) = _texts(_findings(method="AutoDelta", spread=0.0), "sd ratio")
-    assert text.startswith("it is one point, so its epistemic sd is 0 times that of NUTS")
+    assert text.startswith("it is one point: its epistemic sd is 0, below the threshold of 0.8")
 
 
 def test_a_guide_below_one_that_it_contains_is_not_converged() -> None:
