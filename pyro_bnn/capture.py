@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bnn.effects import without_validation
+from pyro_bnn.simplify import simplify
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -70,8 +71,7 @@ def capture(fn: TensorFunction, args: Sequence[Tensor]) -> TensorFunction:
     clones = [a.detach().clone() for a in args]
     with without_validation():
         graph = make_fx(fn)(*clones)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    simplify(graph)
     return graph.forward
 
 

@@ -62,12 +62,19 @@ class Site:
 
     def unconstrained(self, z: Tensor) -> Tensor:
         """The site's unconstrained value ``[..., *shape]`` out of z ``[..., P]``."""
-        return z[..., self.start : self.stop].reshape((*z.shape[:-1], *self.unconstrained_shape))
+        return self._shaped(z[..., self.start : self.stop])
 
     def value(self, z: Tensor) -> Tensor:
         """The site's value ``[..., *shape]`` out of z ``[..., P]``."""
-        u = self.unconstrained(z)
+        return self.value_of(z[..., self.start : self.stop])
+
+    def value_of(self, entries: Tensor) -> Tensor:
+        """The site's value ``[..., *shape]`` out of its own entries of z."""
+        u = self._shaped(entries)
         return u if self.is_real else cast(Tensor, biject_to(self.support)(u))
+
+    def _shaped(self, entries: Tensor) -> Tensor:
+        return entries.reshape((*entries.shape[:-1], *self.unconstrained_shape))
 
     def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
         r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""

@@ -310,7 +310,7 @@ class Program:
             batch: Rows of the data.
         """
         terms = guide.terms(_part(params, "guide."), noise)
-        model_params = _part(params, "model.")
+        model_params = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
         jacobian = guide.has_log_prob
         gaussian = terms.mean is not None and terms.sd is not None
 

@@ -108,7 +108,7 @@ def problem(name: str) -> Problem:
     )
 
 
-def made(cls: type[Guide], given: Problem, *, seed: int = 0, noise: float = 0.3) -> Guide:
+def made(cls: type[Guide], given: Problem, *, seed: int = 0, noise: float = 1.0) -> Guide:
     """A guide set up on a problem, its parameters moved off their start by Gaussian noise."""
     guide = cls(given.model)
     generator = torch.Generator().manual_seed(seed)

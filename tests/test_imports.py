@@ -18,7 +18,7 @@ ROOMS = (
     ("errors",),
     ("data",),
     ("models", "layers", "priors", "likelihoods"),
-    ("program", "capture", "effects", "families", "latents"),
+    ("program", "capture", "effects", "families", "latents", "simplify"),
     ("guides",),
     ("posterior", "prediction", "memory", "export", "storage"),
     ("infer",),

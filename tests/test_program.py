@@ -224,6 +224,26 @@ def test_mean_elbo_over_minibatches_does_not_depend_on_their_size(guide: Any) ->
             assert_close(mean, full[i], rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_the_halves_of_an_elbo_by_formula(num_particles: int) -> None:
+    oracle = linear_gaussian()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    guide = guides.AutoNormal(oracle.model).double()
+    guide.setup(oracle.x[:1])
+    mean, sd = oracle.mean, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    guide.move_to(mean)
+    guide.scale = sd  # constrained: the raw value is set behind it
+    noise = torch.randn(num_particles, 4, dtype=torch.float64)
+    params = {f"guide.{k}": v for k, v in guide.named_parameters()}
+    terms = program.elbo(guide, params, noise, program.batch(oracle.x, oracle.y))
+    z = mean + sd * noise
+    likelihood = oracle.log_joint(z) - log_normal(z, oracle.prior_scale).sum(-1)
+    ratio = sd / oracle.prior_scale
+    kl = (0.5 * (ratio**2 + (mean / oracle.prior_scale) ** 2 - 1) - ratio.log()).sum()
+    assert_close(terms.expected_log_likelihood, likelihood.mean(), rtol=1e-10, atol=0)
+    assert_close(terms.kl, kl, rtol=1e-10, atol=0)
+
+
 def test_num_data_sets_the_scale() -> None:
     with default_dtype(torch.float64):
         s = Setting("normal-fixed")
@@ -412,6 +432,20 @@ def test_parameters_that_the_user_froze_stay_frozen() -> None:
         "net.0.bias": False,
         "net.2.bias": True,
     }
+
+
+def test_an_elbo_holds_parameters_it_is_not_given_where_they_are() -> None:
+    s = Setting("bayesian-partial")
+    guide = guides.AutoDelta(s.model)
+    guide.setup(s.x[:1])
+    params = {f"guide.{k}": v for k, v in guide.named_parameters()}
+    given = {f"model.{k}": v for k, v in s.program.params.items()}
+    noise = guide.draw_noise(1)
+    expected = s.program.elbo(guide, {**params, **given}, noise, s.batch)
+    with torch.no_grad():
+        for value in s.model.parameters():  # type: ignore[attr-defined]
+            value.zero_()  # the program's clones count, not these
+    assert_close(s.program.elbo(guide, params, noise, s.batch), expected)
 
 
 def test_params_stand_in_for_the_models_own() -> None:

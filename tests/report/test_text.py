@@ -1,6 +1,9 @@
 """The summary for a terminal."""
 
-from pyro_bnn.report import Comparison
+import pytest
+
+from pyro_bnn.report import Comparison, text
+from pyro_bnn.report.table import sections
 
 
 def test_the_summary_fits_the_terminal_and_holds_table_and_verdicts(regression: Comparison) -> None:
@@ -27,3 +30,18 @@ def test_warnings_are_marked(regression: Comparison) -> None:
 def test_sections_without_numbers_are_left_out(one_input: Comparison) -> None:
     assert "Against the reference" not in one_input.summary()
     assert "divergent" not in one_input.summary()
+
+
+def test_columns_that_do_not_fit_go_on_below(
+    regression: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def titles(summary: str) -> set[str]:
+        known = (c.title for cs in sections(regression.units, "regression").values() for c in cs)
+        return {title for title in known if title in summary}
+
+    wide = titles(regression.summary())
+    monkeypatch.setattr(text, "WIDTH", 70)
+    narrow = regression.summary()
+    assert max(map(len, narrow.splitlines())) <= 70
+    assert titles(narrow) == wide
+    assert len(wide) > 8

@@ -1,0 +1,129 @@
+"""Fewer operations in a captured graph, with the same numbers to the last bit.
+
+A small network's step is bound by the number of operations, and autograd leaves many that do
+nothing (``x * 1``, ``x ** 1``, a view of the same shape), stand twice, or depend on no input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+
+_NEUTRAL: Mapping[Any, float] = {  # second argument that returns the first unchanged
+    aten.mul.Tensor: 1,
+    aten.mul.Scalar: 1,
+    aten.div.Tensor: 1,
+    aten.div.Scalar: 1,
+    aten.sub.Tensor: 0,
+    aten.pow.Tensor_Scalar: 1,
+}
+_FILLS: Mapping[Any, Callable[[Node], Any]] = {  # value of a tensor that depends on a shape alone
+    aten.ones_like.default: lambda _: 1.0,
+    aten.zeros_like.default: lambda _: 0.0,
+    aten.new_zeros.default: lambda _: 0.0,
+    aten.new_ones.default: lambda _: 1.0,
+    aten.full_like.default: lambda node: node.args[1],
+}
+
+
+def simplify(module: GraphModule) -> None:
+    """Remove operations that do nothing, fold constants, merge duplicates; in place.
+
+    A graph with operations that write into their inputs or draw random numbers stays as it is.
+
+    Args:
+        module: Captured with ``make_fx``, specialised to the shapes of its inputs.
+    """
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    if any(_is_impure(node) for node in calls):
+        return
+    _remove_neutral(module)
+    _fold_constants(module)
+    _merge_duplicates(module)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _remove_neutral(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        same = _equal_argument(node)
+        if same is not None and _value(same).dtype == _value(node).dtype:
+            node.replace_all_uses_with(same)
+            module.graph.erase_node(node)
+
+
+def _equal_argument(node: Node) -> Node | None:
+    """The argument that a node returns unchanged, if it is such a node."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return None
+    first: Node = node.args[0]
+    if node.target is aten.detach.default:
+        return first
+    if node.target in _NEUTRAL and len(node.args) == 2 and not node.kwargs:
+        is_neutral = not isinstance(node.args[1], Node) and node.args[1] == _NEUTRAL[node.target]
+        return first if is_neutral else None
+    if node.target in (aten.expand.default, aten.view.default):
+        return first if _value(first).shape == _value(node).shape else None
+    if node.target is aten.t.default and first.target is aten.t.default:
+        return cast(Node, first.args[0])
+    return None
+
+
+def _fold_constants(module: GraphModule) -> None:
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            known[node] = getattr(module, cast(str, node.target))
+        elif node.op == "call_function":
+            if node.target in _FILLS:
+                like = _value(node)
+                fill = _FILLS[node.target](node)
+                known[node] = torch.full(like.shape, fill, dtype=like.dtype, device=like.device)
+            elif all(source in known for source in node.all_input_nodes):
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
+                known[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+    for node, value in known.items():
+        if node.op == "get_attr" or not isinstance(value, Tensor):
+            continue
+        readers = [user for user in node.users if user not in known]
+        if not readers:
+            continue
+        name = f"folded_{node.name}"
+        module.register_buffer(name, value, persistent=False)
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        constant.meta = node.meta
+        for reader in readers:
+            reader.replace_input_with(node, constant)
+    module.graph.eliminate_dead_code()
+
+
+def _merge_duplicates(module: GraphModule) -> None:
+    first: dict[Any, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        key = (node.op, node.target, repr(node.args), repr(node.kwargs))  # names stand for nodes
+        if key in first:
+            node.replace_all_uses_with(first[key])
+            module.graph.erase_node(node)
+        else:
+            first[key] = node
+
+
+def _is_impure(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    tags = getattr(node.target, "tags", ())
+    return bool(schema and schema.is_mutable) or torch.Tag.nondeterministic_seeded in tags
+
+
+def _value(node: Node) -> Any:
+    """What is known of a node's tensor: shape, dtype, device."""
+    return node.meta["val"] if "val" in node.meta else node.meta["tensor_meta"]

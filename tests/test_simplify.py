@@ -1,0 +1,83 @@
+"""Simplified graphs return the same bits from fewer operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_bnn.simplify import simplify
+
+CONSTANT = torch.arange(3.0)
+
+
+def _num_calls(module: torch.fx.GraphModule) -> int:
+    return sum(node.op == "call_function" for node in module.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("fn", "num_calls"),
+    [
+        (lambda x: ((x * 1.0) ** 1.0).view(3).expand(3).detach() - 0, 0),
+        (lambda x: x.reshape(3, 1).t().t() + 2, 2),
+        (lambda x: x + CONSTANT.exp().sum() * 2, 1),
+        (lambda x: x * torch.ones_like(x).neg(), 1),
+        (lambda x: x * torch.full_like(x, 3.0), 1),
+        (lambda x: x.exp() * x.exp(), 2),
+        (lambda x: x * 2 + x * 3, 3),
+        (lambda x: x.reshape(3, 1).expand(3, 2) + 0.5, 3),
+        (lambda x: x.reshape(3, 1) / 2, 2),
+    ],
+)
+def test_operations_that_do_nothing_go_and_the_numbers_stay(
+    fn: Callable[[Tensor], Tensor], num_calls: int
+) -> None:
+    x = torch.tensor([0.1, -2.3, 4.0])
+    module = make_fx(fn)(x)
+    simplify(module)
+    assert _num_calls(module) == num_calls
+    for value in (x, 1.7 * x):
+        torch.testing.assert_close(module(value), fn(value), rtol=0, atol=0)
+
+
+def test_a_neutral_operation_that_changes_the_dtype_stays() -> None:
+    x = torch.arange(3)
+    module = make_fx(lambda x: x / 1)(x)
+    simplify(module)
+    assert module(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x * 1.0).add_(1.0),  # x * 1.0 is a copy that is written into
+        lambda x: x * 1.0 + torch.rand_like(x) - torch.rand_like(x),
+    ],
+)
+def test_graphs_that_write_or_draw_stay_as_they_are(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(3)
+    module = make_fx(fn)(x)
+    before = _num_calls(module)
+    simplify(module)
+    assert _num_calls(module) == before
+    module(x)
+    torch.testing.assert_close(x, torch.ones(3), rtol=0, atol=0)
+
+
+def test_gradients_of_a_small_network_keep_their_bits() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+
+    def gradient(w: Tensor) -> Tensor:
+        w = w.detach().requires_grad_()
+        loss = ((torch.relu(x @ w.view(3, 1)) - y) ** 2).sum() + (w**2).sum() / 2
+        return torch.autograd.grad(loss, w)[0]
+
+    w = torch.randn(3)
+    module = make_fx(gradient)(w)
+    before, expected = _num_calls(module), gradient(2 * w)
+    simplify(module)
+    assert _num_calls(module) < before
+    torch.testing.assert_close(module(2 * w), expected, rtol=0, atol=0)
