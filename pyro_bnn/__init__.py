@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pyro_bnn.posterior import Posterior
     from pyro_bnn.prediction import Prediction
     from pyro_bnn.program import Program
-    from pyro_bnn.report import Comparison, compare
+    from pyro_bnn.report.compare import Comparison, compare
 
 
 def __getattr__(name: str) -> Any:

@@ -34,8 +34,9 @@ def one(value: float) -> Tensor:
 class MixedModel(PyroModule):
     """Sites of many supports: real, positive twice, simplex, and real values inside a plate.
 
-    In the order of execution, with P = 3 + 1 + 1 + 2 + 2 = 9: ``w`` [3, 1], ``noise`` [],
-    ``rate`` [1], ``mixing`` [3] on the simplex, ``offset`` [2] in the plate "groups".
+    In the order of execution, with P = 3 + 1 + 1 + 2 + 2 + 2 = 11: ``w`` [3, 1], ``noise`` [],
+    ``rate`` [1], ``mixing`` [3] on the simplex, and in the plate "groups" ``offset`` [2] and the
+    positive ``gain`` [2].
     """
 
     concentration: Tensor
@@ -51,7 +52,8 @@ class MixedModel(PyroModule):
         mixing = pyro.sample("mixing", dist.Dirichlet(self.concentration))
         with pyro.plate("groups", 2):
             offset = pyro.sample("offset", dist.Normal(one(0.5), one(2.0)))
-        f = x @ (w * mixing.unsqueeze(-1)) * rate + offset.sum()  # [N, 1]
+            gain = pyro.sample("gain", dist.LogNormal(one(-0.5), one(0.3)))
+        f = x @ (w * mixing.unsqueeze(-1)) * rate + (gain * offset).sum()  # [N, 1]
         f = pyro.deterministic("f", f)
         with pyro.plate("data", x.shape[0]):
             sampled: Tensor = pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
@@ -61,7 +63,7 @@ class MixedModel(PyroModule):
     def log_prior(z: Tensor) -> Tensor:
         """Log prior density ``[S]`` of z ``[S, P]``, written out with ``torch.distributions``."""
         d = torch.distributions
-        w, log_noise, log_rate, sticks, offset = z.split([3, 1, 1, 2, 2], -1)
+        w, log_noise, log_rate, sticks, offset, log_gain = z.split([3, 1, 1, 2, 2, 2], -1)
         total: Tensor = d.Laplace(one(0.0), one(1.0)).log_prob(w).sum(-1)
         total = total + d.HalfNormal(one(1.0)).log_prob(log_noise.exp()).sum(-1) + log_noise.sum(-1)
         total = total + d.Normal(one(0.2), one(0.5)).log_prob(log_rate).sum(-1)  # log of LogNormal
@@ -71,6 +73,7 @@ class MixedModel(PyroModule):
         total = total + dirichlet.log_prob(mixing)
         total = total + stick_breaking.log_abs_det_jacobian(sticks, mixing)
         total += d.Normal(one(0.5), one(2.0)).log_prob(offset).sum(-1)
+        total += d.Normal(one(-0.5), one(0.3)).log_prob(log_gain).sum(-1)
         return total
 
 

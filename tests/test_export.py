@@ -129,7 +129,7 @@ def test_hyper_parameters_as_they_are_and_weights_on_request() -> None:
     train, _ = train_and_test()
     posterior = SVI(guides.AutoNormal, num_steps=2).run(MixedModel(), train, progress=False)
     few = posterior.to_arviz(train, num_samples=6)["posterior"]
-    scalars = {"noise", "rate", "mixing", "norm w", "norm offset", "f"}
+    scalars = {"noise", "rate", "mixing", "gain", "norm w", "norm offset", "f"}
     assert set(few.data_vars) == scalars
     sites = posterior.sample(6)
     np.testing.assert_array_equal(few["noise"].to_numpy()[0], sites["noise"])

@@ -299,11 +299,13 @@ def test_a_failed_write_leaves_the_old_file(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OutputError, match="No space left on device"):
-        exact_posterior(linear_gaussian()).save(path)
-    assert path.read_bytes() == before
-    assert [child.name for child in tmp_path.iterdir()] == ["fit.pt"]
+    for owner, name in ((torch, "save"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(OutputError, match="No space left on device"):
+                exact_posterior(linear_gaussian()).save(path)
+        assert path.read_bytes() == before
+        assert [child.name for child in tmp_path.iterdir()] == ["fit.pt"]
 
 
 def test_options_are_plain_json(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class _Run:
     def __init__(self, svi: SVI, program: Program, guide: Guide, seed: int) -> None:
         self.svi, self.program, self.guide = svi, program, guide
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
-        named |= {f"model.{k}": v for k, v in program.params.items()}
+        named |= {f"model.{k}": v for k, v in program.params.items() if v.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
         self.losses: list[float] = []
         self._noise = torch.Generator(program.device).manual_seed(seed + 1)

@@ -65,6 +65,7 @@ def test_pyros_initialisation_strategies_are_taken() -> None:
         "rate": one(1.5).reshape(1),
         "mixing": one(0.0).new_tensor([0.2, 0.3, 0.5]),
         "offset": one(0.0).new_tensor([0.4, -0.1]),
+        "gain": one(0.0).new_tensor([1.4, 0.6]),
     }
     guide = mixed_guide(init_loc_fn=init_to_value(values=values))
     median = guide.median()
@@ -101,11 +102,11 @@ def test_plates_of_the_model_are_plates_of_the_guide() -> None:
     for each in (guide, AutoDelta(guide.model), AutoMultivariateNormal(guide.model)):
         with torch.random.fork_rng(), pyro.get_param_store().scope():
             trace = pyro.poutine.trace(each).get_trace(x)
-        node = trace.nodes["offset"]
-        frames = [frame.name for frame in node["cond_indep_stack"]]
-        assert frames == ["groups"]
         trace.compute_log_prob()
-        assert node["log_prob"].shape == (2,)
+        for name in ("offset", "gain"):
+            node = trace.nodes[name]
+            assert [frame.name for frame in node["cond_indep_stack"]] == ["groups"]
+            assert node["log_prob"].shape == (2,)
 
 
 # The point of a base class

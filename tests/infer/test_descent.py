@@ -74,16 +74,17 @@ def test_clip_norm_is_the_norm_over_all_parameters() -> None:
     assert [float(leaf.detach()) for leaf in leaves] == pytest.approx([-6.3, 8.4], rel=1e-6)
 
 
-def test_parameters_can_be_added_later() -> None:
+@pytest.mark.parametrize(("schedule", "middle"), [("cosine", 0.25), ("constant", 0.5)])
+def test_parameters_can_be_added_later(schedule: Schedule, middle: float) -> None:
     first, second = (torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in range(2))
-    steps = descent([first], schedule="cosine", num_steps=4)
+    steps = descent([first], schedule=schedule, num_steps=4)
     first.grad = torch.ones((), dtype=torch.float64)
     steps.step(0)
     steps.add([second])
     second.grad = torch.ones((), dtype=torch.float64)
     steps.step(2)
-    assert float(first.detach()) == pytest.approx(-0.5 - 0.25, rel=1e-12)
-    assert float(second.detach()) == pytest.approx(-0.25, rel=1e-12)
+    assert float(first.detach()) == pytest.approx(-0.5 - middle, rel=1e-12)
+    assert float(second.detach()) == pytest.approx(-middle, rel=1e-12)
 
 
 def test_what_makes_no_torch_optimizer_is_refused() -> None:

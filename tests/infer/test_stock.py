@@ -50,7 +50,7 @@ def test_log_q_of_stock_auto_normal() -> None:
     guide = autoguide.AutoNormal(model)
     posterior = run(model, guide, num_steps=5)
     z, log_q = posterior.unconstrained(20), posterior.log_q(20)
-    names = ["w", "noise", "rate", "mixing", "offset"]
+    names = ["w", "noise", "rate", "mixing", "offset", "gain"]
     locs = torch.cat([getattr(guide.locs, name).detach().reshape(-1) for name in names])
     scales = torch.cat([getattr(guide.scales, name).detach().reshape(-1) for name in names])
     expected = torch.distributions.Normal(locs, scales).log_prob(z).sum(-1)

@@ -331,7 +331,7 @@ def test_a_loss_that_is_not_finite_names_step_and_sites_and_keeps_the_last_good_
 
 
 def test_the_last_good_state_is_at_most_one_window_old() -> None:
-    """With a data set whose 151st batch is broken, the state of step 100 is kept."""
+    """With a data set whose 171st batch is broken, the state of step 100 is kept."""
     oracle = linear_gaussian()
 
     class Loader(DataLoader[Any]):
@@ -340,13 +340,13 @@ def test_the_last_good_state_is_at_most_one_window_old() -> None:
         def __iter__(self) -> Any:
             for _ in range(20):
                 self.passes += 1
-                broken = self.passes == 20 + 151  # 20 were read to see the data
+                broken = self.passes == 20 + 171  # 20 were read to see the data
                 yield oracle.x[:1], oracle.y[:1] + (math.inf if broken else 0.0)
 
     loader = Loader(TensorDataset(oracle.x, oracle.y))
     message, posterior = diverged(oracle, num_steps=200, data=loader)
-    assert "not finite at step 150, at 'y'; the state of step 100 is kept" in message
-    assert len(posterior.losses) == 150
+    assert "not finite at step 170, at 'y'; the state of step 100 is kept" in message
+    assert len(posterior.losses) == 170
 
 
 def test_an_infinite_kl_is_named() -> None:
