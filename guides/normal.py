@@ -95,8 +95,10 @@ class AutoNormal(Guide):
             normal = dist.Normal(site.unconstrained(loc), site.unconstrained(scale))
             if site.is_real:
                 return cast(Distribution, normal.to_event(len(site.shape)))
+            transform = biject_to(site.support)
+            # no more event dimensions than the transform has: those of plates stay batch
             transformed = dist.TransformedDistribution(
-                normal.to_event(len(site.unconstrained_shape)), [biject_to(site.support)]
+                normal.to_event(transform.domain.event_dim), [transform]
             )
             return cast(Distribution, transformed.to_event(len(site.shape) - transformed.event_dim))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.capture import Captured, value_and_grad
-from pyro_bnn.effects import Model, isolated, trace_model
+from pyro_bnn.effects import Model, isolated, trace_model, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.chains import Report, State, chain_seeds, run_chains
 from pyro_bnn.infer.engine import (
@@ -247,7 +247,7 @@ def _starts(program: Program, batch: Batch, init: Init, num_chains: int, seed: i
         found: list[str] = []
         for attempt in range(MAX_STARTS):
             start_seed = chain_seeds(seed, num_chains, stream=attempt + 1)[chain]
-            with isolated(start_seed), pyro.validation_enabled(is_validate=False):
+            with isolated(start_seed), without_validation():
                 messages = trace_model(program.model, batch.x[:1]).messages
             values = {site.name: messages[site.name]["value"] for site in program.sites}
             program.initial = program.unconstrain(values).detach()
