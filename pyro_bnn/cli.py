@@ -134,7 +134,7 @@ def compare(
     steps: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Gradient steps of SVI for each guide (num_steps)."),
-    ] = 5000,
+    ] = 10_000,
     batch_size: Annotated[
         int | None,
         typer.Option(
