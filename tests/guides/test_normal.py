@@ -44,6 +44,14 @@ def test_exact_means_and_inverse_diagonal_precision_are_the_optimum() -> None:
     assert elbo == pytest.approx(oracle.log_evidence - gap, rel=1e-12)
 
 
+def test_its_distribution_is_that_of_its_parameters() -> None:
+    oracle = linear_gaussian()
+    q = optimum(oracle).get_posterior()
+    normal = torch.distributions.Normal(oracle.mean, oracle.mean_field_variance.sqrt())
+    z = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+    torch.testing.assert_close(q.log_prob(z), normal.log_prob(z).sum(-1))
+
+
 def test_svi_reaches_the_optimum() -> None:
     oracle = linear_gaussian()
     covariance = oracle.mean_field_variance.diag()

@@ -135,6 +135,27 @@ def test_the_kl_weight_scales_the_kl(warmup: int, weight: float) -> None:
     assert posterior.losses[0] == pytest.approx(-float(oracle.log_joint(z)), rel=1e-12)
 
 
+def test_a_parameter_that_appears_late_is_trained_too() -> None:
+    oracle = linear_gaussian()
+    calls = []
+
+    def guide(x: Tensor, y: Tensor | None = None) -> None:
+        calls.append(1)
+        w = pyro.param("w_loc", lambda: torch.ones(3, 1, dtype=torch.float64))
+        late = len(calls) > 2  # the first call only looks for the sites
+        b = pyro.param("b_loc", lambda: torch.ones(1).double()) if late else torch.ones(1).double()
+        pyro.sample("w", dist.Delta(w, event_dim=2))
+        pyro.sample("b", dist.Delta(b, event_dim=1))
+
+    posterior = run(oracle.model, guide, **{**STEP, "num_steps": 2, "schedule": "constant"})
+    assert posterior.num_parameters == 4
+    a, z = design(oracle.x), torch.ones(4, dtype=torch.float64)
+    for moves in (torch.tensor([1.0, 1, 1, 0]), torch.ones(4)):
+        gradient = a.T @ (oracle.y - a @ z) / oracle.noise**2 - z / oracle.prior_scale**2
+        z = z + moves.double() * gradient
+    torch.testing.assert_close(posterior.unconstrained(20)[0], z)
+
+
 def test_point_parameters_of_the_model_are_trained_on_a_copy() -> None:
     oracle = linear_gaussian()
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
