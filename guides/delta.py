@@ -47,6 +47,7 @@ class AutoDelta(Guide):
 
     def get_posterior(self) -> Distribution:
         """A point mass at ``loc``."""
+        self.require_setup()
         return dist.Delta(self.loc, event_dim=1)
 
     def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:

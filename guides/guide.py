@@ -18,10 +18,19 @@ from pyro.infer.autoguide import init_to_median
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model, Site, evaluate, is_real, isolated, require_sites, trace_model
+from pyro_bnn.effects import (
+    Evaluate,
+    Model,
+    Site,
+    evaluate,
+    is_real,
+    isolated,
+    require_sites,
+    trace_model,
+)
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.latents import Latents
-from pyro_bnn.program import GuideTerms, Params
+from pyro_bnn.program import GuideTerms, Params, _store_params
 
 _instances = itertools.count()
 
@@ -54,13 +63,16 @@ class Guide(PyroModule):
     kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "exact"
 
     def __init__(
-        self, model: Model, *, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
+        self, model: Model, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
     ) -> None:
         super().__init__(name=f"{type(self).__name__}_{next(_instances)}")
         self.__dict__["model"] = model  # not a submodule: its parameters are not the guide's
         self.init_loc_fn = init_loc_fn
         self.latents: Latents | None = None
-        self._messages: Mapping[str, Mapping[str, Any]] = {}
+        self._plates: dict[str, tuple[Any, ...]] = {}  # of each site
+        self._event_dims: dict[str, int] = {}
+        # start and constraint of the model's pyro.param statements
+        self._store: dict[str, tuple[Tensor, constraints.Constraint]] = {}
         self._args: tuple[Any, ...] = ()
         self._shapes: list[tuple[str, list[int], int]] = []  # name, shape, length in z
 
@@ -104,12 +116,20 @@ class Guide(PyroModule):
         Raises:
             SiteError: If the guide has not been set up.
         """
+        self.require_setup()
+        return sum(length for _, _, length in self._shapes)
+
+    def require_setup(self) -> None:
+        """Check that the guide has parameters.
+
+        Raises:
+            SiteError: If it has not been set up.
+        """
         if not self._shapes:
             raise SiteError(
                 f"{type(self).__name__} has no parameters yet: call guide.setup(x), load a state "
                 "dict, or train it"
             )
-        return sum(length for _, _, length in self._shapes)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model once and create the parameters, unless they exist.
@@ -136,17 +156,22 @@ class Guide(PyroModule):
                 f"model has {_listed(shapes)}"
             )
         latents = Latents(trace.sites)
-        self._messages = trace.messages
-        self._args = args
+        self._plates = {k: tuple(m["cond_indep_stack"]) for k, m in trace.messages.items()}
+        self._event_dims = {k: m["fn"].event_dim for k, m in trace.messages.items()}
+        self._store = {
+            name: (value.detach(), constraint)
+            for name, (value, constraint) in _store_params(self.model, trace.param_messages).items()
+        }
+        self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
         self._pass_through_model(latents, trace.messages)
         if not self._shapes:
-            values = {name: self._initial_value(name) for name in trace.messages}
+            values = {name: self._initial_value(msg) for name, msg in trace.messages.items()}
             self._shapes = shapes
             self.make_parameters(latents.unconstrain(values).detach().clone())
         self.latents = latents
 
-    def _initial_value(self, name: str) -> Tensor:
-        msg = dict(self._messages[name])
+    def _initial_value(self, message: Mapping[str, Any]) -> Tensor:
+        msg = dict(message)
         if self.init_loc_fn is not None:
             return self.init_loc_fn(msg)
         if is_real(msg["fn"].support):
@@ -184,6 +209,7 @@ class Guide(PyroModule):
 
     def draw_noise(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
         """Standard normal noise ``[S, M]`` for S draws."""
+        self.require_setup()
         like = next(self.parameters())
         return torch.randn(
             num_draws, self.noise_dim, generator=generator, dtype=like.dtype, device=like.device
@@ -191,6 +217,7 @@ class Guide(PyroModule):
 
     def sample(self, num_draws: int, seed: int = 0) -> Tensor:
         """Draws z ``[S, P]``; the same for one seed."""
+        self.require_setup()
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
         with torch.no_grad():
             return self.transport(self.draw_noise(num_draws, generator)).detach()
@@ -205,8 +232,16 @@ class Guide(PyroModule):
         named = {f"guide.{name}": value for name, value in params.items()}
         return cast(GuideTerms, torch.func.functional_call(_Terms(self), named, (noise,)))
 
-    def kl(self, num_draws: int = 1_000, seed: int = 0) -> tuple[float, bool]:
+    def kl(
+        self, num_draws: int = 1_000, seed: int = 0, *, params: Params | None = None
+    ) -> tuple[float, bool]:
         r"""KL(q || prior) in nats, summed over all of z.
+
+        Args:
+            num_draws: Draws of z where it is not in closed form.
+            seed: Their seed.
+            params: Values of the model's point-estimated parameters, unconstrained, on which the
+                prior may depend: ``posterior.params`` of a fit. Default: those of the model.
 
         Returns:
             The value, and whether it is exact: then it is in closed form and has no Monte Carlo
@@ -231,12 +266,18 @@ class Guide(PyroModule):
             z = self.sample(num_draws, seed)
 
             def rest(row: Tensor) -> Tensor:
-                run = evaluate(self.model, latents.constrain(row), *self._args)
+                run = self._evaluate(latents.constrain(row), params)
                 return latents.log_prior(run, row, closed_forms=marginals is None)
 
             log_prior = log_prior + torch.func.vmap(rest)(z).mean()
             negative_entropy = -entropy if entropy is not None else self.log_prob(z).mean()
             return float(negative_entropy - log_prior), False
+
+    def _evaluate(self, values: Mapping[str, Tensor], params: Params | None) -> Evaluate:
+        given = {} if params is None else params
+        store = {k: (given.get(k, start), c) for k, (start, c) in self._store.items()}
+        module = {k: v for k, v in given.items() if k not in store}
+        return evaluate(self.model, values, *self._args, module_params=module, store_params=store)
 
     # Summaries, as Pyro's autoguides have them
 
@@ -283,13 +324,13 @@ class Guide(PyroModule):
         values = {}
         for site in latents.sites:
             with ExitStack() as stack:
-                for frame in self._messages[site.name]["cond_indep_stack"]:
+                for frame in self._plates[site.name]:
                     if frame.name not in plates:
                         plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
                     stack.enter_context(plates[frame.name])
                 fn = distribution(site)
-                if self._messages[site.name]["cond_indep_stack"]:
-                    fn = _in_plates(fn, self._messages[site.name]["fn"].event_dim)
+                if self._plates[site.name]:
+                    fn = _in_plates(fn, self._event_dims[site.name])
                 values[site.name] = pyro.sample(site.name, fn)
         return values
 

@@ -47,7 +47,6 @@ class AutoLowRankMultivariateNormal(Guide):
     def __init__(
         self,
         model: Model,
-        *,
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         init_scale: float = 0.01,
         rank: int | None = None,
@@ -89,6 +88,7 @@ class AutoLowRankMultivariateNormal(Guide):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
+        self.require_setup()
         C = self.cov_factor
         u = (z - self.loc) / self.scale
         chol = self._capacitance_tril()
@@ -108,6 +108,7 @@ class AutoLowRankMultivariateNormal(Guide):
 
     def get_posterior(self) -> Distribution:
         """The Gaussian over z ``[P]``."""
+        self.require_setup()
         scale = self.scale
         return dist.LowRankMultivariateNormal(
             self.loc, scale.unsqueeze(-1) * self.cov_factor, scale.square()

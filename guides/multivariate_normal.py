@@ -54,6 +54,7 @@ class AutoMultivariateNormal(AutoNormal):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
+        self.require_setup()
         u = ((z - self.loc) / self.scale).unsqueeze(-2)
         u = torch.linalg.solve_triangular(self.scale_tril.mT, u, upper=True, left=False)
         squared: Tensor = u.squeeze(-2).square().sum(-1)
@@ -66,6 +67,7 @@ class AutoMultivariateNormal(AutoNormal):
 
     def get_posterior(self) -> Distribution:
         """The Gaussian over z ``[P]``."""
+        self.require_setup()
         scale_tril = self.scale.unsqueeze(-1) * self.scale_tril
         return dist.MultivariateNormal(self.loc, scale_tril=scale_tril)
 

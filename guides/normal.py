@@ -45,7 +45,6 @@ class AutoNormal(Guide):
     def __init__(
         self,
         model: Model,
-        *,
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         init_scale: float = 0.01,
     ) -> None:
@@ -67,6 +66,7 @@ class AutoNormal(Guide):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
+        self.require_setup()
         u = (z - self.loc) / self.scale
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
         return -0.5 * u.square().sum(-1) - log_normaliser
@@ -81,6 +81,7 @@ class AutoNormal(Guide):
 
     def get_posterior(self) -> Distribution:
         """Independent Gaussians over z ``[P]``."""
+        self.require_setup()
         return cast(Distribution, dist.Normal(self.loc, self.scale).to_event(1))
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

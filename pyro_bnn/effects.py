@@ -6,13 +6,16 @@ functions of tensors.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -24,6 +27,8 @@ from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.likelihoods import match_observation
+
+logger = logging.getLogger("pyro_bnn")
 
 Model = Callable[..., Any]
 
@@ -120,6 +125,12 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         yield
 
 
+def derived_seed(seed: int, stream: int) -> int:
+    """Seed of a random stream that is independent of that of ``seed`` itself."""
+    state = np.random.SeedSequence([seed % 2**64, stream]).generate_state(1, np.uint64)
+    return int(state[0])
+
+
 @contextmanager
 def _without_registration_warnings() -> Iterator[None]:
     """Pyro warns of parameters that need no gradient; here all are given from outside."""
@@ -145,7 +156,7 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
     """
-    with pyro.get_param_store().scope(), _without_registration_warnings():
+    with poutine.block(), pyro.get_param_store().scope(), _without_registration_warnings():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
@@ -173,6 +184,23 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     messages = {site.name: nodes[site.name] for site in sites}
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
     return ModelTrace(tuple(sites), messages, params)
+
+
+def sampled_like(model: Model, x: Tensor) -> Tensor | None:
+    """The first floating array that a model samples or records, or None.
+
+    A model that names no tensor makes its own from numbers or after x, and only running it tells
+    which; where it fails on x, what it sampled until then does.
+    """
+    with poutine.block(), isolated(), _without_registration_warnings(), poutine.trace() as tracer:
+        try:
+            model(x)
+        except Exception as error:  # it is raised again by the model's check, on x as it is cast
+            logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
+    nodes: Mapping[str, Any] = tracer.trace.nodes
+    values = [node["value"] for node in nodes.values() if node["type"] == "sample"]
+    arrays = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim)
+    return next(arrays, None)
 
 
 def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
@@ -206,7 +234,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
     """
     _check_modules(model)
     num_rows = x.shape[0]
-    with isolated(), _without_registration_warnings():
+    with poutine.block(), isolated(), _without_registration_warnings():
         free = poutine.trace(model).get_trace(x)
         nodes: Mapping[str, Any] = free.nodes
         if "y" not in nodes:
@@ -214,6 +242,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
                 f'the model has no sample site named "y"; it should end with{CORRECTED}'
             )
         _check_rows(free, num_rows)
+        _check_plate(free, poutine.trace(model).get_trace(x[:1]))
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
     _check_observed(observed)
@@ -264,6 +293,23 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
         )
 
 
+def _check_plate(whole: poutine.Trace, first_row: poutine.Trace) -> None:
+    """Check that the plate follows the rows of x, unless it subsamples itself."""
+    plate = _data_plate(whole)
+    if plate.full_size not in (None, plate.size):
+        return
+    if (size := _data_plate(first_row).size) != 1:
+        raise ModelError(
+            f'the plate "data" has {size} rows whatever x has: give it the rows of x, as '
+            f"minibatches and predictions have other numbers of them{CORRECTED}"
+        )
+
+
+def _data_plate(trace: poutine.Trace) -> Any:
+    nodes: Mapping[str, Any] = trace.nodes
+    return next(frame for frame in nodes["y"]["cond_indep_stack"] if frame.name == "data")
+
+
 def _check_shared(trace: poutine.Trace) -> None:
     """Check that no latent site has a value for each row."""
     nodes: Mapping[str, Any] = trace.nodes
@@ -309,7 +355,7 @@ class Evaluate(Messenger):
 
     def __init__(
         self,
-        values: Mapping[str, Tensor],
+        values: Mapping[str, Tensor | None],
         params: Mapping[str, tuple[Tensor, constraints.Constraint]],
     ) -> None:
         super().__init__()
@@ -331,7 +377,7 @@ class Evaluate(Messenger):
         if msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
         elif msg["name"] == "y" and not msg["is_observed"]:
-            msg["value"] = torch.empty(0)  # nobody reads it
+            msg["value"] = _zeros_like(msg["fn"])  # only the model's own code reads it
         elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
             fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
             size = fn.size if fn.subsample_size is None else fn.subsample_size
@@ -367,7 +413,7 @@ def require_fixed_supports(run: Evaluate) -> None:
 
 def evaluate(
     model: Model,
-    values: Mapping[str, Tensor],
+    values: Mapping[str, Tensor | None],
     *args: Any,
     module_params: Mapping[str, Tensor] | None = None,
     store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
@@ -376,13 +422,14 @@ def evaluate(
 
     Args:
         model: Pyro model.
-        values: Value of every latent site.
+        values: Value of every latent site; None draws it from its prior.
         args: The model's arguments: x, or x and y as the likelihood takes it.
-        module_params: Values that stand in for the model's own parameters, by name.
+        module_params: Values that stand in for the model's own parameters and buffers, by name.
         store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
     """
     evaluation = Evaluate(values, store_params or {})
     with (
+        poutine.block(),  # a handler around the engine is none of the model's
         without_validation(),
         pyro.get_param_store().scope(),
         _without_registration_warnings(),
@@ -485,6 +532,16 @@ def base_distribution(fn: Distribution) -> Distribution:
     while isinstance(fn, torch.distributions.Independent):
         fn = cast(Distribution, fn.base_dist)
     return fn
+
+
+def _zeros_like(fn: Distribution) -> Tensor:
+    """Zeros in the shape and on the device of a draw."""
+    tensors = distribution_tensors(fn)
+    device = tensors[0].device if tensors else None
+    dtype = torch.long if isinstance(base_distribution(fn), dist.Categorical) else None
+    if dtype is None and tensors and tensors[0].is_floating_point():
+        dtype = tensors[0].dtype
+    return torch.zeros(fn.shape(), dtype=dtype, device=device)
 
 
 def is_real(support: constraints.Constraint) -> bool:

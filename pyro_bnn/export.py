@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Dataset
+from pyro_bnn.effects import derived_seed
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior import Posterior
@@ -135,9 +136,9 @@ def _prior_groups(
     if program.latents.improper:
         return {}
     x = points.x[:num_points].to(device=program.device, dtype=program.dtype)
-    z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), seed)
+    z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
     with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(derived_seed(seed, 3))  # apart from the draws of z
         f, y = program.predictive(z, x, params)
         draws = y.sample()
     if draws.ndim == 2:

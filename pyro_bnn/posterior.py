@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.memory import GIB, draw_chunks
 from pyro_bnn.prediction import Prediction, log_likelihood_of, predict
 from pyro_bnn.program import Program
+
+NUM_SAMPLES = 1_000  # draws by default
+
+Rows: TypeAlias = "Dataset | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]"
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -58,7 +62,8 @@ class Posterior(ABC):
     """Draws, predictions and log densities of one fit or one sampling run.
 
     ``num_samples`` is always the total over chains, and one seed gives the same draws in every
-    method. Where draws are stored, each is used at most once.
+    method. Where draws are stored, each is used at most once. By default it is 1,000, or all
+    stored draws where there are fewer.
 
     Args:
         program: The model as tensor functions.
@@ -145,22 +150,33 @@ class Posterior(ABC):
         """Draws z ``[C, S, P]`` with C S <= num_samples."""
 
     def unconstrained(
-        self, num_samples: int = 1_000, seed: int = 0, *, group_by_chain: bool = False
+        self, num_samples: int | None = None, seed: int = 0, *, group_by_chain: bool = False
     ) -> Float[Tensor, "*C S P"]:
         """Draws of the flat unconstrained vector z: ``[S, P]``, or ``[C, S/C, P]`` by chain.
 
         Raises:
             OptionError: If ``num_samples`` is not a positive integer.
         """
+        z = self._draw(self.count(num_samples), seed)
+        return z if group_by_chain else z.flatten(0, 1)
+
+    def count(self, num_samples: int | None) -> int:
+        """The number of draws asked for; for None 1,000, or all stored draws where fewer.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        if num_samples is None:
+            stored = self.num_stored_draws
+            return NUM_SAMPLES if stored is None else min(NUM_SAMPLES, stored)
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
             raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
-        z = self._draw(num_samples, seed)
-        return z if group_by_chain else z.flatten(0, 1)
+        return num_samples
 
     # Draws
 
     def sample(
-        self, num_samples: int = 1_000, seed: int = 0, group_by_chain: bool = False
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
     ) -> dict[str, Tensor]:
         """Draws of every site.
 
@@ -182,7 +198,7 @@ class Posterior(ABC):
     def function_draws(
         self,
         x: Tensor,
-        num_samples: int = 1_000,
+        num_samples: int | None = None,
         seed: int = 0,
         group_by_chain: bool = False,
         *,
@@ -213,7 +229,7 @@ class Posterior(ABC):
     def predict(
         self,
         x: Tensor,
-        num_samples: int = 1_000,
+        num_samples: int | None = None,
         seed: int = 0,
         raw: bool = False,
         *,
@@ -248,8 +264,8 @@ class Posterior(ABC):
 
     def log_likelihood(
         self,
-        data: Dataset | tuple[Tensor, Tensor],
-        num_samples: int = 1_000,
+        data: Rows,
+        num_samples: int | None = None,
         seed: int = 0,
         group_by_chain: bool = False,
         *,
@@ -263,7 +279,7 @@ class Posterior(ABC):
         return values.reshape((*z.shape[:-1], -1))
 
     def log_joint(
-        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+        self, data: Rows, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
         z = self.unconstrained(num_samples, seed)
@@ -274,7 +290,7 @@ class Posterior(ABC):
             return likelihood + self.program.log_prior(z, rows, self.params)
 
     def densities(
-        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+        self, data: Rows, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """Log p(y, z_s | x) and log q(z_s), each ``[S]``, in the same coordinates.
 
@@ -284,27 +300,36 @@ class Posterior(ABC):
         return self.log_joint(data, num_samples, seed), self.log_q(num_samples, seed)
 
     def elbo(
-        self, data: Dataset | tuple[Tensor, Tensor], num_samples: int = 1_000, seed: int = 0
+        self, data: Rows, num_samples: int | None = None, seed: int = 0
     ) -> tuple[float, float]:
         """ELBO on ``data`` in nats and its Monte Carlo standard error.
 
         It is the mean of log p(y, z | x) - log q(z) over draws of q, in the model's units.
 
         Raises:
-            SiteError: If the posterior has no ELBO.
+            OptionError: If ``num_samples`` is 1, which has no standard error.
+            SiteError: If the posterior has no ELBO: no density q, or a prior without density.
         """
+        if self.count(num_samples) < 2:
+            raise OptionError("the standard error of the ELBO needs num_samples of at least 2")
+        if improper := sorted(self.program.latents.improper):
+            raise SiteError(
+                f"there is no ELBO under the flat prior of {', '.join(improper)}, which has no "
+                "density"
+            )
         log_p, log_q = self.densities(data, num_samples, seed)
         weights = (log_p - log_q).double()
         return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
 
-    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the approximation at its draws, unconstrained.
 
         Raises:
             SiteError: If the posterior has no density q.
         """
         raise SiteError(
-            f"{self.method} has no density q(z): {num_samples} draws of seed {seed} have no log_q"
+            f"{self.method} has no density q(z): {self.count(num_samples)} draws of seed {seed} "
+            "have no log_q"
         )
 
     # Export
@@ -313,7 +338,7 @@ class Posterior(ABC):
         self,
         train: Dataset,
         test: Dataset | None = None,
-        num_samples: int = 1_000,
+        num_samples: int | None = None,
         include_weights: bool = False,
         *,
         seed: int = 0,
@@ -337,7 +362,12 @@ class Posterior(ABC):
         from pyro_bnn.export import arviz_groups
 
         groups, dims, coords, attrs = arviz_groups(
-            self, train, test, num_samples=num_samples, include_weights=include_weights, seed=seed
+            self,
+            train,
+            test,
+            num_samples=self.count(num_samples),
+            include_weights=include_weights,
+            seed=seed,
         )
         return datatree(groups, dims=dims, coords=coords, attrs=attrs)
 
@@ -357,11 +387,13 @@ class Posterior(ABC):
 
         Args:
             path: The file.
-            model: The Pyro model, built as it was for the fit.
+            model: The Pyro model, built as it was for the fit, buffers included: they are compared
+                and not restored.
 
         Raises:
             FileFormatError: If the file is missing, truncated, foreign or newer.
-            SiteError: If the model has other sites than the file.
+            SiteError: If the model differs from the one that was saved: in its sites, buffers,
+                prior, network or likelihood.
         """
         from pyro_bnn.storage import load
 
@@ -399,13 +431,13 @@ class GuidePosterior(Posterior):
 
     @property
     def elbo_kind(self) -> str:
-        """The guide's ``kl_kind``."""
-        return self.guide.kl_kind
+        """The guide's ``kl_kind``; ``"none"`` under a flat prior."""
+        return "none" if self.program.latents.improper else self.guide.kl_kind
 
     def _draw(self, num_samples: int, seed: int) -> Tensor:
         return self.guide.sample(num_samples, seed).unsqueeze(0)
 
-    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
         if not self.has_log_prob:
             return super().log_q(num_samples, seed)
@@ -458,8 +490,9 @@ class DrawsPosterior(Posterior):
 
     @property
     def elbo_kind(self) -> str:
-        """``"monte_carlo"`` where log q is stored, else ``"none"``."""
-        return "monte_carlo" if self.has_log_prob else "none"
+        """``"monte_carlo"`` where log q is stored and no prior is flat, else ``"none"``."""
+        has_elbo = self.has_log_prob and not self.program.latents.improper
+        return "monte_carlo" if has_elbo else "none"
 
     @property
     def sample_stats(self) -> dict[str, NDArray[Any]]:
@@ -492,12 +525,13 @@ class DrawsPosterior(Posterior):
     def _draw(self, num_samples: int, seed: int) -> Tensor:
         return self._z[:, self.chosen(num_samples, seed)]
 
-    def log_q(self, num_samples: int = 1_000, seed: int = 0) -> Float[Tensor, " S"]:
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
         if self._stored_log_q is None:
             return super().log_q(num_samples, seed)
-        return self._stored_log_q[:, self.chosen(num_samples, seed)].flatten()
+        return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
 
 
-def _pair(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return (data.x, data.y) if isinstance(data, Dataset) else (data[0], data[1])
+def _pair(data: Rows) -> tuple[Tensor, Tensor]:
+    x, y = (data.x, data.y) if isinstance(data, Dataset) else data
+    return torch.as_tensor(x), torch.as_tensor(y)

@@ -14,8 +14,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 
 from pyro_bnn.data import Standardiser
-from pyro_bnn.effects import base_distribution, isolated
-from pyro_bnn.errors import BNNWarning, OptionError
+from pyro_bnn.effects import base_distribution, derived_seed, isolated
+from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.memory import draw_chunks
 from pyro_bnn.program import Params, Program
 
@@ -130,14 +130,18 @@ def predict(
         seed: Seed of the draws of y.
         memory: Bound in bytes on results and intermediate results.
         target: Carries y to the user's units; None leaves it in the model's.
+
+    Raises:
+        DataError: If x holds NaN or infinite values.
     """
+    _require_finite(x)
     x = x.to(device=program.device, dtype=program.dtype)
 
     def run(chunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
         f, y = program.predictive(chunk, rows, params)
         return {"f": f, **_summaries(y)}
 
-    with torch.no_grad(), isolated(seed):
+    with torch.no_grad(), isolated(derived_seed(seed, 1)):  # z has the stream of seed
         probe = run(z[:1], x[:1])
         result_bytes = sum(v.nbytes for v in probe.values()) * len(z) * len(x)
         parts = [
@@ -166,6 +170,17 @@ def predict(
         _probs=whole.get("probs"),
         _log_likelihood=log_likelihood,
     )
+
+
+def _require_finite(x: Tensor) -> None:
+    bad = ~x.isfinite()
+    if bool(bad.any()):
+        columns = bad.reshape(len(x), -1).any(0).nonzero().flatten().tolist()
+        rows = int(bad.reshape(len(x), -1).any(1).sum())
+        raise DataError(
+            f"x holds NaN or infinite values in {rows} of {len(x)} rows, in column "
+            f"{', '.join(map(str, columns[:5]))} (from 0): impute them or leave these rows out"
+        )
 
 
 def log_likelihood_of(

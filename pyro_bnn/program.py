@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar, NamedTuple, Protocol, TypeVar, cast
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
@@ -28,13 +30,14 @@ from pyro_bnn.effects import (
     isolated,
     log_prob,
     require_fixed_supports,
-    trace_model,
+    sampled_like,
     unvalidated,
     with_tensors,
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.latents import Latents
 from pyro_bnn.likelihoods import match_observation
+from pyro_bnn.snapshot import Snapshot
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -110,11 +113,12 @@ class Program:
         x: Inputs ``[B, ...]`` of any rows of the data; only the shapes of the model's sites are
             read from them.
         y: Observations of these rows.
-        num_data: Rows N of the whole data set; default B.
+        num_data: Rows N of the whole data set, where these are some of them; default B.
 
     Raises:
         ModelError: If the model breaks the contract; the message shows the corrected lines.
         ShapeError: If x and y do not fit the model or each other.
+        DataError: If all rows of the data set are of one class.
         SiteError: If a latent site is discrete or per row, or its support is not fixed.
 
     Attributes:
@@ -130,7 +134,8 @@ class Program:
         if x.shape[0] != y.shape[0]:
             raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
         self.model = model
-        self.dtype, self.device = _dtype_and_device(model)
+        self._snapshot = Snapshot(model)  # the user may change the model after the fit
+        self.dtype, self.device = _dtype_and_device(model, x)
         x, y = self._cast(x), self._cast(y)
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
@@ -156,6 +161,8 @@ class Program:
         self.latents.find_closed_forms(probe)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
+        if num_data is None:  # all rows of the data set
+            _require_two_classes(y, self.likelihood_family)
 
     # Coordinates
 
@@ -232,7 +239,8 @@ class Program:
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
         if z.ndim == 2:
-            return self._vmap(lambda row: self.function(row, x, params), z)
+            with self._naming_columns(x):
+                return self._vmap(lambda row: self.function(row, x, params), z)
         return cast(Tensor, self._run(z, x, None, params).f)
 
     # The distribution of y
@@ -242,10 +250,12 @@ class Program:
 
         Raises:
             ModelError: If the distribution of y cannot be batched over draws.
+            ShapeError: If the model fails on x, whose columns are not those it was fitted to.
         """
         if not self._predictive_is_checked:
             self._check_predictive(params)
-        return self._predictive(z, x, params)
+        with self._naming_columns(x):
+            return self._predictive(z, x, params)
 
     def _predictive(self, z: Tensor, x: Tensor, params: Params | None) -> Predictive:
         skeleton: list[Distribution] = []
@@ -278,13 +288,14 @@ class Program:
             )
         self._predictive_is_checked = True
 
-    def prior_draws(self, num_draws: int, x: Tensor, seed: int = 0) -> Tensor:
+    def prior_draws(
+        self, num_draws: int, x: Tensor, seed: int = 0, params: Params | None = None
+    ) -> Tensor:
         """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
-        with isolated(seed):
-            traces = [trace_model(self.model, x) for _ in range(num_draws)]
+        with isolated(seed), torch.no_grad():
+            runs = [self._run(None, x, None, params) for _ in range(num_draws)]
         rows = [
-            torch.cat([s.flatten(trace.messages[s.name]["value"]) for s in self.sites])
-            for trace in traces
+            torch.cat([s.flatten(run.latent[s.name]["value"]) for s in self.sites]) for run in runs
         ]
         return torch.stack(rows).detach().to(self.dtype)
 
@@ -348,24 +359,41 @@ class Program:
 
     def _run(
         self,
-        z: Tensor,
+        z: Tensor | None,
         x: Tensor,
         y: Tensor | None,
         params: Params | None,
     ) -> Evaluate:
+        """The model evaluated at z ``[P]``, or at a draw from its prior."""
         params = self.params if params is None else params
         store = {
             name: (params[name], constraint)
             for name, (_, constraint) in self._store_constraints.items()
         }
         module = {name: value for name, value in params.items() if name not in store}
-        return evaluate(
-            self.model,
-            self.constrain(z),
-            *((x,) if y is None else (x, y)),
-            module_params=module,
-            store_params=store,
-        )
+        values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
+        with self._snapshot.held():
+            return evaluate(
+                self.model,
+                values,
+                *((x,) if y is None else (x, y)),
+                module_params={**self._snapshot.buffers, **module},
+                store_params=store,
+            )
+
+    @contextmanager
+    def _naming_columns(self, x: Tensor) -> Iterator[None]:
+        """Say of a failure where x is of another shape than the rows of the fit."""
+        try:
+            yield
+        except RuntimeError as error:
+            columns, known = tuple(x.shape[1:]), tuple(self.example.x.shape[1:])
+            if columns == known:
+                raise
+            raise ShapeError(
+                f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
+                f"shape {known}: pass the same columns, in the same order ({error})"
+            ) from error
 
     def _scaled_log_likelihood(self, run: Evaluate) -> Tensor:
         msg = run.observed
@@ -402,6 +430,17 @@ class Program:
         return value.to(self.device)
 
 
+def _require_two_classes(y: Tensor, family: type) -> None:
+    """Refuse class labels that are all the same."""
+    if issubclass(family, dist.Bernoulli | dist.Categorical) and y.ndim == 1:
+        classes = y.unique()
+        if len(classes) == 1:
+            raise DataError(
+                f"all {len(y)} rows of y are of one class, {classes[0]:g}: from one class nothing "
+                "is learned of the others; pass rows of at least two"
+            )
+
+
 def _store_params(
     model: Model, messages: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
@@ -433,8 +472,8 @@ def _leaves(params: Params) -> dict[str, Tensor]:
     return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
 
 
-def _dtype_and_device(model: Model) -> tuple[torch.dtype, torch.device]:
-    """Of the model's first floating tensor: parameter, buffer, or prior."""
+def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
     if isinstance(model, nn.Module):
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_floating_point():
@@ -447,4 +486,6 @@ def _dtype_and_device(model: Model) -> tuple[torch.dtype, torch.device]:
                 for value in distribution_tensors(prior):
                     if value.is_floating_point():
                         return value.dtype, value.device
-    return torch.get_default_dtype(), torch.device("cpu")
+    if (found := sampled_like(model, x[:1])) is not None:
+        return found.dtype, found.device
+    return torch.get_default_dtype(), x.device

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_bnn import guides
 from pyro_bnn.data import Standardiser
@@ -18,11 +18,12 @@ from pyro_bnn.effects import Model
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
-from pyro_bnn.program import Program
+from pyro_bnn.program import Params, Program
 
 FORMAT = "pyro_bnn posterior"
-VERSION = 1
+VERSION = 2
 DRAWS_OF_UNKNOWN_GUIDES = 1_000
+TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
 
 
 def save(posterior: Posterior, path: Path) -> None:
@@ -53,6 +54,8 @@ def save(posterior: Posterior, path: Path) -> None:
         "inputs": _units(provenance.inputs),
         "target": _units(provenance.target),
         "params": dict(posterior.params),
+        "buffers": _buffers(program.model),
+        "fingerprint": _fingerprint(program, posterior.params),
     }
     known = isinstance(posterior, GuidePosterior) and _class_of(posterior.guide) is not None
     if known:
@@ -76,7 +79,11 @@ def save(posterior: Posterior, path: Path) -> None:
 
 
 def load(path: Path, model: Model) -> Posterior:
-    """Read a posterior; see :meth:`Posterior.load`."""
+    """Read a posterior; see :meth:`Posterior.load`.
+
+    The model has to be the one that was saved: its buffers are compared and not restored, and its
+    prior, network and likelihood are compared by their densities at one z.
+    """
     document = _read(path)
     try:
         header = json.loads(document["header"])
@@ -87,7 +94,9 @@ def load(path: Path, model: Model) -> Posterior:
                 f"{path} is of a model with sites {_listed(header['sites'])}, but this model has "
                 f"{_listed(sites)}"
             )
+        _check_buffers(model, document["buffers"], path)
         _restore_params(program, document["params"], path)
+        _check_fingerprint(program, document["fingerprint"], path)
         provenance = Provenance(
             method=header["method"],
             engine=header["engine"],
@@ -117,6 +126,8 @@ def load(path: Path, model: Model) -> Posterior:
 
 def _write(document: dict[str, Any], path: Path) -> None:
     """Write a temporary file beside the target and move it there, so that none is half-written."""
+    if not path.name:
+        raise OutputError(f"cannot write {str(path)!r}: it names no file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -174,6 +185,59 @@ def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> 
     with torch.no_grad():
         for name, value in params.items():
             program.params[name].copy_(value)
+
+
+def _buffers(model: Model) -> dict[str, Tensor]:
+    if not isinstance(model, nn.Module):
+        return {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {
+        name: value.detach().clone()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor) and name not in parameters
+    }
+
+
+def _check_buffers(model: Model, saved: dict[str, Tensor], path: Path) -> None:
+    own = _buffers(model)
+    names = [
+        name
+        for name in sorted(own.keys() | saved.keys())
+        if name not in own
+        or name not in saved
+        or not torch.equal(own[name].cpu(), saved[name].to(own[name].dtype))
+    ]
+    if names:
+        raise SiteError(
+            f"this model differs from the one saved in {path} in its buffers {', '.join(names)}: "
+            "build it as it was for the fit"
+        )
+
+
+def _fingerprint(program: Program, params: Params) -> Tensor:
+    """Log prior, log likelihoods and f of the example rows at one z, on the CPU."""
+    z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
+    x, _ = program.example
+    with torch.no_grad():
+        values = (
+            program.log_prior(z, x, params).reshape(1),
+            program.log_likelihood(z, program.example, params),
+            program.function(z, x, params).flatten(),
+        )
+    return torch.cat(values).double().cpu()
+
+
+def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
+    own = _fingerprint(program, program.params)
+    same = own.shape == saved.shape and torch.allclose(
+        own, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    )
+    if not same:
+        raise SiteError(
+            f"this model differs from the one saved in {path}: its sites are the same, but not its "
+            "densities at the same weights; build it with the prior, the activations and the "
+            "likelihood of the fit"
+        )
 
 
 def _units(units: Standardiser | None) -> dict[str, Tensor] | None:

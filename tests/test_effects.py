@@ -12,6 +12,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.distributions import constraints
 from torch import Tensor, nn
 from torch.distributions import biject_to
@@ -23,6 +24,7 @@ from pyro_bnn.effects import (
     Site,
     base_distribution,
     check_model,
+    derived_seed,
     distribution_tensors,
     evaluate,
     is_real,
@@ -412,7 +414,7 @@ def test_evaluate_without_y_samples_nothing() -> None:
     before = torch.get_rng_state()
     run = evaluate(plain_function, {"w": torch.zeros(3, 1)}, x)
     assert torch.equal(torch.get_rng_state(), before)
-    assert run.observed["value"].numel() == 0
+    assert_close(run.observed["value"], torch.zeros(len(x), 1))
 
 
 def test_masked_rows_have_no_log_density() -> None:
@@ -500,3 +502,50 @@ def test_unvalidated_reaches_into_expanded_and_nested_distributions() -> None:
 def test_base_distribution_takes_off_to_event() -> None:
     base = dist.Laplace(torch.zeros(2, 3), 1.0)
     assert base_distribution(base.to_event(1).to_event(1)) is base
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_may_read_the_y_it_returns(dtype: torch.dtype) -> None:
+    def reading(x: Tensor, y: Tensor | None = None) -> Any:
+        w = pyro.sample("w", dist.Normal(x.new_zeros(3, 2), 1.0).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", x.shape[0]):
+            y = pyro.sample("y", dist.Categorical(logits=f), obs=y)
+        return torch.eye(2)[y]
+
+    x = data()[0].to(dtype)
+    run = evaluate(reading, {"w": torch.zeros(3, 2, dtype=dtype)}, x)
+    assert_close(run.observed["value"], torch.zeros(len(x), dtype=torch.long))
+
+
+def fixed_plate(x: Tensor, y: Tensor | None = None) -> Any:
+    f = pyro.deterministic("f", x @ weights())
+    with pyro.plate("data", 12):
+        return observe(f, y)
+
+
+def test_a_plate_of_a_fixed_size_is_refused() -> None:
+    message = r'the plate "data" has 12 rows whatever x has(.|\n)*x\.shape\[0\]'
+    with pytest.raises(ModelError, match=message):
+        check_model(fixed_plate, *data())
+
+
+def test_handlers_of_the_caller_change_nothing() -> None:
+    x, y = data()
+    with isolated(1):
+        program = Program(plain_function, x, y)
+    batch, z = program.batch(x, y), program.initial
+    expected = program.log_joint(z, batch)
+    with poutine.trace() as tracer, poutine.scale(scale=0.1), poutine.mask(mask=False):
+        actual = program.log_joint(z, batch)
+        program.predictive(z.expand(2, -1), x)
+        Program(plain_function, x, y)
+        trace_model(plain_function, x)
+    assert_close(actual, expected)
+    assert set(tracer.trace.nodes) <= {"_INPUT", "_RETURN"}
+
+
+def test_derived_streams_are_apart_and_follow_the_seed() -> None:
+    seeds = [derived_seed(seed, stream) for seed in (0, 1, -1) for stream in (1, 2)]
+    assert len({*seeds, 0, 1}) == 8
+    assert derived_seed(1, 2) == seeds[3]

@@ -18,7 +18,7 @@ ROOMS = (
     ("errors",),
     ("data",),
     ("models", "layers", "priors", "likelihoods"),
-    ("program", "capture", "effects", "families", "latents", "simplify"),
+    ("program", "capture", "effects", "families", "latents", "simplify", "snapshot"),
     ("guides",),
     ("posterior", "prediction", "memory", "export", "storage"),
     ("infer",),

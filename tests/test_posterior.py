@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import pytest
 import torch
-from pyro.infer import Predictive
+from pyro.infer import Predictive, autoguide
+from pyro.infer.autoguide import init_to_value
 
-from pyro_bnn import SVI, guides, models
+from pyro_bnn import SVI, guides, models, priors
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
@@ -82,7 +85,7 @@ def test_pyros_predictive_takes_the_draws() -> None:
     torch.testing.assert_close(f.reshape(10, 20, 1), posterior.function_draws(oracle.x, 10))
 
 
-@pytest.mark.parametrize("num_samples", [0, -3, 2.0, True, None])
+@pytest.mark.parametrize("num_samples", [0, -3, 2.0, True])
 def test_num_samples_is_checked(num_samples: int) -> None:
     with pytest.raises(OptionError, match="num_samples is a positive integer, not"):
         exact_posterior(linear_gaussian()).sample(num_samples)
@@ -220,3 +223,44 @@ def test_draws_of_a_guide_have_its_moments() -> None:
     at(guide, oracle, loc=oracle.mean, scale=torch.full((4,), 0.5).double())
     posterior.guide = guide
     assert_mean((posterior.unconstrained(20_000) - oracle.mean).square(), 0.25)
+
+
+# Draws by default, and small requests
+
+
+def test_by_default_all_stored_draws_are_used_where_they_are_few() -> None:
+    oracle = linear_gaussian()
+    posterior = stored_posterior(oracle)
+    assert posterior.unconstrained().shape == (100, 4)
+    assert posterior.predict(oracle.x).function_draws.shape == (100, 20, 1)
+    assert posterior.log_likelihood((oracle.x, oracle.y)).shape == (100, 20)
+    assert exact_posterior(oracle).unconstrained().shape == (1_000, 4)
+    assert stored_posterior(oracle, num_draws=600).unconstrained().shape == (1_000, 4)
+
+
+def test_numpy_arrays_are_data() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    arrays = (oracle.x.numpy(), oracle.y.numpy())
+    expected = posterior.log_likelihood((oracle.x, oracle.y), 5)
+    torch.testing.assert_close(posterior.log_likelihood(arrays, 5), expected)
+    assert posterior.elbo(arrays, 5) == posterior.elbo((oracle.x, oracle.y), 5)
+
+
+def test_an_elbo_of_one_draw_is_refused() -> None:
+    oracle = linear_gaussian()
+    with pytest.raises(OptionError, match="the standard error of the ELBO needs num_samples of at"):
+        exact_posterior(oracle).elbo((oracle.x, oracle.y), 1)
+
+
+@pytest.mark.parametrize("guide", [guides.AutoNormal, autoguide.AutoDiagonalNormal])
+def test_there_is_no_elbo_under_a_flat_prior(guide: Any) -> None:
+    oracle = linear_gaussian()
+    model = models.MLP(3, hidden=(), prior=priors.Flat()).double()
+    start = functools.partial(guide, init_loc_fn=init_to_value(values={}))
+    data = (oracle.x, oracle.y)
+    posterior = SVI(start, num_steps=1).run(model, data, progress=False)
+    assert posterior.has_log_prob
+    assert posterior.elbo_kind == "none"
+    with pytest.raises(SiteError, match=r"no ELBO under the flat prior of layers\.0\.bias, layers"):
+        posterior.elbo(data, 10)

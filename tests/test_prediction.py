@@ -13,10 +13,12 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn import Prediction, Program, likelihoods, memory, models
+from pyro_bnn import Prediction, Program, bayesian, likelihoods, memory, models
 from pyro_bnn.data import Dataset, Standardiser
-from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
+from pyro_bnn.export import _prior_groups
 from pyro_bnn.posterior import DrawsPosterior, Provenance
+from pyro_bnn.prediction import predict
 from tests.guides.exact import exact_posterior
 from tests.oracle import design, linear_gaussian, log_normal
 
@@ -372,3 +374,61 @@ def test_a_result_beyond_the_memory_bound_is_refused_with_what_fits() -> None:
         posterior.predict(oracle.x, 1_000, memory=200_000)
     with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
         posterior.function_draws(oracle.x, 1_000, memory=100)
+
+
+# Inputs and streams
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({(1, 2): math.nan}, r"infinite values in 1 of 7 rows, in column 2 \(from 0\)"),
+        ({(0, 1): math.inf, (3, 0): math.nan, (3, 1): math.nan}, "in 2 of 7 rows, in column 0, 1"),
+    ],
+)
+def test_inputs_that_are_not_finite_are_refused(
+    entries: dict[tuple[int, int], float], message: str
+) -> None:
+    x = inputs()
+    posterior = drawn(models.MLP(3).double(), x, x[:, 0])
+    for place, value in entries.items():
+        x[place] = value
+    with pytest.raises(DataError, match=message):
+        posterior.predict(x, 5)
+
+
+def test_other_columns_than_those_of_the_fit_are_named() -> None:
+    x = inputs()
+    posterior = drawn(bayesian(torch.nn.Linear(3, 1).double()), x, x[:, 0])
+    message = r"fails on x with rows of shape \(2,\); it was fitted to rows of shape \(3,\)"
+    with pytest.raises(ShapeError, match=message):
+        posterior.predict(x[:, :2], 5)
+    with pytest.raises(ShapeError, match=message):
+        posterior.function_draws(x[:, :2], 5)
+
+
+def test_the_noise_of_y_has_a_stream_apart_from_that_of_the_weights() -> None:
+    seeds: set[int] = set()
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        seeds.add(torch.initial_seed())
+        w = pyro.sample("w", dist.Normal(x.new_zeros(3, 1), 1.0).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", x.shape[0]):
+            return pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+    x = inputs()
+    program: Any = Program(model, x, x[:, 0])
+    z = program.prior_draws(4, x[:1])
+    params: dict[str, Tensor] = {}
+    program.predictive(z, x, params)  # its checks
+    seeds.clear()
+    predict(program, params, z, x, seed=12345, memory=memory.GIB)
+    assert seeds
+    assert 12345 not in seeds
+    posterior = DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none"))
+    seeds.clear()
+    train = Dataset(x, x[:, 0])
+    _prior_groups(posterior, train, train, 3, 12345)
+    assert len(seeds) == 2
+    assert 12345 not in seeds

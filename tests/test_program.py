@@ -590,7 +590,8 @@ def test_an_error_of_the_users_own_is_not_taken_for_one_of_batching(
     x, y = data()
     program = Program(plain_function, x, y)
     z = program.initial.expand(2, -1)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    message = r"rows of shape \(7,\); .* rows of shape \(3,\).*shapes cannot be multiplied"
+    with pytest.raises(ShapeError, match=message):
         program.function(z, torch.ones(4, 7))
     program.function(z, x)
     assert not [r for r in caplog.records if r.name == "pyro_bnn"]
@@ -739,3 +740,104 @@ def test_likelihoods_of_two_models_from_one_object_are_apart() -> None:
     with torch.no_grad():
         first.likelihood.scale.fill_(9.0)
     assert float(second.likelihood.scale) == float(shared.scale) == 0.5
+
+
+# --- what the model is besides its sites ----------------------------------------------------------
+
+
+def model_after_x(x: Tensor, y: Tensor | None = None) -> Any:
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3, 1), 1.0).to_event(2))
+    f = pyro.deterministic("f", x @ w)
+    with pyro.plate("data", x.shape[0]):
+        return pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+
+class LambdaModel(PyroModule):
+    def __init__(self) -> None:
+        super().__init__()
+        zeros = torch.zeros
+        self.w: Any = PyroSample(
+            lambda _: dist.Normal(zeros(3, 1, dtype=torch.float64), 1.0).to_event(2)
+        )
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        f = pyro.deterministic("f", x @ self.w)
+        with pyro.plate("data", x.shape[0]):
+            return pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        (model_after_x, torch.float64, torch.float64),
+        (model_after_x, torch.float32, torch.float32),
+        (LambdaModel(), torch.float64, torch.float64),
+        (LambdaModel(), torch.float32, torch.float64),
+        (plain_function, torch.float64, torch.float32),  # it samples in the default dtype
+    ],
+)
+def test_a_model_that_names_no_tensor_runs_in_the_dtype_it_samples(
+    model: Any, given: torch.dtype, expected: torch.dtype
+) -> None:
+    x, y = data()
+    program = Program(model, x.to(given), y.to(given))
+    assert (program.dtype, program.initial.dtype) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "family"), [("bernoulli", 1, "1"), ("categorical", 2, "2")]
+)
+def test_one_class_only_is_refused_in_the_rows_of_a_fit(name: str, label: int, family: str) -> None:
+    x, y = data(CASES[name].target, 6)
+    same = torch.full_like(y, label)
+    with pytest.raises(DataError, match=f"all 6 rows of y are of one class, {family}: from one"):
+        Program(CASES[name].build(), x, same)
+    program = Program(CASES[name].build(), x, same, num_data=60)  # rows of a larger data set
+    assert len(program.batch(x, same).y) == 6
+
+
+@pytest.mark.parametrize("change", ["buffer", "dtype", "prior", "mode"])
+def test_later_changes_of_the_model_change_nothing(change: str) -> None:
+    x, y = data()
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 1)).eval()
+    model = models.bayesian(net, likelihood=likelihoods.Normal(0.5)).eval()
+    program = Program(model, x, y)
+    batch, z = program.batch(x, y), program.initial.expand(2, -1)
+    expected, draws = program.log_joint(z, batch), program.prior_draws(3, x[:1])
+    likelihood: Any = model.likelihood
+    if change == "buffer":
+        likelihood.scale.fill_(5.0)
+    elif change == "dtype":
+        model.double()
+    elif change == "prior":
+        prior: Any = model.priors[0]
+        prior.distribution.base_dist.scale = prior.distribution.base_dist.scale * 3
+    else:
+        model.train()
+    assert_close(program.log_joint(z, batch), expected)
+    assert_close(program.prior_draws(3, x[:1]), draws)
+    assert model.training == (change == "mode")
+    if change == "buffer":
+        assert float(likelihood.scale) == 5.0
+
+
+def test_prior_draws_follow_the_parameters_they_are_given() -> None:
+    class Scaled(PyroModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.t = PyroParam(torch.tensor(1.0), constraint=constraints.positive)
+            self.w: Any = PyroSample(lambda m: dist.Normal(0.0, m.t).expand([3, 1]).to_event(2))
+
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+            f = pyro.deterministic("f", x @ self.w)
+            with pyro.plate("data", x.shape[0]):
+                return pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+    x, y = data()
+    program = Program(Scaled(), x, y)
+    (name,) = program.params
+    trained = {name: torch.tensor(7.0).log()}
+    draws = program.prior_draws(5, x[:1], seed=3)
+    assert_close(program.prior_draws(5, x[:1], seed=3, params=trained), 7 * draws)
+    program.params = trained
+    assert_close(program.prior_draws(5, x[:1], seed=3), 7 * draws)

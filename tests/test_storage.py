@@ -225,7 +225,7 @@ class Trap:
 
 def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     path, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
-    torch.save({"format": storage.FORMAT, "version": 1, "header": Trap(sprung)}, path)
+    torch.save({"format": storage.FORMAT, "version": 2, "header": Trap(sprung)}, path)
     with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
         load(path)
     path.write_bytes(pickle.dumps(Trap(sprung)))
@@ -235,8 +235,8 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_version(tmp_path: Path) -> None:
-    path = changed(saved(tmp_path), lambda document: document.update(version=2))
-    with pytest.raises(FileFormatError, match="has format version 2, this package reads 1; read"):
+    path = changed(saved(tmp_path), lambda document: document.update(version=3))
+    with pytest.raises(FileFormatError, match="has format version 3, this package reads 2; read"):
         load(path)
 
 
@@ -312,3 +312,39 @@ def test_options_are_plain_json(tmp_path: Path) -> None:
     header = json.loads(torch.load(saved(tmp_path), weights_only=True)["header"])
     assert header["method"] == "AutoMultivariateNormal"
     assert header["sites"] == [["w", [3, 1]], ["b", [1]]]
+
+
+def test_a_file_without_a_name() -> None:
+    with pytest.raises(OutputError, match=r"cannot write '\.': it names no file"):
+        exact_posterior(linear_gaussian()).save("")
+
+
+# A model that differs from the one that was saved
+
+
+def small(prior: float = 1.0, activation: str = "relu", noise: float = 0.3) -> models.MLP:
+    return models.MLP(
+        3,
+        hidden=(4,),
+        activation=activation,
+        prior=priors.Normal(scale=prior),
+        likelihood=likelihoods.Normal(noise),
+    )
+
+
+@pytest.mark.parametrize("other", [{"prior": 1.1}, {"activation": "tanh"}])
+def test_another_prior_or_activation_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    oracle = linear_gaussian()
+    data = (oracle.x.float(), oracle.y.float())
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(small(), data, progress=False)
+    posterior.save(tmp_path / "fit.pt")
+    with pytest.raises(SiteError, match=r"its sites are the same, but not its densities at the sa"):
+        Posterior.load(tmp_path / "fit.pt", small(**other))
+    Posterior.load(tmp_path / "fit.pt", small())
+    Posterior.load(tmp_path / "fit.pt", small().double())
+
+
+def test_other_buffers_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with pytest.raises(SiteError, match=r"differs from the one saved in .* in its buffers noise: "):
+        Posterior.load(path, linear_gaussian(noise=0.6).model)

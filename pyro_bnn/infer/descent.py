@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
@@ -20,8 +21,8 @@ class Descent:
 
     Args:
         parameters: Leaves to optimise; their ``.grad`` is read.
-        optimizer: A ``torch.optim`` class, called with the parameters and ``lr``, or a callable of
-            the parameters; None for Adam.
+        optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
+            ``lr``, or a callable of the parameters, which sets its own; None for Adam.
         learning_rate: Step size at the start.
         schedule: ``"cosine"`` or ``"constant"``.
         num_steps: Steps T of the whole run.
@@ -45,7 +46,7 @@ class Descent:
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm
         if optimizer is None:
             made: object = torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)
-        elif isinstance(optimizer, type):
+        elif takes_learning_rate(optimizer):
             made = optimizer(self._parameters, lr=learning_rate)
         else:
             made = optimizer(self._parameters)
@@ -59,6 +60,11 @@ class Descent:
             )
         self._optimizer = made
         self._rates = [group["lr"] for group in made.param_groups]
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of the first group at the start."""
+        return float(self._rates[0])
 
     def add(self, parameters: Sequence[Tensor]) -> None:
         """Optimise more leaves, at the first group's step size."""
@@ -75,3 +81,10 @@ class Descent:
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         self._optimizer.step()
+
+
+def takes_learning_rate(optimizer: MakeOptimizer | None) -> bool:
+    """Whether the engine's learning rate is passed on: to a class, or a partial without its own."""
+    if isinstance(optimizer, functools.partial):
+        return isinstance(optimizer.func, type) and "lr" not in optimizer.keywords
+    return optimizer is None or isinstance(optimizer, type)

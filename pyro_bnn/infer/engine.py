@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
+from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Batch, Program
@@ -25,7 +27,7 @@ def as_dataset(data: Data) -> Dataset:
 
     Raises:
         DataError: If it is none of these, holds values that are not finite, or is a DataLoader
-            that drops rows.
+            that drops rows or yields something else than pairs.
     """
     if isinstance(data, Dataset):
         return data
@@ -35,7 +37,8 @@ def as_dataset(data: Data) -> Dataset:
                 "the DataLoader drops rows of the data: pass drop_last=False, every batch is "
                 "scaled by its own number of rows"
             )
-        batches = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
+        _check_sampler(data)
+        batches = [_pair_of(batch) for batch in data]
         if not batches:
             raise DataError("the DataLoader yields no batch")
         return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
@@ -45,6 +48,24 @@ def as_dataset(data: Data) -> Dataset:
         "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
         f"{type(data).__name__}; of a Split pass split.train"
     )
+
+
+def _check_sampler(loader: DataLoader[Any]) -> None:
+    if not (isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)):
+        return
+    num_drawn, num_rows = len(loader.sampler), len(loader.dataset)
+    if num_drawn != num_rows:
+        raise DataError(
+            f"the DataLoader's sampler draws {num_drawn} of the {num_rows} rows of its data set: "
+            "pass a data set of the rows to fit, and a sampler that goes through all of them"
+        )
+
+
+def _pair_of(batch: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        what = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise DataError(f"the DataLoader yields pairs (x, y), but this one yields {what}")
+    return torch.as_tensor(batch[0]), torch.as_tensor(batch[1])
 
 
 def batches_of(
@@ -76,8 +97,27 @@ def minibatches(batch: Batch, batch_size: int | None, seed: int) -> Iterator[Bat
 def loader_batches(loader: DataLoader[Any], program: Program) -> Iterator[Batch]:
     """Endless passes over a user's DataLoader, in the program's dtype and device."""
     while True:
-        for x, y in loader:
-            yield program.batch(torch.as_tensor(x), torch.as_tensor(y))
+        for rows in loader:
+            yield program.batch(*_pair_of(rows))
+
+
+@contextmanager
+def unchanged(model: Model) -> Iterator[None]:
+    """Give a model its parameters, with value, gradient and flag, back."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    own = [(module._parameters, dict(module._parameters)) for module in modules]
+    parameters = dict.fromkeys(p for _, before in own for p in before.values() if p is not None)
+    values = [(p, p.detach().clone(), p.grad, p.requires_grad) for p in parameters]
+    try:
+        yield
+    finally:
+        for current, before in own:
+            current.clear()
+            current.update(before)
+        with torch.no_grad():
+            for parameter, value, grad, trainable in values:
+                parameter.requires_grad_(trainable).copy_(value)
+                parameter.grad = grad
 
 
 def refuse_unbuilt(*, checkpoint: object, resume: bool, compile: object) -> None:  # noqa: A002

@@ -140,7 +140,8 @@ class NUTS:
         refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
         check_positive_int("seed", seed, minimum=0)
         start = time.perf_counter()
-        dataset = as_dataset(data)
+        with isolated(seed):
+            dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed):
             program = Program(model, dataset.x, dataset.y)
             batch = program.batch(dataset.x, dataset.y)
@@ -251,7 +252,7 @@ def _starts(program: Program, batch: Batch, init: Init, num_chains: int, seed: i
                 messages = trace_model(program.model, batch.x[:1]).messages
             values = {site.name: messages[site.name]["value"] for site in program.sites}
             program.initial = program.unconstrain(values).detach()
-            given = starting_points(program, init, num_chains, seed)
+            given = starting_points(program, init, num_chains, seed + attempt)
             z = program.initial if given is None else given[chain]
             if not (found := _not_finite(program, z, batch)):
                 points.append(z.detach())

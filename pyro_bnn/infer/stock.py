@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
@@ -11,17 +10,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta
+from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_bnn.data import Dataset
-from pyro_bnn.effects import Model, require_sites
-from pyro_bnn.errors import DivergenceError
+from pyro_bnn.effects import Model, base_distribution, isolated, require_sites, without_validation
+from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.descent import Descent
 from pyro_bnn.infer.engine import WINDOW, Data, batches_of
 from pyro_bnn.posterior import DrawsPosterior, Provenance
@@ -74,28 +75,37 @@ def run_stock_guide(
 ) -> DrawsPosterior:
     """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
 
-    The caller has isolated the random state and the parameter store.
+    The caller has isolated the random state and the parameter store, and made a model for this
+    fit: its parameters are trained.
 
     Raises:
         DivergenceError: If the loss becomes NaN or infinite; holds the last good posterior.
+        OptionError: If the guide is a Laplace approximation, which training does not make.
         SiteError: If the guide does not cover a site of the model.
     """
     start = time.perf_counter()
     name = getattr(guide, "__name__", type(guide).__name__)
     logger.warning("%s is a guide of stock Pyro and runs through plain Pyro, which is slower", name)
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
-    program = Program(own, dataset.x, dataset.y)
+    if isinstance(guide, AutoLaplaceApproximation):
+        raise OptionError(
+            "AutoLaplaceApproximation is a point estimate until its laplace_approximation() is "
+            "called, which SVI does not do: use AutoDelta, or AutoMultivariateNormal"
+        )
+    own = list(model.parameters()) if isinstance(model, nn.Module) else []
+    frozen = {parameter for parameter in own if not parameter.requires_grad}  # Pyro thaws them
+    program = Program(model, dataset.x, dataset.y)
     batch = program.batch(dataset.x, dataset.y)
-    _check_covers(guide, batch.x, batch.y, program)
-    run = _StockRun(svi, program, guide, name)
+    with isolated():  # what it puts into the store, such as another model's parameters, is dropped
+        _check_covers(guide, batch.x, batch.y, program)
+    run = _StockRun(svi, program, guide, name, frozen)
 
     def posterior() -> DrawsPosterior:
-        trained = Program(own, dataset.x, dataset.y)  # with the point parameters of this moment
+        trained = _with_live_params(Program(model, dataset.x, dataset.y))
         z, log_q = _draws(guide, batch.x, batch.y, trained, seed)
         provenance = Provenance(
             method=name,
             engine="SVI",
-            options=svi.describe(guide),
+            options=svi.describe(guide, run.learning_rate),
             seed=seed,
             wall_time=time.perf_counter() - start,
             num_parameters=sum(leaf.numel() for leaf in run.leaves),
@@ -103,9 +113,11 @@ def run_stock_guide(
             inputs=dataset.inputs,
             target=dataset.target,
         )
-        has_density = not isinstance(guide, AutoDelta)
         return DrawsPosterior(
-            trained, z.unsqueeze(0), provenance, log_q=log_q.unsqueeze(0) if has_density else None
+            trained,
+            z.unsqueeze(0),
+            provenance,
+            log_q=None if log_q is None else log_q.unsqueeze(0),
         )
 
     try:
@@ -119,8 +131,10 @@ def run_stock_guide(
 class _StockRun:
     """One training run by ``Trace_ELBO``; leaves are found as the model and the guide name them."""
 
-    def __init__(self, svi: SVI, program: Program, guide: Any, name: str) -> None:
-        self.svi, self.guide, self.name = svi, guide, name
+    def __init__(
+        self, svi: SVI, program: Program, guide: Any, name: str, frozen: set[nn.Parameter]
+    ) -> None:
+        self.svi, self.guide, self.name, self._frozen = svi, guide, name, frozen
         self.losses: list[float] = []
         self.leaves: dict[Tensor, None] = {}  # an ordered set
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
@@ -131,7 +145,18 @@ class _StockRun:
         self._descent: Descent | None = None
         self._last_good: tuple[int, list[Tensor]] = (0, [])
 
+    @property
+    def learning_rate(self) -> float:
+        """The optimiser's, which is made at the first step."""
+        return self.svi.learning_rate if self._descent is None else self._descent.learning_rate
+
     def train(self, batches: Iterator[Batch], *, progress: bool) -> None:
+        with without_validation():  # a NaN shall reach the loss, where it is told with its step
+            self._train(batches, progress=progress)
+        if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
+            self._diverged(f"the parameters of {self.name} are not finite after the last step")
+
+    def _train(self, batches: Iterator[Batch], *, progress: bool) -> None:
         steps = tqdm(range(self.svi.num_steps), disable=not progress, desc=self.name, unit="step")
         for step, rows in zip(steps, batches, strict=False):
             self._advance(step, rows)
@@ -147,7 +172,7 @@ class _StockRun:
                 loss.item() if weight == 1.0 else self._elbo.loss(self._model, self.guide, *rows)
             )
         if not (math.isfinite(loss.item()) and math.isfinite(whole)):
-            self._diverged(step)
+            self._diverged(f"the loss of {self.name} is not finite at step {step}")
         self._find_leaves(params.trace)
         if step % WINDOW == 0:
             self._last_good = (step, [leaf.detach().clone() for leaf in self.leaves])
@@ -161,6 +186,7 @@ class _StockRun:
     def _find_leaves(self, trace: poutine.Trace) -> None:
         values = [cast(Any, node["value"]) for node in trace.nodes.values()]
         leaves = [value.unconstrained() for value in values] + self._own
+        leaves = [leaf for leaf in leaves if leaf.requires_grad and leaf not in self._frozen]
         if new := [leaf for leaf in dict.fromkeys(leaves) if leaf not in self.leaves]:
             self.leaves |= dict.fromkeys(new)
             if self._descent is None:
@@ -168,14 +194,14 @@ class _StockRun:
             else:
                 self._descent.add(new)
 
-    def _diverged(self, step: int) -> None:
+    def _diverged(self, what: str) -> None:
         good, values = self._last_good
         with torch.no_grad():
             for leaf, value in zip(self.leaves, values, strict=False):
                 leaf.copy_(value)
         raise DivergenceError(
-            f"the loss of {self.name} is not finite at step {step}; the state of step {good} is "
-            "kept in error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
+            f"{what}; the state of step {good} is kept in error.posterior. Lower learning_rate, "
+            "set clip_norm, or standardise the data"
         )
 
 
@@ -189,10 +215,23 @@ def _check_covers(guide: Any, x: Tensor, y: Tensor, program: Program) -> None:
     require_sites(set(trace.stochastic_nodes), program.sites)
 
 
-def _draws(guide: Any, x: Tensor, y: Tensor, program: Program, seed: int) -> tuple[Tensor, Tensor]:
-    """Draws z ``[S, P]`` of a trained guide and log q(z) ``[S]``, in unconstrained coordinates."""
+def _with_live_params(program: Program) -> Program:
+    """Set the point parameters of ``pyro.param`` statements to the values in the store."""
+    model = program.model
+    own = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    with torch.no_grad():
+        for name, value in pyro.get_param_store().named_parameters():
+            if name in program.params and name not in own:
+                program.params[name].copy_(value)
+    return program
+
+
+def _draws(
+    guide: Any, x: Tensor, y: Tensor, program: Program, seed: int
+) -> tuple[Tensor, Tensor | None]:
+    """Draws z ``[S, P]`` of a trained guide, unconstrained, and log q(z) ``[S]`` if q has one."""
     torch.manual_seed(seed)
-    rows, log_q = [], []
+    rows, log_q, has_density = [], [], True
     with torch.no_grad():
         for _ in range(NUM_DRAWS):
             trace = poutine.trace(guide).get_trace(x, y)
@@ -201,4 +240,21 @@ def _draws(guide: Any, x: Tensor, y: Tensor, program: Program, seed: int) -> tup
             log_det = sum(site.log_abs_det_jacobian(z) for site in program.sites)
             rows.append(z)
             log_q.append(trace.log_prob_sum() + log_det)  # density of z, not of the values
+            has_density = has_density and _has_density(trace, program)
+    if not has_density:
+        return torch.stack(rows), None
     return torch.stack(rows), torch.stack([torch.as_tensor(value) for value in log_q])
+
+
+def _has_density(trace: poutine.Trace, program: Program) -> bool:
+    """Whether q has a density: its point masses are maps of as many auxiliary random numbers."""
+    nodes: Any = trace.nodes
+    lengths = {site.name: site.stop - site.start for site in program.sites}
+    fixed = free = 0
+    for name in trace.stochastic_nodes:
+        is_delta = isinstance(base_distribution(nodes[name]["fn"]), dist.Delta)
+        if name in lengths:
+            fixed += lengths[name] if is_delta else 0
+        elif not is_delta and nodes[name]["infer"].get("is_auxiliary"):
+            free += nodes[name]["value"].numel()
+    return fixed <= free

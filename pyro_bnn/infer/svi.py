@@ -9,6 +9,7 @@ arXiv:1312.6114; Blundell et al., ICML 2015, arXiv:1505.05424.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -21,13 +22,14 @@ import numpy as np
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule
+from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
 from pyro_bnn.infer.engine import (
     WINDOW,
     Data,
@@ -38,10 +40,13 @@ from pyro_bnn.infer.engine import (
     check_positive_int,
     refuse_unbuilt,
     starting_points,
+    unchanged,
 )
 from pyro_bnn.infer.stock import run_stock_guide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Batch, Program
+
+LEARNING_RATE = 1e-2
 
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
@@ -52,16 +57,18 @@ class SVI:
 
     Args:
         guide: A guide class, a ``functools.partial`` of one, a callable of the model that returns
-            a guide, an instance (trained in place), or a guide from stock Pyro, which runs through
-            Pyro's own ``Trace_ELBO``.
+            a guide, an instance (trained in place; the posterior holds a copy), or a guide from
+            stock Pyro, which runs through Pyro's own ``Trace_ELBO``.
         num_steps: Gradient steps.
         learning_rate: Step size of the optimiser at the start.
-        optimizer: A ``torch.optim`` class, called with the parameters and ``lr``, or a callable of
-            the parameters. Default: Adam.
-        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B.
+        optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
+            ``lr``, or a callable of the parameters, which sets its own step size. Default: Adam.
+        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. A
+            ``DataLoader`` has its own.
         num_particles: Draws of z a step.
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
-        patience: Steps without a better smoothed ELBO after which to stop; default never.
+        patience: Steps without a better smoothed ELBO after which to stop, counted from the end
+            of ``kl_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
         clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
         compile: ``"auto"`` or False: the step is replayed as a graph (compiling it is not built).
@@ -82,7 +89,7 @@ class SVI:
     guide: GuideSpec
     _: KW_ONLY
     num_steps: int = 10_000
-    learning_rate: float = 1e-2
+    learning_rate: float = LEARNING_RATE
     optimizer: MakeOptimizer | None = None
     batch_size: int | None = None
     num_particles: int = 1
@@ -96,7 +103,17 @@ class SVI:
         check_positive_int("num_steps", self.num_steps)
         check_positive_int("num_particles", self.num_particles)
         check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
+        if self.kl_warmup > self.num_steps:
+            raise OptionError(
+                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
+                "the KL would never have its whole weight"
+            )
         check_positive("learning_rate", self.learning_rate)
+        if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
+            raise OptionError(
+                f"learning_rate={self.learning_rate} would have no effect, as this optimizer sets "
+                "its own step size: set it there, or pass the torch.optim class"
+            )
         if self.batch_size is not None:
             check_positive_int("batch_size", self.batch_size)
         if self.patience is not None:
@@ -124,7 +141,7 @@ class SVI:
             model: Pyro model ``model(x, y=None)``.
             data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
             init: Where to start: a posterior, a trained module, or values of sites.
-            seed: Seed of the start, the noise and the order of the data.
+            seed: Seed, >= 0, of the start, the noise and the order of the data.
             progress: Whether to show a progress bar with the smoothed ELBO.
             checkpoint: Not built yet.
             resume: Not built yet.
@@ -136,24 +153,37 @@ class SVI:
             DivergenceError: If the loss becomes NaN or infinite; names the step and the sites, and
                 holds the posterior at the last good state.
             ModelError: If the model breaks the contract.
+            OptionError: If the seed is negative, or an option is not built or has no effect.
             SiteError: If the guide does not cover a site of the model.
         """
         refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
+        check_positive_int("seed", seed, minimum=0)
+        if self.batch_size is not None and isinstance(data, DataLoader):
+            raise OptionError(
+                f"batch_size={self.batch_size} would have no effect, as a DataLoader makes its own "
+                "batches: set it there, or pass the data set"
+            )
         start = time.perf_counter()
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
-        with isolated(seed):
-            guide = make_guide(self.guide, model)
+        with isolated(seed), unchanged(model):
+            frozen = _frozen(model)  # Pyro's parameter store thaws them
+            with isolated():
+                guide = make_guide(self.guide, model)
             if not isinstance(guide, Guide):
                 if init is not None or self.patience is not None:
                     raise OptionError(
                         "init and patience are not built for guides of stock Pyro: leave both at "
                         "None, and start the guide with its own init_loc_fn"
                     )
+                own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+                guide = make_guide(self.guide, own)
                 return run_stock_guide(
-                    self, model, guide, data, dataset, seed=seed, progress=progress
+                    self, own, guide, data, dataset, seed=seed, progress=progress
                 )
             program = Program(model, dataset.x, dataset.y)
+            for name in frozen:
+                program.params[name].requires_grad = False
             batch = program.batch(dataset.x, dataset.y)
             guide.setup(batch.x[:1])
             guide.to(device=program.device, dtype=program.dtype)
@@ -167,7 +197,7 @@ class SVI:
                 provenance = Provenance(
                     method=type(guide).__name__,
                     engine="SVI",
-                    options=self.describe(guide),
+                    options=self.describe(guide, run.descent.learning_rate),
                     seed=seed,
                     wall_time=time.perf_counter() - start,
                     num_parameters=sum(p.numel() for p in run.parameters),
@@ -175,7 +205,7 @@ class SVI:
                     inputs=dataset.inputs,
                     target=dataset.target,
                 )
-                return GuidePosterior(program, guide, provenance)
+                return GuidePosterior(program, copy.deepcopy(guide), provenance)
 
             try:
                 run.train(batches, progress=progress)
@@ -195,8 +225,8 @@ class SVI:
             clip_norm=self.clip_norm,
         )
 
-    def describe(self, guide: object) -> dict[str, Any]:
-        """The options as JSON-able values."""
+    def describe(self, guide: object, learning_rate: float) -> dict[str, Any]:
+        """The options as JSON-able values, with the optimiser's actual learning rate."""
         options: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -211,6 +241,7 @@ class SVI:
                 "compile",
             )
         }
+        options["learning_rate"] = learning_rate
         options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
         options["guide"] = _name(guide)
         if isinstance(guide, Guide):
@@ -230,7 +261,7 @@ class _Run:
         self._noise = torch.Generator(program.device).manual_seed(seed + 1)
         step = value_and_grad(self._loss, len(self.parameters))
         self._step = Captured(step, f"{type(guide).__name__} on {_name(program.model)}")
-        self._descent = svi.descent(self.parameters)
+        self.descent = svi.descent(self.parameters)
         self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
 
     def train(self, batches: Any, *, progress: bool) -> None:
@@ -246,10 +277,11 @@ class _Run:
                 smoothed = -sum(recent) / len(recent)
                 bar.update(step + 1 - bar.n)
                 bar.set_postfix_str(f"ELBO {smoothed:.1f}")
-                if smoothed > best:
+                if step + 1 - len(recent) < svi.kl_warmup:  # of another objective
+                    best_step = step
+                elif smoothed > best:
                     best, best_step = smoothed, step
-                warm = step > svi.kl_warmup + WINDOW
-                if svi.patience is not None and warm and step - best_step >= svi.patience:
+                if svi.patience is not None and step - best_step >= svi.patience:
                     break
         self._check_last()
 
@@ -265,8 +297,9 @@ class _Run:
         if step % WINDOW == 0:
             self._last_good = (step, self._snapshot())
         for parameter, gradient in zip(self.parameters, out[2:], strict=True):
-            parameter.grad = gradient
-        self._descent.step(step)
+            # clipping scales in place, and a graph's gradients may be one tensor
+            parameter.grad = gradient if svi.clip_norm is None else gradient.clone()
+        self.descent.step(step)
 
     def _loss(
         self, variables: Sequence[Tensor], rest: Sequence[Tensor]
@@ -333,6 +366,11 @@ def make_guide(spec: GuideSpec, model: Model) -> Any:
     if not callable(guide):
         raise OptionError(f"the callable {_name(spec)} returned {guide!r}, which is not a guide")
     return guide
+
+
+def _frozen(model: Model) -> list[str]:
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return [name for name, parameter in named if not parameter.requires_grad]
 
 
 def _num_positional(fn: Callable[..., Any]) -> int:

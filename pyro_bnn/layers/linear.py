@@ -2,14 +2,12 @@ r"""Fully connected layer whose weight and bias are Pyro sample sites, :math:`h 
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 
 from pyro_bnn.priors import Prior, PriorModule
+from pyro_bnn.priors.prior import ModulePrior
 
 
 class Linear(PyroModule):
@@ -34,17 +32,9 @@ class Linear(PyroModule):
             weight_prior.distribution(torch.Size([num_outputs, num_inputs]))
         )
         self.bias_prior = PriorModule(bias_prior.distribution(torch.Size([num_outputs])))
-        self.weight = PyroSample(_weight_prior)  # type: ignore[assignment]  # reads as a Tensor
-        self.bias = PyroSample(_bias_prior)  # type: ignore[assignment]
+        self.weight = PyroSample(ModulePrior("weight_prior"))  # type: ignore[assignment]  # reads as a Tensor
+        self.bias = PyroSample(ModulePrior("bias_prior"))  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, I]`` to ``[N, O]``."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
-
-
-def _weight_prior(layer: PyroModule) -> Distribution:
-    return cast(Distribution, layer.weight_prior())
-
-
-def _bias_prior(layer: PyroModule) -> Distribution:
-    return cast(Distribution, layer.bias_prior())

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods.likelihood import Likelihood, require_one_target
 
 
@@ -19,6 +19,14 @@ class Bernoulli(Likelihood):
         """One logit."""
         require_one_target("Bernoulli", num_outputs)
         return 1
+
+    def check_function_outputs(self, columns: int) -> None:
+        """One column."""
+        if columns != 1:
+            raise ShapeError(
+                f"Bernoulli expects f [N, 1], one logit, but f has {columns} columns: end the "
+                f"network with one output, or take Categorical({columns}) for {columns} classes"
+            )
 
     def distribution(self, f: Tensor) -> Distribution:
         """Bernoulli over rows: batch ``[N]``, event ``()``."""
@@ -49,6 +57,15 @@ class Categorical(Likelihood):
         """C logits."""
         require_one_target("Categorical", num_outputs)
         return self.num_classes
+
+    def check_function_outputs(self, columns: int) -> None:
+        """C columns."""
+        if columns != self.num_classes:
+            raise ShapeError(
+                f"Categorical({self.num_classes}) expects f [N, {self.num_classes}], a logit for "
+                f"each class, but f has {columns} columns: end the network with "
+                f"{self.num_classes} outputs, or pass num_classes={columns}"
+            )
 
     def distribution(self, f: Tensor) -> Distribution:
         """Categorical over rows: batch ``[N]``, event ``()``."""

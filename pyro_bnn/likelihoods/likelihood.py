@@ -21,6 +21,13 @@ class Likelihood(PyroModule):
         """Network outputs F that ``num_outputs`` targets need."""
         return num_outputs
 
+    def check_function_outputs(self, columns: int) -> None:
+        """Check that f may have this number of columns.
+
+        Raises:
+            ShapeError: If it may not.
+        """
+
     def distribution(self, f: Tensor) -> Distribution:
         """Distribution of y given f ``[N, F]``: batch shape ``[N]``."""
         raise TypeError(f"{type(self).__name__} defines no distribution(f), f {tuple(f.shape)}")
@@ -34,7 +41,11 @@ class Likelihood(PyroModule):
 
         Returns:
             y, sampled where it was None.
+
+        Raises:
+            ShapeError: If f does not have the columns of this likelihood, or y does not fit f.
         """
+        self.check_function_outputs(f.shape[-1])
         distribution = self.distribution(f)
         if y is not None:
             y = match_observation(y, distribution)

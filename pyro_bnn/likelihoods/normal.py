@@ -8,12 +8,13 @@ from typing import cast
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroSample
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods.likelihood import Likelihood
 from pyro_bnn.priors import PriorModule
+from pyro_bnn.priors.prior import ModulePrior
 
 
 class Normal(Likelihood):
@@ -46,7 +47,7 @@ class Normal(Likelihood):
                     "for example pyro.distributions.HalfNormal(1.0)"
                 )
             self.scale_prior = PriorModule(scale)
-            self.scale = PyroSample(_scale_prior)  # type: ignore[assignment]  # reads as a Tensor
+            self.scale = PyroSample(ModulePrior("scale_prior"))  # type: ignore[assignment]  # reads as a Tensor
         elif isinstance(scale, int | float) and 0 < scale < math.inf:
             self.register_buffer("scale", torch.tensor(float(scale)))
         else:
@@ -57,10 +58,6 @@ class Normal(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """Normal over the targets of a row: batch ``[N]``, event ``[O]``."""
         return cast(Distribution, dist.Normal(f, self.scale).to_event(1))
-
-
-def _scale_prior(likelihood: PyroModule) -> Distribution:
-    return cast(Distribution, likelihood.scale_prior())
 
 
 class HeteroscedasticNormal(Likelihood):
@@ -88,6 +85,15 @@ class HeteroscedasticNormal(Likelihood):
     def num_function_outputs(self, num_outputs: int) -> int:
         """Two outputs for each target: a mean and a raw scale."""
         return 2 * num_outputs
+
+    def check_function_outputs(self, columns: int) -> None:
+        """A mean and a raw scale for each target."""
+        if columns % 2:
+            raise ShapeError(
+                "HeteroscedasticNormal expects f [N, 2 O], a mean and a raw scale for each of O "
+                f"targets, but f has {columns} columns: end the network with an even number of "
+                "outputs, two for one target"
+            )
 
     def distribution(self, f: Tensor) -> Distribution:
         """Normal over the targets of a row: batch ``[N]``, event ``[O]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyro
 import torch
@@ -16,6 +16,8 @@ from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors import PriorModule, Priors, match_priors
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class BayesianModule(PyroModule):
@@ -32,13 +34,17 @@ class BayesianModule(PyroModule):
         self.net = copy.deepcopy(net)
         self.likelihood = own_likelihood(likelihood)
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
+        for parameter in parameters.values():
+            if parameter.is_floating_point():
+                self.likelihood = _like(self.likelihood, parameter)
+                break
         matched = match_priors(priors, parameters)
         self.sites = tuple(matched)
         self.point_estimates = tuple(name for name in parameters if name not in matched)
         make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
         self.priors: nn.ModuleList = make_list(
             [
-                PriorModule(prior.distribution(parameters[name].shape))
+                _like(PriorModule(prior.distribution(parameters[name].shape)), parameters[name])
                 for name, prior in matched.items()
             ]
         )
@@ -114,6 +120,12 @@ def bayesian(
         NormalPrior() if prior is None else prior,
         NormalLikelihood() if likelihood is None else likelihood,
     )
+
+
+def _like(module: M, parameter: Tensor) -> M:
+    """The module in the dtype and on the device of a parameter."""
+    dtype = parameter.dtype if parameter.is_floating_point() else None
+    return module.to(device=parameter.device, dtype=dtype)
 
 
 def _replace_by_buffers(net: nn.Module, parameter: nn.Parameter) -> tuple[str, ...]:

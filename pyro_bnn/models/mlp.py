@@ -51,7 +51,7 @@ class MLP(PyroModule):
         likelihood: Distribution of y given f. Default: Gaussian noise with learned scale.
 
     Raises:
-        OptionError: If a size is not a positive integer.
+        OptionError: If a size is not a positive integer, or the activation is a class.
         SiteError: If the patterns leave a weight without a prior, or one matches nothing.
         UnknownNameError: If the activation's name is not known.
 
@@ -129,6 +129,11 @@ class MLP(PyroModule):
 
 
 def _activation(activation: str | Activation) -> Activation:
+    if isinstance(activation, type):
+        raise OptionError(
+            f"activation is the class {activation.__name__}, but a function of one tensor is "
+            f"expected: pass an instance, {activation.__name__}()"
+        )
     if callable(activation):
         return activation
     if activation not in ACTIVATIONS:

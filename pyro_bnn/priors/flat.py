@@ -34,7 +34,8 @@ class Flat:
     """Improper prior of constant density 1 over the real numbers.
 
     Draws from it are fan-in Gaussian: they serve as starting points and have no other meaning.
-    An ELBO or a model evidence does not exist under it.
+    An ELBO or a model evidence does not exist under it: the ``kl`` of a fit is then minus the
+    entropy of q, up to a constant, and may be negative.
     """
 
     def distribution(self, shape: torch.Size) -> Distribution:

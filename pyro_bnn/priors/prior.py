@@ -93,23 +93,27 @@ def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, Prior]:
         The prior of each matched name; names that no pattern matches are absent.
 
     Raises:
-        SiteError: If a pattern matches no name at all.
+        SiteError: If a pattern matches no name, or only names of earlier patterns.
     """
     names = list(names)
     if not isinstance(prior, Mapping):
         return dict.fromkeys(names, as_prior(prior))
+    winners: dict[str, str] = {}  # pattern of each name
     for pattern in prior:
-        if not fnmatch.filter(names, pattern):
+        fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not fitting:
             raise SiteError(
                 f"the prior pattern {pattern!r} matches no parameter; there are {', '.join(names)}"
             )
-    matched: dict[str, Prior] = {}
-    for name in names:
-        for pattern, value in prior.items():
-            if fnmatch.fnmatchcase(name, pattern):
-                matched[name] = as_prior(value)
-                break
-    return matched
+        new = [name for name in fitting if name not in winners]
+        if not new:
+            earlier = dict.fromkeys(winners[name] for name in fitting)
+            raise SiteError(
+                f"the prior pattern {pattern!r} has no effect: {', '.join(fitting)} match the "
+                f"earlier {', '.join(map(repr, earlier))}; put the narrower pattern first"
+            )
+        winners |= dict.fromkeys(new, pattern)
+    return {name: as_prior(prior[winners[name]]) for name in names if name in winners}
 
 
 class PriorModule(PyroModule):
@@ -129,21 +133,39 @@ class PriorModule(PyroModule):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PriorModule:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.distribution = _map_tensors(self.distribution, fn, {})
+        self.distribution = map_tensors(self.distribution, fn, {})
         return self
 
 
-def _map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
+class ModulePrior:
+    """The prior of a ``PyroSample`` that stands in a :class:`PriorModule` of the same module.
+
+    Each ``PyroSample`` takes an object of its own: Pyro renames a function it is given, and a
+    function of two models would be renamed twice.
+
+    Args:
+        name: Attribute of the module that holds the prior.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: PyroModule) -> Distribution:
+        """The distribution, given the module that is sampled."""
+        return cast(Distribution, getattr(module, self.name)())
+
+
+def map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:
     """A copy of a distribution, transform or list with ``fn`` applied to its tensors."""
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)(_map_tensors(item, fn, done) for item in value)
+        return type(value)(map_tensors(item, fn, done) for item in value)
     if isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
         moved = done[id(value)] = copy.copy(value)
         for name, item in vars(value).items():
-            moved.__dict__[name] = _map_tensors(item, fn, done)
+            moved.__dict__[name] = map_tensors(item, fn, done)
         return moved
     return value

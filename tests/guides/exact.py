@@ -92,7 +92,7 @@ def assert_svi_reaches(
     engine = SVI(guide, num_steps=2_000, learning_rate=0.02, num_particles=16)
     posterior = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
     assert isinstance(posterior, GuidePosterior)
-    assert posterior.guide is guide
+    torch.testing.assert_close(posterior.guide.sample(3), guide.sample(3), rtol=0, atol=0)
     m, s = (value.detach() for value in moments(guide))
     sd = covariance.diagonal().sqrt()
     zero = torch.zeros_like(covariance)

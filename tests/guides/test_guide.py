@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -10,11 +11,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import init_to_median, init_to_value
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bnn import SVI, models
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
+from pyro_bnn.guides import AutoLowRankMultivariateNormal as LowRank
 from pyro_bnn.program import Program
 from tests.laws import MixedModel, one
 from tests.oracle import linear_gaussian
@@ -204,3 +207,69 @@ def test_a_state_of_another_model_is_refused() -> None:
     other.setup(large.x)
     with pytest.raises(SiteError, match=r"of a guide over w \(3, 1\), b \(1,\), but this guide is"):
         other.load_state_dict(trained.state_dict(), strict=False)
+
+
+@pytest.mark.parametrize("cls", [AutoDelta, AutoNormal, AutoMultivariateNormal, LowRank])
+def test_before_setup_draws_and_densities_say_what_to_do(cls: type[Guide]) -> None:
+    guide = cls(linear_gaussian().model)
+    text = rf"{cls.__name__} has no parameters yet: call guide.setup\(x\)"
+    for call in (lambda: guide.sample(2), lambda: guide.draw_noise(2), guide.get_posterior):
+        with pytest.raises(SiteError, match=text):
+            call()
+    if cls.has_log_prob:
+        with pytest.raises(SiteError, match=text):
+            guide.log_prob(torch.zeros(4))
+
+
+def test_options_come_in_pyros_order() -> None:
+    model = linear_gaussian().model
+    assert LowRank(model, init_to_median, 0.2, 2).options() == {"init_scale": 0.2, "rank": 2}
+    assert AutoNormal(model, init_to_median, 0.3).options() == {"init_scale": 0.3}
+
+
+# A prior that depends on a parameter
+
+
+class LearnedPrior(PyroModule):
+    """w ~ N(0, tau^2) with the point parameter log tau."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(one(0.0))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(one(0.0), self.log_scale.exp()))
+        f = pyro.deterministic("f", x[:, :1] * w)
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)
+        return sampled
+
+
+def learned_prior_function(x: Tensor, y: Tensor | None = None) -> None:
+    scale = pyro.param("scale", lambda: one(1.0), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(one(0.0), scale))
+    f = pyro.deterministic("f", x[:, :1] * w)
+    with pyro.plate("data", x.shape[0]):
+        pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)
+
+
+def test_a_guide_of_a_prior_with_parameters_can_be_copied() -> None:
+    guide = AutoNormal(LearnedPrior())
+    guide.setup(torch.zeros(2, 1, dtype=torch.float64, requires_grad=True) * 1)
+    copied = copy.deepcopy(guide)
+    torch.testing.assert_close(copied.sample(3), guide.sample(3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_the_kl_is_from_the_prior_at_the_given_parameters(form: str) -> None:
+    guide = AutoNormal(LearnedPrior() if form == "module" else learned_prior_function)
+    guide.setup(torch.zeros(2, 1, dtype=torch.float64))
+    guide.loc.data.fill_(0.5)
+    name = "log_scale" if form == "module" else "scale"
+    for params, scale in ((None, 1.0), ({name: one(math.log(3.0))}, 3.0)):
+        value, exact = guide.kl(100_000, params=params)
+        assert not exact
+        q = torch.distributions.Normal(0.5, 0.01)
+        expected = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, scale))
+        # log p varies by |w| sd(w) / scale^2 = 0.005 / scale^2 from draw to draw
+        assert abs(value - float(expected)) < 5 * 0.005 / scale**2 / math.sqrt(100_000) + 1e-6

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from pyro_bnn import SVI, guides, models, priors
 from pyro_bnn.data import Dataset
@@ -208,3 +209,17 @@ def test_a_network_that_does_not_fit_is_refused(model: str) -> None:
     made = models.bayesian(net()) if model == "bayesian" else models.MLP(2, hidden=(4,))
     with pytest.raises(SiteError, match=r"fit the model neither by name nor by order: it has 0.w"):
         starting_points(Program(made, x, y), net(hidden=5), 1, seed=0)
+
+
+# DataLoaders that do not yield the data
+
+
+def test_loaders_that_do_not_yield_the_data_are_refused() -> None:
+    rows = TensorDataset(X, Y)
+    part = DataLoader(rows, batch_size=4, sampler=RandomSampler(rows, num_samples=6))
+    with pytest.raises(DataError, match="sampler draws 6 of the 10 rows of its data set"):
+        as_dataset(part)
+    with pytest.raises(DataError, match=r"yields pairs \(x, y\), but this one yields 3 items"):
+        as_dataset(DataLoader(TensorDataset(X, Y, Y), batch_size=4))
+    with pytest.raises(DataError, match=r"yields pairs \(x, y\), but this one yields Tensor"):
+        as_dataset(DataLoader(cast(Any, X), batch_size=4))

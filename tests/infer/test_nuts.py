@@ -13,12 +13,13 @@ import pytest
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import arviz_io
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
 from pyro_bnn.infer.nuts import NUTS, _starts
 from pyro_bnn.models import MLP, bayesian
-from pyro_bnn.posterior import DrawsPosterior
+from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Program
 from tests.oracle import LinearGaussian, linear_gaussian
 
@@ -405,3 +406,32 @@ def make_uncapturable() -> Callable[..., None]:
             pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
 
     return uncapturable
+
+
+# --- data and starts that depend on a random state -----------------------------------------------
+
+
+def test_a_shuffling_loader_gives_one_result_whatever_the_global_state(
+    oracle: LinearGaussian,
+) -> None:
+    loader = DataLoader(TensorDataset(oracle.x, oracle.y), batch_size=4, shuffle=True)
+    draws = []
+    for global_seed in (1, 2):
+        with torch.random.fork_rng():
+            torch.manual_seed(global_seed)
+            state = torch.get_rng_state()
+            posterior = SMALL.run(oracle.model, loader, progress=False)
+            torch.testing.assert_close(torch.get_rng_state(), state)
+            draws.append(posterior.unconstrained())
+    torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=0)
+
+
+def test_starts_at_a_posterior_are_drawn_again_where_the_density_is_not_finite() -> None:
+    """Half of this posterior's draws have no density: 20 tries at one draw would fail."""
+    model = Reciprocal(0.0)
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    program = Program(model, x, x[:, 0])
+    z = torch.linspace(-1, 1, 40).reshape(1, 40, 1)
+    init = DrawsPosterior(program, z, Provenance("Reciprocal", "none"))
+    points = _starts(program, program.batch(x, x[:, 0]), init, num_chains=4, seed=0)
+    assert bool((points > 0).all())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import autoguide
+from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +20,7 @@ from pyro_bnn import SVI, likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.infer import stock
 from pyro_bnn.posterior import DrawsPosterior
+from tests.infer.test_svi import FirstStepOnly
 from tests.laws import MixedModel, one
 from tests.oracle import design, linear_gaussian
 
@@ -128,7 +130,8 @@ def test_batches_are_scaled_by_the_rows_of_the_data() -> None:
 def test_the_kl_weight_scales_the_kl(warmup: int, weight: float) -> None:
     oracle = linear_gaussian()
     guide = functools.partial(autoguide.AutoDelta, init_loc_fn=start_at_one)
-    posterior = run(oracle.model, guide, kl_warmup=warmup, **STEP)
+    once = functools.partial(FirstStepOnly, lr=1.0)
+    posterior = run(oracle.model, guide, kl_warmup=warmup, num_steps=4, optimizer=once)
     a, z = design(oracle.x), torch.ones(4, dtype=torch.float64)
     gradient = a.T @ (oracle.y - a @ z) / oracle.noise**2 - weight * z / oracle.prior_scale**2
     torch.testing.assert_close(posterior.unconstrained(20)[0], z + gradient)
@@ -243,3 +246,118 @@ def test_draws_are_those_of_the_guide() -> None:
     z = posterior.unconstrained(1_000)
     assert float(((z.mean(0) - 1) / (0.5 / math.sqrt(1_000))).abs().max()) < 5
     assert float(((z.var(0) / 0.25 - 1) / math.sqrt(2 / 1_000)).abs().max()) < 5
+
+
+# Parameters of the model, and what is left of them
+
+
+def linear_with_param(x: Tensor, y: Tensor | None = None) -> None:
+    slope = pyro.param("slope", lambda: torch.zeros((), dtype=torch.float64))
+    scale = pyro.param("scale", lambda: one(2.0), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(one(0.0), 0.1))
+    f = pyro.deterministic("f", x[:, :1] * slope + w)
+    with pyro.plate("data", x.shape[0]):
+        pyro.sample("y", dist.Normal(f, scale).to_event(1), obs=y)
+
+
+def test_trained_values_of_pyro_param_are_in_the_posterior() -> None:
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    posterior = run(
+        linear_with_param, autoguide.AutoDelta, data=(x, 3 * x), num_steps=500, learning_rate=0.1
+    )
+    assert float(posterior.params["slope"]) == pytest.approx(3, abs=0.1)
+    assert float(posterior.params["scale"].exp()) < 0.5
+    torch.testing.assert_close(
+        posterior.predict(x, 20).mean, 3 * x + posterior.unconstrained(1)[0], rtol=0, atol=0.3
+    )
+
+
+class WithPyroParam(PyroModule):
+    """A linear model whose noise is a constrained point parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = PyroParam(one(1.0), constraint=dist.constraints.positive)
+        self.slope = nn.Parameter(one(0.0))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(one(0.0), 1.0))
+        f = pyro.deterministic("f", x[:, :1] * self.slope + w)
+        with pyro.plate("data", x.shape[0]):
+            noise = cast(Tensor, self.noise)
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
+        return sampled
+
+
+@pytest.mark.parametrize("form", ["class", "instance", "closure"])
+def test_the_users_model_is_left_alone_and_fits_stay_apart(form: str) -> None:
+    model = WithPyroParam()
+    before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
+
+    def spec() -> Any:
+        kinds = {
+            "class": autoguide.AutoNormal,
+            "instance": autoguide.AutoNormal(model),
+            "closure": lambda _: autoguide.AutoNormal(model),
+        }
+        return kinds[form]
+
+    first, second = (run(model, spec(), num_steps=5, learning_rate=0.1) for _ in range(2))
+    for name, value in model.named_parameters():
+        assert value is before[name][0]
+        torch.testing.assert_close(value.detach(), before[name][1], rtol=0, atol=0)
+        assert value.grad is None
+        assert bool((first.params[name] != before[name][1]).all())
+    assert first.losses.tolist() == second.losses.tolist()
+    assert first.num_parameters == 2 + 2
+
+
+def test_frozen_parameters_of_the_model_are_not_trained() -> None:
+    model = WithPyroParam()
+    model.slope.requires_grad = False
+    posterior = run(model, autoguide.AutoNormal, num_steps=3, learning_rate=0.1)
+    assert float(posterior.params["slope"]) == 0
+    assert posterior.num_parameters == 2 + 1
+
+
+# Point estimates
+
+
+def delta_guide(x: Tensor, y: Tensor | None = None) -> None:
+    w = pyro.param("w_loc", lambda: torch.zeros(3, 1, dtype=torch.float64))
+    pyro.sample("w", dist.Delta(w, event_dim=2))
+    pyro.sample("b", dist.Normal(torch.zeros(1, dtype=torch.float64), 1.0).to_event(1))
+
+
+@pytest.mark.parametrize("guide", [delta_guide, autoguide.AutoDelta])
+def test_a_guide_with_a_point_mass_has_no_density(guide: Any) -> None:
+    posterior = run(linear_gaussian().model, guide, num_steps=1)
+    assert not posterior.has_log_prob
+    assert posterior.elbo_kind == "none"
+
+
+def test_a_laplace_approximation_is_refused() -> None:
+    with pytest.raises(OptionError, match="AutoLaplaceApproximation is a point estimate until its"):
+        run(linear_gaussian().model, autoguide.AutoLaplaceApproximation, num_steps=1)
+
+
+# Divergence that Pyro's own checks would meet first
+
+
+def scaled_guide(x: Tensor, y: Tensor | None = None) -> None:
+    loc = pyro.param("loc", lambda: torch.zeros(3, 1, dtype=torch.float64))
+    pyro.sample("w", dist.Normal(loc, one(0.1)).to_event(2))
+    pyro.sample("b", dist.Normal(loc[0], one(0.1)).to_event(1))
+
+
+def test_parameters_that_are_not_finite_are_told_by_this_package() -> None:
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "learning_rate": 1e308}
+    with pytest.raises(DivergenceError, match="the loss of scaled_guide is not finite at step 1"):
+        run(linear_gaussian().model, scaled_guide, num_steps=3, **options)
+    with pytest.raises(
+        DivergenceError, match="parameters of scaled_guide are not finite after the last step; the"
+    ) as caught:
+        run(linear_gaussian().model, scaled_guide, num_steps=1, **options)
+    posterior = caught.value.posterior
+    assert isinstance(posterior, DrawsPosterior)
+    assert bool(posterior.unconstrained(20).isfinite().all())

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import autoguide
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,6 +43,15 @@ def mlp(scale: float | None = 0.3) -> models.MLP:
 
 def params_of(posterior: GuidePosterior) -> list[Tensor]:
     return [p.detach().clone() for p in posterior.guide.parameters()]
+
+
+class FirstStepOnly(torch.optim.SGD):
+    """Gradient descent that stands still after its first step."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            group["params"] = []
 
 
 # The objective
@@ -83,7 +95,9 @@ def test_the_kl_weight_grows_linearly_and_the_losses_keep_the_whole_kl() -> None
     likelihood_gradient = a.T @ (oracle.y - a @ z) / oracle.noise**2
     prior_gradient = -z / oracle.prior_scale**2
     for warmup, weight in ((0, 1.0), (1, 1.0), (4, 0.25)):
-        posterior = run(oracle, guides.AutoDelta, init=start, kl_warmup=warmup, **STEP)
+        once = functools.partial(FirstStepOnly, lr=1.0)
+        options: dict[str, Any] = {"num_steps": 4, "kl_warmup": warmup, "optimizer": once}
+        posterior = run(oracle, guides.AutoDelta, init=start, **options)
         moved = posterior.unconstrained(1)[0] - z
         torch.testing.assert_close(moved, likelihood_gradient + weight * prior_gradient)
         assert posterior.losses[0] == pytest.approx(-float(oracle.log_joint(z)), rel=1e-12)
@@ -171,9 +185,9 @@ def test_patience_counts_steps_without_a_better_smoothed_elbo(warmup: int) -> No
     posterior = run(
         oracle, guides.AutoDelta, num_steps=1_000, patience=250, kl_warmup=warmup, **STILL
     )
-    # the loss never changes: best after 100 steps; looked at every 100 steps, 300 later is too
-    # long, and while the KL warms up (and one window more) nothing stops
-    assert len(posterior.losses) == (400 if warmup == 0 else 700)
+    # the loss never changes: best after 100 steps, counted from the end of the warm-up; looked at
+    # every 100 steps, 300 later is too long
+    assert len(posterior.losses) == warmup + 400
 
 
 def test_patience_does_not_stop_a_fit_that_improves() -> None:
@@ -224,7 +238,7 @@ def test_a_guide_is_a_class_a_partial_a_callable_or_an_instance() -> None:
     fits = [run(oracle, form, num_steps=3) for form in forms]
     for fit in fits[1:]:
         np.testing.assert_array_equal(fit.losses, fits[0].losses)
-    assert fits[2].guide is instance
+    torch.testing.assert_close(fits[2].unconstrained(5), instance.sample(5), rtol=0, atol=0)
 
 
 def test_an_instance_goes_on_from_where_it_is() -> None:
@@ -426,3 +440,131 @@ def test_the_progress_bar_is_silent_when_off(capsys: pytest.CaptureFixture[str])
     assert shown.out == ""
     assert "AutoNormal" in shown.err
     assert "ELBO -" in shown.err
+
+
+# Frozen parameters, copies, gradients that are one tensor
+
+
+def frozen_model() -> models.BayesianModule:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    net[0].weight.requires_grad = False
+    return models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+
+
+def test_frozen_parameters_stay_as_they_are_and_are_not_counted() -> None:
+    oracle, model = linear_gaussian(), frozen_model()
+    engine = SVI(guides.AutoNormal, num_steps=5, learning_rate=0.1)
+    posterior = engine.run(model, (oracle.x, oracle.y), progress=False)
+    own = dict(model.named_parameters())
+    weight = posterior.params["net.0.weight"]
+    torch.testing.assert_close(weight, own["net.0.weight"].detach(), rtol=0, atol=0)
+    assert bool((posterior.params["net.0.bias"] != own["net.0.bias"]).all())
+    assert posterior.num_parameters == 2 * 5 + 4  # the guide's, and the bias
+
+
+def test_a_frozen_parameter_takes_its_value_from_init() -> None:
+    """The loss is at the value that init gives it, not at the model's own."""
+    oracle, model, other = linear_gaussian(), frozen_model(), frozen_model()
+    engine = SVI(guides.AutoDelta, num_steps=1, **STILL)
+    data = (oracle.x, oracle.y)
+    init = engine.run(other, data, progress=False)
+    posterior = engine.run(model, data, init=init, progress=False)
+    torch.testing.assert_close(
+        posterior.params["net.0.weight"], init.params["net.0.weight"], rtol=0, atol=0
+    )
+    assert posterior.losses[0] == pytest.approx(init.losses[0], rel=1e-12)
+
+
+def test_an_instance_trained_again_leaves_the_earlier_posterior() -> None:
+    oracle = linear_gaussian()
+    guide = guides.AutoNormal(oracle.model)
+    first = run(oracle, guide, num_steps=2)
+    before = first.unconstrained(5)
+    second = run(oracle, guide, num_steps=5, learning_rate=0.1)
+    torch.testing.assert_close(first.unconstrained(5), before, rtol=0, atol=0)
+    torch.testing.assert_close(second.unconstrained(5), guide.sample(5), rtol=0, atol=0)
+    assert bool((second.unconstrained(5) != before).any())
+
+
+class TwinModel(PyroModule):
+    """f = (a + b + w) x with point parameters a and b, whose gradients are the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.zeros((), dtype=torch.float64)) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros_like(x[0, 0]), 1.0))
+        f = pyro.deterministic("f", (self.a + self.b + w) * x)
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)
+        return sampled
+
+
+def test_gradients_that_are_one_tensor_are_clipped_once() -> None:
+    x = torch.ones(4, 1, dtype=torch.float64)
+    posterior = SVI(guides.AutoDelta, clip_norm=0.3, **STEP).run(
+        TwinModel(), (x, 100 * x), init={"w": torch.zeros(())}, progress=False
+    )
+    moved = torch.stack([*posterior.params.values(), posterior.unconstrained(1)[0, 0]])
+    # the three gradients are equal up to the prior's, 0 at w = 0: 0.3 / sqrt(3) each
+    torch.testing.assert_close(
+        moved, torch.full((3,), 0.3 / math.sqrt(3)).double(), rtol=1e-6, atol=0
+    )
+
+
+# Options without effect
+
+
+def test_options_without_effect_are_refused() -> None:
+    oracle = linear_gaussian()
+    with pytest.raises(OptionError, match=r"kl_warmup=5 is longer than the run of num_steps=4"):
+        SVI(guides.AutoNormal, num_steps=4, kl_warmup=5)
+    own_rate = functools.partial(torch.optim.SGD, lr=1.0)
+    for optimizer in (own_rate, lambda parameters: torch.optim.SGD(parameters, lr=1.0)):
+        with pytest.raises(OptionError, match=r"learning_rate=0\.5 would have no effect, as this"):
+            SVI(guides.AutoNormal, optimizer=optimizer, learning_rate=0.5)
+        posterior = run(oracle, optimizer=optimizer, num_steps=1)
+        assert posterior.options["learning_rate"] == 1.0
+    loader = DataLoader(TensorDataset(oracle.x, oracle.y), batch_size=6)
+    with pytest.raises(OptionError, match="batch_size=5 would have no effect, as a DataLoader"):
+        run(oracle, data=loader, batch_size=5)
+
+
+def test_a_partial_of_an_optimizer_takes_the_learning_rate() -> None:
+    momentum = functools.partial(torch.optim.SGD, momentum=0.9)
+    options: dict[str, Any] = {"num_steps": 1, "learning_rate": 0.125}
+    posterior = run(linear_gaussian(), optimizer=momentum, **options)
+    expected = run(linear_gaussian(), optimizer=torch.optim.SGD, **options)  # the first step's
+    torch.testing.assert_close(posterior.unconstrained(3), expected.unconstrained(3))
+    assert posterior.options["learning_rate"] == 0.125
+
+
+@pytest.mark.parametrize("seed", [-1, None])
+def test_seeds_are_checked(seed: Any) -> None:
+    with pytest.raises(OptionError, match=f"seed is an integer of at least 0, not {seed}"):
+        run(linear_gaussian(), seed=seed)
+
+
+def test_patience_forgets_the_elbo_of_the_warm_up() -> None:
+    """An ELBO that only falls: without its best of the warm-up, patience counts from the end."""
+    oracle = linear_gaussian()
+    optimizer = functools.partial(torch.optim.SGD, lr=1e-4, maximize=True)
+    posterior = run(
+        oracle, guides.AutoDelta, num_steps=700, patience=200, kl_warmup=300, optimizer=optimizer
+    )
+    assert len(posterior.losses) == 600  # best at step 400, the first after the warm-up
+
+
+@pytest.mark.parametrize("guide", ["ours", "stock"])
+def test_a_frozen_parameter_of_a_pyro_module_stays_frozen(guide: str) -> None:
+    """Pyro's store sets requires_grad of what a PyroModule reads, in the user's model too."""
+    oracle, model = linear_gaussian(), TwinModel()
+    model.a.requires_grad = False
+    kind = guides.AutoNormal if guide == "ours" else autoguide.AutoNormal
+    posterior = SVI(kind, num_steps=3).run(
+        model, (oracle.x[:, :1], oracle.x[:, :1]), progress=False
+    )
+    assert float(posterior.params["a"]) == 0 != float(posterior.params["b"])
+    assert posterior.num_parameters == 2 + 1
+    assert not model.a.requires_grad

@@ -126,3 +126,20 @@ def test_a_likelihood_without_a_distribution_says_so() -> None:
     with pytest.raises(TypeError, match=r"Unfinished defines no distribution\(f\), f \(4, 3\)"):
         Unfinished()(F)
     assert Unfinished().num_function_outputs(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "columns", "message"),
+    [
+        (likelihoods.HeteroscedasticNormal(), 3, r"expects f \[N, 2 O\].* but f has 3 columns"),
+        (likelihoods.HeteroscedasticNormal(), 1, r"but f has 1 columns: end the network with an e"),
+        (likelihoods.Categorical(3), 5, r"expects f \[N, 3\].* has 5 columns.* num_classes=5"),
+        (likelihoods.Categorical(3), 1, r"Categorical\(3\) expects f \[N, 3\].* f has 1 columns"),
+        (likelihoods.Bernoulli(), 2, r"Bernoulli expects f \[N, 1\].* 2 columns.*Categorical\(2\)"),
+    ],
+)
+def test_columns_of_f_that_the_likelihood_does_not_take_are_refused(
+    likelihood: Likelihood, columns: int, message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        likelihood(torch.zeros(4, columns))

@@ -152,3 +152,11 @@ def test_an_output_that_is_not_rows_of_f_is_refused(net: nn.Module, shape: str) 
         r"each row of x; end the network with torch.nn.Flatten\(\)",
     ):
         model(torch.zeros(5, 3))
+
+
+def test_priors_and_likelihood_take_the_dtype_of_the_network() -> None:
+    model = bayesian(linear_net().double())
+    nodes = nodes_of(model, torch.randn(5, 3, dtype=torch.float64))
+    assert {nodes[name]["value"].dtype for name in model.sites} == {torch.float64}
+    assert nodes["likelihood.scale"]["value"].dtype == torch.float64
+    assert nodes["y"]["value"].dtype == torch.float64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -205,3 +205,8 @@ def test_it_runs_under_stock_pyro() -> None:
         guide = pyro.infer.autoguide.AutoNormal(model)
         elbo = pyro.infer.Trace_ELBO()
         assert math.isfinite(elbo.loss(model, guide, x, y))
+
+
+def test_an_activation_that_is_a_class_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"is the class ReLU, .* pass an instance, ReLU\(\)"):
+        MLP(3, activation=cast(Any, nn.ReLU))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pyro.distributions as dist
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from pyro_bnn import priors
+from pyro_bnn import models, priors
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.priors import Prior, PriorModule, as_prior, match_priors
 
@@ -183,3 +184,28 @@ def test_two_weights_of_one_prior_do_not_share_tensors() -> None:
     first, second = prior.distribution(SHAPE), prior.distribution(SHAPE)
     first.base_dist.loc.untyped_storage().copy_(torch.tensor(5.0).untyped_storage())
     assert_close(second.mean, torch.zeros(SHAPE))
+
+
+def test_a_pattern_in_the_shadow_of_earlier_ones_is_refused() -> None:
+    patterns = {"*": priors.Normal(), "a.weight": priors.Normal(3.0)}
+    message = r"pattern 'a\.weight' has no effect: a\.weight match the earlier '\*'; put the narr"
+    with pytest.raises(SiteError, match=message):
+        match_priors(patterns, ["a.weight", "a.bias"])
+    matched = match_priors(dict(reversed(patterns.items())), ["a.weight", "a.bias"])
+    assert matched == {"a.weight": priors.Normal(3.0), "a.bias": priors.Normal()}
+
+
+def test_patterns_respect_case_on_every_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.normcase", str.lower)  # as on Windows
+    with pytest.raises(SiteError, match=r"'A\.weight' matches no parameter"):
+        match_priors({"A.weight": priors.Normal()}, ["a.weight"])
+
+
+def test_models_share_no_prior_function_that_pyro_renames() -> None:
+    first, second = models.MLP(2), models.MLP(2)
+    for model in (first, second):
+        copied = pickle.loads(pickle.dumps(model.layers[0]))
+        assert copied.weight.shape == (50, 2)
+    shared = [model.layers[0].__dict__["_pyro_samples"]["weight"] for model in (first, second)]
+    assert shared[0] is not shared[1]
+    assert not hasattr(shared[0], "__name__")
