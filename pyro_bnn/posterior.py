@@ -19,7 +19,7 @@ from pyro_bnn.effects import Model
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.memory import GIB, draw_chunks
-from pyro_bnn.prediction import Prediction, log_likelihood_of, predict
+from pyro_bnn.prediction import Prediction, log_likelihood_of, predict, require_finite
 from pyro_bnn.program import Program
 
 NUM_SAMPLES = 1_000  # draws by default
@@ -403,6 +403,7 @@ class Posterior(ABC):
         rows = torch.as_tensor(x)
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
+        require_finite(rows)
         return rows.to(device=self.program.device, dtype=self.program.dtype)
 
     def __repr__(self) -> str:

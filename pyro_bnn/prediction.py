@@ -134,7 +134,6 @@ def predict(
     Raises:
         DataError: If x holds NaN or infinite values.
     """
-    _require_finite(x)
     x = x.to(device=program.device, dtype=program.dtype)
 
     def run(chunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
@@ -172,7 +171,12 @@ def predict(
     )
 
 
-def _require_finite(x: Tensor) -> None:
+def require_finite(x: Tensor) -> None:
+    """Check inputs ``[N, ...]`` of a prediction.
+
+    Raises:
+        DataError: If a value is NaN or infinite; names the columns and counts the rows.
+    """
     bad = ~x.isfinite()
     if bool(bad.any()):
         columns = bad.reshape(len(x), -1).any(0).nonzero().flatten().tolist()

@@ -128,13 +128,14 @@ class Program:
             train those that require gradients and leave the user's model as it is.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
+        snapshot: The model's buffers, priors and modes as they were.
     """
 
     def __init__(self, model: Model, x: Tensor, y: Tensor, *, num_data: int | None = None) -> None:
         if x.shape[0] != y.shape[0]:
             raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
         self.model = model
-        self._snapshot = Snapshot(model)  # the user may change the model after the fit
+        self.snapshot = Snapshot(model)  # the user may change the model after the fit
         self.dtype, self.device = _dtype_and_device(model, x)
         x, y = self._cast(x), self._cast(y)
         self.num_data = x.shape[0] if num_data is None else num_data
@@ -372,12 +373,12 @@ class Program:
         }
         module = {name: value for name, value in params.items() if name not in store}
         values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
-        with self._snapshot.held():
+        with self.snapshot.held():
             return evaluate(
                 self.model,
                 values,
                 *((x,) if y is None else (x, y)),
-                module_params={**self._snapshot.buffers, **module},
+                module_params={**self.snapshot.buffers, **module},
                 store_params=store,
             )
 

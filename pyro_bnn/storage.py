@@ -54,7 +54,7 @@ def save(posterior: Posterior, path: Path) -> None:
         "inputs": _units(provenance.inputs),
         "target": _units(provenance.target),
         "params": dict(posterior.params),
-        "buffers": _buffers(program.model),
+        "buffers": {name: program.snapshot.buffers[name] for name in _buffers(program.model)},
         "fingerprint": _fingerprint(program, posterior.params),
     }
     known = isinstance(posterior, GuidePosterior) and _class_of(posterior.guide) is not None

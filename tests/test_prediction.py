@@ -395,6 +395,8 @@ def test_inputs_that_are_not_finite_are_refused(
         x[place] = value
     with pytest.raises(DataError, match=message):
         posterior.predict(x, 5)
+    with pytest.raises(DataError, match=message):
+        posterior.function_draws(x, 5)
 
 
 def test_other_columns_than_those_of_the_fit_are_named() -> None:

@@ -344,6 +344,18 @@ def test_another_prior_or_activation_is_refused(other: dict[str, Any], tmp_path:
     Posterior.load(tmp_path / "fit.pt", small().double())
 
 
+def test_a_later_change_of_the_users_model_is_not_in_the_file(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 12).unsqueeze(-1)
+    model = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.3))
+    posterior = SVI(guides.AutoNormal, num_steps=3).run(model, (x, x[:, 0]), progress=False)
+    expected = posterior.predict(x).sd
+    model.likelihood.scale.fill_(5.0)
+    posterior.save(tmp_path / "posterior.pt")
+    fresh = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.3))
+    loaded = Posterior.load(tmp_path / "posterior.pt", fresh)
+    torch.testing.assert_close(loaded.predict(x).sd, expected, rtol=0, atol=0)
+
+
 def test_other_buffers_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     with pytest.raises(SiteError, match=r"differs from the one saved in .* in its buffers noise: "):
