@@ -30,6 +30,7 @@ from pyro_bnn.infer.engine import (
     check_positive_int,
     refuse_unbuilt,
     starting_points,
+    unchanged,
 )
 from pyro_bnn.infer.nuts_kernel import Draw, FlatNUTS
 from pyro_bnn.posterior import DrawsPosterior, Provenance
@@ -142,7 +143,7 @@ class NUTS:
         start = time.perf_counter()
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
-        with isolated(seed):
+        with isolated(seed), unchanged(model):
             program = Program(model, dataset.x, dataset.y)
             batch = program.batch(dataset.x, dataset.y)
             starts = _starts(program, batch, init, self.num_chains, seed)
@@ -151,14 +152,15 @@ class NUTS:
             logger.warning("NUTS holds point-estimated parameters at their values: %s", names)
         params = {name: value.detach() for name, value in program.params.items()}
         chains = _Chains(self, model, batch, params, starts, chain_seeds(seed, self.num_chains))
-        results = run_chains(
-            chains,
-            self.num_chains,
-            self.warmup_steps + self.num_samples,
-            progress=progress,
-            title="NUTS",
-            num_processes=None if program.device.type == "cpu" else 1,
-        )
+        with unchanged(model):  # chains may run in this process
+            results = run_chains(
+                chains,
+                self.num_chains,
+                self.warmup_steps + self.num_samples,
+                progress=progress,
+                title="NUTS",
+                num_processes=None if program.device.type == "cpu" else 1,
+            )
         provenance = Provenance(
             method="NUTS",
             engine="NUTS",

@@ -435,3 +435,24 @@ def test_starts_at_a_posterior_are_drawn_again_where_the_density_is_not_finite()
     init = DrawsPosterior(program, z, Provenance("Reciprocal", "none"))
     points = _starts(program, program.batch(x, x[:, 0]), init, num_chains=4, seed=0)
     assert bool((points > 0).all())
+
+
+class FrozenOffset(PyroModule):
+    """f = (a + w) x with a frozen point parameter a."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros_like(x[0, 0]), 1.0))
+        f = pyro.deterministic("f", (self.a + w) * x)
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)
+        return sampled
+
+
+def test_a_frozen_parameter_of_the_users_model_stays_frozen() -> None:
+    model, x = FrozenOffset(), torch.ones(4, 1)
+    NUTS(num_chains=1, warmup_steps=5, num_samples=5).run(model, (x, x), progress=False)
+    assert not model.a.requires_grad
