@@ -23,6 +23,7 @@ from pyro_bnn import __version__, cli, jobs
 from pyro_bnn.data import names
 from pyro_bnn.errors import BNNWarning, DivergenceError
 from pyro_bnn.registry import KINDS, entries
+from tests.interruptible import interruptible
 
 SCRIPT = Path(sys.executable).parent / "pyro-bnn"
 TINY = ("--hidden", "3", "--steps", "20")
@@ -46,7 +47,7 @@ def run(*args: str | Path) -> Result:
 def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
     """The installed script in a process of its own."""
     return subprocess.Popen(
-        [str(SCRIPT), *(str(arg) for arg in args)],
+        interruptible(str(SCRIPT), *(str(arg) for arg in args)),
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -278,7 +279,11 @@ def test_ctrl_c_ends_a_run(options: tuple[str, ...], tmp_path: Path) -> None:
         assert process.poll() is None
     time.sleep(3.0)  # into the fit
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        _, err = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()  # a failure, not a hang
+        raise
     assert process.returncode == 130
     assert err.strip() == "pyro-bnn: interrupted"
 

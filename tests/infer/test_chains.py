@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pyro_bnn.infer.chains import Report, State, chain_seeds, run_chains, single_threaded
+from tests.interruptible import interruptible
 
 LOGGER = logging.getLogger("pyro_bnn")
 
@@ -193,7 +194,10 @@ class Sleeping:
 run_chains(Sleeping(), 2, 1, progress=False, title="T", num_processes=2)
 """)
     with subprocess.Popen(
-        [sys.executable, script], start_new_session=True, stderr=subprocess.PIPE, text=True
+        interruptible(sys.executable, str(script)),
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         files = [tmp_path / "0", tmp_path / "1"]
         deadline = time.monotonic() + 100
@@ -201,7 +205,11 @@ run_chains(Sleeping(), 2, 1, progress=False, title="T", num_processes=2)
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        try:
+            _, error = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # a failure, not a hang
+            raise
     assert process.returncode == -signal.SIGINT
     assert error.strip().endswith("KeyboardInterrupt")
     assert not any(is_running(int(f.read_text())) for f in files)
