@@ -11,11 +11,13 @@ from pyro_bnn.guides.guide import Guide
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
 from pyro_bnn.guides.multivariate_normal import AutoMultivariateNormal
 from pyro_bnn.guides.normal import AutoNormal
+from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture
 
 __all__ = [
     "AutoDelta",
     "AutoLowRankMultivariateNormal",
     "AutoMultivariateNormal",
     "AutoNormal",
+    "AutoRank1Mixture",
     "Guide",
 ]

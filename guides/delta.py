@@ -3,14 +3,14 @@ r"""Point estimate, :math:`q(z) = \delta(z - m)`: maximum a posteriori (MAP)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.guide import LOG_JOINT, Guide, KLKind
 
 
 class AutoDelta(Guide):
@@ -27,8 +27,9 @@ class AutoDelta(Guide):
         init_loc_fn: Start of each site; default a draw from the prior.
     """
 
-    has_log_prob: ClassVar[bool] = False
-    kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "none"
+    has_log_prob: bool = False
+    kl_kind: KLKind = "none"
+    objective: str = LOG_JOINT
 
     loc: Tensor
 

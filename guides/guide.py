@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import pyro
 import pyro.distributions as dist
@@ -29,8 +29,12 @@ from pyro_bnn.effects import (
     trace_model,
 )
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.latents import Latents
+from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.program import GuideTerms, Params, _store_params
+
+KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
+ELBO = "ELBO"  # name of the objective of most guides
+LOG_JOINT = "log joint"  # and of point estimates
 
 _instances = itertools.count()
 
@@ -56,11 +60,19 @@ class Guide(PyroModule):
         kl_kind: ``"exact"`` where the entropy of q is in closed form (then ``kl`` is exact too, if
             every prior has a closed-form expectation), ``"monte_carlo"``, ``"bound"``, or
             ``"none"`` for a point estimate.
+        has_moments: Whether predictions have a mean and sd.
+        needs_all_rows: Whether the objective is defined over the whole data set only.
+        objective: Name of what SVI maximises, ``"ELBO"`` where it is that bound.
+        needs_model: Name of the class in ``pyro_bnn.models`` that the guide is made for, or None.
     """
 
-    has_log_prob: ClassVar[bool] = True
+    has_log_prob: bool = True
     has_rsample: ClassVar[bool] = True
-    kl_kind: ClassVar[Literal["exact", "bound", "monte_carlo", "none"]] = "exact"
+    kl_kind: KLKind = "exact"
+    has_moments: bool = True
+    needs_all_rows: bool = False
+    objective: str = ELBO
+    needs_model: ClassVar[str | None] = None
 
     def __init__(
         self, model: Model, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
@@ -102,6 +114,50 @@ class Guide(PyroModule):
     def marginals(self) -> tuple[Tensor, Tensor] | None:
         """Mean and sd ``[P]`` of each entry of z where its marginal is Gaussian, else None."""
         return None
+
+    @property
+    def member_params(self) -> tuple[str, ...]:
+        """Names of the model's parameters of which each draw has values of its own."""
+        return ()
+
+    @property
+    def cauchy_sites(self) -> frozenset[str]:
+        """Names of the sites whose marginals are Cauchy."""
+        return frozenset()
+
+    def components(self) -> Marginals | None:
+        """Marginals of q, or of each of its components; None where they are of no known family."""
+        marginals = self.marginals()
+        return None if marginals is None else Marginals(*marginals)
+
+    def draws(self, noise: Tensor) -> Tensor:
+        """Draws ``[..., P + Q]`` of noise ``[..., M]``: z, then values of ``member_params``."""
+        return self.transport(noise)
+
+    def log_q(self, noise: Tensor) -> Tensor:
+        """Log density ``[...]`` of the draws made of noise ``[..., M]``."""
+        return self.log_prob(self.transport(noise))
+
+    def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
+        """The objective's likelihood term ``[]``: N/B times that of the mean draw.
+
+        Args:
+            rows: Log densities ``[D, B]`` of draws and rows.
+            scale: N/B.
+        """
+        total = rows.sum() if len(rows) == 1 else rows.sum(-1).mean(0)
+        return total * scale
+
+    def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
+        """What an ELBO needs at noise ``[K, M]``; with ``density=False`` the draws alone."""
+        draws = self.draws(noise)
+        if not density:
+            return GuideTerms(draws, None, None, None)
+        entropy = self.entropy()
+        log_prob = None
+        if entropy is None and self.has_log_prob:
+            log_prob = self.log_prob(draws)  # [K]
+        return GuideTerms(draws, entropy, log_prob, self.components())
 
     def get_posterior(self) -> Distribution:
         """Q as a distribution over z ``[P]``."""
@@ -163,7 +219,8 @@ class Guide(PyroModule):
             for name, (value, constraint) in _store_params(self.model, trace.param_messages).items()
         }
         self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-        self._pass_through_model(latents, trace.messages)
+        run = self._pass_through_model(latents, trace.messages)
+        self.check_model(trace.sites, run)
         if not self._shapes:
             values = {name: self._initial_value(msg) for name, msg in trace.messages.items()}
             self._shapes = shapes
@@ -181,9 +238,22 @@ class Guide(PyroModule):
 
     def _pass_through_model(
         self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    ) -> Evaluate:
         values = {name: msg["value"].detach().requires_grad_() for name, msg in messages.items()}
-        latents.find_closed_forms(evaluate(self.model, values, *self._args))
+        run = evaluate(self.model, values, *self._args)
+        latents.find_closed_forms(run)
+        return run
+
+    def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:
+        """Check that the guide suits a model, before its parameters are made.
+
+        Args:
+            sites: The model's latent sites.
+            run: The model, evaluated once.
+
+        Raises:
+            SiteError: If it does not; names the model that does.
+        """
 
     def check_covers(self, sites: Sequence[Site]) -> None:
         """Check that the guide was made for exactly these sites.
@@ -217,20 +287,26 @@ class Guide(PyroModule):
 
     def sample(self, num_draws: int, seed: int = 0) -> Tensor:
         """Draws z ``[S, P]``; the same for one seed."""
+        with torch.no_grad():
+            return self.transport(self.seeded_noise(num_draws, seed)).detach()
+
+    def seeded_noise(self, num_draws: int, seed: int) -> Tensor:
+        """The noise ``[S, M]`` of ``sample(num_draws, seed)``."""
         self.require_setup()
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
-        with torch.no_grad():
-            return self.transport(self.draw_noise(num_draws, generator)).detach()
+        return self.draw_noise(num_draws, generator)
 
-    def terms(self, params: Params, noise: Tensor) -> GuideTerms:
+    def terms(self, params: Params, noise: Tensor, *, density: bool = True) -> GuideTerms:
         """What an ELBO needs, with ``params`` in place of the guide's own parameters.
 
         Args:
             params: Values by parameter name.
             noise: Noise ``[K, M]``.
+            density: Whether densities are needed; else only ``z`` is given.
         """
         named = {f"guide.{name}": value for name, value in params.items()}
-        return cast(GuideTerms, torch.func.functional_call(_Terms(self), named, (noise,)))
+        call: Any = torch.func.functional_call
+        return cast(GuideTerms, call(_Terms(self), named, (noise,), {"density": density}))
 
     def kl(
         self, num_draws: int = 1_000, seed: int = 0, *, params: Params | None = None
@@ -256,18 +332,18 @@ class Guide(PyroModule):
             raise SiteError(f"call guide.setup(x) before {type(self).__name__}.kl()")
         latents = self.latents
         with torch.no_grad():
-            entropy, marginals = self.entropy(), self.marginals()
-            exact = entropy is not None and marginals is not None and latents.is_closed_form
+            entropy, q, blocks = self.entropy(), self.components(), None
             log_prior = torch.zeros(())
-            if marginals is not None:
-                log_prior = latents.expected_log_prior(*marginals)
-            if exact:
-                return float(-entropy - log_prior), True  # type: ignore[operator]
+            if q is not None:
+                log_prior = latents.expected_log_prior(q)
+                blocks = latents.closed_forms(q.cauchy).sampled
+            if entropy is not None and q is not None and latents.is_closed_form(q.cauchy):
+                return float(-entropy - log_prior), True
             z = self.sample(num_draws, seed)
 
             def rest(row: Tensor) -> Tensor:
                 run = self._evaluate(latents.constrain(row), params)
-                return latents.log_prior(run, row, closed_forms=marginals is None)
+                return latents.log_prior(run, row, blocks=blocks)
 
             log_prior = log_prior + torch.func.vmap(rest)(z).mean()
             negative_entropy = -entropy if entropy is not None else self.log_prob(z).mean()
@@ -374,14 +450,8 @@ class _Terms(nn.Module):
         super().__init__()
         self.guide = guide
 
-    def forward(self, noise: Tensor) -> GuideTerms:
-        z = self.guide.transport(noise)  # [K, P]
-        entropy = self.guide.entropy()
-        mean, sd = self.guide.marginals() or (None, None)
-        log_prob = None
-        if entropy is None and self.guide.has_log_prob:
-            log_prob = self.guide.log_prob(z)  # [K]
-        return GuideTerms(z, entropy, log_prob, mean, sd)
+    def forward(self, noise: Tensor, *, density: bool) -> GuideTerms:
+        return self.guide.make_terms(noise, density=density)
 
 
 def positive_parameter(value: Tensor) -> Tensor:

@@ -252,13 +252,14 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
 
 
 def _check_observed(trace: poutine.Trace) -> None:
-    """Check that y is observed, and nothing else."""
+    """Check that y is observed, and nothing else but factors, such as a penalty on parameters."""
     if not trace.nodes["y"]["is_observed"]:
         raise ModelError(f'the site "y" does not observe y: pass obs=y, as in{CORRECTED}')
     others = [
         name
         for name in trace.observation_nodes
         if name not in ("y", "f") and not _is_deterministic(trace.nodes[name])
+        if not isinstance(trace.nodes[name]["fn"], dist.Unit)
     ]
     if others:
         raise ModelError(
@@ -311,10 +312,17 @@ def _data_plate(trace: poutine.Trace) -> Any:
 
 
 def _check_shared(trace: poutine.Trace) -> None:
-    """Check that no latent site has a value for each row."""
+    """Check that no latent site has a value for each row, and no factor a term for each."""
     nodes: Mapping[str, Any] = trace.nodes
-    for name in trace.stochastic_nodes:
+    for name in [*trace.stochastic_nodes, *trace.observation_nodes]:
+        if name in ("y", "f") or _is_deterministic(nodes[name]):
+            continue
         if "data" in [frame.name for frame in nodes[name]["cond_indep_stack"]]:
+            if isinstance(nodes[name]["fn"], dist.Unit):
+                raise ModelError(
+                    f'the factor {name!r} lies inside the plate "data", which scales it with the '
+                    "rows; write pyro.factor(...) before the plate"
+                )
             raise SiteError(
                 f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
                 "sites are shared by all rows: sample it before the plate"
@@ -350,6 +358,7 @@ class Evaluate(Messenger):
     Attributes:
         latent: Message (fn, value, scale, mask) of each latent site.
         observed: Message of the site ``"y"``.
+        factors: Message of each ``pyro.factor`` statement.
         f: Network output ``[N, F]``.
     """
 
@@ -362,6 +371,7 @@ class Evaluate(Messenger):
         self.values, self.params = values, params
         self.latent: dict[str, dict[str, Any]] = {}
         self.observed: dict[str, Any] = {}
+        self.factors: dict[str, dict[str, Any]] = {}
         self.f: Tensor | None = None
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
@@ -391,6 +401,32 @@ class Evaluate(Messenger):
             self.observed = msg
         elif name == "f":
             self.f = msg["value"]
+        elif isinstance(msg["fn"], dist.Unit):
+            self.factors[name] = msg
+
+
+def require_factors_of_parameters(run: Evaluate) -> None:
+    """Check that ``pyro.factor`` statements depend on parameters only.
+
+    Args:
+        run: The model, evaluated at values that require gradients.
+
+    Raises:
+        ModelError: If one depends on a latent site.
+    """
+    for name, msg in run.factors.items():
+        term = log_prob(msg)
+        values = [value for value in (m["value"] for m in run.latent.values()) if value.numel()]
+        if term.requires_grad and any(
+            grad is not None
+            for grad in torch.autograd.grad(
+                term.sum(), values, retain_graph=True, allow_unused=True
+            )
+        ):
+            raise ModelError(
+                f"the factor {name!r} depends on a latent site: write its density into that site's "
+                "prior; a factor may penalise point-estimated parameters"
+            )
 
 
 def require_fixed_supports(run: Evaluate) -> None:

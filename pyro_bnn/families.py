@@ -1,4 +1,4 @@
-r"""Prior families with closed forms on the flat vector z: log density and its Gaussian expectation.
+r"""Prior families with closed forms on the flat vector z: log density and its expectation under q.
 
 All entries of z whose prior is of one family are treated as one vector operation, whatever number
 of sites they come from. For :math:`z \sim \mathcal N(m, v)`:
@@ -7,6 +7,11 @@ of sites they come from. For :math:`z \sim \mathcal N(m, v)`:
     E \log \mathcal N(z \mid l, s) &= -\log s - \tfrac12 \log 2\pi - \frac{(m-l)^2 + v}{2 s^2} \\
     E \log \mathrm{Laplace}(z \mid l, s) &= -\log 2s - \frac1s \Bigl[ \sqrt{\tfrac{2v}{\pi}}
         e^{-d^2/2v} + d \,\mathrm{erf}\bigl(d/\sqrt{2v}\bigr) \Bigr], \quad d = m - l
+
+and for :math:`z \sim \mathrm{Cauchy}(m, g)`, whose KL from a Gaussian is infinite:
+
+.. math::
+    E \log \mathrm{Cauchy}(z \mid l, s) = \log s - \log\pi - \log\bigl((g + s)^2 + d^2\bigr)
 """
 
 from __future__ import annotations
@@ -15,10 +20,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+
+Marginal: TypeAlias = Literal["normal", "cauchy"]
+"""Family of the marginals of an approximation q."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +36,12 @@ class Family:
 
     Attributes:
         log_prob: Log density of z, elementwise, given loc and scale.
-        expected_log_prob: Its expectation under a Gaussian of given mean and sd, elementwise.
+        expected_log_prob: Its expectation under a q of given loc and scale, elementwise, by the
+            family of q; absent where it has no closed form or is infinite.
     """
 
     log_prob: Callable[[Tensor, Tensor, Tensor], Tensor]
-    expected_log_prob: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    expected_log_prob: Mapping[Marginal, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
 
 
 def _normal_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -54,9 +64,19 @@ def _laplace_expected(mean: Tensor, sd: Tensor, loc: Tensor, scale: Tensor) -> T
     return -folded / scale - (2 * scale).log()
 
 
+def _cauchy_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    return -torch.log1p(((z - loc) / scale) ** 2) - scale.log() - math.log(math.pi)
+
+
+def _cauchy_expected(q_loc: Tensor, q_scale: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    spread = (q_scale + scale) ** 2 + (q_loc - loc) ** 2
+    return scale.log() - spread.log() - math.log(math.pi)
+
+
 FAMILIES: Mapping[type, Family] = {
-    dist.Normal: Family(_normal_log_prob, _normal_expected),
-    dist.Laplace: Family(_laplace_log_prob, _laplace_expected),
+    dist.Normal: Family(_normal_log_prob, {"normal": _normal_expected}),
+    dist.Laplace: Family(_laplace_log_prob, {"normal": _laplace_expected}),
+    dist.Cauchy: Family(_cauchy_log_prob, {"cauchy": _cauchy_expected}),
 }
 
 
@@ -80,10 +100,10 @@ class Block:
         """Summed log density ``[...]`` of z ``[..., P]``."""
         return self.family.log_prob(z[..., self.index], self.loc, self.scale).sum(-1)
 
-    def expected_log_prob(self, mean: Tensor, sd: Tensor) -> Tensor:
-        """Summed expectation under independent Gaussians of mean and sd ``[..., P]``."""
-        return self.family.expected_log_prob(
-            mean[..., self.index], sd[..., self.index], self.loc, self.scale
+    def expected_log_prob(self, q_loc: Tensor, q_scale: Tensor, marginal: Marginal) -> Tensor:
+        """Summed expectation ``[...]`` under q's marginals of loc and scale ``[..., P]``."""
+        return self.family.expected_log_prob[marginal](
+            q_loc[..., self.index], q_scale[..., self.index], self.loc, self.scale
         ).sum(-1)
 
 

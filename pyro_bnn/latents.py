@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -10,7 +11,36 @@ from torch import Tensor
 
 from pyro_bnn.effects import Evaluate, Site, base_distribution, log_prob
 from pyro_bnn.errors import SiteError
-from pyro_bnn.families import FAMILIES, Block, make_index
+from pyro_bnn.families import FAMILIES, Block, Marginal, make_index
+
+
+class Marginals(NamedTuple):
+    """Marginals of an approximation q, or of each of its K components of equal weight.
+
+    Attributes:
+        loc: Means (of a Cauchy: medians), ``[P]`` or ``[K, P]``.
+        scale: Standard deviations (of a Cauchy: half the interquartile range), of the same shape.
+        cauchy: Names of the sites whose marginals are Cauchy; the others' are Gaussian.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    cauchy: frozenset[str] = frozenset()
+
+
+class ClosedForms(NamedTuple):
+    """Blocks of the prior by what is known of their expectation under q.
+
+    Attributes:
+        expected: Blocks whose expectation is in closed form, with the family of q there.
+        sampled: The others.
+    """
+
+    expected: tuple[tuple[Block, Marginal], ...]
+    sampled: tuple[Block, ...]
+
+
+Member = tuple[Site, Tensor, Tensor]  # loc and scale of the site's prior, each [n]
 
 
 class Latents:
@@ -29,14 +59,19 @@ class Latents:
     def __init__(self, sites: tuple[Site, ...]) -> None:
         self.sites = sites
         self.num_latents = sites[-1].stop
+        self._found: dict[type, list[Member]] = {}
         self._blocks: tuple[Block, ...] = ()
         self._other_sites = sites
+        self._closed_forms: dict[frozenset[str], ClosedForms] = {}
         self.improper: frozenset[str] = frozenset()  # sites with a flat prior
 
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether the expected log prior under a Gaussian is in closed form for all of z."""
-        return not self._other_sites
+    def is_closed_form(self, cauchy: frozenset[str] = frozenset()) -> bool:
+        """Whether the expected log prior under q is in closed form for all of z.
+
+        Args:
+            cauchy: Names of the sites whose marginals under q are Cauchy; the others' are Gaussian.
+        """
+        return not self._other_sites and not self.closed_forms(cauchy).sampled
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
@@ -67,7 +102,12 @@ class Latents:
         return torch.cat(parts, -1)
 
     def log_prior(
-        self, run: Evaluate, z: Tensor, *, jacobian: bool = True, closed_forms: bool = True
+        self,
+        run: Evaluate,
+        z: Tensor,
+        *,
+        jacobian: bool = True,
+        blocks: Sequence[Block] | None = None,
     ) -> Tensor:
         """Log p(z) ``[]`` of z ``[P]``.
 
@@ -75,10 +115,11 @@ class Latents:
             run: The model, evaluated at z.
             z: Flat unconstrained vector.
             jacobian: Whether it is the density of z; else that of the sites' values.
-            closed_forms: Whether to include the entries that ``expected_log_prior`` covers.
+            blocks: Which closed-form entries to include: all, or ``closed_forms(...).sampled``
+                where :meth:`expected_log_prior` covers the others.
         """
         total = z.new_zeros(())
-        for block in self._blocks if closed_forms else ():
+        for block in self._blocks if blocks is None else blocks:
             total = total + block.log_prob(z)
         for site in self._other_sites:
             msg = run.latent[site.name]
@@ -87,12 +128,38 @@ class Latents:
                 total = total + site.log_abs_det_jacobian(z)
         return total
 
-    def expected_log_prior(self, mean: Tensor, sd: Tensor) -> Tensor:
-        """Closed-form part of E_q log p(z), ``[]``, under Gaussian marginals ``[P]`` of q."""
-        total = mean.new_zeros(())
-        for block in self._blocks:
-            total = total + block.expected_log_prob(mean, sd)
+    def expected_log_prior(self, q: Marginals) -> Tensor:
+        """Closed-form part of E_q log p(z), ``[]``, averaged over q's components."""
+        total = q.loc.new_zeros(())
+        for block, marginal in self.closed_forms(q.cauchy).expected:
+            value = block.expected_log_prob(q.loc, q.scale, marginal)  # [] or [K]
+            total = total + (value.mean() if value.ndim else value)
         return total
+
+    def closed_forms(self, cauchy: frozenset[str] = frozenset()) -> ClosedForms:
+        """The closed-form entries by what is known of their expectation under q.
+
+        The first call for one set of sites makes tensors, and is not to be captured in a graph.
+
+        Args:
+            cauchy: Names of the sites whose marginals under q are Cauchy; the others' are Gaussian.
+        """
+        if cauchy not in self._closed_forms:
+            expected: list[tuple[Block, Marginal]] = []
+            sampled: list[Block] = []
+            marginals: tuple[Marginal, ...] = ("normal", "cauchy")
+            for family, members in self._found.items():
+                for marginal in marginals:
+                    part = [m for m in members if (m[0].name in cauchy) == (marginal == "cauchy")]
+                    if not part:
+                        continue
+                    block = _block(family, part)
+                    if marginal in block.family.expected_log_prob:
+                        expected.append((block, marginal))
+                    else:
+                        sampled.append(block)
+            self._closed_forms[cauchy] = ClosedForms(tuple(expected), tuple(sampled))
+        return self._closed_forms[cauchy]
 
     def find_closed_forms(self, probe: Evaluate) -> None:
         """Gather the sites whose prior is of a closed-form family with constant parameters.
@@ -101,7 +168,7 @@ class Latents:
             probe: The model, evaluated at values and parameters that require gradients: a prior
                 that depends on either shows it.
         """
-        found: dict[type, list[tuple[Site, Tensor, Tensor]]] = {}
+        found: dict[type, list[Member]] = {}
         for site in self.sites:
             msg = probe.latent[site.name]
             fn = base_distribution(msg["fn"])
@@ -113,15 +180,10 @@ class Latents:
             dtype = msg["value"].dtype
             loc, scale = (p.expand(site.shape).reshape(-1).to(dtype) for p in (fn.loc, fn.scale))
             found.setdefault(type(fn), []).append((site, loc, scale))
-        self._blocks = tuple(
-            Block(
-                FAMILIES[family],
-                make_index([slice(s.start, s.stop) for s, _, _ in members], members[0][1].device),
-                torch.cat([loc for _, loc, _ in members]),
-                torch.cat([scale for _, _, scale in members]),
-            )
-            for family, members in found.items()
-        )
+        self._found = found
+        self._blocks = tuple(_block(family, members) for family, members in found.items())
+        self._closed_forms = {}
+        self.closed_forms()
         self.improper = frozenset(
             site.name
             for site in self.sites
@@ -129,3 +191,12 @@ class Latents:
         )
         closed = {site.name for members in found.values() for site, _, _ in members}
         self._other_sites = tuple(site for site in self.sites if site.name not in closed)
+
+
+def _block(family: type, members: Sequence[Member]) -> Block:
+    return Block(
+        FAMILIES[family],
+        make_index([slice(s.start, s.stop) for s, _, _ in members], members[0][1].device),
+        torch.cat([loc for _, loc, _ in members]),
+        torch.cat([scale for _, _, scale in members]),
+    )

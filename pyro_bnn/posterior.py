@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
+from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB, draw_chunks
 from pyro_bnn.prediction import Prediction, log_likelihood_of, predict, require_finite
 from pyro_bnn.program import Program
@@ -145,14 +147,42 @@ class Posterior(ABC):
         """Sampler statistics of each draw ``[C, S]``, named as ArviZ names them."""
         return {}
 
+    @property
+    def objective(self) -> str:
+        """Name of what ``losses`` are the negative of; ``"ELBO"`` where it is that bound."""
+        return ELBO
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether predictions have a mean and sd; quantiles they always have."""
+        return True
+
     @abstractmethod
     def _draw(self, num_samples: int, seed: int) -> Tensor:
-        """Draws z ``[C, S, P]`` with C S <= num_samples."""
+        """Draws z ``[C, S, P]`` with C S <= num_samples.
+
+        They are ``[C, S, P + Q]`` where a draw has values of its own of some of the model's
+        parameters, ``program.member_params``.
+        """
 
     def unconstrained(
         self, num_samples: int | None = None, seed: int = 0, *, group_by_chain: bool = False
     ) -> Float[Tensor, "*C S P"]:
         """Draws of the flat unconstrained vector z: ``[S, P]``, or ``[C, S/C, P]`` by chain.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
+        return z[..., : self.program.num_latents]
+
+    def draws(
+        self, num_samples: int | None = None, seed: int = 0, *, group_by_chain: bool = False
+    ) -> Float[Tensor, "*C S Q"]:
+        """Draws as the functions of the program take them.
+
+        These are the draws of :meth:`unconstrained`, each followed by its own values of the
+        parameters ``program.member_params``, such as the biases of a mixture's component.
 
         Raises:
             OptionError: If ``num_samples`` is not a positive integer.
@@ -213,7 +243,7 @@ class Posterior(ABC):
             group_by_chain: Whether to keep chains apart.
             memory: Bound in bytes on result and intermediate results.
         """
-        z = self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
         rows = self._inputs(x)
 
         def run(chunk: Tensor, x: Tensor) -> Tensor:
@@ -253,10 +283,11 @@ class Posterior(ABC):
         return predict(
             self.program,
             self.params,
-            self.unconstrained(num_samples, seed),
+            self.draws(num_samples, seed),
             self._inputs(rows),
             seed=seed,
             memory=memory,
+            has_moments=self.has_moments,
             target=self.provenance.target if raw else None,
         )
 
@@ -273,7 +304,7 @@ class Posterior(ABC):
     ) -> Float[Tensor, "*C S N"]:
         """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units."""
         x, y = _pair(data)
-        z = self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
         flat = z.reshape(-1, z.shape[-1])
         values = log_likelihood_of(self.program, self.params, flat, x, y, memory=memory)
         return values.reshape((*z.shape[:-1], -1))
@@ -282,7 +313,7 @@ class Posterior(ABC):
         self, data: Rows, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
-        z = self.unconstrained(num_samples, seed)
+        z = self.draws(num_samples, seed)
         x, _ = _pair(data)
         rows = self._inputs(x)[:1]
         likelihood = self.log_likelihood(data, num_samples, seed).sum(-1)
@@ -349,7 +380,9 @@ class Posterior(ABC):
         rows), ``posterior_predictive``, ``log_likelihood``, ``observed_data``, ``constant_data``;
         with ``test`` also ``predictions``, ``predictions_constant_data``, ``test_data``,
         ``log_likelihood_predictions``; ``sample_stats`` (for an approximation ``log_p`` and
-        ``log_q``), ``optimization``, ``prior``, ``prior_predictive``.
+        ``log_q``), ``optimization``, ``prior``, ``prior_predictive``. Beside y and f,
+        ``predictions`` has the mean and variance of y, or the class probabilities, given each draw;
+        with these ``pyro_bnn.report.compare_files`` makes the report from saved trees alone.
 
         Args:
             train: Training rows.
@@ -424,6 +457,7 @@ class GuidePosterior(Posterior):
     def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
         super().__init__(program, provenance)
         self.guide = guide
+        program.prepare(guide)
 
     @property
     def has_log_prob(self) -> bool:
@@ -435,15 +469,27 @@ class GuidePosterior(Posterior):
         """The guide's ``kl_kind``; ``"none"`` under a flat prior."""
         return "none" if self.program.latents.improper else self.guide.kl_kind
 
+    @property
+    def objective(self) -> str:
+        """The guide's ``objective``."""
+        return self.guide.objective
+
+    @property
+    def has_moments(self) -> bool:
+        """The guide's ``has_moments``."""
+        return self.guide.has_moments
+
     def _draw(self, num_samples: int, seed: int) -> Tensor:
-        return self.guide.sample(num_samples, seed).unsqueeze(0)
+        with torch.no_grad():
+            draws = self.guide.draws(self.guide.seeded_noise(num_samples, seed))
+        return draws.detach().unsqueeze(0)
 
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
         if not self.has_log_prob:
             return super().log_q(num_samples, seed)
         with torch.no_grad():
-            return self.guide.log_prob(self.unconstrained(num_samples, seed))
+            return self.guide.log_q(self.guide.seeded_noise(self.count(num_samples), seed))
 
 
 class DrawsPosterior(Posterior):
@@ -502,26 +548,7 @@ class DrawsPosterior(Posterior):
 
     def chosen(self, num_samples: int, seed: int) -> Tensor:
         """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
-        num_chains, stored = self._z.shape[:2]
-        if num_samples < num_chains:
-            raise OptionError(
-                f"num_samples is the total over {num_chains} chains: at least {num_chains}, not "
-                f"{num_samples}"
-            )
-        if num_samples > num_chains * stored:
-            import warnings
-
-            warnings.warn(
-                f"{num_samples} draws were asked for and {num_chains * stored} are stored: all of "
-                "them are used, each once",
-                BNNWarning,
-                stacklevel=2,
-            )
-        count = min(stored, num_samples // num_chains)
-        if count == stored:
-            return torch.arange(stored)
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(stored, generator=generator)[:count].sort().values
+        return chosen_draws(self._z.shape[0], self._z.shape[1], num_samples, seed)
 
     def _draw(self, num_samples: int, seed: int) -> Tensor:
         return self._z[:, self.chosen(num_samples, seed)]
@@ -531,6 +558,47 @@ class DrawsPosterior(Posterior):
         if self._stored_log_q is None:
             return super().log_q(num_samples, seed)
         return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
+
+
+def chosen_draws(num_chains: int, stored: int, num_samples: int, seed: int) -> Int[Tensor, " S"]:
+    """Which stored draws of each chain make up ``num_samples``, in their order.
+
+    Args:
+        num_chains: Number of chains C.
+        stored: Stored draws of each chain.
+        num_samples: Number of draws, the total over chains.
+        seed: Of the choice; the same for every chain.
+
+    Returns:
+        Positions ``[num_samples / C]``, all of them where more draws are asked for.
+
+    Raises:
+        OptionError: If ``num_samples`` is less than one draw a chain.
+
+    Warns:
+        BNNWarning: If more draws are asked for than are stored.
+
+    Example:
+        >>> len(chosen_draws(4, 300, 1_000, seed=0))
+        250
+    """
+    if num_samples < num_chains:
+        raise OptionError(
+            f"num_samples is the total over {num_chains} chains: at least {num_chains}, not "
+            f"{num_samples}"
+        )
+    if num_samples > num_chains * stored:
+        warnings.warn(
+            f"{num_samples} draws were asked for and {num_chains * stored} are stored: all of "
+            "them are used, each once",
+            BNNWarning,
+            stacklevel=3,
+        )
+    count = min(stored, num_samples // num_chains)
+    if count == stored:
+        return torch.arange(stored)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(stored, generator=generator)[:count].sort().values
 
 
 def _pair(data: Rows) -> tuple[Tensor, Tensor]:

@@ -28,13 +28,16 @@ class Prediction:
         draws: One draw of y from each draw of the posterior, ``[S, N, O]``; class labels
             ``[S, N, 1]``.
         function_draws: Network output f ``[S, N, F]``, in the model's units.
+        means: Mean of y given each draw ``[S, N, O]``, in the units of y; None for classes.
+        variances: Variance of y given each draw ``[S, N, O]``; None for classes.
+        class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
     """
 
     draws: Num[Tensor, "S N O"]
     function_draws: Float[Tensor, "S N F"]
-    _means: Float[Tensor, "S N O"] | None = field(repr=False)
-    _variances: Float[Tensor, "S N O"] | None = field(repr=False)
-    _probs: Float[Tensor, "S N C"] | None = field(repr=False)
+    means: Float[Tensor, "S N O"] | None = field(repr=False)
+    variances: Float[Tensor, "S N O"] | None = field(repr=False)
+    class_probs: Float[Tensor, "S N C"] | None = field(repr=False)
     _log_likelihood: Callable[[Tensor], Float[Tensor, "S N"]] = field(repr=False)
 
     @property
@@ -100,14 +103,14 @@ class Prediction:
         return log_likelihood.logsumexp(0) - math.log(log_likelihood.shape[0])
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        if self._means is None or self._variances is None:
+        if self.means is None or self.variances is None:
             raise OptionError("mean and sd describe numbers; for classes read probs and entropy")
-        return self._means, self._variances
+        return self.means, self.variances
 
     def _class_probs(self) -> Tensor:
-        if self._probs is None:
+        if self.class_probs is None:
             raise OptionError("probs describe classes; for numbers read mean, sd and quantile(q)")
-        return self._probs
+        return self.class_probs
 
 
 def predict(
@@ -119,6 +122,7 @@ def predict(
     seed: int,
     memory: int,
     target: Standardiser | None = None,
+    has_moments: bool = True,
 ) -> Prediction:
     """Predict y at x from draws of the posterior, in chunks over the draws.
 
@@ -130,6 +134,7 @@ def predict(
         seed: Seed of the draws of y.
         memory: Bound in bytes on results and intermediate results.
         target: Carries y to the user's units; None leaves it in the model's.
+        has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
 
     Raises:
         DataError: If x holds NaN or infinite values.
@@ -151,6 +156,8 @@ def predict(
     loc = torch.zeros(()) if target is None else target.loc.to(program.device)
     scale = torch.ones(()) if target is None else target.scale.to(program.device)
     is_number = "means" in whole
+    if is_number and not has_moments:
+        whole["means"] = torch.full_like(whole["means"], torch.nan)
 
     def log_likelihood(y: Tensor) -> Tensor:
         if is_number:
@@ -164,9 +171,9 @@ def predict(
     return Prediction(
         draws=whole["y"] * scale + loc if is_number else whole["y"],
         function_draws=whole["f"],
-        _means=whole["means"] * scale + loc if is_number else None,
-        _variances=whole["variances"] * scale**2 if is_number else None,
-        _probs=whole.get("probs"),
+        means=whole["means"] * scale + loc if is_number else None,
+        variances=whole["variances"] * scale**2 if is_number else None,
+        class_probs=whole.get("probs"),
         _log_likelihood=log_likelihood,
     )
 

@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import pyro.distributions as dist
 import torch
@@ -20,6 +20,7 @@ from torch.distributions import transform_to
 from torch.utils._pytree import tree_map
 
 from pyro_bnn.effects import (
+    CORRECTED,
     Evaluate,
     Model,
     Site,
@@ -29,13 +30,14 @@ from pyro_bnn.effects import (
     evaluate,
     isolated,
     log_prob,
+    require_factors_of_parameters,
     require_fixed_supports,
     sampled_like,
     unvalidated,
     with_tensors,
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
-from pyro_bnn.latents import Latents
+from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.snapshot import Snapshot
 
@@ -68,35 +70,58 @@ class GuideTerms(NamedTuple):
     """What an ELBO needs of a guide at one or more noise vectors.
 
     Attributes:
-        z: Draws ``[K, P]``.
+        z: Draws ``[D, P]``; ``[D, P + Q]`` where a draw has values of its own of some of the
+            model's parameters.
         entropy: Entropy of q in closed form, ``[]``, or None.
-        log_prob: log q(z) ``[K]``; None where the entropy is given, or q has no density.
-        mean: Mean of each entry of z under q, ``[P]``, where q's marginals are Gaussian, else None.
-        sd: Its standard deviation ``[P]``, or None.
+        log_prob: log q(z) ``[D]``; None where the entropy is given, or q has no density.
+        marginals: Marginals of q where they are of a known family, or None.
+        kl_scale: Factor of the KL.
     """
 
     z: Tensor
     entropy: Tensor | None
     log_prob: Tensor | None
-    mean: Tensor | None
-    sd: Tensor | None
+    marginals: Marginals | None
+    kl_scale: float = 1.0
 
 
 class GuideLike(Protocol):
     """The part of a guide that the program calls."""
 
-    has_log_prob: ClassVar[bool]
+    has_log_prob: bool
 
-    def terms(self, params: Params, noise: Tensor) -> GuideTerms:
+    @property
+    def member_params(self) -> tuple[str, ...]:
+        """Names of the model's parameters of which each draw has values of its own."""
+        ...
+
+    def terms(self, params: Params, noise: Tensor, *, density: bool = True) -> GuideTerms:
         """The guide's terms with ``params`` in place of its own parameters."""
+        ...
+
+    def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
+        """The likelihood term ``[]`` of log densities ``[D, B]`` of draws and rows, and N/B."""
+        ...
+
+    @property
+    def cauchy_sites(self) -> frozenset[str]:
+        """Names of the sites whose marginals are Cauchy."""
         ...
 
 
 class ELBOTerms(NamedTuple):
-    """The two halves of an ELBO, each ``[]``: their difference is the bound on log p(D)."""
+    """The parts of a variational objective, each ``[]``.
+
+    Attributes:
+        expected_log_likelihood: Likelihood term.
+        kl: KL(q || p); the likelihood term less it is the bound on log p(D).
+        log_factors: Sum of the model's ``pyro.factor`` statements, such as weight decay on
+            point-estimated parameters: maximised with the bound and no part of it.
+    """
 
     expected_log_likelihood: Tensor
     kl: Tensor
+    log_factors: Tensor | None = None
 
 
 class Program:
@@ -106,6 +131,10 @@ class Program:
     ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Densities over z include the Jacobian
     of that map. The likelihood of a batch of B rows is scaled by N/B, unless the model's plate
     scales it already.
+
+    A z may be followed by values of parameters of the model, ``[P + Q]``: the parameters in
+    ``member_params`` take these values at this draw, so that the members of a mixture have their
+    own.
 
     Args:
         model: Pyro model ``model(x, y=None)`` that records ``f`` and observes ``"y"`` in the plate
@@ -126,6 +155,7 @@ class Program:
         initial: A draw of z from the prior, ``[P]``.
         params: The model's point-estimated parameters by name, unconstrained, as clones: engines
             train those that require gradients and leave the user's model as it is.
+        member_params: Names of the parameters that draws may carry after z.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
         snapshot: The model's buffers, priors and modes as they were.
@@ -145,6 +175,7 @@ class Program:
         self._predictive_is_checked = False
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
+        self.member_params: tuple[str, ...] = ()
         if isinstance(model, nn.Module):
             for name, parameter in model.named_parameters():
                 trainable = parameter.requires_grad  # one that the user froze stays frozen
@@ -159,11 +190,17 @@ class Program:
         self.latents = Latents(trace.sites)
         probe = self._run(self.initial.clone().requires_grad_(), x[:1], y[:1], _leaves(self.params))
         require_fixed_supports(probe)
+        require_factors_of_parameters(probe)
         self.latents.find_closed_forms(probe)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set
             _require_two_classes(y, self.likelihood_family)
+
+    def prepare(self, guide: GuideLike) -> None:
+        """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
+        self.member_params = guide.member_params
+        self.latents.closed_forms(guide.cauchy_sites)
 
     # Coordinates
 
@@ -222,19 +259,23 @@ class Program:
         """
         if z.ndim == 2:
             return self._vmap(lambda row: self.log_joint(row, batch, params, jacobian=jacobian), z)
+        z, params = self._split(z, params)
         run = self._run(z, batch.x, batch.y, params)
-        return self._scaled_log_likelihood(run) + self.latents.log_prior(run, z, jacobian=jacobian)
+        rows, scale = self._log_likelihood(run)
+        return rows.sum() * scale + self.latents.log_prior(run, z, jacobian=jacobian)
 
     def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only."""
         if z.ndim == 2:
             return self._vmap(lambda row: self.log_prior(row, x, params), z)
+        z, params = self._split(z, params)
         return self.latents.log_prior(self._run(z, x[:1], None, params), z)
 
     def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
         if z.ndim == 2:
             return self._vmap(lambda row: self.log_likelihood(row, batch, params), z)
+        z, params = self._split(z, params)
         return log_prob(self._run(z, batch.x, batch.y, params).observed)
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
@@ -242,6 +283,7 @@ class Program:
         if z.ndim == 2:
             with self._naming_columns(x):
                 return self._vmap(lambda row: self.function(row, x, params), z)
+        z, params = self._split(z, params)
         return cast(Tensor, self._run(z, x, None, params).f)
 
     # The distribution of y
@@ -262,7 +304,8 @@ class Program:
         skeleton: list[Distribution] = []
 
         def tensors(row: Tensor) -> tuple[Tensor, ...]:
-            run = self._run(row, x, None, params)
+            own, own_params = self._split(row, params)
+            run = self._run(own, x, None, own_params)
             fn = unvalidated(run.observed["fn"])
             skeleton[:] = [fn]
             return (cast(Tensor, run.f), *distribution_tensors(fn))
@@ -309,45 +352,80 @@ class Program:
                   - \mathrm{KL}\bigl(q(z) \,\|\, p(z)\bigr)
 
         The KL is summed over all of z, once per data set. Its entropy is in closed form where the
-        guide has it, the expected log prior where q's marginals are Gaussian and the prior is of
-        a closed-form family; the rest is a Monte Carlo average over the same draws. For a guide
-        without density (a point estimate) the second half is minus the log prior density of the
-        values.
+        guide has it, the expected log prior where the marginals of q and the prior are a pair of
+        families with a closed form; the rest is a Monte Carlo average over the same draws. For a
+        guide without density (a point estimate) the second half is minus the log prior density of
+        the values.
 
         Args:
             guide: The guide.
             params: Values of the guide's parameters, keys ``guide.<name>``, and of the model's,
                 keys ``model.<name>``.
-            noise: Noise ``[K, M]`` of K particles.
+            noise: Noise ``[S, M]`` of S particles; ``[S, B, M]`` gives every row draws of its own,
+                for the likelihood only: the KL is that of the first row's draws.
             batch: Rows of the data.
         """
-        terms = guide.terms(_part(params, "guide."), noise)
+        guide_params = _part(params, "guide.")
         model_params = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
-        jacobian = guide.has_log_prob
-        gaussian = terms.mean is not None and terms.sd is not None
+        by_row = noise.ndim == 3
+        terms = guide.terms(guide_params, noise[:, 0] if by_row else noise)
+        blocks = None  # of the prior whose expectation is sampled: all
+        if terms.marginals is not None:
+            blocks = self.latents.closed_forms(terms.marginals.cauchy).sampled
+        has_factors, scale = False, 1.0
 
-        def one(z: Tensor) -> tuple[Tensor, Tensor]:
-            run = self._run(z, batch.x, batch.y, model_params)
-            prior = self.latents.log_prior(run, z, jacobian=jacobian, closed_forms=not gaussian)
-            return self._scaled_log_likelihood(run), prior
+        def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            nonlocal has_factors, scale
+            x, y = (batch.x[:1], batch.y[:1]) if by_row else batch
+            z, own_params = self._split(z, model_params)
+            run = self._run(z, x, y, own_params)
+            prior = self.latents.log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
+            has_factors = bool(run.factors)
+            rows, scale = self._log_likelihood(run)
+            return rows, prior, _log_factors(run, like=z)
 
         if terms.z.shape[0] == 1:
-            log_likelihood, log_prior = one(terms.z[0])
+            rows, log_prior, log_factors = one(terms.z[0])
+            rows = rows.unsqueeze(0)  # [D, B]
         else:
-            log_likelihood, log_prior = (value.mean(0) for value in self._vmap(one, terms.z))
-        if gaussian:
-            mean, sd = cast(Tensor, terms.mean), cast(Tensor, terms.sd)
-            log_prior = log_prior + self.latents.expected_log_prior(mean, sd)
+            rows, log_prior, log_factors = self._vmap(one, terms.z)
+            log_prior, log_factors = log_prior.mean(0), log_factors.mean(0)
+        if by_row:
+            z = guide.terms(guide_params, noise.flatten(0, 1), density=False).z
+            z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
+            rows, scale = self._log_likelihood_by_row(z, batch, model_params)
+        if terms.marginals is not None:
+            log_prior = log_prior + self.latents.expected_log_prior(terms.marginals)
         if terms.entropy is not None:
             kl = -terms.entropy - log_prior
         elif terms.log_prob is not None:
             kl = terms.log_prob.mean() - log_prior
         else:
             kl = -log_prior
-        return ELBOTerms(log_likelihood, kl)
+        if terms.kl_scale != 1:
+            kl = terms.kl_scale * kl
+        log_likelihood = guide.reduce_log_likelihood(rows, scale)
+        return ELBOTerms(log_likelihood, kl, log_factors if has_factors else None)
+
+    def _log_likelihood_by_row(
+        self, z: Tensor, batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[D, B]`` of each row at draws of its own, z ``[D, B, P]``, and N/B."""
+        scale = 1.0
+
+        def one(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            nonlocal scale
+            own, own_params = self._split(z, params)
+            run = self._run(own, x.unsqueeze(0), y.unsqueeze(0), own_params)
+            rows, scale = self._log_likelihood(run, num_rows=len(batch.x))
+            return rows.squeeze(0)
+
+        rows = self._vmap(lambda draw: torch.func.vmap(one)(draw, *batch), z)
+        return rows, scale
 
     def non_finite_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> list[str]:
         """Names of the sites, ``"y"`` included, whose value or density is not finite at z."""
+        z, params = self._split(z, params)
         run = self._run(z, batch.x, batch.y, params)
         messages = {**run.latent, "y": run.observed}
         return [
@@ -396,13 +474,41 @@ class Program:
                 f"shape {known}: pass the same columns, in the same order ({error})"
             ) from error
 
-    def _scaled_log_likelihood(self, run: Evaluate) -> Tensor:
+    def _split(self, z: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
+        """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""
+        if len(z) == self.num_latents:
+            return z, params
+        params = dict(self.params if params is None else params)
+        start = self.num_latents
+        for name in self.member_params:
+            stop = start + params[name].numel()
+            params[name] = z[start:stop].reshape(params[name].shape)
+            start = stop
+        return z[: self.num_latents], params
+
+    def _log_likelihood(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
+
+        Args:
+            run: The model, evaluated.
+            num_rows: Rows B of the batch where the run holds one of them; default those of the run.
+
+        Raises:
+            ModelError: If the run holds one row and the plate scales by its own size.
+        """
         msg = run.observed
         plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
-        scaled_by_plate = any(p.full_size not in (None, p.size) for p in plates)
-        rows = log_prob(msg)  # [B]
-        scale = msg["scale"] if scaled_by_plate else msg["scale"] * (self.num_data / rows.shape[0])
-        return cast(Tensor, rows.sum() * scale)
+        rows, scale = log_prob(msg), msg["scale"]  # [B]
+        if isinstance(scale, Tensor):  # of a poutine.scale(...) with one
+            rows, scale = rows * scale, 1.0
+        if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
+            if num_rows is not None:
+                raise ModelError(
+                    'draws for each row need a plate "data" of the rows of x, and this one has a '
+                    f"size of its own; write{CORRECTED}"
+                )
+            return rows, scale
+        return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
 
     def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
@@ -429,6 +535,14 @@ class Program:
         if value.is_floating_point():
             return value.to(device=self.device, dtype=self.dtype)
         return value.to(self.device)
+
+
+def _log_factors(run: Evaluate, like: Tensor) -> Tensor:
+    """Sum of the ``pyro.factor`` statements of a run, ``[]``."""
+    total = like.new_zeros(())
+    for msg in run.factors.values():
+        total = total + (log_prob(msg) * msg["scale"]).sum()
+    return total
 
 
 def _require_two_classes(y: Tensor, family: type) -> None:

@@ -15,7 +15,15 @@ from pyro_bnn.errors import UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.likelihoods import Likelihood
 
-_NOT_ENTRIES = {"Guide", "Likelihood", "Prior", "PriorModule", "BayesianModule"}
+_NOT_ENTRIES = {
+    "BayesianModule",
+    "Guide",
+    "HierarchicalPrior",
+    "Hierarchy",
+    "Likelihood",
+    "Prior",
+    "PriorModule",
+}
 
 
 def kebab_case(name: str) -> str:

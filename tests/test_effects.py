@@ -122,6 +122,13 @@ def factored(x: Tensor, y: Tensor | None = None) -> Any:
         return observe(f, y)
 
 
+def factor_a_row(x: Tensor, y: Tensor | None = None) -> Any:
+    f = pyro.deterministic("f", x @ weights())
+    with pyro.plate("data", x.shape[0]):
+        pyro.factor("penalty", -torch.ones(x.shape[0]))
+        return observe(f, y)
+
+
 def per_row(x: Tensor, y: Tensor | None = None) -> Any:
     f = pyro.deterministic("f", x @ weights())
     with pyro.plate("data", x.shape[0]):
@@ -158,7 +165,18 @@ REFUSED: dict[str, tuple[Model, type[Exception], str, bool]] = {
     ),
     "y not observed": (not_observing, ModelError, 'the site "y" does not observe y: pass', True),
     "two observed": (two_observed, ModelError, "the model observes 'z' beside \"y\"; one", True),
-    "a factor": (factored, ModelError, "the model observes 'penalty' beside \"y\"; one", True),
+    "a factor": (
+        factored,
+        ModelError,
+        "the factor 'penalty' depends on a latent site: write its density into that site's",
+        False,
+    ),
+    "a factor a row": (
+        factor_a_row,
+        ModelError,
+        "the factor 'penalty' lies inside the plate \"data\", which scales it with the rows",
+        False,
+    ),
     "per row": (
         per_row,
         SiteError,

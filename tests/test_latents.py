@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from pyro_bnn.effects import evaluate, trace_model
 from pyro_bnn.errors import SiteError
-from pyro_bnn.latents import Latents
+from pyro_bnn.latents import Latents, Marginals
 from tests.plain_pyro import default_dtype
 
 LOC, SCALE = 0.3, 0.7
@@ -61,16 +61,16 @@ def test_log_prior_is_the_sum_by_hand() -> None:
     with default_dtype(torch.float64):
         latents = latents_of(mixed)
         assert latents.num_latents == 11
-        assert not latents.is_closed_form
+        assert not latents.is_closed_form()
         z = random_z(latents)
         run = evaluate(mixed, latents.constrain(z))
         closed, rest = closed_and_open(z)
         assert_close(latents.log_prior(run, z, jacobian=False), closed + rest, rtol=1e-12, atol=0)
         assert_close(latents.log_prior(run, z), closed + rest + z[5], rtol=1e-12, atol=0)
-        without = latents.log_prior(run, z, closed_forms=False)
+        without = latents.log_prior(run, z, blocks=latents.closed_forms().sampled)
         assert_close(without, rest + z[5], rtol=1e-12, atol=0)
         tiny = torch.full_like(z, 1e-9)
-        assert_close(latents.expected_log_prior(z, tiny), closed, rtol=1e-7, atol=0)
+        assert_close(latents.expected_log_prior(Marginals(z, tiny)), closed, rtol=1e-7, atol=0)
 
 
 def test_expected_log_prior_against_the_gaussian_formula() -> None:
@@ -80,7 +80,7 @@ def test_expected_log_prior_against_the_gaussian_formula() -> None:
             pyro.sample("w", dist.Normal(LOC, SCALE).expand([4]).to_event(1))
 
         latents = latents_of(model)
-        assert latents.is_closed_form
+        assert latents.is_closed_form()
         mean, sd = random_z(latents), torch.tensor([0.1, 0.5, 1.0, 2.0])
         expected = sum(
             -0.5 * math.log(2 * math.pi)
@@ -88,9 +88,33 @@ def test_expected_log_prior_against_the_gaussian_formula() -> None:
             - ((m - LOC) ** 2 + s**2) / (2 * SCALE**2)
             for m, s in zip(mean.tolist(), sd.tolist(), strict=True)
         )
-        assert_close(
-            latents.expected_log_prior(mean, sd), torch.tensor(expected), rtol=1e-12, atol=0
-        )
+        actual = latents.expected_log_prior(Marginals(mean, sd))
+        assert_close(actual, torch.tensor(expected), rtol=1e-12, atol=0)
+        twice = Marginals(torch.stack([mean, mean]), torch.stack([sd, sd]))  # two components
+        assert_close(latents.expected_log_prior(twice), actual, rtol=1e-12, atol=0)
+
+
+def test_which_expectations_are_closed_depends_on_the_marginals() -> None:
+    def model() -> None:
+        pyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        pyro.sample("b", dist.Cauchy(LOC, SCALE).expand([3]).to_event(1))
+        pyro.sample("c", dist.Cauchy(LOC, SCALE))
+
+    with default_dtype(torch.float64):
+        latents = latents_of(model)
+        z = random_z(latents)
+        run = evaluate(model, latents.constrain(z))
+        whole = latents.log_prior(run, z)
+        assert not latents.is_closed_form()  # a Gaussian q has no closed form on a Cauchy prior
+        assert not latents.is_closed_form(frozenset({"b"}))
+        assert not latents.is_closed_form(frozenset({"a", "b", "c"}))  # infinite on "a"
+        cauchy = frozenset({"b", "c"})
+        assert latents.is_closed_form(cauchy)
+        tiny = torch.full_like(z, 1e-9)
+        for sites in (frozenset[str](), frozenset({"b"}), cauchy):
+            covered = latents.expected_log_prior(Marginals(z, tiny, sites))
+            rest = latents.log_prior(run, z, blocks=latents.closed_forms(sites).sampled)
+            assert_close(covered + rest, whole, rtol=1e-7, atol=1e-7)
 
 
 def scaled() -> None:
@@ -106,7 +130,7 @@ def masked() -> None:
 @pytest.mark.parametrize(("model", "factor"), [(scaled, 3.0), (masked, 0.0)])
 def test_handlers_around_a_prior_are_kept(model: Any, factor: float) -> None:
     latents = latents_of(model)
-    assert not latents.is_closed_form
+    assert not latents.is_closed_form()
     z = torch.tensor([0.4])
     log_prior = latents.log_prior(evaluate(model, latents.constrain(z)), z)
     assert_close(log_prior, factor * dist.Normal(0.0, 1.0).log_prob(z).sum())
@@ -116,7 +140,7 @@ def test_a_family_inside_a_transform_is_no_closed_form() -> None:
     def model() -> None:
         pyro.sample("w", dist.HalfNormal(1.0))
 
-    assert not latents_of(model).is_closed_form
+    assert not latents_of(model).is_closed_form()
 
 
 def test_flat_priors_are_listed() -> None:

@@ -40,7 +40,10 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
     assert registry.entries("prior")["normal"] is priors.Normal
     assert "likelihood" not in registry.entries("likelihood")
     assert registry.entries("likelihood")["categorical"] is likelihoods.Categorical
-    assert registry.entries("model") == {"mlp": models.MLP}  # bayesian(net) is a function
+    assert registry.entries("model") == {  # bayesian(net) is a function
+        "mlp": models.MLP,
+        "rank1-mlp": models.Rank1MLP,
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.posterior import Posterior
+from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program import Batch, Program
 
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
@@ -179,6 +180,12 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
     if init is None:
         return None
     if isinstance(init, Posterior):
+        if init.program.member_params:
+            raise OptionError(
+                f"init is a {init.method} whose components have values of their own of "
+                f"{', '.join(init.program.member_params)}, and a start has one: fit it with "
+                "separate_biases=False"
+            )
         _set_params(program, init.params)
         theirs, ours = _listed(init.program), _listed(program)
         if theirs != ours:
@@ -211,7 +218,9 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
 def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
     """Values of sites (and of point parameters, set at once) from a trained network."""
     trained = {name: value.detach() for name, value in module.named_parameters()}
-    shapes = {site.name: site.shape for site in program.sites}
+    nested = hierarchies(program.model)  # weights made of several sites
+    owners = {hierarchy.weight_site: name for name, hierarchy in nested.items()}
+    shapes = {owners.get(site.name, site.name): site.shape for site in program.sites}
     by_name, params = {}, {}
     for name, value in trained.items():
         if shapes.get(name) == value.shape:
@@ -221,7 +230,7 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
                 params[own] = value
     if len(by_name) + len(params) == len(trained):
         _set_params(program, params)
-        return by_name
+        return _site_values(by_name, nested)
     weights = [site for site in program.sites if site.is_real and site.shape]
     if [site.shape for site in weights] != [value.shape for value in trained.values()]:
         raise SiteError(
@@ -229,7 +238,18 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
             f"{', '.join(f'{k} {tuple(v.shape)}' for k, v in trained.items())}; the model has "
             f"{_listed(program)}"
         )
-    return {site.name: v for site, v in zip(weights, trained.values(), strict=True)}
+    names = [owners.get(site.name, site.name) for site in weights]
+    return _site_values(dict(zip(names, trained.values(), strict=True)), nested)
+
+
+def _site_values(
+    weights: Mapping[str, Tensor], nested: Mapping[str, Hierarchy]
+) -> dict[str, Tensor]:
+    """Values of sites at which the weights have given values."""
+    values: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        values |= nested[name].values_at(value) if name in nested else {name: value}
+    return values
 
 
 def _listed(program: Program) -> str:

@@ -66,9 +66,17 @@ class SVI:
         batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. A
             ``DataLoader`` has its own.
         num_particles: Draws of z a step.
+        per_example_draws: Whether each row of a step has draws of its own, which lowers the
+            variance of the likelihood's gradient at the cost of one network a row; the KL is as
+            without. Noise takes ``num_particles`` times B times M numbers.
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
+        loc_warmup: Steps at the start in which the scales of the guide are held at their initial
+            values while its means, and the model's point estimates, are trained. Without them
+            scales grow faster than hidden units find a use, and the KL switches most units off for
+            good. Default: a tenth of ``num_steps`` where a new guide has one vector of means
+            ``loc [P]`` beside other parameters and ``init`` is None; else 0.
         patience: Steps without a better smoothed ELBO after which to stop, counted from the end
-            of ``kl_warmup``; default never.
+            of ``kl_warmup`` and ``loc_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
         clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
         compile: ``"auto"`` or False: the step is replayed as a graph (compiling it is not built).
@@ -93,7 +101,9 @@ class SVI:
     optimizer: MakeOptimizer | None = None
     batch_size: int | None = None
     num_particles: int = 1
+    per_example_draws: bool = False
     kl_warmup: int = 0
+    loc_warmup: int | None = None
     patience: int | None = None
     schedule: Schedule = "cosine"
     clip_norm: float | None = None
@@ -108,6 +118,13 @@ class SVI:
                 f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
                 "the KL would never have its whole weight"
             )
+        if self.loc_warmup is not None:
+            check_positive_int("loc_warmup", self.loc_warmup, minimum=0)
+            if self.loc_warmup >= self.num_steps:
+                raise OptionError(
+                    f"loc_warmup={self.loc_warmup} takes the whole run of num_steps="
+                    f"{self.num_steps}: the scales of the guide would never be trained"
+                )
         check_positive("learning_rate", self.learning_rate)
         if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
             raise OptionError(
@@ -171,11 +188,13 @@ class SVI:
             with isolated():
                 guide = make_guide(self.guide, model)
             if not isinstance(guide, Guide):
-                if init is not None or self.patience is not None:
+                if init is not None or self.patience is not None or self.per_example_draws:
                     raise OptionError(
-                        "init and patience are not built for guides of stock Pyro: leave both at "
-                        "None, and start the guide with its own init_loc_fn"
+                        "init, patience and per_example_draws are not built for guides of stock "
+                        "Pyro: leave them at their defaults, and start the guide with its own "
+                        "init_loc_fn"
                     )
+                self._loc_warmup(guide)
                 own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
                 guide = make_guide(self.guide, own)
                 return run_stock_guide(
@@ -185,19 +204,23 @@ class SVI:
             for name in frozen:
                 program.params[name].requires_grad = False
             batch = program.batch(dataset.x, dataset.y)
+            is_new = next(guide.parameters(), None) is None
             guide.setup(batch.x[:1])
             guide.to(device=program.device, dtype=program.dtype)
             guide.check_covers(program.sites)
+            self._check_rows(guide, data)
+            program.prepare(guide)
             if (z := starting_points(program, init, 1, seed)) is not None:
                 guide.move_to(z[0])
             batches = batches_of(data, program, batch, self.batch_size, seed)
-            run = _Run(self, program, guide, seed)
+            loc_warmup = self._loc_warmup(guide, is_new=is_new and init is None)
+            run = _Run(self, program, guide, seed, loc_warmup)
 
             def posterior() -> GuidePosterior:
                 provenance = Provenance(
                     method=type(guide).__name__,
                     engine="SVI",
-                    options=self.describe(guide, run.descent.learning_rate),
+                    options=self.describe(guide, run.descent.learning_rate, loc_warmup),
                     seed=seed,
                     wall_time=time.perf_counter() - start,
                     num_parameters=sum(p.numel() for p in run.parameters),
@@ -214,6 +237,35 @@ class SVI:
                 raise
             return posterior()
 
+    def _check_rows(self, guide: Guide, data: Data) -> None:
+        """Refuse minibatches and draws for each row where the objective has no such estimate."""
+        if not guide.needs_all_rows:
+            return
+        objective = f"the {guide.objective} of {type(guide).__name__}"
+        if self.batch_size is not None or isinstance(data, DataLoader):
+            raise OptionError(
+                f"{objective} is defined over the whole data set, and has no unbiased estimate "
+                "from a minibatch: leave batch_size at None and pass the data set"
+            )
+        if self.per_example_draws:
+            raise OptionError(
+                f"{objective} is not linear in the rows' likelihoods: leave per_example_draws at "
+                "False"
+            )
+
+    def _loc_warmup(self, guide: object, *, is_new: bool = False) -> int:
+        """Steps in which the means alone are trained; refused where they would have no effect."""
+        named = dict(guide.named_parameters()) if isinstance(guide, Guide) else {}
+        has_scales = len(named) > 1 and "loc" in named and named["loc"].ndim == 1
+        if self.loc_warmup is None:
+            return self.num_steps // 10 if has_scales and is_new else 0
+        if self.loc_warmup and not has_scales:
+            raise OptionError(
+                f"loc_warmup={self.loc_warmup} would have no effect, as {_name(guide)} has no "
+                "means loc [P] to train before its other parameters: leave it at None"
+            )
+        return self.loc_warmup
+
     def descent(self, parameters: Sequence[Tensor]) -> Descent:
         """The optimiser and schedule of these options."""
         return Descent(
@@ -225,8 +277,8 @@ class SVI:
             clip_norm=self.clip_norm,
         )
 
-    def describe(self, guide: object, learning_rate: float) -> dict[str, Any]:
-        """The options as JSON-able values, with the optimiser's actual learning rate."""
+    def describe(self, guide: object, learning_rate: float, loc_warmup: int = 0) -> dict[str, Any]:
+        """The options as JSON-able values, with the actual learning rate and ``loc_warmup``."""
         options: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -234,6 +286,7 @@ class SVI:
                 "learning_rate",
                 "batch_size",
                 "num_particles",
+                "per_example_draws",
                 "kl_warmup",
                 "patience",
                 "schedule",
@@ -242,6 +295,7 @@ class SVI:
             )
         }
         options["learning_rate"] = learning_rate
+        options["loc_warmup"] = loc_warmup
         options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
         options["guide"] = _name(guide)
         if isinstance(guide, Guide):
@@ -252,11 +306,17 @@ class SVI:
 class _Run:
     """One training run: parameters, captured step, optimiser, losses."""
 
-    def __init__(self, svi: SVI, program: Program, guide: Guide, seed: int) -> None:
+    def __init__(
+        self, svi: SVI, program: Program, guide: Guide, seed: int, loc_warmup: int
+    ) -> None:
         self.svi, self.program, self.guide = svi, program, guide
+        self.loc_warmup = loc_warmup
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
-        named |= {f"model.{k}": v for k, v in program.params.items() if v.requires_grad}
+        trained = (k for k, v in program.params.items() if v.requires_grad)
+        own = [k for k in trained if k not in guide.member_params]  # those are the guide's
+        named |= {f"model.{k}": program.params[k] for k in own}
         self.names, self.parameters = list(named), list(named.values())
+        self._held = {n for n in named if n.startswith("guide.") and n != "guide.loc"}
         self.losses: list[float] = []
         self._noise = torch.Generator(program.device).manual_seed(seed + 1)
         step = value_and_grad(self._loss, len(self.parameters))
@@ -277,7 +337,8 @@ class _Run:
                 smoothed = -sum(recent) / len(recent)
                 bar.update(step + 1 - bar.n)
                 bar.set_postfix_str(f"ELBO {smoothed:.1f}")
-                if step + 1 - len(recent) < svi.kl_warmup:  # of another objective
+                # of another objective, or before the scales are trained
+                if step + 1 - len(recent) < max(svi.kl_warmup, self.loc_warmup):
                     best_step = step
                 elif smoothed > best:
                     best, best_step = smoothed, step
@@ -287,7 +348,7 @@ class _Run:
 
     def _advance(self, step: int, batch: Batch) -> None:
         svi, z = self.svi, self.program.initial
-        noise = self.guide.draw_noise(svi.num_particles, self._noise)
+        noise = self._draw_noise(len(batch.x))
         weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (step + 1) / svi.kl_warmup)
         out = self._step(*self.parameters, noise, batch.x, batch.y, z.new_tensor(weight))
         loss = float(out[1])  # minus the ELBO, with the whole KL
@@ -296,7 +357,11 @@ class _Run:
         self.losses.append(loss)
         if step % WINDOW == 0:
             self._last_good = (step, self._snapshot())
-        for parameter, gradient in zip(self.parameters, out[2:], strict=True):
+        held = self._held if step < self.loc_warmup else ()
+        for name, parameter, gradient in zip(self.names, self.parameters, out[2:], strict=True):
+            if name in held:  # without a gradient an optimiser neither moves nor counts the step
+                parameter.grad = None
+                continue
             # clipping scales in place, and a graph's gradients may be one tensor
             parameter.grad = gradient if svi.clip_norm is None else gradient.clone()
         self.descent.step(step)
@@ -309,7 +374,17 @@ class _Run:
         terms = self.program.elbo(self.guide, params, noise, Batch(x, y))
         elbo = terms.expected_log_likelihood - terms.kl
         loss = kl_weight * terms.kl - terms.expected_log_likelihood
+        if terms.log_factors is not None:
+            loss = loss - terms.log_factors
         return loss, (-elbo,)
+
+    def _draw_noise(self, num_rows: int) -> Tensor:
+        """Noise ``[S, M]``, or ``[S, B, M]`` with draws for each row."""
+        svi, guide = self.svi, self.guide
+        if not svi.per_example_draws:
+            return guide.draw_noise(svi.num_particles, self._noise)
+        noise = guide.draw_noise(svi.num_particles * num_rows, self._noise)
+        return noise.reshape(svi.num_particles, num_rows, -1)
 
     def _snapshot(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.parameters]
@@ -323,7 +398,7 @@ class _Run:
 
     def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
         with torch.no_grad():
-            z = self.guide.transport(noise)[0]
+            z = self.guide.draws(noise.flatten(0, -2)[:1])[0]
             sites = self.program.non_finite_terms(z, batch, self.program.params)
         good = self._restore()
         where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"

@@ -3,11 +3,10 @@ r"""Fully connected layer whose weight and bias are Pyro sample sites, :math:`h 
 from __future__ import annotations
 
 import torch
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn.priors import Prior, PriorModule
-from pyro_bnn.priors.prior import ModulePrior
+from pyro_bnn.priors import Hierarchy, PriorLike, assign_prior, value_of
 
 
 class Linear(PyroModule):
@@ -18,23 +17,23 @@ class Linear(PyroModule):
         num_outputs: Number of outputs O.
         weight_prior: Prior over the weight ``[O, I]``.
         bias_prior: Prior over the bias ``[O]``.
+
+    Attributes:
+        weight: The weight ``[O, I]``; with a hierarchical prior, the module that samples it.
+        bias: The bias ``[O]``, or the module that samples it.
     """
 
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor | Hierarchy
+    bias: Tensor | Hierarchy
 
     def __init__(
-        self, num_inputs: int, num_outputs: int, weight_prior: Prior, bias_prior: Prior
+        self, num_inputs: int, num_outputs: int, weight_prior: PriorLike, bias_prior: PriorLike
     ) -> None:
         super().__init__()
         self.num_inputs, self.num_outputs = num_inputs, num_outputs
-        self.weight_prior = PriorModule(
-            weight_prior.distribution(torch.Size([num_outputs, num_inputs]))
-        )
-        self.bias_prior = PriorModule(bias_prior.distribution(torch.Size([num_outputs])))
-        self.weight = PyroSample(ModulePrior("weight_prior"))  # type: ignore[assignment]  # reads as a Tensor
-        self.bias = PyroSample(ModulePrior("bias_prior"))  # type: ignore[assignment]
+        assign_prior(self, "weight", weight_prior, torch.Size([num_outputs, num_inputs]))
+        assign_prior(self, "bias", bias_prior, torch.Size([num_outputs]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, I]`` to ``[N, O]``."""
-        return torch.nn.functional.linear(x, self.weight, self.bias)
+        return torch.nn.functional.linear(x, value_of(self.weight), value_of(self.bias))

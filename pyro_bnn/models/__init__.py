@@ -2,5 +2,6 @@
 
 from pyro_bnn.models.bayesian import BayesianModule, bayesian
 from pyro_bnn.models.mlp import MLP
+from pyro_bnn.models.rank1_mlp import Rank1MLP
 
-__all__ = ["MLP", "BayesianModule", "bayesian"]
+__all__ = ["MLP", "BayesianModule", "Rank1MLP", "bayesian"]

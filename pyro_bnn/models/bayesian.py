@@ -14,8 +14,9 @@ from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.priors import HierarchicalPrior, Hierarchy, PriorModule, Priors, match_priors
 from pyro_bnn.priors import Normal as NormalPrior
-from pyro_bnn.priors import PriorModule, Priors, match_priors
+from pyro_bnn.priors.prior import AnyPrior
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,7 +26,7 @@ class BayesianModule(PyroModule):
 
     Attributes:
         net: The copied network. Its matched parameters only give names and shapes.
-        sites: Names of the parameters that are sample sites, as in ``net.named_parameters()``.
+        sites: Names of the parameters that are sampled, as in ``net.named_parameters()``.
         point_estimates: Names of the parameters that stay point estimates.
     """
 
@@ -44,7 +45,7 @@ class BayesianModule(PyroModule):
         make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
         self.priors: nn.ModuleList = make_list(
             [
-                _like(PriorModule(prior.distribution(parameters[name].shape)), parameters[name])
+                _like(_sampled(name, prior, parameters[name].shape), parameters[name])
                 for name, prior in matched.items()
             ]
         )
@@ -66,7 +67,11 @@ class BayesianModule(PyroModule):
         """
         values: dict[str, Tensor] = {}
         for name, prior in zip(self.sites, self.priors, strict=True):
-            values |= dict.fromkeys(self._places[name], pyro.sample(name, prior()))
+            if isinstance(prior, Hierarchy):
+                value = prior.sample(name)
+            else:
+                value = pyro.sample(name, prior())
+            values |= dict.fromkeys(self._places[name], value)
         f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
         if f.ndim != 2 or f.shape[0] != x.shape[0]:
             raise ModelError(
@@ -94,7 +99,8 @@ def bayesian(
         likelihood: Distribution of y given f. Default: Gaussian noise with learned scale.
 
     Returns:
-        A Pyro model ``model(x, y=None)``; sites carry the parameters' names.
+        A Pyro model ``model(x, y=None)``; sites carry the parameters' names, with
+        ``.scale``, ``.raw`` and the like after it where the prior is hierarchical.
 
     Raises:
         OptionError: If ``net`` is not a module or is a Pyro model already.
@@ -120,6 +126,15 @@ def bayesian(
         NormalPrior() if prior is None else prior,
         NormalLikelihood() if likelihood is None else likelihood,
     )
+
+
+def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hierarchy:
+    """What samples a parameter of this name."""
+    if not isinstance(prior, HierarchicalPrior):
+        return PriorModule(prior.distribution(shape))
+    hierarchy = prior.hierarchy(shape)
+    hierarchy.own_name = name  # the parameter's, not that of a place in the list of priors
+    return hierarchy
 
 
 def _like(module: M, parameter: Tensor) -> M:

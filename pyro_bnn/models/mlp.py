@@ -6,38 +6,34 @@ r"""Multilayer perceptron with a prior over every weight and bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pyro
-import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
+from pyro_bnn.errors import SiteError
 from pyro_bnn.layers import Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.perceptron import (
+    Activation,
+    activation_function,
+    feed_forward,
+    layer_sizes,
+    require_columns,
+)
 from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors import Priors, match_priors
-
-Activation: TypeAlias = Callable[[Tensor], Tensor]
-
-ACTIVATIONS: Mapping[str, Activation] = {
-    "relu": torch.relu,
-    "leaky_relu": nn.functional.leaky_relu,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "silu": nn.functional.silu,
-    "identity": lambda h: h,
-}
 
 
 class MLP(PyroModule):
     """Bayesian multilayer perceptron; every weight and bias is a Pyro sample site.
 
-    Sites are named ``layers.<l>.weight`` ``[O, I]`` and ``layers.<l>.bias`` ``[O]``.
+    Sites are named ``layers.<l>.weight`` ``[O, I]`` and ``layers.<l>.bias`` ``[O]``; a hierarchical
+    prior makes several of one weight, ``layers.<l>.weight.scale``, ``layers.<l>.weight.raw``.
 
     Args:
         num_inputs: Number of input columns I.
@@ -73,12 +69,9 @@ class MLP(PyroModule):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
-        for size in (num_inputs, num_outputs, *hidden):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise OptionError(f"layer sizes are positive integers, not {size!r}")
-        self.activation = _activation(activation)
+        self.activation = activation_function(activation)
         self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
-        sizes = (num_inputs, *hidden, self.likelihood.num_function_outputs(num_outputs))
+        sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
         names = [f"layers.{i}.{kind}" for i in range(len(sizes) - 1) for kind in ("weight", "bias")]
         priors = match_priors(NormalPrior() if prior is None else prior, names)
         if missing := [name for name in names if name not in priors]:
@@ -102,10 +95,7 @@ class MLP(PyroModule):
 
     def network(self, x: Tensor) -> Tensor:
         """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
-        h = x
-        for layer in self.layers[:-1]:
-            h = self.activation(layer(h))  # [N, hidden]
-        return cast(Tensor, self.layers[-1](h))  # [N, F]
+        return feed_forward(self.layers, self.activation, x)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample the weights, record f, and sample or observe y.
@@ -120,22 +110,6 @@ class MLP(PyroModule):
         Raises:
             ShapeError: If x does not have ``num_inputs`` columns.
         """
-        if x.ndim != 2 or x.shape[1] != self.num_inputs:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}, but the model takes [N, {self.num_inputs}]"
-            )
+        require_columns(x, self.num_inputs)
         f = pyro.deterministic("f", self.network(x))
         return cast(Tensor, self.likelihood(f, y))
-
-
-def _activation(activation: str | Activation) -> Activation:
-    if isinstance(activation, type):
-        raise OptionError(
-            f"activation is the class {activation.__name__}, but a function of one tensor is "
-            f"expected: pass an instance, {activation.__name__}()"
-        )
-    if callable(activation):
-        return activation
-    if activation not in ACTIVATIONS:
-        raise UnknownNameError("activation", str(activation), ACTIVATIONS)
-    return ACTIVATIONS[activation]

@@ -1,7 +1,8 @@
 """What a prior over one weight tensor is, and which prior belongs to which name.
 
-A prior is anything with ``distribution(shape)``, or any univariate
-``pyro.distributions.Distribution``, which then holds independently for every entry.
+A prior is anything with ``distribution(shape)`` (a weight is one sample site) or with
+``hierarchy(shape)`` (it is made of several), or any univariate ``pyro.distributions.Distribution``,
+which then holds independently for every entry.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -17,6 +18,9 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
+
+if TYPE_CHECKING:
+    from pyro_bnn.priors.hierarchy import Hierarchy
 
 
 @runtime_checkable
@@ -28,7 +32,17 @@ class Prior(Protocol):
         ...
 
 
-PriorLike: TypeAlias = Prior | Distribution
+@runtime_checkable
+class HierarchicalPrior(Protocol):
+    """A prior over a weight tensor of any shape that is made of several sample sites."""
+
+    def hierarchy(self, shape: torch.Size) -> Hierarchy:
+        """A module that samples one tensor of ``shape``."""
+        ...
+
+
+AnyPrior: TypeAlias = Prior | HierarchicalPrior
+PriorLike: TypeAlias = AnyPrior | Distribution
 Priors: TypeAlias = PriorLike | Mapping[str, PriorLike]
 
 
@@ -43,8 +57,9 @@ class Independent:
     def __init__(self, base: Distribution) -> None:
         if not isinstance(base, Distribution):
             raise OptionError(
-                "a prior is a pyro_bnn.priors object or a pyro.distributions distribution, "
-                f"but {base!r} is a {type(base).__module__}.{type(base).__name__}; "
+                "a prior is a pyro_bnn.priors object, with distribution(shape) or "
+                "hierarchy(shape), or a pyro.distributions distribution, but "
+                f"{base!r} is a {type(base).__module__}.{type(base).__name__}; "
                 "write for example pyro.distributions.Laplace(0.0, 1.0)"
             )
         self.base = base
@@ -68,7 +83,7 @@ class Independent:
             ) from error
 
 
-def as_prior(prior: PriorLike) -> Prior:
+def as_prior(prior: PriorLike) -> AnyPrior:
     """The prior itself, or a Pyro distribution as a prior that is iid over the entries.
 
     Raises:
@@ -78,10 +93,12 @@ def as_prior(prior: PriorLike) -> Prior:
         raise OptionError(
             f"a prior is an object, not the class {prior.__name__}: write {prior.__name__}(...)"
         )
-    return prior if isinstance(prior, Prior) else Independent(prior)
+    if isinstance(prior, Prior | HierarchicalPrior):
+        return prior
+    return Independent(prior)
 
 
-def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, Prior]:
+def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, AnyPrior]:
     """Assign a prior to every name that a pattern matches.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyro
@@ -150,6 +150,8 @@ def test_particles_lower_the_variance_by_their_number() -> None:
         ({"num_steps": 0}, "num_steps is an integer of at least 1, not 0"),
         ({"num_particles": 0}, "num_particles is an integer of at least 1, not 0"),
         ({"kl_warmup": -1}, "kl_warmup is an integer of at least 0, not -1"),
+        ({"loc_warmup": -1}, "loc_warmup is an integer of at least 0, not -1"),
+        ({"num_steps": 4, "loc_warmup": 4}, "loc_warmup=4 takes the whole run of num_steps=4: the"),
         ({"learning_rate": 0.0}, r"learning_rate is a positive number, not 0\.0"),
         ({"batch_size": 0}, "batch_size is an integer of at least 1, not 0"),
         ({"patience": 0}, "patience is an integer of at least 1, not 0"),
@@ -210,7 +212,9 @@ def test_the_options_are_described() -> None:
         "learning_rate": 0.01,
         "batch_size": None,
         "num_particles": 1,
+        "per_example_draws": False,
         "kl_warmup": 0,
+        "loc_warmup": 0,
         "patience": None,
         "schedule": "cosine",
         "clip_norm": None,
@@ -568,3 +572,89 @@ def test_a_frozen_parameter_of_a_pyro_module_stays_frozen(guide: str) -> None:
     assert float(posterior.params["a"]) == 0 != float(posterior.params["b"])
     assert posterior.num_parameters == 2 + 1
     assert not model.a.requires_grad
+
+
+# Means before scales
+
+
+NEW_GAUSSIANS = ["AutoNormal", "AutoLowRankMultivariateNormal", "AutoMultivariateNormal"]
+
+
+class Recorder(torch.optim.Adam):
+    """Adam that notes which parameters have moved after each step."""
+
+    moved: ClassVar[list[tuple[bool, ...]]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        params = [p for group in self.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in params]
+        super().step(closure)
+        pairs = zip(params, before, strict=True)
+        self.moved.append(tuple(not torch.equal(p, old) for p, old in pairs))
+
+
+@pytest.mark.parametrize("guide", NEW_GAUSSIANS)
+def test_the_means_are_trained_before_the_scales(
+    guide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "moved", [])
+    posterior = run(linear_gaussian(), getattr(guides, guide), num_steps=20, optimizer=Recorder)
+    names = [name for name, _ in posterior.guide.named_parameters()]
+    assert posterior.options["loc_warmup"] == 2  # a tenth
+    alone = tuple(name == "loc" for name in names)
+    assert [all(step) for step in Recorder.moved] == [False] * 2 + [True] * 18
+    assert Recorder.moved[:2] == [alone, alone]
+
+
+def test_the_first_step_of_the_scales_has_the_length_of_a_first_step() -> None:
+    """Had Adam counted the held steps, its first step of the scales would be 2 % shorter."""
+    oracle = linear_gaussian()
+    guide = guides.AutoNormal(oracle.model)
+    options: dict[str, Any] = {"learning_rate": 1e-3, "schedule": "constant"}
+    run(oracle, guide, num_steps=101, loc_warmup=100, **options)
+    # loc_warmup leaves the scales at their start, and one step of Adam is the learning rate long
+    start = math.log(math.expm1(0.01))
+    moved = guide.scale_unconstrained.detach() - start
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 1e-3), rtol=1e-4, atol=0)
+
+
+def test_point_estimates_are_trained_with_the_means() -> None:
+    oracle = linear_gaussian()
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    guide = guides.AutoNormal(model)
+    posterior = SVI(guide, num_steps=2, loc_warmup=1, schedule="constant").run(
+        model, (oracle.x, oracle.y), progress=False
+    )
+    for name, value in posterior.params.items():
+        assert float((value - before[name]).abs().min()) > 0.0101  # two steps of 0.01
+
+
+def test_what_was_fitted_before_keeps_its_scales_in_training() -> None:
+    oracle = linear_gaussian()
+    first = run(oracle, num_steps=20)
+    assert first.options["loc_warmup"] == 2
+    assert run(oracle, num_steps=20, init=first).options["loc_warmup"] == 0
+    guide = guides.AutoNormal(oracle.model)
+    assert run(oracle, guide, num_steps=20).options["loc_warmup"] == 2
+    assert run(oracle, guide, num_steps=20).options["loc_warmup"] == 0  # goes on from where it is
+    assert run(oracle, guides.AutoDelta, num_steps=20).options["loc_warmup"] == 0
+    assert run(oracle, num_steps=20, loc_warmup=0).options["loc_warmup"] == 0
+    assert run(oracle, num_steps=20, init=first, loc_warmup=7).options["loc_warmup"] == 7
+
+
+def test_loc_warmup_without_effect_is_refused() -> None:
+    oracle = linear_gaussian()
+    for guide, name in ((guides.AutoDelta, "AutoDelta"), (autoguide.AutoNormal, "AutoNormal")):
+        with pytest.raises(
+            OptionError, match=rf"loc_warmup=2 would have no effect, as {name} has no means loc"
+        ):
+            run(oracle, guide, num_steps=4, loc_warmup=2)
+
+
+def test_patience_counts_from_the_end_of_the_held_scales() -> None:
+    oracle = linear_gaussian()
+    optimizer = functools.partial(torch.optim.SGD, lr=1e-4, maximize=True)
+    posterior = run(oracle, num_steps=700, patience=200, loc_warmup=300, optimizer=optimizer)
+    assert len(posterior.losses) == 600  # best at step 400, the first after the warm-up

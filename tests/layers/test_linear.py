@@ -10,7 +10,7 @@ from pyro import poutine
 from torch.testing import assert_close
 
 from pyro_bnn.layers import Linear
-from pyro_bnn.priors import Normal, as_prior
+from pyro_bnn.priors import HalfCauchyScale, Horseshoe, Normal, as_prior
 
 
 def layer() -> Linear:
@@ -43,3 +43,13 @@ def test_both_are_sampled_once_a_call_and_are_no_parameters() -> None:
 
 def test_priors_move_with_the_layer() -> None:
     assert layer().double()(torch.zeros(1, 3, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_hierarchical_priors_make_several_sites_of_one_weight() -> None:
+    x = torch.randn(5, 3)
+    linear = Linear(3, 2, HalfCauchyScale(per="unit"), Horseshoe(loc=1.0))
+    nodes: Any = poutine.trace(linear).get_trace(x).nodes
+    w = nodes["weight.scale"]["value"] * nodes["weight.raw"]["value"]
+    b = nodes["bias.global"]["value"] * nodes["bias.local"]["value"] * nodes["bias.raw"]["value"]
+    assert nodes["weight.scale"]["value"].shape == (2, 1)
+    assert_close(nodes["_RETURN"]["value"], x @ w.T + (1.0 + b))

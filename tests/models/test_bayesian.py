@@ -160,3 +160,32 @@ def test_priors_and_likelihood_take_the_dtype_of_the_network() -> None:
     assert {nodes[name]["value"].dtype for name in model.sites} == {torch.float64}
     assert nodes["likelihood.scale"]["value"].dtype == torch.float64
     assert nodes["y"]["value"].dtype == torch.float64
+
+
+# --- hierarchical priors -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_tied_weight_with_a_hierarchy_stays_tied(centred: bool) -> None:
+    prior = priors.Horseshoe(slab_scale=2.0, centred=centred)
+    model = bayesian(TiedNet(), prior, likelihoods.Normal(0.1))
+    x = torch.randn(4, 3)
+    nodes = nodes_of(model, x)
+    assert not [name for name in nodes if name.startswith("b.weight")]
+    v = {name: nodes[name]["value"] for name in model.sites}
+    h = torch.tanh(x @ v["a.weight"].T + v["a.bias"])
+    h = torch.tanh(h @ v["a.weight"].T + v["b.bias"])
+    assert_close(nodes["f"]["value"], h @ v["out.weight"].T + v["out.bias"])
+
+
+def test_hierarchies_by_pattern_in_a_partially_bayesian_net() -> None:
+    net = linear_net().double()
+    patterns: Any = {"0.weight": priors.HalfCauchyScale(per="input"), "0.*": priors.Normal()}
+    model = bayesian(net, patterns, likelihoods.Normal(0.1))
+    assert model.sites == ("0.weight", "0.bias")
+    assert model.point_estimates == ("2.weight", "2.bias")
+    nodes = nodes_of(model, torch.randn(5, 3, dtype=torch.float64))
+    sampled = [name for name, node in nodes.items() if node["type"] == "sample"]
+    assert sampled[:4] == ["0.weight.scale", "0.weight.raw", "0.weight", "0.bias"]
+    assert nodes["0.weight.scale"]["value"].shape == (1, 3)
+    assert {nodes[name]["value"].dtype for name in sampled[:4]} == {torch.float64}

@@ -17,7 +17,7 @@ from pyro_bnn import likelihoods, priors
 from pyro_bnn.effects import distribution_tensors
 from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
 from pyro_bnn.models import MLP
-from pyro_bnn.models.mlp import ACTIVATIONS
+from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.priors import PriorModule
 
 BY_HAND: dict[str, Any] = {
@@ -210,3 +210,33 @@ def test_it_runs_under_stock_pyro() -> None:
 def test_an_activation_that_is_a_class_is_refused() -> None:
     with pytest.raises(OptionError, match=r"is the class ReLU, .* pass an instance, ReLU\(\)"):
         MLP(3, activation=cast(Any, nn.ReLU))
+
+
+def test_hierarchical_priors_by_pattern() -> None:
+    patterns: Any = {
+        "layers.0.weight": priors.HalfCauchyScale(per="input"),
+        "*.bias": priors.Normal(),
+        "*": priors.Horseshoe(centred=True),
+    }
+    model = MLP(4, hidden=(9,), prior=patterns, likelihood=likelihoods.Normal(0.1))
+    x = torch.randn(3, 4)
+    nodes = nodes_of(model, x)
+    shapes = {
+        name: tuple(node["value"].shape)
+        for name, node in nodes.items()
+        if node["type"] == "sample" and name.startswith("layers")
+    }
+    assert shapes == {
+        "layers.0.weight.scale": (1, 4),
+        "layers.0.weight.raw": (9, 4),
+        "layers.0.weight": (9, 4),
+        "layers.0.bias": (9,),
+        "layers.1.weight.global": (),
+        "layers.1.weight.local": (1, 9),
+        "layers.1.weight.value": (1, 9),
+        "layers.1.weight": (1, 9),
+        "layers.1.bias": (1,),
+    }
+    w = [nodes[f"layers.{i}.weight"]["value"] for i in (0, 1)]
+    b = [nodes[f"layers.{i}.bias"]["value"] for i in (0, 1)]
+    assert_close(nodes["f"]["value"], torch.relu(x @ w[0].T + b[0]) @ w[1].T + b[1])

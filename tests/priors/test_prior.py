@@ -34,13 +34,21 @@ DISTRIBUTIONS: dict[str, Any] = {
     ),
 }
 
+
+def plain(distribution: Any) -> Prior:
+    """A Pyro distribution as a prior: one sample site."""
+    prior = as_prior(distribution)
+    assert isinstance(prior, Prior)
+    return prior
+
+
 every = pytest.mark.parametrize("name", DISTRIBUTIONS)
 
 
 @every
 def test_a_distribution_holds_for_every_entry(name: str) -> None:
     univariate = DISTRIBUTIONS[name]()
-    prior = as_prior(univariate).distribution(SHAPE)
+    prior = plain(univariate).distribution(SHAPE)
     assert (prior.batch_shape, prior.event_shape) == (torch.Size([]), SHAPE)
     value = prior.sample()
     assert value.shape == SHAPE
@@ -52,7 +60,7 @@ def test_draws_have_the_distribution_they_claim(name: str) -> None:
     """Kolmogorov-Smirnov: sqrt(n) times the distance exceeds 2.7 once in a million."""
     torch.manual_seed(0)
     univariate = DISTRIBUTIONS[name]()
-    draws = as_prior(univariate).distribution(torch.Size([4_000, 3])).sample()
+    draws = plain(univariate).distribution(torch.Size([4_000, 3])).sample()
     if name == "StudentT":  # torch has no cdf of it: compare with draws of its definition
         chi2 = torch.distributions.Chi2(4.0).sample(torch.Size([4_000, 3]))
         other = (1.5 * torch.randn(4_000, 3) * (4.0 / chi2).sqrt()).flatten().sort().values
@@ -71,7 +79,7 @@ def test_draws_have_the_distribution_they_claim(name: str) -> None:
 
 def test_a_distribution_over_the_whole_weight_is_taken_as_it_is() -> None:
     whole = dist.Normal(torch.arange(15.0).reshape(5, 3), 1.0).to_event(2)
-    assert_close(as_prior(whole).distribution(SHAPE).mean, whole.mean)
+    assert_close(plain(whole).distribution(SHAPE).mean, whole.mean)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, torch.Size([15])])
@@ -80,7 +88,7 @@ def test_a_distribution_over_another_shape_is_refused(shape: torch.Size) -> None
     with pytest.raises(
         ShapeError, match=r"a prior of event shape \(4,\) does not fit a weight of shape \(\d+,"
     ):
-        as_prior(fn).distribution(shape)
+        plain(fn).distribution(shape)
 
 
 def test_a_batch_that_does_not_broadcast_is_refused() -> None:
@@ -88,13 +96,14 @@ def test_a_batch_that_does_not_broadcast_is_refused() -> None:
         ShapeError,
         match=r"a prior of batch shape \(4,\) does not broadcast to a weight of shape \(5, 3\)",
     ):
-        as_prior(dist.Normal(torch.zeros(4), 1.0)).distribution(SHAPE)
+        plain(dist.Normal(torch.zeros(4), 1.0)).distribution(SHAPE)
 
 
 def test_what_is_no_prior_is_refused() -> None:
     with pytest.raises(
         OptionError,
-        match=r"a prior is a pyro_bnn.priors object or a pyro.distributions distribution, but "
+        match=r"a prior is a pyro_bnn.priors object, with distribution\(shape\) or "
+        r"hierarchy\(shape\), or a pyro.distributions distribution, but "
         r"Normal\(loc: 0.0, scale: 1.0\) is a torch.distributions.normal.Normal; write for "
         r"example pyro.distributions.Laplace",
     ):
@@ -150,13 +159,13 @@ def test_names_are_matched_in_their_case() -> None:
 
 @every
 def test_a_prior_module_moves_with_its_parent(name: str) -> None:
-    module = PriorModule(as_prior(DISTRIBUTIONS[name]()).distribution(SHAPE))
+    module = PriorModule(plain(DISTRIBUTIONS[name]()).distribution(SHAPE))
     parent = nn.ModuleDict({"prior": module}).double()
     moved = module()
     value = moved.sample()
     assert value.dtype == torch.float64
     assert moved.log_prob(value).dtype == torch.float64
-    fresh = as_prior(DISTRIBUTIONS[name]()).distribution(SHAPE)
+    fresh = plain(DISTRIBUTIONS[name]()).distribution(SHAPE)
     assert_close(moved.log_prob(value).float(), fresh.log_prob(value.float()), rtol=1e-4, atol=1e-4)
     parent.to("meta")
     assert module().sample().device.type == "meta"
@@ -164,14 +173,14 @@ def test_a_prior_module_moves_with_its_parent(name: str) -> None:
 
 def test_moving_leaves_the_users_distribution_alone() -> None:
     user = dist.Normal(torch.tensor(0.0), torch.tensor(1.0))
-    module = PriorModule(as_prior(user).distribution(SHAPE)).double()
+    module = PriorModule(plain(user).distribution(SHAPE)).double()
     assert user.loc.dtype == torch.float32
     assert module().mean.dtype == torch.float64
 
 
 def test_copies_of_a_prior_module_are_apart() -> None:
     module = PriorModule(
-        as_prior(dist.Normal(torch.tensor(0.0), torch.tensor(1.0))).distribution(SHAPE)
+        plain(dist.Normal(torch.tensor(0.0), torch.tensor(1.0))).distribution(SHAPE)
     )
     other = copy.deepcopy(module)
     other().base_dist.loc.untyped_storage().copy_(torch.tensor(5.0).untyped_storage())
@@ -180,7 +189,7 @@ def test_copies_of_a_prior_module_are_apart() -> None:
 
 
 def test_two_weights_of_one_prior_do_not_share_tensors() -> None:
-    prior = as_prior(dist.Normal(torch.tensor(0.0), torch.tensor(1.0)))
+    prior = plain(dist.Normal(torch.tensor(0.0), torch.tensor(1.0)))
     first, second = prior.distribution(SHAPE), prior.distribution(SHAPE)
     first.base_dist.loc.untyped_storage().copy_(torch.tensor(5.0).untyped_storage())
     assert_close(second.mean, torch.zeros(SHAPE))

@@ -1,0 +1,465 @@
+r"""Mixture over whole rank-1 networks, :math:`q(z) = \tfrac1K \sum_k q_k(z)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution, constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor, nn
+
+from pyro_bnn.effects import Evaluate, Model, Site, base_distribution, isolated
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.guides.components import Components
+from pyro_bnn.guides.guide import (
+    ELBO,
+    LOG_JOINT,
+    Guide,
+    KLKind,
+    check_init_scale,
+    positive_parameter,
+)
+from pyro_bnn.latents import Marginals
+from pyro_bnn.layers import Rank1Linear
+from pyro_bnn.program import GuideTerms
+
+Family = Literal["normal", "cauchy", "delta"]
+Objective = Literal["average", "mixture", "log_mixture", "log_mixture_averaged_kl"]
+Start = Literal["near_one", "random_sign"]
+
+OBJECTIVES: dict[str, str] = {
+    "average": ELBO,
+    "mixture": ELBO,
+    "log_mixture": "log-mixture bound",
+    "log_mixture_averaged_kl": "log-mixture objective with averaged KL (no bound)",
+}
+FACTORS = (".r", ".s", ".r.value", ".s.value")  # sites that are factors; the last two centred
+CAUCHY_TAILS = (dist.Cauchy, dist.StudentT)  # priors of finite KL from a Cauchy
+
+
+class AutoRank1Mixture(Guide):
+    r"""Mixture of K rank-1 networks that share their weight matrices W.
+
+    .. math::
+        q(z) = \tfrac1K \sum_k q_k(z), \qquad q_k(z) = \prod_j q_{kj}(z_j), \qquad
+        W'_k = W \circ r_k s_k^\top
+
+    Each component spans the whole network: all factors r and s of all layers, and the model's
+    other sites, come from one component at a time. All K are evaluated in one batched pass, at 2
+    K (I + O) numbers a layer beside W. Captures several functions at once, as an ensemble does, and
+    the spread around each; misses correlations within a component, and all variation of W that is
+    not of rank one.
+
+    With ``separate_biases`` every component has biases of its own, point estimates as W is. A
+    draw is then a pair of a component and a z, and the bound is on the log of the mean evidence of
+    the K networks: it holds for "average" with the KL averaged over components, which is exact.
+    ``log_prob`` is the mixture's density of z alone in either case.
+
+    ``objective`` is what SVI maximises, with :math:`z_k \sim q_k`:
+
+    - ``"average"``: :math:`\tfrac1K \sum_k \bigl[ E \log p(D \mid z_k) - \mathrm{KL}(q_k \| p)
+      \bigr]`, a bound on the log evidence;
+    - ``"mixture"``: the same likelihood with :math:`\mathrm{KL}(q \| p)` of the exact mixture
+      density, a bound tighter by up to log K nats (needs shared biases);
+    - ``"log_mixture"``: :math:`E \log \tfrac1K \sum_k p(D \mid z_k) - \sum_k \mathrm{KL}(q_k \| p)`
+      over the whole data set, a bound (needs all rows in every step);
+    - ``"log_mixture_averaged_kl"``: :math:`\sum_n E \log \tfrac1K \sum_k p(y_n \mid z_k) -
+      \tfrac1K \sum_k \mathrm{KL}(q_k \| p)`, the literature's. It is NOT a bound, and its values
+      are not reported as an ELBO.
+
+    Components are Gaussian, Cauchy on the factors r and s (other sites stay Gaussian), or deltas,
+    which is BatchEnsemble (Wen et al., ICLR 2020, arXiv:2002.06715). A Cauchy has no mean, and its
+    KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's stated
+    ``clip``, and predictions have quantiles only.
+
+    Args:
+        model: A model of rank-1 layers, such as ``pyro_bnn.models.Rank1MLP``.
+        init_loc_fn: Centre of all components' starts; default 1 for the factors r and s, and for
+            other sites the median of positive ones and a draw from the prior of real ones.
+        num_components: K.
+        family: ``"normal"``, ``"cauchy"`` or ``"delta"``.
+        objective: See above.
+        separate_biases: Whether each component has biases of its own; K = 1 has the model's.
+        start: ``"near_one"``: factors at :math:`\mathcal N(1, \mathrm{init\_spread}^2)`;
+            ``"random_sign"``: at -1 or +1. A negative factor costs 200 nats under the prior
+            N(1, 0.1): give it a wide prior or a long ``kl_warmup``.
+        init_spread: Standard deviation of the start of the factors, >= 0.
+        init_scale: Initial scale of every entry of z, > 0. Default
+            :math:`\sqrt{p/(1-p)}, p = 10^{-3}`.
+
+    Raises:
+        OptionError: If an option is out of its range, or two do not go together.
+        SiteError: If the model has no rank-1 layers, or a prior does not suit the family.
+
+    References:
+        Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors",
+        ICML 2020, arXiv:2005.07186.
+    """
+
+    needs_model: ClassVar[str | None] = "Rank1MLP"
+
+    loc: Tensor
+    scale: Tensor
+    biases: Tensor
+    cauchy_entries: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
+        num_components: int = 4,
+        family: Family = "normal",
+        objective: Objective = "average",
+        separate_biases: bool = True,
+        start: Start = "near_one",
+        init_spread: float = 0.1,
+        init_scale: float = math.sqrt(1e-3 / (1 - 1e-3)),
+    ) -> None:
+        super().__init__(model, init_loc_fn=init_loc_fn)
+        if (
+            isinstance(num_components, bool)
+            or not isinstance(num_components, int)
+            or (num_components < 1)
+        ):
+            raise OptionError(f"num_components is a positive integer, not {num_components!r}")
+        for name, value, kinds in (
+            ("family", family, Family),
+            ("objective", objective, Objective),
+            ("start", start, Start),
+        ):
+            if value not in get_args(kinds):
+                known = ", ".join(map(repr, get_args(kinds)))
+                raise OptionError(f"{name} is one of {known}, not {value!r}")
+        if not (isinstance(init_spread, int | float) and 0 <= init_spread < math.inf):
+            raise OptionError(f"init_spread is a standard deviation >= 0, not {init_spread!r}")
+        self._layers = _rank1_layers(model)
+        self.num_components = num_components
+        self.family: Family = family
+        self.objective_kind: Objective = objective
+        self.separate_biases = separate_biases
+        self.owns_biases = separate_biases and num_components > 1
+        self.start: Start = start
+        self.init_spread = float(init_spread)
+        self.init_scale = check_init_scale(init_scale)
+        if objective == "mixture" and self.owns_biases:
+            raise OptionError(
+                'objective="mixture" bounds the evidence of one network, but with '
+                "separate_biases=True there is one for each component: pass separate_biases=False"
+            )
+        if objective == "mixture" and family == "delta":
+            raise OptionError(
+                'objective="mixture" needs a density, which family="delta" has not: use "average"'
+            )
+        self.has_log_prob = family != "delta"
+        self.has_moments = family != "cauchy"
+        self.needs_all_rows = objective == "log_mixture"
+        self.objective = OBJECTIVES[objective] if self.has_log_prob else LOG_JOINT
+        self.kl_kind = self._kl_kind()
+        self._direct: tuple[str, ...] = ()  # sites of real factors themselves
+
+    def _kl_kind(self) -> KLKind:
+        if not self.has_log_prob:
+            return "none"
+        return "exact" if self.num_components == 1 or self.owns_biases else "monte_carlo"
+
+    # The model
+
+    def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:
+        """Check that the model's factors suit the family and the start.
+
+        Raises:
+            SiteError: If no site belongs to a rank-1 layer; if a Cauchy meets a prior of lighter
+                tails or a model without clip; or if a random sign is asked of a factor that is
+                positive or a hierarchy's.
+        """
+        factors = [site for site in sites if self._is_factor(site.name)]
+        self._direct = tuple(
+            site.name for site in factors if site.is_real and site.name.endswith(FACTORS)
+        )
+        if not factors:
+            raise SiteError(
+                f"no latent site belongs to a rank-1 layer; there are "
+                f"{', '.join(site.name for site in sites)}"
+            )
+        other = [site.name for site in factors if site.name not in self._direct]
+        if self.start == "random_sign" and other:
+            raise SiteError(
+                f'start="random_sign" needs factors that are real and their own sites, which '
+                f'{", ".join(other)} are not: use "near_one", or a Normal or Cauchy prior'
+            )
+        if self.family == "cauchy":
+            self._check_tails(factors, run)
+
+    def _check_tails(self, factors: Sequence[Site], run: Evaluate) -> None:
+        light = [
+            f"{site.name} ({type(base_distribution(run.latent[site.name]['fn'])).__name__})"
+            for site in factors
+            if not isinstance(base_distribution(run.latent[site.name]["fn"]), CAUCHY_TAILS)
+        ]
+        if light:
+            raise SiteError(
+                f"Cauchy components have an infinite KL from the priors of {', '.join(light)}: "
+                "give r and s a Cauchy-tailed prior, such as "
+                "pyro_bnn.priors.Cauchy(scale=0.1, loc=1.0)"
+            )
+        if unclipped := [name for name, layer in self._layers.items() if layer.clip is None]:
+            raise SiteError(
+                f"Cauchy components need a stated clip of the factors, but {', '.join(unclipped)} "
+                "have clip=None: build the model with clip=10.0"
+            )
+
+    def _is_factor(self, site: str) -> bool:
+        return any(
+            site in (name + ".r", name + ".s") or site.startswith((f"{name}.r.", f"{name}.s."))
+            for name in self._layers
+        )
+
+    @property
+    def cauchy_sites(self) -> frozenset[str]:
+        """The sites of factors, where components are Cauchy."""
+        if self.family != "cauchy":
+            return frozenset()
+        return frozenset(name for name, _, _ in self._shapes if self._is_factor(name))
+
+    @property
+    def member_params(self) -> tuple[str, ...]:
+        """The layers' biases, where each component has its own."""
+        return tuple(f"{name}.bias" for name in self._layers) if self.owns_biases else ()
+
+    # Parameters
+
+    def make_parameters(self, loc: Tensor) -> None:
+        """Create ``loc [K, P]``, ``scale [K, P]`` and ``biases [K, Q]``."""
+        K = self.num_components
+        locs = loc.expand(K, -1).clone()
+        with isolated():  # the caller's random state decides, and stays
+            noise = torch.randn(locs.shape).to(locs)
+        at = 0
+        for name, _, length in self._shapes:
+            entries = slice(at, at + length)
+            if self._is_factor(name) and not name.endswith(
+                (".scale", ".global", ".local", ".slab")
+            ):
+                self._start_factor(name, locs[:, entries], noise[:, entries])
+            at += length
+        heavy = [
+            torch.full((length,), self.family == "cauchy" and self._is_factor(name))
+            for name, _, length in self._shapes
+        ]
+        self.register_buffer("cauchy_entries", torch.cat(heavy).to(loc.device), persistent=False)
+        self.loc = nn.Parameter(locs)
+        if self.family != "delta":
+            self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
+        if self.owns_biases:
+            biases = torch.cat([layer.bias.detach().flatten() for layer in self._layers.values()])
+            self.biases = nn.Parameter(biases.to(locs).expand(K, -1).clone())
+
+    def _start_factor(self, name: str, loc: Tensor, noise: Tensor) -> None:
+        """Write the start of one site's entries ``[K, n]`` into ``loc``."""
+        if self.start == "random_sign":
+            centre = torch.where(noise > 0, 1.0, -1.0).to(loc)
+            loc.copy_(centre)
+            return
+        if self.init_loc_fn is None:
+            loc.fill_(1.0 if name in self._direct else 0.0)  # else a log factor or a deviation
+        loc.add_(self.init_spread * noise)
+
+    def options(self) -> dict[str, Any]:
+        """All of them but ``init_loc_fn``."""
+        return {
+            "num_components": self.num_components,
+            "family": self.family,
+            "objective": self.objective_kind,
+            "separate_biases": self.separate_biases,
+            "start": self.start,
+            "init_spread": self.init_spread,
+            "init_scale": self.init_scale,
+        }
+
+    def move_to(self, z: Tensor) -> None:
+        """Move all components together, so that the mean of their centres is z ``[P]``."""
+        with torch.no_grad():
+            self.loc.add_(z - self.loc.mean(0))
+
+    # Draws
+
+    @property
+    def noise_dim(self) -> int:
+        """K P + 1: for a draw of every component, and for which of them is taken."""
+        return self.num_components * self.num_latents + 1
+
+    def draw_noise(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Standard normal noise ``[S, M]`` for S draws, which take the components in turn."""
+        noise = super().draw_noise(num_draws, generator)
+        K = self.num_components
+        turn = torch.arange(num_draws, dtype=noise.dtype, device=noise.device).remainder(K)
+        noise[:, -1] = torch.special.ndtri((turn + 0.5) / K)
+        return noise
+
+    def members(self, noise: Tensor) -> Tensor:
+        """A draw of every component, ``[..., K, P]``, made of noise ``[..., M]``."""
+        e = noise[..., :-1].unflatten(-1, (self.num_components, -1))  # [..., K, P]
+        return self.loc.expand_as(e) if self.family == "delta" else self._mixture.draws(e)
+
+    def transport(self, noise: Tensor) -> Tensor:
+        """The draw ``[..., P]`` of the component that the last entry of the noise names."""
+        return _pick(self.members(noise), self._component(noise))
+
+    def draws(self, noise: Tensor) -> Tensor:
+        """Draws ``[..., P + Q]`` of z and, where they are its own, its component's biases."""
+        z = self.transport(noise)
+        if not self.owns_biases:
+            return z
+        biases = self.biases.expand(*z.shape[:-1], -1, -1)
+        return torch.cat([z, _pick(biases, self._component(noise))], -1)
+
+    def _component(self, noise: Tensor) -> Tensor:
+        """Number of the component ``[...]`` that each row of noise ``[..., M]`` takes."""
+        u: Tensor = torch.special.ndtr(noise[..., -1])
+        return (u * self.num_components).long().clamp(max=self.num_components - 1)
+
+    # Densities
+
+    @property
+    def _mixture(self) -> Components:
+        self.require_setup()
+        heavy = self.cauchy_entries if self.family == "cauchy" else None
+        return Components(self.loc, self.scale, heavy)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z) ``[...]`` of z ``[..., P]``: of the mixture itself, exactly."""
+        if not self.has_log_prob:
+            return super().log_prob(z)
+        return self._mixture.log_prob(z).logsumexp(-1) - math.log(self.num_components)
+
+    def log_q(self, noise: Tensor) -> Tensor:
+        """Log density of the draws; of the component that was drawn where it has own biases."""
+        z = self.transport(noise)
+        if not self.owns_biases:
+            return self.log_prob(z)
+        log_prob = self._mixture.log_prob(z).unsqueeze(-1)  # [..., K, 1]
+        return _pick(log_prob, self._component(noise)).squeeze(-1)
+
+    def entropy(self) -> Tensor | None:
+        """Entropy of q where it is in closed form: of one component, or of (component, z)."""
+        if self.kl_kind != "exact":
+            return None
+        return self._mixture.entropy().mean()
+
+    def components(self) -> Marginals | None:
+        """Loc and scale ``[K, P]`` of the components."""
+        if not self.has_log_prob:
+            return None
+        return Marginals(self.loc, self.scale, self.cauchy_sites)
+
+    def marginals(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and sd of a single Gaussian component, ``[P]`` each; else None."""
+        if self.num_components > 1 or self.family != "normal":
+            return None
+        return self.loc[0], self.scale[0]
+
+    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles ``[Q, *shape]`` of each site under the mixture, by name."""
+        self.setup(*args, **kwargs)
+        assert self.latents is not None
+        with torch.no_grad():
+            levels = torch.as_tensor(quantiles, dtype=self.loc.dtype, device=self.loc.device)
+            if not self.has_log_prob:
+                points = self.loc.quantile(levels, dim=0, interpolation="lower")
+                return self.latents.constrain(points)
+            return self.latents.constrain(self._mixture.quantiles(levels))
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Sample every site of the model, as Pyro's engines ask of a guide.
+
+        Raises:
+            SiteError: If components have biases of their own, which a Pyro guide cannot set.
+        """
+        if self.owns_biases:
+            raise SiteError(
+                "each component has biases of its own, and a guide under pyro.infer.SVI cannot set "
+                "the model's parameters: pass separate_biases=False, or train with pyro_bnn.SVI"
+            )
+        return super().forward(*args, **kwargs)
+
+    def get_posterior(self) -> Distribution:
+        """The mixture over z ``[P]``."""
+        self.require_setup()
+        return _Mixture(self)
+
+    # Objectives
+
+    def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
+        """What the objective needs of a draw of every component: D = S K draws, noise-major."""
+        z = self.members(noise)  # [S, K, P]
+        if self.owns_biases:
+            z = torch.cat([z, self.biases.expand(len(z), -1, -1)], -1)
+        z = z.flatten(0, 1)
+        if not (density and self.has_log_prob):
+            return GuideTerms(z, None, None, None)
+        kl_scale = float(self.num_components) if self.objective_kind == "log_mixture" else 1.0
+        if self._kl_is_of_the_mixture():
+            log_prob = self.log_prob(z[:, : self.num_latents])
+            return GuideTerms(z, None, log_prob, self.components(), kl_scale)
+        return GuideTerms(z, self._mixture.entropy().mean(), None, self.components(), kl_scale)
+
+    def _kl_is_of_the_mixture(self) -> bool:
+        return self.objective_kind == "mixture" and self.num_components > 1
+
+    def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
+        """The objective's likelihood term of log densities ``[S K, B]``."""
+        if self.objective_kind in ("average", "mixture"):
+            return super().reduce_log_likelihood(rows, scale)
+        rows = rows.reshape(-1, self.num_components, rows.shape[-1])  # [S, K, B]
+        log_k = math.log(self.num_components)
+        if self.objective_kind == "log_mixture":
+            return ((rows.sum(-1) * scale).logsumexp(1) - log_k).mean()
+        return scale * (rows.logsumexp(1) - log_k).sum(-1).mean()
+
+
+class _Mixture(TorchDistribution):
+    """A guide's mixture as a distribution over z ``[P]``, differentiable given the component."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(self, guide: AutoRank1Mixture) -> None:
+        self.guide = guide
+        event_shape = torch.Size([guide.num_latents])
+        super().__init__(torch.Size(), event_shape, validate_args=False)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = torch.Size(sample_shape)
+        noise = Guide.draw_noise(self.guide, shape.numel())  # components at random, not in turn
+        return self.guide.transport(noise).reshape(shape + self.event_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.guide.log_prob(value)
+
+
+def _pick(members: Tensor, component: Tensor) -> Tensor:
+    """Rows ``[..., n]`` of members ``[..., K, n]`` by the number of the component ``[...]``."""
+    index = component[..., None, None].expand(*component.shape, 1, members.shape[-1])
+    return members.gather(-2, index).squeeze(-2)
+
+
+def _rank1_layers(model: Model) -> dict[str, Rank1Linear]:
+    """The rank-1 layers of a model by name.
+
+    Raises:
+        SiteError: If there is none.
+    """
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    layers = {name: module for name, module in modules if isinstance(module, Rank1Linear)}
+    if not layers:
+        raise SiteError(
+            f"AutoRank1Mixture is a posterior over the factors of rank-1 layers, and "
+            f"{getattr(model, '__name__', type(model).__name__)} has none: use "
+            "pyro_bnn.models.Rank1MLP, or layers.Rank1Linear in a model of your own"
+        )
+    return layers

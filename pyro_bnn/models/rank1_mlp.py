@@ -1,0 +1,214 @@
+r"""Multilayer perceptron of rank-1 layers.
+
+.. math:: W'_l = W_l \circ (r_l s_l^\top), \quad h_0 = x, \quad
+          h_l = \phi(h_{l-1} W_l'^\top + b_l), \quad f = h_{L-1} W_L'^\top + b_L, \quad
+          y \sim p(y \mid f)
+
+Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", ICML 2020,
+arXiv:2005.07186.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import pyro
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroModule
+from pyro.poutine.runtime import am_i_wrapped
+from torch import Tensor, nn
+
+from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
+from pyro_bnn.layers import Rank1Linear
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Normal as NormalLikelihood
+from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.perceptron import (
+    Activation,
+    activation_function,
+    feed_forward,
+    layer_sizes,
+    require_columns,
+)
+from pyro_bnn.priors import (
+    HierarchicalPrior,
+    PriorLike,
+    PriorModule,
+    Priors,
+    as_prior,
+    match_priors,
+)
+from pyro_bnn.priors import Normal as NormalPrior
+
+SIDES: Mapping[str, tuple[str, ...]] = {"both": ("s", "r"), "inputs": ("s",), "outputs": ("r",)}
+FACTOR_PRIOR = NormalPrior(scale=0.1, loc=1.0)
+WEIGHT_PRIOR = NormalPrior()
+
+
+class Rank1MLP(PyroModule):
+    r"""Multilayer perceptron with point-estimated weights and random factors of inputs and outputs.
+
+    .. math:: W'_l = W_l \circ (r_l s_l^\top)
+
+    Sites are ``layers.<l>.s`` ``[I]``, a factor of each input of a layer, and ``layers.<l>.r``
+    ``[O]``, a factor of each output. ``layers.<l>.weight`` ``[O, I]`` and ``layers.<l>.bias``
+    ``[O]`` are parameters: SVI trains them, NUTS holds them at their values. The layer's docstring
+    (:class:`pyro_bnn.layers.Rank1Linear`) says which correlations of weights this captures.
+
+    The default prior of the factors is :math:`\mathcal N(1, 0.1^2)`, the one of the reference.
+    Factors of 1 leave the trained net as it is, and with 0 at ten standard deviations no factor
+    changes its sign: the mirror image of a layer, r and s both negated, is no second mode. A guide
+    starts its factors near +1 likewise, as one at -1 costs 200 nats more than one at +1, which
+    few rows do not make up for. A wider prior, up to :math:`\mathcal N(1, 0.5^2)`, gives a small
+    net on tabular data a larger epistemic standard deviation.
+
+    Weight decay is the prior of ``weight`` and ``bias``: its log density is recorded once,
+    outside the plate "data", by ``pyro.factor("weight_prior", ...)``. An L2 penalty
+    :math:`\lambda \sum w^2` on the loss averaged over N rows is the prior standard deviation
+    :math:`1/\sqrt{2 \lambda N}`.
+
+    Args:
+        num_inputs: Number of input columns I.
+        num_outputs: Number of targets O.
+        hidden: Units of each hidden layer.
+        activation: Name or callable, as in :class:`pyro_bnn.models.MLP`.
+        prior: One prior for all factors, or a mapping from patterns over the site names to priors
+            that covers all of them. Any that is Normal, Cauchy, half-Cauchy or log-normal around
+            1, any other Pyro distribution, or a scale mixture such as
+            ``priors.HalfCauchyScale(loc=1.0)``. Default: Gaussian around 1 with scale 0.1.
+        on: ``"both"``, or ``"inputs"`` for s alone, or ``"outputs"`` for r alone.
+        weight_prior: Prior over every entry of the weights and biases, or None for none. Default:
+            Gaussian with fan-in scale.
+        clip: Largest absolute value with which a factor acts, or None; part of the model.
+        likelihood: Distribution of y given f. Default: Gaussian noise with learned scale.
+
+    Raises:
+        OptionError: If a size or the clip is not positive, the activation is a class, or the
+            weight prior has no density at the initial weights.
+        SiteError: If the patterns leave a factor without a prior, or one matches nothing.
+        UnknownNameError: If the name of the activation or of the side is not known.
+
+    References:
+        Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", ICML
+        2020, arXiv:2005.07186.
+
+    Example:
+        >>> import torch
+        >>> model = Rank1MLP(3, hidden=(8,))
+        >>> model(torch.zeros(5, 3)).shape
+        torch.Size([5, 1])
+        >>> [name for name, _ in model.named_parameters()][:2]
+        ['layers.0.weight', 'layers.0.bias']
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int = 1,
+        *,
+        hidden: Sequence[int] = (50,),
+        activation: str | Activation = "relu",
+        prior: Priors | None = None,
+        on: Literal["both", "inputs", "outputs"] = "both",
+        weight_prior: PriorLike | None = WEIGHT_PRIOR,
+        clip: float | None = 10.0,
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        super().__init__()
+        if on not in SIDES:
+            raise UnknownNameError("side of the factors", str(on), SIDES)
+        self.activation = activation_function(activation)
+        self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
+        sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
+        names = [f"layers.{i}.{factor}" for i in range(len(sizes) - 1) for factor in SIDES[on]]
+        priors = match_priors(FACTOR_PRIOR if prior is None else prior, names)
+        if missing := [name for name in names if name not in priors]:
+            raise SiteError(
+                f"no prior pattern matches {', '.join(missing)}; every factor has a prior: add "
+                '{"*": pyro_bnn.priors.Normal(loc=1.0, scale=0.1)} as the last pattern, or choose '
+                "a side by on='inputs' or on='outputs'"
+            )
+        self.num_inputs = num_inputs
+        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
+        self.layers: nn.ModuleList = make_list(
+            [
+                Rank1Linear(
+                    sizes[i],
+                    sizes[i + 1],
+                    input_prior=priors.get(f"layers.{i}.s"),
+                    output_prior=priors.get(f"layers.{i}.r"),
+                    clip=clip,
+                )
+                for i in range(len(sizes) - 1)
+            ]
+        )
+        self.weight_priors: nn.ModuleList = make_list(self._make_weight_priors(weight_prior))
+        if not self.weight_log_prior().isfinite():
+            raise OptionError(
+                f"weight_prior {weight_prior!r} has no density at the initial weights, which have "
+                "both signs: take one over all real numbers, for example priors.Normal()"
+            )
+
+    def network(self, x: Tensor) -> Tensor:
+        """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
+        return feed_forward(self.layers, self.activation, x)
+
+    def weight_log_prior(self) -> Tensor:
+        """Log density ``[]`` of all weights and biases under ``weight_prior``; 0 without one."""
+        weights = self._weights()
+        total = weights[0].new_zeros(())
+        for prior, weight in zip(self.weight_priors, weights, strict=False):  # no priors, or all
+            total = total + prior().log_prob(weight)
+        return total
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Record the weights' prior, sample the factors, record f, and sample or observe y.
+
+        Args:
+            x: Inputs ``[N, I]``.
+            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
+
+        Returns:
+            y, sampled where it was None.
+
+        Raises:
+            ShapeError: If x does not have ``num_inputs`` columns.
+        """
+        require_columns(x, self.num_inputs)
+        if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
+            pyro.factor("weight_prior", self.weight_log_prior())
+        f = pyro.deterministic("f", self.network(x))
+        return cast(Tensor, self.likelihood(f, y))
+
+    def _weights(self) -> list[Tensor]:
+        """Weight and bias of every layer."""
+        layers = [cast(Rank1Linear, layer) for layer in self.layers]
+        return [value for layer in layers for value in (layer.weight, layer.bias)]
+
+    def _make_weight_priors(self, prior: PriorLike | None) -> list[PriorModule]:
+        if prior is None:
+            return []
+        made = as_prior(prior)
+        if isinstance(made, HierarchicalPrior):
+            raise OptionError(
+                f"weight_prior is one distribution, as weights and biases are no sites, not the "
+                f"hierarchy {prior!r}: put the hierarchy on the factors by prior=..., and take "
+                "priors.Normal() here"
+            )
+        return [PriorModule(_unchecked(made.distribution(w.shape))) for w in self._weights()]
+
+
+def _unchecked(distribution: Distribution) -> Distribution:
+    """A copy that does not check its arguments, which could be neither batched nor captured."""
+    copied: Any = copy.deepcopy(distribution)
+    pending = [copied]
+    while pending:
+        part = pending.pop()
+        part._validate_args = False
+        pending += [
+            v for v in vars(part).values() if isinstance(v, torch.distributions.Distribution)
+        ]
+    return cast(Distribution, copied)
