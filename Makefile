@@ -11,7 +11,7 @@ PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 NOTEBOOKS = $(wildcard tutorials/*.ipynb)
 BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._%, \
 	$(subst /,.,$(basename $(wildcard benchmarks/*.py))))
-METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multivariate-normal,nuts
+METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multivariate-normal,nuts,auto-rank1-mixture,auto-normal@half-cauchy-scale
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-report: $(STAMP) ## The main job: four guides and NUTS on one network, compared in report/index.html
+report: $(STAMP) ## The main job: guides, NUTS and three models compared in report/index.html
 	$(BIN)/pyro-bnn compare --data diabetes --methods $(METHODS) --reference nuts --out report/
 
 test: $(STAMP) ## All tests, then those of ArviZ 1.x
@@ -63,7 +63,7 @@ coverage: $(STAMP) ## All tests with branch coverage, as a table and in htmlcov/
 
 tutorials: $(STAMP) ## Execute the notebooks of tutorials/ in place
 	@if [ -z "$(NOTEBOOKS)" ]; then echo "make tutorials: there is no notebook in tutorials/" >&2; exit 1; fi
-	$(BIN)/jupyter-execute --inplace $(NOTEBOOKS)
+	$(BIN)/python tests/run_tutorials.py $(NOTEBOOKS)
 
 bench: $(STAMP) ## Run the comparisons in benchmarks/ one after another
 	@if [ -z "$(BENCHMARKS)" ]; then echo "make bench: there is no module in benchmarks/" >&2; exit 1; fi

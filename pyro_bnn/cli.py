@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import shutil
 import sys
-import textwrap
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pyro_bnn import __version__
-from pyro_bnn.errors import BNNError, BNNWarning, DivergenceError, OptionError
+from pyro_bnn import options as opt
+from pyro_bnn.errors import BNNError, DivergenceError
+from pyro_bnn.terminal import (
+    PROGRAM,
+    USAGE_ERROR,
+    WIDTH,
+    fail,
+    given,
+    plain_notes,
+    refuse_idle,
+    usage,
+)
+
+if TYPE_CHECKING:
+    from pyro_bnn.jobs import Method
 
 # torch and all that needs it are imported by the commands: --help and a mistyped option are instant
 
-PROGRAM = "pyro-bnn"
-WIDTH = 100
 INTERRUPTED = 130
-# UsageError, whose module differs between releases of typer
-USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     add_completion=False,
@@ -53,15 +59,15 @@ def main(args: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     obj = shlex.join([PROGRAM, *args])
     try:
-        with _plain_notes():
+        with plain_notes():
             code = command.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)
     except BNNError as error:
-        return _fail(str(error))
+        return fail(str(error))
     except USAGE_ERROR as error:
-        return _fail(_usage(error))
+        return fail(usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    return _fail("interrupted", code) if code == INTERRUPTED else int(code or 0)
+    return fail("interrupted", code) if code == INTERRUPTED else int(code or 0)
 
 
 @app.callback(invoke_without_command=True)
@@ -80,26 +86,9 @@ def pyro_bnn(
 @app.command(short_help="Fit one network by several methods, compare them, write a report.")
 def compare(
     context: typer.Context,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="Data set of 'pyro-bnn list', or path of a CSV or TSV file with a header, an NPZ "
-            "file with arrays x and y, or a folder in the UCI layout.",
-        ),
-    ],
-    methods: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME,...",
-            help="Guides (fitted by SVI) and samplers of 'pyro-bnn list'; unambiguous "
-            "abbreviations such as auto-low-rank will do.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Folder of the report; made where it does not exist."),
-    ] = Path("report"),
+    data: opt.DataOption,
+    methods: opt.MethodsOption,
+    out: opt.ReportFolderOption = Path("report"),
     reference: Annotated[
         str | None,
         typer.Option(
@@ -108,185 +97,249 @@ def compare(
             show_default="nuts where it is one of several methods, else none",
         ),
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column of a CSV that is predicted.",
-            show_default="the last",
-        ),
-    ] = None,
-    task: Annotated[
-        Literal["regression", "classification"] | None,
-        typer.Option(
-            help="What the target of a file is.",
-            show_default="classification for text and truth values, and for whole numbers in an "
-            "NPZ; else regression",
-        ),
-    ] = None,
-    split: Annotated[
-        int, typer.Option(metavar="K", min=0, help="Which training and held-out rows, from 0.")
-    ] = 0,
-    hidden: Annotated[
-        str,
-        typer.Option(metavar="UNITS,...", help="Units of each hidden layer, such as 50 or 50,50."),
-    ] = "50",
-    steps: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Gradient steps of SVI for each guide (num_steps)."),
-    ] = 10_000,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Rows of a gradient step of SVI (batch_size).",
-            show_default="all",
-        ),
-    ] = None,
-    chains: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Markov chains of a sampler (num_chains).")
-    ] = 4,
-    warmup: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Warm-up draws of each chain, dropped (warmup_steps)."
-        ),
-    ] = 300,
-    samples: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Draws of each chain that are kept (num_samples)."),
-    ] = 300,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of all fits and draws."),
-    ] = 0,
-    threads: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="CPU threads of torch; 1 is best for small nets."),
-    ] = 1,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only the table, the verdicts and the files.")
-    ] = False,
+    target: opt.TargetOption = None,
+    task: opt.TaskOption = None,
+    split: opt.SplitOption = 0,
+    splits: opt.SplitsOption = None,
+    model: opt.ModelOption = None,
+    prior: opt.PriorOption = None,
+    likelihood: opt.LikelihoodOption = None,
+    hidden: opt.HiddenOption = "50",
+    activation: opt.ActivationOption = "relu",
+    steps: opt.StepsOption = 10_000,
+    batch_size: opt.BatchSizeOption = None,
+    chains: opt.ChainsOption = 4,
+    warmup: opt.WarmupOption = 300,
+    samples: opt.SamplesOption = 300,
+    seed: opt.SeedOption = 0,
+    seeds: opt.SeedsOption = None,
+    threads: opt.ThreadsOption = 1,
+    quiet: opt.QuietOption = False,
 ) -> None:
     """Fit one Bayesian network by several methods, compare them, and write a report.
 
-    The network is a multilayer perceptron with ReLU units and a fan-in Gaussian prior; its
-    likelihood follows the task: Normal of learned scale, Bernoulli for two classes, Categorical
-    for more. FOLDER gets index.html, table.csv and one ArviZ NetCDF file for each method.
+    The network is a multilayer perceptron, where nothing else is said with ReLU units and a fan-in
+    Gaussian prior; its likelihood follows the task: Normal of learned scale, Bernoulli for two
+    classes, Categorical for more. Methods of one model and prior share one network. FOLDER gets
+    index.html, table.csv and one ArviZ NetCDF file for each method.
+
+    With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
+    index.html and table.csv over all: means with their errors over splits, paired differences.
     """
     import torch
 
-    from pyro_bnn import jobs
-    from pyro_bnn import report as reports
+    from pyro_bnn import jobs, networks, repeats
     from pyro_bnn.data import load
+    from pyro_bnn.report import check_writable
     from pyro_bnn.report.files import file_names
 
     # All that can fail early does so before the first fit
     found = jobs.find_methods(methods)
     judge = jobs.find_reference(reference, found)
-    options = {
-        "num_steps": steps,
-        "batch_size": batch_size,
-        "num_chains": chains,
-        "warmup_steps": warmup,
-        "num_samples": samples,
-    }
-    engines = jobs.make_engines(found, options)
-    flags = dict(zip(("steps", "batch_size", "chains", "warmup", "samples"), options, strict=True))
-    _refuse_idle(context, flags, engines)
-    rows = load(data, target=target, task=task, split=split)
-    model = jobs.make_model(rows, hidden)
-    reports.check_writable(out)
-
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line)
-
-    for line in jobs.describe(rows, model):
+    engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
+    numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
+    all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
+    data_of = {number: load(data, target=target, task=task, split=number) for number in numbers}
+    choice = networks.NetworkOptions(
+        model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
+    )
+    say = _nothing if quiet else typer.echo
+    plan = repeats.Plan(
+        methods=found,
+        engines=engines,
+        choice=choice,
+        reference=judge,
+        progress=not quiet and sys.stderr.isatty(),
+        say=say,
+        command=context.obj,
+    )
+    rows = data_of[numbers[0]]
+    models = plan.models(rows, all_seeds[0])
+    check_writable(out)
+    for line in networks.describe(rows, models, choice):
         say(line)
     torch.set_num_threads(threads)
-    posteriors, diverged = jobs.fit_all(
-        engines, model, rows, seed=seed, progress=not quiet and sys.stderr.isatty(), say=say
+    if len(numbers) * len(all_seeds) > 1:
+        repeated = repeats.run_all(plan, data_of, all_seeds, out)
+        typer.echo(f"\n{repeated.summary()}\n")
+        folders = [f"{run.folder}/index.html" for run in repeated.runs if run.methods]
+        files = ["index.html", "table.csv", "runs.csv", *folders]
+        lost = repeats.lost_lines(repeated.runs)
+    else:
+        comparison, without = plan.run(models, rows, all_seeds[0], out)
+        typer.echo(f"\n{comparison.summary()}\n")
+        trees = [f"{name}.nc" for name in file_names(comparison.posteriors).values()]
+        files = ["index.html", "table.csv", *trees]
+        lost = [f"{name}: {why}" for name, why in without.items()]
+    for file in files:
+        typer.echo(f"Wrote {out / file}")
+    if lost:
+        raise DivergenceError("; ".join(lost))
+
+
+@app.command(short_help="Make the report of saved ArviZ files again, or of files of several runs.")
+def report(
+    context: typer.Context,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="NetCDF files of 'pyro-bnn compare' or of posterior.to_arviz(train, test), of the "
+            "same data and split. NAME=FILE names a method; files of equal names need it.",
+            show_default=False,
+        ),
+    ],
+    out: opt.ReportFolderOption = Path("report"),
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Method that the others are measured against.",
+            show_default="that of the comparison which wrote the files, else nuts where one of "
+            "several files is",
+        ),
+    ] = None,
+) -> None:
+    """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted anew.
+
+    FOLDER gets index.html and table.csv, with the numbers of the comparison that wrote the files.
+    A file holds predictions at its held-out rows only, so there is no predictive band.
+    """
+    from pyro_bnn import report as reports
+    from pyro_bnn.report.files import write_text
+    from pyro_bnn.report.from_files import named_files
+
+    named = named_files(files)
+    reports.check_writable(out)
+    comparison = reports.compare_files(named, reference=reference)
+    write_text(out / "table.csv", comparison.table.to_csv())
+    comparison.to_html(out / "index.html", command=context.obj)
+    typer.echo(f"{comparison.summary()}\n")
+    for name in ("index.html", "table.csv"):
+        typer.echo(f"Wrote {out / name}")
+
+
+@app.command(short_help="Fit a network by one method and save it, to predict new rows.")
+def fit(
+    context: typer.Context,
+    data: opt.DataOption,
+    method: opt.MethodOption,
+    out: opt.FitFolderOption = Path("fit"),
+    target: opt.TargetOption = None,
+    task: opt.TaskOption = None,
+    split: opt.SplitOption = 0,
+    all_rows: opt.AllRowsOption = False,
+    model: opt.ModelOption = None,
+    prior: opt.PriorOption = None,
+    likelihood: opt.LikelihoodOption = None,
+    hidden: opt.HiddenOption = "50",
+    activation: opt.ActivationOption = "relu",
+    steps: opt.StepsOption = 10_000,
+    batch_size: opt.BatchSizeOption = None,
+    chains: opt.ChainsOption = 4,
+    warmup: opt.WarmupOption = 300,
+    samples: opt.SamplesOption = 300,
+    seed: opt.SeedOption = 0,
+    threads: opt.ThreadsOption = 1,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
+
+    The training rows of the split are fitted, and the held-out rows scored in the units of the
+    data; --all-rows fits all. FOLDER gets posterior.pt and fit.json.
+    """
+    import torch
+
+    from pyro_bnn import jobs, networks, saved_fit
+    from pyro_bnn.data import load
+    from pyro_bnn.report import check_writable
+
+    found = jobs.find_one(method)
+    engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
+    if all_rows:
+        refuse_idle(context, {"split": "split"}, {"--all-rows": None})
+    loaded = load(data, target=target, task=task, split=split)
+    columns = saved_fit.input_columns(data, target, loaded)
+    rows = saved_fit.all_rows(loaded) if all_rows else loaded
+    choice = networks.NetworkOptions(
+        model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
     )
-    say("Comparing ...")
-    judge = judge if judge in posteriors else None
-    comparison = reports.compare(posteriors, rows, reference=judge, seed=seed)
-    comparison.save(out, command=context.obj)
-    typer.echo(f"\n{comparison.summary()}\n")
-    for name in ("index", "table", *file_names(posteriors).values()):
-        suffix = {"index": "html", "table": "csv"}.get(name, "nc")
-        typer.echo(f"Wrote {out / name}.{suffix}")
-    if diverged:
-        raise DivergenceError("; ".join(diverged))
+    plans = networks.make_networks(found, rows, choice, seed)
+    models = networks.build_models(plans)
+    jobs.check_starts(engines, models)
+    check_writable(out)
+    say = _nothing if quiet else typer.echo
+    for line in networks.describe(rows, models, choice, all_rows=all_rows):
+        say(line)
+    torch.set_num_threads(threads)
+    posteriors, _ = jobs.fit_all(
+        engines, models, rows, seed=seed, progress=not quiet and sys.stderr.isatty(), say=say
+    )
+    (name,) = posteriors
+    done = saved_fit.SavedFit.of(
+        posteriors[name], plans[name], columns, rows, all_rows=all_rows, command=context.obj
+    )
+    done.save(out)
+    typer.echo(done.summary())
+    for file in (saved_fit.POSTERIOR_FILE, saved_fit.FIT_FILE):
+        typer.echo(f"Wrote {out / file}")
+
+
+@app.command(short_help="Predict the rows of a CSV file from a saved fit.")
+def predict(
+    new: opt.NewRowsArgument,
+    posterior: opt.PosteriorOption,
+    out: opt.PredictionsOption = Path("predictions.csv"),
+    level: opt.LevelOption = 0.95,
+    samples: opt.DrawsOption = None,
+    seed: opt.SeedOption = 0,
+) -> None:
+    """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
+
+    FILE gets the columns of NEW.csv as they are, then for numbers predicted_mean, _median, _sd,
+    _low and _high (the ends of the central interval), _sd_epistemic (what more data would remove)
+    and _sd_aleatoric (noise); for classes predicted_class, predicted_p_CLASS for each,
+    _entropy and _mutual_information (what more data would remove), in nats.
+
+    The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
+    network's function over draws; for classes the mutual information) over its median over the
+    training rows: around 1 a row is like the training rows; where it is above the largest value of
+    a training row, which is printed, the network extrapolates. Where NEW.csv has the target, the
+    predictions are scored.
+    """
+    from pyro_bnn import predictions
+    from pyro_bnn.saved_fit import SavedFit
+
+    predictions.check_out(out, new)
+    saved = SavedFit.load(posterior)
+    found = predictions.predict_file(saved, new, level=level, num_samples=samples, seed=seed)
+    predictions.write_predictions(found, out, new)
+    for line in found.summary():
+        typer.echo(line)
+    typer.echo(f"Wrote {out}")
 
 
 @app.command(name="list", short_help="Print the names of all there is.")
 def list_names() -> None:
     """Print guides, engines, priors, likelihoods, models and data sets, a line each."""
-    from pyro_bnn.jobs import catalogue
+    from pyro_bnn.catalogue import listing
 
-    columns = min(shutil.get_terminal_size().columns, WIDTH)
-    for kind, group in catalogue().items():
-        width = max(len(name) for name in group)
-        typer.echo(kind.capitalize())
-        for name, sentence in group.items():
-            start = f"  {name:{width}}  "
-            room = max(columns, len(start) + 30)
-            indent = " " * len(start)
-            typer.echo(textwrap.fill(start + sentence, room, subsequent_indent=indent))
-        typer.echo()
+    for line in listing(min(shutil.get_terminal_size().columns, WIDTH)):
+        typer.echo(line)
 
 
-def _refuse_idle(
-    context: typer.Context, flags: Mapping[str, str], engines: Mapping[str, Any]
-) -> None:
-    """Refuse options that were given and that no engine takes.
+def _engines(
+    context: typer.Context, methods: Mapping[str, Method], *values: int | None
+) -> dict[str, Any]:
+    """The engine of each method with values of ``OPTION_WORDS``; what does nothing is refused."""
+    from pyro_bnn import jobs
 
-    Raises:
-        OptionError: If there is one.
-    """
-    for parameter, option in flags.items():
-        source = context.get_parameter_source(parameter)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and not any(hasattr(engine, option) for engine in engines.values()):
-            raise OptionError(
-                f"--{parameter.replace('_', '-')} does nothing for {', '.join(engines)}: "
-                "leave it out"
-            )
+    options = dict(zip(jobs.OPTION_WORDS, values, strict=True))
+    engines = jobs.make_engines(methods, options)
+    flags = dict(zip(("steps", "batch_size", "chains", "warmup", "samples"), options, strict=True))
+    refuse_idle(context, flags, engines)
+    return engines
 
 
-@contextmanager
-def _plain_notes() -> Iterator[None]:
-    """Show what this package logs and warns of as one plain line each; others' as they come."""
-    logger, handler = logging.getLogger("pyro_bnn"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{PROGRAM}: note: %(message)s"))
-    with warnings.catch_warnings():
-        show_as_usual = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, BNNWarning):
-                typer.echo(f"{PROGRAM}: note: {message}", err=True)
-            else:
-                show_as_usual(message, category, *rest, **more)
-
-        warnings.showwarning = show
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-
-
-def _usage(error: Any) -> str:
-    """A usage error and where to read on."""
-    context = error.ctx
-    where = PROGRAM if context is None else context.command_path
-    return f"{error.format_message().rstrip('.')}; see '{where} --help'"
-
-
-def _fail(message: str, code: int = 2) -> int:
-    """Print the one line of an error, return the exit code."""
-    line = " ".join(part.strip() for part in message.splitlines())
-    typer.echo(f"{PROGRAM}: {line}", err=True)
-    return code
+def _nothing(line: str) -> None:
+    """Say nothing of a line, for --quiet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,14 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.data import Dataset
+from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.effects import derived_seed
+from pyro_bnn.models.description import describe
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior import Posterior
+    from pyro_bnn.program import Program
 
+FORMAT_VERSION = 1
+"""Of the groups and attributes below; a reader refuses files of a newer one."""
 NAMED_POINTS = 8
 PRIOR_DRAWS = 200
+TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # of the objective of each step
 Groups = dict[str, dict[str, NDArray[Any]]]
 
 
@@ -60,6 +66,12 @@ def arviz_groups(
             "y": by_chain(prediction.draws),
             "f": by_chain(prediction.function_draws),
         }
+        given_draw = {
+            "y_mean": prediction.means,
+            "y_variance": prediction.variances,
+            "probs": prediction.class_probs,
+        }
+        groups["predictions"] |= {k: by_chain(v) for k, v in given_draw.items() if v is not None}
         groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
         groups["test_data"] = {"y": _columns(test.y)}
         groups["log_likelihood_predictions"] = {
@@ -68,12 +80,19 @@ def arviz_groups(
     if stats := _sample_stats(posterior, train, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
-        groups["optimization"] = {"elbo": -np.asarray(posterior.losses)}
+        name = TRACE_NAMES.get(posterior.objective, "objective")
+        groups["optimization"] = {name: -np.asarray(posterior.losses)}
     groups |= _prior_groups(posterior, train, points, num_points, seed)
     inputs = [f"x_dim_{i}" for i in range(train.x.ndim - 1)]
     dims = {
         "f": ["point", "f_output"],
-        "predictions": {"f": ["test_row", "f_output"], "y": ["test_row", "output"]},
+        "predictions": {
+            "f": ["test_row", "f_output"],
+            "y": ["test_row", "output"],
+            "y_mean": ["test_row", "output"],
+            "y_variance": ["test_row", "output"],
+            "probs": ["test_row", "class"],
+        },
         "y": ["row", "output"],
         "x": ["row", *inputs],
         "predictions_constant_data": {"x": ["test_row", *inputs]},
@@ -84,6 +103,7 @@ def arviz_groups(
     rows = "train" if test is None else "test"
     coords = {"point": [f"{rows} {i}" for i in range(num_points)]}
     attrs = {
+        "format_version": FORMAT_VERSION,
         "method": posterior.method,
         "engine": posterior.engine,
         "options": posterior.options,
@@ -91,8 +111,15 @@ def arviz_groups(
         "draws_seed": seed,
         "wall_time": posterior.wall_time,
         "num_parameters": posterior.num_parameters,
+        "num_stored_draws": stored,
+        "elbo_kind": posterior.elbo_kind,
+        "objective": posterior.objective,
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
+        "task": "regression" if train_prediction.class_probs is None else "classification",
+        "rows": _rows(points),
+        "model": _model(posterior.program, train),
+        "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
     return groups, dims, coords, attrs
 
@@ -139,7 +166,7 @@ def _prior_groups(
     z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(derived_seed(seed, 3))  # apart from the draws of z
-        f, y = program.predictive(z, x, params)
+        f, y = program.predictive(_with_members(posterior, z, seed), x, params)
         draws = y.sample()
     if draws.ndim == 2:
         draws = draws.unsqueeze(-1)
@@ -148,6 +175,66 @@ def _prior_groups(
         "prior": {**site_summaries, "f": f.unsqueeze(0).cpu().numpy()},
         "prior_predictive": {"y_at_points": draws.unsqueeze(0).cpu().numpy()},
     }
+
+
+def _with_members(posterior: Posterior, z: Tensor, seed: int) -> Tensor:
+    """Prior draws ``[S, P + Q]``, each with the parameters of its own that a posterior draw has."""
+    draws = posterior.draws(min(len(z), posterior.num_stored_draws or len(z)), seed)
+    own = draws[:, z.shape[-1] :]  # [S, Q]
+    return torch.cat([z, own], -1) if own.shape[-1] else z
+
+
+def _rows(data: Dataset) -> dict[str, Any]:
+    """What a data set knows beside its arrays: units, names, and whether y is ``[N]``."""
+
+    def units(map_: Standardiser | None) -> dict[str, Any] | None:
+        return None if map_ is None else {k: getattr(map_, k).tolist() for k in ("loc", "scale")}
+
+    return {
+        "inputs": units(data.inputs),
+        "target": units(data.target),
+        "input_names": data.input_names,
+        "target_name": data.target_name,
+        "class_names": data.class_names,
+        "y_ndim": data.y.ndim,
+    }
+
+
+def _model(program: Program, train: Dataset) -> dict[str, Any]:
+    """What tells one model from another: words, sites, and its densities at one fixed point.
+
+    The point is one of the weights and of all trainable parameters, so it does not depend on the
+    fit: log prior, log likelihood and f of the first two training rows.
+    """
+    z = _steps(program.num_latents).sin().to(program.initial)
+    params = {
+        name: _steps(value.numel()).cos().to(value).reshape(value.shape)
+        if value.requires_grad
+        else value
+        for name, value in program.params.items()
+    }
+    rows = program.batch(train.x[:2], train.y[:2])
+    with torch.no_grad():
+        values = (
+            program.log_prior(z, rows.x, params).reshape(1),
+            program.log_likelihood(z, rows, params),
+            program.function(z, rows.x, params).flatten(),
+        )
+    return {
+        "description": describe(program.model),
+        "sites": [[site.name, list(site.shape)] for site in program.sites],
+        "fingerprint": torch.cat(values).double().cpu().tolist(),
+    }
+
+
+def _steps(count: int) -> Tensor:
+    return torch.arange(1, count + 1, dtype=torch.float64)
+
+
+def _digest(values: Tensor) -> str:
+    """SHA-256 of point estimates: whether two posteriors hold the same, without storing them."""
+    array = np.ascontiguousarray(values.detach().double().cpu().numpy())
+    return hashlib.sha256(f"{array.shape}".encode() + array.tobytes()).hexdigest()
 
 
 def _columns(y: Tensor) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What the command line runs: names and numbers become a model, engines, and their posteriors."""
+"""What the command line runs: names and numbers become engines, and engines posteriors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import nn
+
 from pyro_bnn.data import Split
 from pyro_bnn.effects import Model
-from pyro_bnn.errors import DivergenceError, OptionError, ShapeError, UnknownNameError
+from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
-from pyro_bnn.likelihoods import Bernoulli, Categorical, Likelihood, Normal
-from pyro_bnn.models import MLP
 from pyro_bnn.posterior import Posterior
-from pyro_bnn.registry import KINDS, entries, kebab_case, lookup
+from pyro_bnn.registry import entries, kebab_case, lookup
 
 OPTION_WORDS: Mapping[str, str] = {
     "num_steps": "steps",
@@ -29,12 +29,34 @@ OPTION_WORDS: Mapping[str, str] = {
 class Engine(Protocol):
     """What a job needs of an engine."""
 
-    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
+    def run(
+        self, model: Model, data: Any, *, init: Any = None, seed: int = 0, progress: bool = True
+    ) -> Posterior:
         """Fit or sample the model."""
         ...
 
 
-# From names to engines
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A guide or a sampler, on a network with a prior of its own if it names one.
+
+    Args:
+        cls: The guide or engine.
+        prior: Class of its prior in ``pyro_bnn.priors``; None for that of the command.
+
+    Example:
+        >>> find_methods("nuts@half-cauchy-scale")
+        {'NUTS @ HalfCauchyScale': Method(cls=<class 'pyro_bnn.infer.nuts.NUTS'>, \
+prior='HalfCauchyScale')}
+    """
+
+    cls: type[Any]
+    prior: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.cls.__name__ if self.prior is None else f"{self.cls.__name__} @ {self.prior}"
 
 
 def known_methods() -> list[str]:
@@ -62,8 +84,11 @@ def find_method(name: str) -> type[Any]:
     raise UnknownNameError("method", name, known_methods())
 
 
-def find_methods(names: str) -> dict[str, type[Any]]:
-    """The methods of a list of names separated by commas, by class name, in the order given.
+def find_methods(names: str) -> dict[str, Method]:
+    """The methods of a list separated by commas, by the name of a report, in the order given.
+
+    Args:
+        names: Each ``METHOD``, or ``METHOD@PRIOR`` for a network with that prior.
 
     Raises:
         UnknownNameError: If a name is not known; suggests the nearest.
@@ -73,20 +98,36 @@ def find_methods(names: str) -> dict[str, type[Any]]:
         >>> list(find_methods("auto-normal, AutoDelta"))
         ['AutoNormal', 'AutoDelta']
     """
-    methods: dict[str, type[Any]] = {}
-    for name in _parts(names, "methods are names separated by commas, such as auto-normal,nuts"):
-        method = find_method(name)
-        if method.__name__ in methods:
-            raise OptionError(f"{method.__name__} is named twice in the methods {names!r}")
-        methods[method.__name__] = method
+    methods: dict[str, Method] = {}
+    expected = "methods are names separated by commas, such as auto-normal,nuts"
+    for part in comma_parts(names, expected):
+        method = _with_prior(part)
+        if method.name in methods:
+            raise OptionError(f"{method.name} is named twice in the methods {names!r}")
+        methods[method.name] = method
     return methods
 
 
-def find_reference(name: str | None, methods: Mapping[str, type[Any]]) -> str | None:
-    """Class name of the method that the others are measured against.
+def find_one(name: str) -> dict[str, Method]:
+    """The one method of a name as :func:`find_methods` takes it.
+
+    Raises:
+        UnknownNameError: If the name is not known; suggests the nearest.
+        OptionError: If there are several names.
+    """
+    found = find_methods(name)
+    if len(found) > 1:
+        raise OptionError(
+            f"one method is fitted, not {', '.join(found)}: choose one, or run 'pyro-bnn compare'"
+        )
+    return found
+
+
+def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | None:
+    """Name of the method that the others are measured against.
 
     Args:
-        name: Its name as :func:`find_method` takes it; None for NUTS where it is one of several.
+        name: Its name as :func:`find_methods` takes it; None for NUTS where it is one of several.
         methods: The methods of the comparison.
 
     Raises:
@@ -95,7 +136,7 @@ def find_reference(name: str | None, methods: Mapping[str, type[Any]]) -> str | 
     """
     if name is None:
         return "NUTS" if "NUTS" in methods and len(methods) > 1 else None
-    reference = find_method(name).__name__
+    reference = _with_prior(name).name
     if reference not in methods:
         raise OptionError(
             f"the reference {reference} is not among the methods {', '.join(methods)}: "
@@ -104,8 +145,15 @@ def find_reference(name: str | None, methods: Mapping[str, type[Any]]) -> str | 
     return reference
 
 
+def _with_prior(text: str) -> Method:
+    name, at, prior = (part.strip() for part in text.partition("@"))
+    if at and not prior:
+        raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
+    return Method(find_method(name), lookup("prior", prior).__name__ if at else None)
+
+
 def make_engines(
-    methods: Mapping[str, type[Any]], options: Mapping[str, int | None]
+    methods: Mapping[str, Method], options: Mapping[str, int | None]
 ) -> dict[str, Any]:
     """The engine of each method, a guide's being SVI, with the options that it has.
 
@@ -118,8 +166,8 @@ def make_engines(
     """
     engines: dict[str, Any] = {}
     for name, method in methods.items():
-        guide = {"guide": method} if issubclass(method, Guide) else {}
-        engine: Any = SVI if guide else method
+        guide = {"guide": method.cls} if issubclass(method.cls, Guide) else {}
+        engine: Any = SVI if guide else method.cls
         taken = {option: value for option, value in options.items() if takes(engine, option)}
         engines[name] = engine(**guide, **taken)
     return engines
@@ -134,77 +182,45 @@ def _is_method(engine: str) -> bool:
     return not takes(entries("engine")[engine], "guide")
 
 
-# From data to a model
+# From engines to posteriors
 
 
-def make_model(split: Split, hidden: str) -> MLP:
-    """A multilayer perceptron with fan-in Gaussian prior and the likelihood of the task.
+def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> None:
+    """Refuse samplers whose model has weights that nothing trains.
 
     Args:
-        split: Regression gets Gaussian noise of learned scale, two classes Bernoulli, more
-            Categorical.
-        hidden: Units of the hidden layers, separated by commas.
+        engines: By name of the method, in the order of their runs.
+        models: The model of each.
 
     Raises:
-        OptionError: If ``hidden`` holds anything but positive integers.
-        ShapeError: If an input is not one row of numbers.
+        OptionError: If a sampler's model has point-estimated parameters, which it holds fixed, and
+            no method before it trains them.
     """
-    x, y = split.train.x, split.train.y
-    if x.ndim != 2:
-        raise ShapeError(
-            f"{split.name}: inputs have shape {list(x.shape)}, but the network takes one row of "
-            "numbers each, [N, I]; flatten them"
-        )
-    example = f"hidden layers are positive integers such as 50 or 50,50, not {hidden!r}"
-    sizes = _parts(hidden, example)
-    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
-        raise OptionError(example)
-    likelihood: Likelihood
-    if split.task == "regression":
-        likelihood = Normal()
-    elif (num_classes := split.train.num_classes) is not None and num_classes > 2:
-        likelihood = Categorical(num_classes)
-    else:
-        likelihood = Bernoulli()
-    num_outputs = y.shape[1] if y.ndim == 2 else 1
-    return MLP(x.shape[1], num_outputs, hidden=[int(size) for size in sizes], likelihood=likelihood)
-
-
-def describe(split: Split, model: MLP) -> Iterator[str]:
-    """Lines on the rows, the task, and a network of :func:`make_model`."""
-    data, likelihood = split.train, model.likelihood
-    yield (
-        f"Data:  {split.name}, split {split.index}: {len(data):,} training and "
-        f"{len(split.test):,} held-out rows, {data.x.shape[1]} inputs"
-    )
-    target = "" if data.target_name is None else f" of {data.target_name!r}"
-    classes = "" if data.num_classes is None else f", {data.num_classes} classes"
-    yield f"Task:  {split.task}{target}{classes}; standardised by the training rows"
-    sizes = [model.num_inputs, *(layer.num_outputs for layer in model.layers)]
-    words = "Normal of learned scale" if isinstance(likelihood, Normal) else _name(likelihood)
-    yield (
-        f"Model: network {'-'.join(map(str, sizes))}, {model.activation.__name__}, fan-in Normal "
-        f"prior, likelihood {words}"
-    )
-
-
-# From engines to posteriors
+    for name in engines:
+        if _holds_fixed(engines[name], models[name]) and not _trained(name, engines, models):
+            raise OptionError(
+                f"{name} holds the weights of {type(models[name]).__name__} fixed: name a guide of "
+                "the same network before it, whose fit trains them"
+            )
 
 
 def fit_all(
     engines: Mapping[str, Engine],
-    model: Model,
+    models: Mapping[str, Model],
     split: Split,
     *,
     seed: int,
     progress: bool,
     say: Callable[[str], object],
 ) -> tuple[dict[str, Posterior], list[str]]:
-    """Run the engines one after another on one model; one that diverges does not stop the others.
+    """Run the engines one after another; one that diverges does not stop the others.
+
+    A sampler holds point-estimated parameters of its model fixed, at the values of the first
+    method of the same model that trained them, and starts at that posterior.
 
     Args:
         engines: By name of the method.
-        model: The one model that all fit.
+        models: The model of each; methods of one model share the object.
         split: Its training rows are fitted.
         seed: Seed of every run.
         progress: Whether to show progress bars.
@@ -217,11 +233,20 @@ def fit_all(
         DivergenceError: If every method diverged.
     """
     posteriors: dict[str, Posterior] = {}
-    diverged = []
+    diverged: list[str] = []
     width = max(len(name) for name in engines)
     for name, engine in engines.items():
+        start: dict[str, Posterior] = {}
+        if _holds_fixed(engine, models[name]):
+            earlier = [other for other in _trained(name, engines, models) if other in posteriors]
+            if not earlier:
+                diverged.append(f"{name}: no fit of its network is left to take weights from")
+                say(f"{name:{width}}  left out: no fit of its network to take weights from")
+                continue
+            start = {"init": posteriors[earlier[0]]}
+            say(f"{name:{width}}  starts from {earlier[0]}, whose point estimates it holds fixed")
         try:
-            posterior = engine.run(model, split.train, seed=seed, progress=progress)
+            posterior = engine.run(models[name], split.train, seed=seed, progress=progress, **start)
         except DivergenceError as error:
             diverged.append(f"{name}: {error}")
             say(f"{name:{width}}  diverged: {error}")
@@ -232,6 +257,22 @@ def fit_all(
     if not posteriors:
         raise DivergenceError("; ".join(diverged))
     return posteriors, diverged
+
+
+def _holds_fixed(engine: Any, model: Model) -> bool:
+    """Whether an engine leaves point-estimated parameters of its model as they are."""
+    has_any = isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters())
+    return has_any and not takes(engine, "guide")
+
+
+def _trained(name: str, engines: Mapping[str, Any], models: Mapping[str, Model]) -> list[str]:
+    """Methods before one of a name that train the parameters of its model."""
+    before = list(engines)[: list(engines).index(name)]
+    return [
+        other
+        for other in before
+        if models[other] is models[name] and takes(engines[other], "guide")
+    ]
 
 
 def _numbers(engine: Engine) -> Iterator[str]:
@@ -245,50 +286,7 @@ def _name(thing: object) -> str:
     return type(thing).__name__
 
 
-# What there is
-
-
-def catalogue() -> dict[str, dict[str, str]]:
-    """Everything with a name: kind, then name, then its first sentence."""
-    found = {
-        f"{kind}s": {name: first_sentence(cls.__doc__ or "") for name, cls in entries(kind).items()}
-        for kind in KINDS
-    }
-    return found | {"data sets": dict(_data_sets())}
-
-
-def _data_sets() -> Iterator[tuple[str, str]]:
-    from pyro_bnn.data.sklearn_sets import SKLEARN_SETS
-    from pyro_bnn.data.uci import UCI_SETS
-
-    for name, make in SKLEARN_SETS.items():
-        yield name, first_sentence(make.__doc__ or "")
-    for name, spec in UCI_SETS.items():
-        yield name, f"{spec.target_name} from {spec.num_inputs} inputs."
-
-
-def first_sentence(docstring: str) -> str:
-    r"""The first sentence of a docstring as plain text; formulas and what follows are left out.
-
-    Example:
-        >>> first_sentence("Two classes: :math:`y \\sim p`, labels 0 and 1.\n\nMore.")
-        'Two classes.'
-        >>> first_sentence("One ``rank``, e.g. 2.5. Two.")
-        'One rank, e.g. 2.5.'
-    """
-    text = " ".join(docstring.strip().partition("\n\n")[0].split()).replace("``", "")
-    text, formula, _ = text.partition(":math:")
-    if formula:
-        return f"{text.rstrip(' :,;')}."
-    words = text.split(" ")
-    for i, word in enumerate(words):
-        starts_next = i + 1 < len(words) and words[i + 1][0].isupper()
-        if word.endswith(".") and starts_next and word not in ("e.g.", "i.e.", "cf."):
-            return " ".join(words[: i + 1])
-    return text
-
-
-def _parts(text: str, expected: str) -> Sequence[str]:
+def comma_parts(text: str, expected: str) -> Sequence[str]:
     """The parts of a list separated by commas.
 
     Raises:

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-arviz1"
 REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "matplotlib")
-TESTED = ("pyro_bnn/arviz_io.py", "tests/test_arviz_io.py")
+TESTED = ("pyro_bnn/arviz_io.py", "pyro_bnn/trees.py", "tests/test_arviz_io.py")
 
 SUITS = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))"
 READY = (

@@ -144,6 +144,24 @@ def test_options_come_back() -> None:
     assert isinstance(tree.attrs["options"], str)
 
 
+def test_further_options_replace_those_of_their_names() -> None:
+    tree = full_tree()
+    changed = arviz_io.with_options(tree, {"seed": 9, "name": "NUTS"})
+    before = arviz_io.options(tree)
+    assert arviz_io.options(changed) == before | {"seed": 9, "name": "NUTS"}
+    assert "name" not in before
+    assert set(changed.children) == set(tree.children)
+    with pytest.raises(OptionError, match="attrs must hold numbers, strings"):
+        arviz_io.with_options(tree, {"set": {1}})
+
+
+@pytest.mark.parametrize("text", ["not JSON", "[1, 2]", 7])
+def test_foreign_attributes_are_no_options(text: object) -> None:
+    tree = DataTree.from_dict({"posterior": None})
+    tree.attrs["options"] = text
+    assert arviz_io.options(tree) == {}
+
+
 def test_options_of_another_tree_are_empty() -> None:
     assert arviz_io.options(DataTree()) == {}
 
@@ -275,6 +293,24 @@ def test_a_loaded_file_is_closed_and_can_be_replaced(tmp_path: Path) -> None:
     arviz_io.save_netcdf(full_tree(1), path)
     assert first.equals(full_tree(0))
     assert arviz_io.load_netcdf(path).equals(full_tree(1))
+
+
+def test_files_are_compressed_and_can_be_written_again(tmp_path: Path) -> None:
+    draws = np.zeros((2, 1_000, 50), dtype=np.float32)  # 400 kB
+    names = np.array([f"row {i}" for i in range(50)])
+    tree = arviz_io.datatree(
+        {"posterior": {"f": draws, "scale": np.ones((2, 1_000))}},
+        dims={"f": ["row"]},
+        coords={"row": names},
+    )
+    arviz_io.save_netcdf(tree, tmp_path / "a.nc")
+    assert (tmp_path / "a.nc").stat().st_size < 0.1 * draws.nbytes
+    loaded = arviz_io.load_netcdf(tmp_path / "a.nc")
+    fewer = loaded.copy()
+    fewer["posterior"] = loaded["posterior"].isel(draw=[4, 7])
+    arviz_io.save_netcdf(fewer, tmp_path / "b.nc")
+    again = arviz_io.load_netcdf(tmp_path / "b.nc")
+    assert again["posterior"].to_dataset().identical(fewer["posterior"].to_dataset())
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

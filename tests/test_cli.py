@@ -90,28 +90,39 @@ def test_help(args: tuple[str, ...]) -> None:
     assert "..." not in out.partition("\n")[2]  # no sentence is cut
 
 
-def test_help_is_plain_and_names_every_option() -> None:
-    out = run("compare", "--help").out
+COMMANDS = ("compare", "fit", "predict")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_plain_and_names_every_option(command: str) -> None:
+    out = run(command, "--help").out
     assert all(character.isascii() for character in out)
-    for parameter in compare_parameters():
-        assert parameter.opts[0] in out
+    for parameter in parameters_of(command):
+        assert parameter.opts[0] in out or parameter.metavar in out
 
 
-def test_every_option_has_help_and_a_default() -> None:
-    for parameter in compare_parameters():
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help_and_a_default(command: str) -> None:
+    for parameter in parameters_of(command):
         assert parameter.help.endswith("."), parameter.name
         known = parameter.required or parameter.is_flag or parameter.default is not None
         assert known or parameter.show_default, parameter.name
 
 
-def compare_parameters() -> list[Any]:
+def parameters_of(command: str) -> list[Any]:
     group: Any = typer.main.get_command(cli.app)
-    parameters: list[Any] = group.commands["compare"].params
-    assert len(parameters) > 10
+    parameters: list[Any] = group.commands[command].params
+    assert len(parameters) > 5
     return parameters
 
 
-@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["--version"], ["compare"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(["--help"], ["compare", "--help"], ["fit", "--help"], ["predict", "--help"]),
+        *(["--version"], ["compare"], ["fit"], ["predict"]),
+    ],
+)
 def test_help_and_usage_errors_import_nothing_heavy(args: list[str], tmp_path: Path) -> None:
     code = f"import sys\nfrom pyro_bnn.cli import main\nmain({args})\nprint(*sys.modules)"
     done = subprocess.run(
@@ -182,6 +193,18 @@ SEE = "; see 'pyro-bnn compare --help'"
         ((*DIABETES, "nuts", "--steps", "9"), "--steps does nothing for NUTS: leave it out"),
         ((*DIABETES, "nuts", "--batch-size", "9"), "--batch-size does nothing for NUTS"),
         ((*DIABETES, "auto-delta", "--warmup", "9"), "--warmup does nothing for AutoDelta"),
+        ((*DIABETES, "nuts@", "--seed", "1"), "a prior follows the @, as in nuts@half-cauchy-"),
+        ((*DIABETES, "nuts@normul"), "unknown prior 'normul': did you mean 'normal'?"),
+        ((*DIABETES, "nuts,nuts@normal"), "NUTS and NUTS @ Normal are the same fit"),
+        ((*DIABETES, "nuts@cauchy", "--reference", "nuts"), "NUTS is not among the methods NUTS @"),
+        ((*DIABETES, "nuts", "--model", "mpl"), "unknown model 'mpl': did you mean 'mlp'?"),
+        ((*DIABETES, "nuts", "--model", "rank1-mlp"), "NUTS holds the weights of Rank1MLP fixed"),
+        ((*DIABETES, "nuts", "--prior", "normul"), "unknown prior 'normul'"),
+        ((*DIABETES, "nuts", "--activation", "rely"), "unknown activation 'rely'"),
+        (
+            (*DIABETES, "nuts", "--likelihood", "bernoulli"),
+            "Bernoulli describes 2 classes, but the",
+        ),
         ((*DIABETES, "nuts", "--target", "age"), "diabetes has its own target"),
         (("compare", "--data", "diabets", "--methods", "nuts"), "did you mean 'diabetes'?"),
         (("compare", "--data", "no.csv", "--methods", "nuts"), "no file or folder 'no.csv'"),
@@ -346,12 +369,13 @@ def test_a_run_says_what_it_does(moons: Run) -> None:
     assert lines[:3] == [
         "Data:  moons, split 0: 180 training and 20 held-out rows, 2 inputs",
         "Task:  classification of 'moon', 2 classes; standardised by the training rows",
-        "Model: network 2-3-1, relu, fan-in Normal prior, likelihood Bernoulli",
+        "Noise: likelihood Bernoulli, chosen from the task; --likelihood takes another",
     ]
-    assert lines[3].startswith("AutoNormal ")
-    assert lines[3].endswith(" s  (SVI, 20 steps)")
-    assert lines[4].startswith("NUTS ")
-    assert lines[4].endswith(" s  (NUTS, 2 chains, 20 warm-up steps, 20 draws a chain)")
+    assert lines[3].startswith("Model: MLP 2-3-1 relu, ")
+    assert lines[4].startswith("AutoNormal ")
+    assert lines[4].endswith(" s  (SVI, 20 steps)")
+    assert lines[5].startswith("NUTS ")
+    assert lines[5].endswith(" s  (NUTS, 2 chains, 20 warm-up steps, 20 draws a chain)")
     assert "Held-out scores" in out
     assert "Against the reference" in out
     assert any(line.startswith("- ") for line in lines)
@@ -410,7 +434,7 @@ def test_the_script_runs_on_a_csv_of_ones_own(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert out.strip().startswith("mine: 1 method on 4 held-out rows (36 for training)")
-    assert "Model:" not in out
+    assert "Noise:" not in out
     written = [line for line in out.splitlines() if line.startswith("Wrote ")]
     assert written[0] == f"Wrote {Path('report', 'index.html')}"
     assert (tmp_path / "report" / "auto-delta.nc").is_file()

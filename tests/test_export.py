@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
+import scipy.special
 import torch
+from pyro.nn import PyroModule, PyroSample
+from scipy.stats import norm
 
 from pyro_bnn import SVI, arviz_io, guides, likelihoods, models, priors
-from pyro_bnn.data import Dataset
+from pyro_bnn.data import Dataset, from_arrays
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior
@@ -66,6 +72,8 @@ def test_dimensions_have_names() -> None:
         "constant_data/x": ("row", "x_dim_0"),
         "predictions/y": (*draws, "test_row", "output"),
         "predictions/f": (*draws, "test_row", "f_output"),
+        "predictions/y_mean": (*draws, "test_row", "output"),
+        "predictions/y_variance": (*draws, "test_row", "output"),
         "predictions_constant_data/x": ("test_row", "x_dim_0"),
         "test_data/y": ("test_row", "output"),
         "log_likelihood_predictions/y": (*draws, "test_row"),
@@ -89,6 +97,9 @@ def test_values_are_those_of_the_posterior() -> None:
     f = z @ design(test.x).T
     np.testing.assert_allclose(values(tree, "predictions/f")[0, :, :, 0], f)
     np.testing.assert_allclose(values(tree, "posterior/f")[0, :, :, 0], f[:, :8])
+    np.testing.assert_allclose(values(tree, "predictions/y_mean")[0, :, :, 0], f)
+    variances = np.full((1, 10, 11, 1), oracle.noise**2)
+    np.testing.assert_allclose(values(tree, "predictions/y_variance"), variances)
     log_likelihood = log_normal(test.y - f, oracle.noise)
     np.testing.assert_allclose(values(tree, "log_likelihood_predictions/y")[0], log_likelihood)
     log_likelihood = log_normal(train.y - z @ design(train.x).T, oracle.noise)
@@ -188,7 +199,12 @@ def test_classes() -> None:
     assert tree["predictions/f"].shape == (1, 5, 20, 2)
     assert tree["predictions/y"].shape == (1, 5, 20, 1)
     np.testing.assert_array_equal(values(tree, "observed_data/y")[:, 0], labels)
-    assert arviz_io.options(tree)["likelihood"] == "Categorical"
+    probs, f = values(tree, "predictions/probs"), values(tree, "predictions/f")
+    assert tuple(tree["predictions/probs"].dims)[2:] == ("test_row", "class")
+    np.testing.assert_allclose(probs, scipy.special.softmax(f, -1), rtol=1e-12)
+    assert not {"y_mean", "y_variance"} & set(tree["predictions"].data_vars)
+    options = arviz_io.options(tree)
+    assert (options["likelihood"], options["task"]) == ("Categorical", "classification")
 
 
 def test_images_name_every_dimension_of_their_inputs() -> None:
@@ -213,6 +229,64 @@ def test_attributes_say_how_it_came_about() -> None:
     assert options["wall_time"] == posterior.wall_time
     assert options["num_parameters"] == 8
     assert options["num_data"] == 20
+    assert options["num_stored_draws"] is None
+    assert (options["elbo_kind"], options["objective"]) == ("exact", "ELBO")
+    assert (options["task"], options["params"]) == ("regression", {})
+
+
+def test_attributes_hold_units_and_names() -> None:
+    x, y = pd.DataFrame({"a": [1.0, 2, 3, 6], "b": [0.0, 4, 1, 9]}), [5.0, 7, 9, 19]
+    split = from_arrays(x, pd.Series(y, name="mass (kg)"), test_fraction=0.25)
+    model = models.MLP(2, hidden=())
+    posterior = SVI(guides.AutoNormal, num_steps=1).run(model, split.train, progress=False)
+    rows = arviz_io.options(posterior.to_arviz(split.train, split.test, 3))["rows"]
+    assert (rows["input_names"], rows["target_name"]) == (["a", "b"], "mass (kg)")
+    assert (rows["class_names"], rows["y_ndim"]) == (None, 1)
+    assert split.train.target is not None
+    assert split.train.inputs is not None
+    assert rows["target"] == {k: float(getattr(split.train.target, k)) for k in ("loc", "scale")}
+    assert rows["inputs"]["loc"] == split.train.inputs.loc.tolist()
+    pair = arviz_io.options(posterior.to_arviz(Dataset(split.train.x, split.train.y), None, 3))
+    assert (pair["rows"]["inputs"], pair["rows"]["target"]) == (None, None)
+
+
+class PointWeights(PyroModule):
+    """Linear regression with its offset as a point estimate."""
+
+    def __init__(self, prior_scale: float = 1.0, trainable: bool = True) -> None:
+        super().__init__()
+        offset = torch.tensor([0.3], dtype=torch.float64)
+        self.offset = torch.nn.Parameter(offset, requires_grad=trainable)
+        self.weight = PyroSample(dist.Normal(offset.new_zeros(3), prior_scale).to_event(1))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        f = pyro.deterministic("f", (x @ cast(torch.Tensor, self.weight))[:, None] + self.offset)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+
+
+def test_the_fingerprint_of_a_model_is_its_densities_at_a_fixed_point() -> None:
+    train, _ = train_and_test()
+
+    def fitted(num_steps: int = 2, **options: Any) -> dict[str, Any]:
+        engine = SVI(guides.AutoNormal, num_steps=num_steps)
+        posterior = engine.run(PointWeights(**options), train, progress=False)
+        return arviz_io.options(posterior.to_arviz(train, num_samples=3))
+
+    first, longer = fitted(), fitted(num_steps=6)
+    x, y = train.x[:2].numpy(), train.y[:2].numpy()
+    w = np.sin([1.0, 2.0, 3.0])
+    f = x @ w + np.cos(1.0)  # at the point, not at the trained offset
+    expected = [norm.logpdf(w).sum(), *norm.logpdf(y, f, 0.5), *f]
+    np.testing.assert_allclose(first["model"]["fingerprint"], expected, rtol=1e-10)
+    assert first["model"]["sites"] == [["weight", [3]]]
+    assert longer["model"] == first["model"]
+    assert longer["params"] != first["params"]  # trained further
+    assert set(first["params"]) == {"offset"}
+    assert fitted()["params"] == first["params"]
+    assert fitted(prior_scale=2.0)["model"]["fingerprint"][0] != expected[0]
+    frozen = fitted(trainable=False)["model"]["fingerprint"]  # part of the model as it is
+    np.testing.assert_allclose(frozen[3:], x @ w + 0.3, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["guide", "sampler"])

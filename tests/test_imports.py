@@ -22,10 +22,13 @@ ROOMS = (
     ("guides",),
     ("posterior", "prediction", "memory", "export", "storage"),
     ("infer",),
-    ("arviz_io",),
+    ("arviz_io", "trees"),
     ("diagnostics",),
     ("report",),
-    ("registry", "jobs", "cli", "__main__"),
+    (
+        *("registry", "catalogue", "options", "terminal", "jobs", "networks", "saved_fit"),
+        *("uncertainty", "predictions", "repeats", "cli", "__main__"),
+    ),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 

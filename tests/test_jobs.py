@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
 from pyro_bnn import jobs
-from pyro_bnn.data import Dataset, Split
-from pyro_bnn.errors import DivergenceError, OptionError, ShapeError, UnknownNameError
+from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
-from pyro_bnn.likelihoods import Bernoulli, Categorical, Normal
-from pyro_bnn.models import MLP
-from pyro_bnn.registry import KINDS, entries
+from pyro_bnn.jobs import Method
+from pyro_bnn.models import MLP, Rank1MLP
+from pyro_bnn.registry import entries
+from tests.rows import regression
 
 NUMBERS = {
     "num_steps": 7,
@@ -21,24 +22,6 @@ NUMBERS = {
     "warmup_steps": 11,
     "num_samples": 13,
 }
-
-
-def split_of(x: Any, y: Any) -> Split:
-    """The same rows for training and test, not standardised."""
-    data = Dataset(x, y)
-    task = "regression" if data.num_classes is None else "classification"
-    return Split(data, data, task, "rows")  # type: ignore[arg-type]  # mypy widens the literal
-
-
-def regression(num_rows: int = 6, num_targets: int | None = None) -> Split:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_rows, 2, generator=generator)
-    shape = (num_rows,) if num_targets is None else (num_rows, num_targets)
-    return split_of(x, torch.randn(*shape, generator=generator))
-
-
-def classes(num_classes: int) -> Split:
-    return split_of(torch.randn(12, 3), torch.arange(12) % num_classes)
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -83,7 +66,12 @@ def test_the_nearest_method_is_suggested_from_guides_and_samplers() -> None:
 
 def test_methods_keep_their_order() -> None:
     found = jobs.find_methods("nuts, auto-delta ,AutoNormal")
-    assert found == {"NUTS": NUTS, "AutoDelta": AutoDelta, "AutoNormal": AutoNormal}
+    assert {name: method.cls for name, method in found.items()} == {
+        "NUTS": NUTS,
+        "AutoDelta": AutoDelta,
+        "AutoNormal": AutoNormal,
+    }
+    assert {method.prior for method in found.values()} == {None}
     assert list(found) == ["NUTS", "AutoDelta", "AutoNormal"]
 
 
@@ -98,19 +86,59 @@ def test_an_empty_name_is_refused(names: str) -> None:
         jobs.find_methods(names)
 
 
+def test_a_method_may_bring_a_prior() -> None:
+    found = jobs.find_methods("nuts@half-cauchy-scale, auto-normal @ HalfCauchyScale,nuts")
+    assert found == {
+        "NUTS @ HalfCauchyScale": Method(NUTS, "HalfCauchyScale"),
+        "AutoNormal @ HalfCauchyScale": Method(AutoNormal, "HalfCauchyScale"),
+        "NUTS": Method(NUTS),
+    }
+    assert [method.name for method in found.values()] == list(found)
+    assert jobs.find_reference("nuts@half-cauchy-scale", found) == "NUTS @ HalfCauchyScale"
+    assert jobs.find_reference(None, found) == "NUTS"
+    with pytest.raises(
+        OptionError, match="reference NUTS @ Normal is not among the methods NUTS @"
+    ):
+        jobs.find_reference("nuts@normal", found)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        ("nuts@", OptionError, "a prior follows the @, as in nuts@half-cauchy-scale, not 'nuts@'"),
+        ("nuts@normul", UnknownNameError, "unknown prior 'normul': did you mean 'normal'?"),
+        ("nuts@a@b", UnknownNameError, "unknown prior 'a@b'"),
+        ("@normal", UnknownNameError, "unknown method ''"),
+        ("nuts@normal,NUTS@Normal", OptionError, "NUTS @ Normal is named twice"),
+    ],
+)
+def test_a_prior_that_cannot_be_read(names: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        jobs.find_methods(names)
+
+
+def test_one_method_is_one() -> None:
+    assert jobs.find_one("auto-normal@cauchy") == {
+        "AutoNormal @ Cauchy": Method(AutoNormal, "Cauchy")
+    }
+    expected = "one method is fitted, not AutoNormal, NUTS: choose one, or run 'pyro-bnn compare'"
+    with pytest.raises(OptionError, match=expected):
+        jobs.find_one("auto-normal,nuts")
+
+
 def test_reference_is_nuts_unless_it_is_named() -> None:
     methods = jobs.find_methods("auto-normal,nuts")
     assert jobs.find_reference(None, methods) == "NUTS"
     assert jobs.find_reference("auto-normal", methods) == "AutoNormal"
-    assert jobs.find_reference(None, {"AutoNormal": AutoNormal}) is None
-    assert jobs.find_reference(None, {"NUTS": NUTS}) is None  # there is nothing to measure
+    assert jobs.find_reference(None, {"AutoNormal": Method(AutoNormal)}) is None
+    assert jobs.find_reference(None, {"NUTS": Method(NUTS)}) is None  # there is nothing to measure
 
 
 def test_reference_is_among_the_methods() -> None:
     with pytest.raises(OptionError, match="reference NUTS is not among the methods AutoNormal"):
-        jobs.find_reference("nuts", {"AutoNormal": AutoNormal})
+        jobs.find_reference("nuts", {"AutoNormal": Method(AutoNormal)})
     with pytest.raises(UnknownNameError, match="did you mean 'nuts'"):
-        jobs.find_reference("nust", {"AutoNormal": AutoNormal})
+        jobs.find_reference("nust", {"AutoNormal": Method(AutoNormal)})
 
 
 # --- engines -------------------------------------------------------------------------------------
@@ -131,65 +159,7 @@ def test_options_of_every_engine_are_spelled_as_the_engine_spells_them() -> None
 
 def test_engines_check_their_options() -> None:
     with pytest.raises(OptionError, match="num_steps is an integer of at least 1, not 0"):
-        jobs.make_engines({"AutoNormal": AutoNormal}, NUMBERS | {"num_steps": 0})
-
-
-# --- models --------------------------------------------------------------------------------------
-
-
-def test_likelihood_follows_the_task() -> None:
-    assert type(jobs.make_model(regression(), "4").likelihood) is Normal
-    assert type(jobs.make_model(classes(2), "4").likelihood) is Bernoulli
-    likelihood = jobs.make_model(classes(3), "4").likelihood
-    assert isinstance(likelihood, Categorical)
-    assert likelihood.num_classes == 3
-
-
-@pytest.mark.parametrize(
-    ("split", "num_outputs"), [(regression(), 1), (regression(num_targets=2), 2), (classes(3), 3)]
-)
-def test_layers_have_the_sizes_of_the_data(split: Split, num_outputs: int) -> None:
-    model = jobs.make_model(split, " 4, 5")
-    assert model.num_inputs == split.train.x.shape[1]
-    assert [layer.num_outputs for layer in model.layers] == [4, 5, num_outputs]
-
-
-@pytest.mark.parametrize("hidden", ["", "x", "4,x", "0", "-4", "4.5", "1_0", "4,", "²"])
-def test_hidden_layers_are_positive_integers(hidden: str) -> None:
-    with pytest.raises(OptionError, match=f"^hidden layers are positive .*50,50, not '{hidden}'$"):
-        jobs.make_model(regression(), hidden)
-
-
-def test_images_are_refused() -> None:
-    images = split_of(torch.randn(6, 1, 4, 4), torch.arange(6) % 2)
-    with pytest.raises(ShapeError, match=r"rows: inputs have shape \[6, 1, 4, 4\], but the netw"):
-        jobs.make_model(images, "4")
-
-
-def test_description_of_a_regression() -> None:
-    data = Dataset(torch.randn(5, 2), torch.randn(5), target_name="height (m)")
-    split = Split(data, data.rows([0, 1]), "regression", "trees", 3)
-    assert list(jobs.describe(split, jobs.make_model(split, "4,6"))) == [
-        "Data:  trees, split 3: 5 training and 2 held-out rows, 2 inputs",
-        "Task:  regression of 'height (m)'; standardised by the training rows",
-        "Model: network 2-4-6-1, relu, fan-in Normal prior, likelihood Normal of learned scale",
-    ]
-
-
-@pytest.mark.parametrize(("num_classes", "name"), [(2, "Bernoulli"), (3, "Categorical")])
-def test_description_of_a_classification(num_classes: int, name: str) -> None:
-    split = classes(num_classes)
-    _, task, model = jobs.describe(split, jobs.make_model(split, "4"))
-    assert task.startswith(f"Task:  classification, {num_classes} classes; ")
-    assert model.endswith(f", likelihood {name}")
-
-
-def test_describing_a_model_draws_nothing() -> None:
-    split = regression()
-    model = jobs.make_model(split, "4")
-    before = torch.get_rng_state()
-    list(jobs.describe(split, model))
-    torch.testing.assert_close(torch.get_rng_state(), before)
+        jobs.make_engines({"AutoNormal": Method(AutoNormal)}, NUMBERS | {"num_steps": 0})
 
 
 # --- fits ----------------------------------------------------------------------------------------
@@ -204,10 +174,15 @@ class Diverging:
 
 def fit(engines: dict[str, Any], **options: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     said: list[str] = []
-    split = regression()
-    model = MLP(2, hidden=(3,))
+    model = options.pop("model", None) or MLP(2, hidden=(3,))
     posteriors, diverged = jobs.fit_all(
-        engines, model, split, seed=4, progress=False, say=said.append, **options
+        engines,
+        dict.fromkeys(engines, model),
+        regression(),
+        seed=4,
+        progress=False,
+        say=said.append,
+        **options,
     )
     assert all(posterior.model is model for posterior in posteriors.values())
     return posteriors, diverged, said
@@ -236,32 +211,50 @@ def test_where_all_diverge_there_is_nothing_to_return() -> None:
         fit({"A": Diverging(), "B": Diverging()})
 
 
-# --- the catalogue -------------------------------------------------------------------------------
+# --- samplers on weights that others train -------------------------------------------------------
 
 
-def test_the_catalogue_holds_every_entry_and_data_set_with_a_sentence() -> None:
-    from pyro_bnn.data import names
-
-    found = jobs.catalogue()
-    for kind in KINDS:
-        assert list(found[f"{kind}s"]) == list(entries(kind))
-    assert sorted(found["data sets"]) == names()
-    sentences = [sentence for group in found.values() for sentence in group.values()]
-    assert all(sentence.endswith(".") for sentence in sentences)
-    assert not any(mark in sentence for sentence in sentences for mark in (":math:", "`", "\\"))
+def rank1_engines(*names: str) -> dict[str, Any]:
+    numbers = {"num_steps": 5, "num_chains": 1, "warmup_steps": 2, "num_samples": 3}
+    return jobs.make_engines(jobs.find_methods(",".join(names)), numbers)
 
 
-@pytest.mark.parametrize(
-    ("docstring", "sentence"),
-    [
-        ("One. Two.", "One."),
-        ("One,\n    still one.\n\n    Two.", "One, still one."),
-        ("See, e.g. Bayes. Two.", "See, e.g. Bayes."),
-        ("A scale of 0.2; 2 classes.", "A scale of 0.2; 2 classes."),
-        ("Normal, :math:`p(w)` for all. Two.", "Normal."),
-        ("The ``y``.", "The y."),
-        ("", ""),
-    ],
-)
-def test_first_sentence(docstring: str, sentence: str) -> None:
-    assert jobs.first_sentence(docstring) == sentence
+def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> None:
+    engines = rank1_engines("auto-normal", "auto-delta", "nuts")
+    model = Rank1MLP(2, hidden=(3,))
+    jobs.check_starts(engines, dict.fromkeys(engines, model))
+    posteriors, diverged, said = fit(engines, model=model)
+    assert diverged == []
+    assert "NUTS        starts from AutoNormal, whose point estimates it holds fixed" in said
+    weights = {name: posterior.params for name, posterior in posteriors.items()}
+    torch.testing.assert_close(weights["NUTS"], weights["AutoNormal"], rtol=0, atol=0)
+    name = "layers.0.weight"
+    assert not torch.equal(weights["AutoDelta"][name], weights["AutoNormal"][name])
+    own = dict(model.named_parameters())[name]  # the model keeps its own
+    assert not torch.equal(own, weights["NUTS"][name])
+
+
+def test_a_sampler_needs_a_fit_of_its_own_model_before_it() -> None:
+    model, other = Rank1MLP(2, hidden=(3,)), Rank1MLP(2, hidden=(3,))
+    expected = "NUTS holds the weights of Rank1MLP fixed: name a guide of the same network before"
+    for names in (("nuts",), ("nuts", "auto-normal")):
+        engines = rank1_engines(*names)
+        with pytest.raises(OptionError, match=expected):
+            jobs.check_starts(engines, dict.fromkeys(engines, model))
+    engines = rank1_engines("auto-normal", "nuts")
+    with pytest.raises(OptionError, match=expected):
+        jobs.check_starts(engines, {"AutoNormal": other, "NUTS": model})
+    jobs.check_starts(engines, {"AutoNormal": other, "NUTS": MLP(2)})  # an MLP has no such weights
+
+
+def test_a_sampler_whose_weights_were_not_trained_is_left_out() -> None:
+    class DivergingGuide(SVI):
+        def run(self, *args: Any, **options: Any) -> Any:
+            raise DivergenceError("the loss is not finite")
+
+    engines = {"AutoNormal": DivergingGuide(AutoNormal), **rank1_engines("nuts")}
+    engines["Again"] = SVI(AutoDelta, num_steps=2)
+    posteriors, diverged, said = fit(engines, model=Rank1MLP(2, hidden=(3,)))
+    assert list(posteriors) == ["Again"]
+    assert diverged[1] == "NUTS: no fit of its network is left to take weights from"
+    assert said[1] == "NUTS        left out: no fit of its network to take weights from"

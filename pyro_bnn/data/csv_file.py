@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.data.arrays import check_finite
+from pyro_bnn.data.columns import Column
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import Table
 from pyro_bnn.data.tables import read_text
@@ -41,19 +42,41 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
             text that differs in most rows, or a target that does not suit the task.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
+    return _read(path, target, task)[0]
+
+
+def read_columns(
+    path: Path, target: str | None = None, task: Task | None = None
+) -> tuple[Column, ...]:
+    """Input columns of a CSV file in its order, as :func:`read_csv` encodes them.
+
+    Args:
+        path: As in :func:`read_csv`.
+        target: As in :func:`read_csv`.
+        task: As in :func:`read_csv`.
+
+    Raises:
+        DataError: As :func:`read_csv`.
+        UnknownNameError: As :func:`read_csv`.
+    """
+    return _read(path, target, task)[1]
+
+
+def _read(path: Path, target: str | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
     text = read_text(path)
-    separator = _separator(text)
-    header, lines = _structure(text, separator, path)
+    separator = find_separator(text)
+    header, lines = read_structure(text, separator, path)
     if target is not None and target not in header:
         raise UnknownNameError(f"target column of {path.name}", target, header)
-    frame = _parse(text, separator, header, path)
-    _check_missing(frame, lines, path)
+    frame = parse(text, separator, header, path)
+    check_missing(frame, lines, path)
     chosen = header[-1] if target is None else target
     y, task, class_names = _target(frame[chosen], chosen, task, lines, path)
-    x, input_names = _inputs(frame.drop(columns=chosen), lines, path)
+    x, columns = _inputs(frame.drop(columns=chosen), lines, path)
+    input_names = tuple(name for column in columns for name in column.inputs)
     check_finite(x, f"x of {path.name}", input_names)
     check_finite(y, f"target {chosen!r} of {path.name}")
-    return Table(
+    table = Table(
         x=x,
         y=y,
         task=task,
@@ -63,15 +86,29 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
         class_names=class_names,
         note="" if target else f"The target is the last column, {chosen!r}; target= takes another.",
     )
+    return table, columns
 
 
-def _separator(text: str) -> str:
+def find_separator(text: str) -> str:
+    """The separator of a table: comma, semicolon or tab, whichever its header has most."""
     first = text.lstrip().split("\n", 1)[0]
     return max(",;\t", key=first.count)
 
 
-def _structure(text: str, separator: str, path: Path) -> tuple[list[str], list[int]]:
-    """Return the header and the line number of every row; refuse rows of another length."""
+def read_structure(
+    text: str, separator: str, path: Path, min_columns: int = 2
+) -> tuple[list[str], list[int]]:
+    """Return the header and the line number of every row.
+
+    Args:
+        text: The file's text.
+        separator: Between fields.
+        path: Where it was read, for messages.
+        min_columns: Fewest columns of a header.
+
+    Raises:
+        DataError: If the header cannot be used, a row has another length, or there is no row.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     header: list[str] = []
     lines: list[int] = []
@@ -81,7 +118,7 @@ def _structure(text: str, separator: str, path: Path) -> tuple[list[str], list[i
                 continue
             if not header:
                 header = [name.strip() for name in row]
-                _check_header(header, path)
+                _check_header(header, path, min_columns)
             elif len(row) != len(header):
                 raise DataError(
                     f"{str(path)!r}, line {reader.line_num}: expected {len(header)} fields as in "
@@ -96,13 +133,13 @@ def _structure(text: str, separator: str, path: Path) -> tuple[list[str], list[i
     return header, lines
 
 
-def _check_header(header: list[str], path: Path) -> None:
-    if len(header) < 2:
+def _check_header(header: list[str], path: Path, min_columns: int) -> None:
+    if len(header) < min_columns:
         raise DataError(
             f"{str(path)!r} has one column, {header[0]!r}; expected inputs and a target, separated "
             "by commas, semicolons or tabs"
         )
-    if all(_is_number(name) for name in header):
+    if all(is_number(name) for name in header):
         raise DataError(
             f"{str(path)!r} has no header: its first line is all numbers; put column names there"
         )
@@ -118,7 +155,19 @@ def _check_header(header: list[str], path: Path) -> None:
         )
 
 
-def _parse(text: str, separator: str, header: list[str], path: Path) -> Any:
+def parse(text: str, separator: str, header: list[str], path: Path, **options: Any) -> Any:
+    """The rows as a pandas data frame.
+
+    Args:
+        text: The file's text.
+        separator: Between fields.
+        header: Names of the columns.
+        path: Where it was read, for messages.
+        options: Of ``pandas.read_csv``, such as ``dtype``.
+
+    Raises:
+        DataError: If pandas cannot read it.
+    """
     import pandas as pd
 
     try:
@@ -130,17 +179,23 @@ def _parse(text: str, separator: str, header: list[str], path: Path) -> Any:
             names=header,
             index_col=False,
             low_memory=False,
+            **options,
         )
     except pd.errors.ParserError as error:
         raise DataError(f"{str(path)!r} cannot be parsed: {error}") from error
 
 
-def _check_missing(frame: Any, lines: list[int], path: Path) -> None:
+def check_missing(frame: Any, lines: list[int], path: Path) -> None:
+    """Refuse missing values.
+
+    Raises:
+        DataError: If there is one; names columns, counts rows, and names the first line.
+    """
     missing = frame.isna()
     columns = [name for name in frame.columns if missing[name].any()]
     if not columns:
         return
-    parts = [f"{name!r} in {_rows(int(missing[name].sum()))}" for name in columns[:5]]
+    parts = [f"{name!r} in {count_rows(int(missing[name].sum()))}" for name in columns[:5]]
     more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
     first = int(np.flatnonzero(missing.any(axis=1).to_numpy())[0])
     raise DataError(
@@ -176,34 +231,33 @@ def _target(
     return torch.tensor(column.to_numpy(dtype=np.float64)), task, None
 
 
-def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the inputs ``[N, I]`` float64 and their names."""
+def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Column, ...]]:
+    """Return the inputs ``[N, I]`` float64 and the columns they come from."""
     import pandas as pd
 
-    columns: list[np.ndarray[Any, Any]] = []
-    names: list[str] = []
+    values: list[np.ndarray[Any, Any]] = []
+    columns: list[Column] = []
     for name in frame.columns:
         column = frame[name]
         if pd.api.types.is_numeric_dtype(column):  # truth values count as numeric
-            columns.append(column.to_numpy(dtype=np.float64))
-            names.append(name)
+            values.append(column.to_numpy(dtype=np.float64))
+            columns.append(Column(name))
             continue
         text = _text(column)
         _check_numbers(text, name, lines, path)
         _check_categories(text, name, path)
-        for value in np.unique(text):
-            columns.append((text == value).astype(np.float64))
-            names.append(f"{name}={value}")
-    return torch.tensor(np.stack(columns, axis=1)), tuple(names)
+        columns.append(Column(name, tuple(str(value) for value in np.unique(text))))
+        values.extend((text == value).astype(np.float64) for value in columns[-1].categories or ())
+    return torch.tensor(np.stack(values, axis=1)), tuple(columns)
 
 
 def _check_numbers(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
     """Refuse a column of numbers that a few other fields made text."""
-    other = [i for i, value in enumerate(text) if not _is_number(value)]
+    other = [i for i, value in enumerate(text) if not is_number(value)]
     if other and 2 * len(other) < len(text):
         raise DataError(
-            f"{str(path)!r}: column {name!r} holds numbers, but not in {_rows(len(other))}, first "
-            f"{str(text[other[0]])!r} in line {lines[other[0]]}; mend these fields"
+            f"{str(path)!r}: column {name!r} holds numbers, but not in {count_rows(len(other))}, "
+            f"first {str(text[other[0]])!r} in line {lines[other[0]]}; mend these fields"
         )
 
 
@@ -220,7 +274,8 @@ def _text(column: Any) -> np.ndarray[Any, Any]:
     return np.asarray(column.to_numpy(dtype=object).astype(str))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a field is a number."""
     try:
         float(text)
     except ValueError:
@@ -228,5 +283,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _rows(count: int) -> str:
+def count_rows(count: int) -> str:
+    """A number of rows in words."""
     return "1 row" if count == 1 else f"{count} rows"

@@ -2,5 +2,15 @@
 
 from pyro_bnn.report.compare import Comparison, compare
 from pyro_bnn.report.files import check_writable
+from pyro_bnn.report.from_files import compare_files
+from pyro_bnn.report.runs import RepeatedComparison, Run, compare_runs
 
-__all__ = ["Comparison", "check_writable", "compare"]
+__all__ = [
+    "Comparison",
+    "RepeatedComparison",
+    "Run",
+    "check_writable",
+    "compare",
+    "compare_files",
+    "compare_runs",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -12,10 +13,12 @@ from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
 from pyro_bnn.report.files import check_writable, file_names, write_text
+from pyro_bnn.report.findings import Verdict
+from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.table import make_table
 from pyro_bnn.report.text import text_summary
 from pyro_bnn.report.units import Units
-from pyro_bnn.report.verdicts import Verdict, verdicts
+from pyro_bnn.report.verdicts import verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +41,9 @@ class Comparison:
         seed: Seed of all draws.
         evaluations: All numbers by method.
         ranking: Methods by held-out log score, best first.
+        models: The models that the methods answer under, each with its label and its methods.
+        evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
+            estimates) by group; ELBOs of different groups must not be compared.
         table: A row a method in the order of the ranking; see the column ``units``.
     """
 
@@ -61,8 +67,10 @@ class Comparison:
         self.ranking: list[Ranked] = rank(
             {name: entry.held_out.log_score for name, entry in evaluations.items()}
         )
+        self.models: list[SharedModel] = shared_models(self.posteriors)
+        self.evidences: list[list[str]] = shared_evidences(self.posteriors)
         self.table: pd.DataFrame = make_table(
-            list(self.evaluations.values()), self.ranking, self.units, split.task
+            list(self.evaluations.values()), self.ranking, self.units, split.task, reference
         )
 
     @cached_property
@@ -84,8 +92,8 @@ class Comparison:
 
     @property
     def shares_model(self) -> bool:
-        """Whether all posteriors are of one model, so that their ELBOs bound one evidence."""
-        return len({id(posterior.model) for posterior in self.posteriors.values()}) == 1
+        """Whether all posteriors are of one model."""
+        return len(self.models) == 1
 
     @property
     def ranked(self) -> list[Evaluation]:
@@ -135,18 +143,11 @@ class Comparison:
             OutputError: If a file cannot be written.
         """
         from pyro_bnn import arviz_io
+        from pyro_bnn.report.to_files import tree_of
 
         folder = check_writable(folder)
         for name, file_name in file_names(self.posteriors).items():
-            posterior = self.posteriors[name]
-            stored = posterior.num_stored_draws
-            tree = posterior.to_arviz(
-                self.split.train,
-                self.split.test,
-                num_samples=self.num_draws if stored is None else stored,
-                seed=self.seed,
-            )
-            arviz_io.save_netcdf(tree, folder / f"{file_name}.nc")
+            arviz_io.save_netcdf(tree_of(self, name), folder / f"{file_name}.nc")
         write_text(folder / "table.csv", self.table.to_csv())
         self.to_html(folder / "index.html", command=command)
         return folder
@@ -191,29 +192,25 @@ def compare(
     if reference is not None and reference not in posteriors:
         raise UnknownNameError("reference", reference, posteriors)
     num_draws = common_draws(posteriors.values(), num_samples)
-    marginals = (
-        None
-        if reference is None
-        else reference_marginals(posteriors[reference], split, num_draws=num_draws, seed=seed)
-    )
-    evaluations = {
-        name: evaluate(
-            name,
-            posterior,
-            split,
-            num_draws=num_draws,
-            seed=seed,
-            reference=None if name == reference else marginals,
+    marginals = None
+    evaluations: dict[str, Evaluation] = {}
+    # the reference first: the others are measured against it
+    for name in sorted(posteriors, key=lambda name: name != reference):
+        entry = evaluations[name] = evaluate(
+            name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=marginals
         )
-        for name, posterior in posteriors.items()
-    }
+        if name == reference and entry.held_out.has_mean:
+            marginals = reference_marginals(posteriors[name], split, num_draws=num_draws, seed=seed)
+        elif name == reference:
+            note = "no distances to it: its spread has no finite mean or sd"
+            evaluations[name] = dataclasses.replace(entry, notes=(*entry.notes, note))
     return Comparison(
         posteriors,
         split,
         reference=reference,
         num_draws=num_draws,
         seed=seed,
-        evaluations=evaluations,
+        evaluations={name: evaluations[name] for name in posteriors},
     )
 
 

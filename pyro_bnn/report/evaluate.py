@@ -35,6 +35,7 @@ class Evaluation:
         checks: What the fit says about itself.
         distance: Distance to the reference and its floor; None for the reference and without one.
         sd_ratio: Epistemic sd over that of the reference.
+        notes: Why a number is blank, and what limits the others.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Evaluation:
     checks: FitChecks
     distance: ReferenceDistance | None = None
     sd_ratio: SdRatio | None = None
+    notes: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -64,14 +66,17 @@ def evaluate(
         num_draws: Draws for every method of the comparison.
         seed: Seed of the draws.
         reference: Marginals of the reference by chain, from `reference_marginals`; None for the
-            reference itself or without one.
+            reference itself, without one, and where its predictive mean does not exist.
     """
     stored = posterior.num_stored_draws
     available = num_draws if stored is None else min(num_draws, stored)
     scores = held_out(posterior, split, available, seed)
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
     distance = ratio = None
-    if reference is not None:
+    notes = scores.notes + checks.notes
+    if reference is not None and not scores.has_mean:
+        notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
+    elif reference is not None:
         own = marginals(scores.function_draws, split.task, _num_targets(split))
         if scores.is_point:  # rounding between rows of a batch is no spread
             own = np.broadcast_to(own[:1], own.shape)
@@ -85,6 +90,7 @@ def evaluate(
         checks=checks,
         distance=distance,
         sd_ratio=ratio,
+        notes=notes,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyro_bnn.errors import UnknownNameError
-from pyro_bnn.report import fit_figures, predictive_figures, score_figures
+from pyro_bnn.report import calibration_figures, fit_figures, predictive_figures, score_figures
 from pyro_bnn.report.theme import LIGHT, Theme
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ class Plot:
         title: Heading in the report.
         applies: Whether a comparison has what the figure shows.
         draw: Draws it.
-        describe: What there is to see, for readers who cannot; also the caption.
+        describe: How to read it: the caption.
+        in_words: What it shows with its main numbers, for readers who cannot see it.
     """
 
     title: str
     applies: Callable[[Comparison], bool]
     draw: Callable[[Comparison, Theme], Figure]
     describe: Callable[[Comparison], str]
+    in_words: Callable[[Comparison], str]
 
 
 PLOTS: dict[str, Plot] = {
@@ -39,54 +41,63 @@ PLOTS: dict[str, Plot] = {
         lambda comparison: len(comparison.ranking) > 1,
         score_figures.scores,
         score_figures.describe_scores,
+        score_figures.scores_in_words,
     ),
     "predictions": Plot(
         "Prediction against observation",
         predictive_figures.is_regression,
         predictive_figures.predictions,
         predictive_figures.describe_predictions,
+        predictive_figures.predictions_in_words,
     ),
     "band": Plot(
         "Predictive band",
         predictive_figures.has_one_input,
         predictive_figures.band,
         predictive_figures.describe_band,
+        predictive_figures.band_in_words,
     ),
     "pit": Plot(
         "Calibration: PIT histograms",
         predictive_figures.is_regression,
-        predictive_figures.pit_histograms,
-        predictive_figures.describe_pit,
+        calibration_figures.pit_histograms,
+        calibration_figures.describe_pit,
+        calibration_figures.pit_in_words,
     ),
     "reliability": Plot(
         "Calibration: reliability diagrams",
         lambda comparison: not predictive_figures.is_regression(comparison),
-        predictive_figures.reliability,
-        predictive_figures.describe_reliability,
+        calibration_figures.reliability,
+        calibration_figures.describe_reliability,
+        calibration_figures.reliability_in_words,
     ),
     "reference": Plot(
         "Against the reference",
         score_figures.has_distances,
         score_figures.against_reference,
         score_figures.describe_reference,
+        score_figures.reference_in_words,
     ),
     "elbo": Plot(
         "ELBO during the fit",
         fit_figures.has_losses,
         fit_figures.elbo_traces,
         fit_figures.describe_elbo,
+        fit_figures.elbo_in_words,
     ),
     "ranks": Plot(
         "Do the chains agree? Ranks of the function",
         fit_figures.has_chains,
         fit_figures.rank_plots,
         fit_figures.describe_ranks,
+        fit_figures.ranks_in_words,
     ),
     "khat": Plot(
         "k-hat: distance of the guides from the joint posterior",
         fit_figures.has_khat,
         fit_figures.khats,
         fit_figures.describe_khat,
+        fit_figures.khat_in_words,
     ),
 }
 
@@ -125,5 +136,9 @@ class Figures(Mapping[str, "Figure"]):
         return f"Figures({', '.join(self._names)})"
 
     def describe(self, name: str) -> str:
-        """What there is to see in a figure, in words."""
+        """How to read a figure: its caption."""
         return PLOTS[name].describe(self._comparison)
+
+    def alternative(self, name: str) -> str:
+        """What a figure shows with its main numbers, in place of the picture."""
+        return PLOTS[name].in_words(self._comparison)

@@ -16,6 +16,7 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, MIN_DRAWS, khat
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 from pyro_bnn.errors import BNNError
+from pyro_bnn.report.shared_models import point_estimates
 from pyro_bnn.report.units import to_numpy
 
 if TYPE_CHECKING:
@@ -158,8 +159,16 @@ def _loo(
     """
     from pyro_bnn import arviz_io
 
+    held = ", ".join(sorted(point_estimates(posterior)))
     if posterior.method in EXACT_SAMPLERS:
         estimate = arviz_io.loo
+        if held:
+            notes.append(
+                f"PSIS-LOO is given {held}: too high if their values were fitted to these rows"
+            )
+    elif held:
+        notes.append(f"no PSIS-LOO: {held} were fitted to every row, so no row is left out of them")
+        return None
     elif is_point:
         notes.append("no PSIS-LOO: a point has no importance weights")
         return None

@@ -8,20 +8,21 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
+from pyro_bnn.report.captions import span
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.numbers import number, with_error
 from pyro_bnn.report.theme import (
     Theme,
     canvas,
-    colours_of,
     hide_unused,
     name_rows,
+    rows_height,
     show_counts,
+    styles_of,
     wrap_name,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from pyro_bnn.report.compare import Comparison
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
+ELBO = "ELBO"  # objective of the traces that are shown
 
 
 def has_losses(comparison: Comparison) -> bool:
@@ -47,36 +49,38 @@ def has_khat(comparison: Comparison) -> bool:
 
 
 def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
-    """Smoothed ELBO traces, named at their ends."""
+    """Smoothed ELBO traces; the legend names them from the highest end to the lowest."""
     entries = _with_elbo(comparison)
-    colours = colours_of(comparison, theme)
-    with canvas(theme, 8.2, 3.6) as (figure, (ax,)):
+    styles = styles_of(comparison, theme)
+    names = [wrap_name(entry.name) for entry in entries]
+    num_lines = max(name.count("\n") + 1 for name in names) * -(-len(names) // 2)
+    with canvas(theme, 6.6, 3.6 + 0.19 * num_lines) as (figure, (ax,)):
         settled, ends = [], []
-        for entry in entries:
-            losses = entry.checks.losses
+        for entry, name in zip(entries, names, strict=True):
+            losses, style = entry.checks.losses, styles[entry.name]
             steps, smooth = _smooth(-losses)
             settled.append(smooth[len(smooth) // 4 :])
-            ends.append((smooth[-1], entry.name))
             thin = slice(None, None, max(1, losses.size // 1500))
             ax.plot(
-                np.arange(1, losses.size + 1)[thin], -losses[thin], color=colours[entry.name],
+                np.arange(1, losses.size + 1)[thin], -losses[thin], color=style.colour,
                 alpha=0.18, lw=0.6, rasterized=True,
             )  # fmt: skip
-            ax.plot(steps, smooth, color=colours[entry.name], lw=2)
+            (line,) = ax.plot(steps, smooth, color=style.colour, ls=style.dashes, lw=2, label=name)
+            ends.append((smooth[-1], line))
         low = min(float(part.min()) for part in settled)
         high = max(float(part.max()) for part in settled)
         room = 0.15 * (high - low) or 1.0
         ax.set_ylim(low - room, high + room)
-        longest = max(entry.checks.losses.size for entry in entries)
-        ax.set_xlim(0, longest)
-        _label_ends(ax, ends, colours, gap=0.075 * (high - low + 2 * room))
+        ax.set_xlim(0, max(entry.checks.losses.size for entry in entries))
         ax.set_xlabel("step")
         ax.set_ylabel("ELBO, nats (smoothed)")
+        ordered = [line for _, line in sorted(ends, key=lambda end: -float(end[0]))]
+        figure.legend(handles=ordered, loc="outside lower left", ncols=2, handlelength=3.2)
     return figure
 
 
 def describe_elbo(comparison: Comparison) -> str:
-    """Words for `elbo_traces`."""
+    """How to read `elbo_traces`, and the trends left."""
     parts = []
     for entry in _with_elbo(comparison):
         trend = entry.checks.trend
@@ -85,20 +89,33 @@ def describe_elbo(comparison: Comparison) -> str:
         else:
             gain = with_error(trend.gain, trend.standard_error)
             parts.append(f"{entry.name} {gain} over its last {trend.num_steps:,} steps")
+    apart = "" if len(comparison.evidences) == 1 else (
+        "Methods of different models, or with different point estimates, bound different "
+        "evidences: compare shapes, not heights. "
+    )  # fmt: skip
     return (
         "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "
-        "the first climb. The trend left at the end, in nats, with the effect of a falling "
+        f"the first climb. {apart}The trend left at the end, in nats, with the effect of a falling "
         f"learning rate removed: {'; '.join(parts)}."
     )
+
+
+def elbo_in_words(comparison: Comparison) -> str:
+    """What `elbo_traces` shows."""
+    ends = {
+        entry.name: float(_smooth(-entry.checks.losses)[1][-1]) for entry in _with_elbo(comparison)
+    }
+    return f"ELBO over the steps of the fit, a line a method: at the end {span(ends)} nats."
 
 
 def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
     """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
     entries = _with_chains(comparison)
     columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
-    colours = colours_of(comparison, theme)
+    styles = styles_of(comparison, theme)
+    panel = 1.9 if columns <= 4 else 1.4
     with canvas(
-        theme, max(1.9 * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
+        theme, max(panel * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
         sharex=True, sharey="row",
     ) as (figure, axes):  # fmt: skip
         for row, entry in enumerate(entries):
@@ -111,11 +128,11 @@ def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
             for chain, (ax, count) in enumerate(zip(panels, counts, strict=False)):
                 limits = (max(expected - 2.58 * spread, 0), expected + 2.58 * spread)
                 edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
-                show_counts(ax, count, edges, limits, colours[entry.name], theme)
+                show_counts(ax, count, edges, limits, styles[entry.name].colour, theme)
                 ax.set_title(f"chain {chain + 1}", fontsize=10)
                 ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             hide_unused(panels, len(counts), columns)
-            panels[0].set_ylabel(f"{entry.name}\ndraws")
+            panels[0].set_ylabel(f"{wrap_name(entry.name)}\ndraws")
         figure.supxlabel(
             "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
         )
@@ -123,7 +140,16 @@ def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
 
 
 def describe_ranks(comparison: Comparison) -> str:
-    """Words for `rank_plots`."""
+    """How to read `rank_plots`."""
+    return (
+        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
+        "(99 % a bar). The function is shown, not weights, which symmetries alias: "
+        f"{', '.join(entry.name for entry in _with_chains(comparison))}."
+    )
+
+
+def ranks_in_words(comparison: Comparison) -> str:
+    """What `rank_plots` shows."""
     parts = []
     for entry in _with_chains(comparison):
         convergence = entry.checks.convergence
@@ -132,49 +158,59 @@ def describe_ranks(comparison: Comparison) -> str:
             f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
             f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
         )
-    return (
-        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
-        f"(99 % a bar). The function is shown, not weights, which symmetries alias. "
-        f"{'; '.join(parts)}."
-    )
+    return f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}."
 
 
 def khats(comparison: Comparison, theme: Theme) -> Figure:
     """k-hat of every guide with the threshold."""
     entries = [e for e in comparison.ranked if not np.isnan(e.checks.khat)]
-    colours = colours_of(comparison, theme)
-    with canvas(theme, 8.2, 0.55 * len(entries) + 1.2) as (figure, (ax,)):
+    styles = styles_of(comparison, theme)
+    with canvas(theme, 6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
+        figure,
+        (ax,),
+    ):
         for place, entry in enumerate(entries):
-            shape = entry.checks.khat
-            ax.plot([0, shape], [place, place], color=colours[entry.name], lw=2.2)
-            ax.plot(shape, place, "o", ms=7, color=colours[entry.name])
+            shape, style = entry.checks.khat, styles[entry.name]
+            ax.plot([0, shape], [place, place], color=style.colour, lw=2.2)
+            ax.plot(shape, place, style.mark, ms=7, color=style.colour)
             ax.annotate(
                 number(shape, 2),
-                (shape, place),
+                (max(shape, 0.0), place),
                 xytext=(9, 0),
                 textcoords="offset points",
                 va="center",
             )
-        ax.axvspan(min(0, ax.get_xlim()[0]), KHAT_THRESHOLD, color=theme.band, lw=0, zorder=0)
-        right = 1.12 * max(1.0, *(entry.checks.khat for entry in entries))
-        ax.set_xlim(min(0.0, *(1.2 * entry.checks.khat for entry in entries)), right)
+        values = [entry.checks.khat for entry in entries]
+        low, high = min(0.0, *values), max(1.0, *values)
+        room = 0.03 * (high - low)
+        ax.set_xlim(low - room, high + 4 * room)
+        ax.axvspan(low - room, KHAT_THRESHOLD, color=theme.band, lw=0, zorder=0)
         name_rows(ax, [entry.name for entry in entries])
         ax.set_xlabel(f"k-hat (grey: below {KHAT_THRESHOLD}, draws can be reweighted)")
     return figure
 
 
 def describe_khat(comparison: Comparison) -> str:
-    """Words for `khats`."""
-    parts = [
-        f"{entry.name} {number(entry.checks.khat)}"
-        for entry in comparison.ranked
-        if not np.isnan(entry.checks.khat)
-    ]
+    """How to read `khats`."""
     return (
         "Pareto k-hat of the importance ratios between posterior and guide over ALL weights: below "
         f"{KHAT_THRESHOLD} the guide's draws can be corrected by weights. Symmetries of the "
-        "network count in full, so a large value need not mean poor predictions. "
-        f"{'; '.join(parts)}."
+        f"network count in full, so a large value need not mean poor predictions. "
+        f"{khat_in_words(comparison)}"
+    )
+
+
+def khat_in_words(comparison: Comparison) -> str:
+    """What `khats` shows."""
+    shapes = {
+        entry.name: entry.checks.khat
+        for entry in comparison.ranked
+        if not np.isnan(entry.checks.khat)
+    }
+    below = sum(shape < KHAT_THRESHOLD for shape in shapes.values())
+    return (
+        f"k-hat is {span(shapes)}; {below} of {len(shapes)} "
+        f"guide{'' if len(shapes) == 1 else 's'} below {KHAT_THRESHOLD}."
     )
 
 
@@ -223,27 +259,11 @@ def _smooth(values: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
     return sizes.cumsum() - sizes / 2, np.array([block.mean() for block in blocks])
 
 
-def _label_ends(
-    ax: Axes, ends: list[tuple[float, str]], colours: dict[str, str], gap: float
-) -> None:
-    """Names lines at their right ends, moved apart where they would overlap."""
-    height, last_lines = -np.inf, 1
-    for value, name in sorted(ends):
-        text = wrap_name(name)
-        lines = text.count("\n") + 1
-        height = max(value, height + gap * (lines + last_lines) / 2)
-        last_lines = lines
-        ax.annotate(
-            text, (1.015, height), xycoords=("axes fraction", "data"), va="center",
-            color=colours[name], fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
-
-
 def _with_elbo(comparison: Comparison) -> list[Evaluation]:
     return [
         entry
         for entry in comparison.ranked
-        if entry.checks.losses.size and entry.posterior.elbo_kind != "none"
+        if entry.checks.losses.size and entry.posterior.objective == ELBO
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pyro_bnn.diagnostics.calibration import (
     reliability_curve,
 )
 from pyro_bnn.diagnostics.scores import accuracy, brier, crps, moment_matched_log_score, rmse
+from pyro_bnn.errors import BNNWarning
 from pyro_bnn.report.units import Units, to_numpy
 
 if TYPE_CHECKING:
@@ -40,9 +42,9 @@ class HeldOut:
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
         gaussian_log_score: Mean moment-matched log score: another number, never ranked.
-        rmse: Of the predictive mean.
+        rmse: Of the predictive mean, or of the median where the mean does not exist.
         crps: Mean continuous ranked probability score.
-        mean: Predictive means ``[N, O]``.
+        mean: Predictive means ``[N, O]``, or medians of the draws where means do not exist.
         interval: Ends of the central 95 % interval ``[2, N, O]``.
         pit: PIT values ``[N O]``.
         coverage: Of the central 95 % interval.
@@ -52,6 +54,8 @@ class HeldOut:
         ece: Expected calibration error, 15 bins.
         ece_floor: The ECE that exactly right probabilities would have on so many rows.
         reliability: Accuracy against confidence.
+        has_mean: Whether the predictive mean exists; Cauchy tails have none.
+        notes: What limits the numbers.
     """
 
     log_score: Float[np.ndarray, " N"]
@@ -70,6 +74,8 @@ class HeldOut:
     ece: float = NAN
     ece_floor: float = NAN
     reliability: Reliability | None = None
+    has_mean: bool = True
+    notes: tuple[str, ...] = ()
 
 
 def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> HeldOut:
@@ -105,11 +111,14 @@ def _score_regression(
     z = to_numpy(split.test.y).reshape(shape).astype(float)
     y = units.values(z).ravel()  # [N O]
     draws = units.values(to_numpy(prediction.draws).reshape(-1, *shape)).reshape(-1, y.size)
-    z_mean, z_sd = (
-        to_numpy(m).reshape(shape).astype(float) for m in (prediction.mean, prediction.sd)
-    )
-    mean = units.values(z_mean)
-    gaussian = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
+    z_mean, z_sd = (moment.reshape(shape) for moment in _moments(prediction))
+    has_mean = not np.isnan(z_mean).any()
+    has_sd = has_mean and not np.isnan(z_sd).any()
+    mean = units.values(z_mean) if has_mean else np.median(draws, axis=0).reshape(shape)
+    gaussian = NAN
+    if has_sd:
+        matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
+        gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
     values = pit(draws, y, seed=seed)
     tail = (1 - LEVEL) / 2
     # "weibull" puts quantile p at rank p (S + 1), as the PIT does: no shrinkage with few draws
@@ -118,13 +127,35 @@ def _score_regression(
         log_score=log_score - units.log_scale,
         function_draws=f,
         is_point=is_point,
-        gaussian_log_score=float(gaussian.reshape(shape).sum(1).mean() - units.log_scale),
+        gaussian_log_score=gaussian,
         rmse=rmse(mean.ravel(), y),
         crps=float(crps(draws, y).mean()),
         mean=mean,
         interval=interval.reshape(2, *shape),
         pit=values,
         coverage=coverage(values, LEVEL),
+        has_mean=has_mean,
+        notes=_missing_moments(has_mean, has_sd),
+    )
+
+
+def _moments(
+    prediction: PredictionLike,
+) -> tuple[Float[np.ndarray, "N O"], Float[np.ndarray, "N O"]]:
+    """Predictive means and sds; NaN where they do not exist, which the notes say, not a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BNNWarning)
+        return to_numpy(prediction.mean).astype(float), to_numpy(prediction.sd).astype(float)
+
+
+def _missing_moments(has_mean: bool, has_sd: bool) -> tuple[str, ...]:
+    if has_sd:
+        return ()
+    if has_mean:
+        return ("the predictive sd does not exist: no Gaussian score",)
+    return (
+        "the predictive mean does not exist: RMSE is that of the predictive median, and there is "
+        "no Gaussian score",
     )
 
 

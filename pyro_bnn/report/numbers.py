@@ -7,6 +7,8 @@ import math
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 
+ROUNDING = 1e-12  # a relative error below it is rounding
+
 
 def number(value: float, digits: int = 3) -> str:
     """Writes a number with ``digits`` significant digits and no exponent; blank for NaN.
@@ -31,7 +33,7 @@ def with_error(value: float, error: float, digits: int = 2) -> str:
     """
     if math.isnan(value):
         return ""
-    if not (math.isfinite(value) and math.isfinite(error)) or error == 0:
+    if not (math.isfinite(value) and math.isfinite(error)) or error <= ROUNDING * abs(value):
         return number(value)
     decimals = _decimals(error, digits)
     return f"{_fixed(value, decimals)}{SPACE}±{SPACE}{_fixed(error, decimals)}"

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY, binomial_band
+from pyro_bnn.report.captions import coverages, span
 from pyro_bnn.report.held_out import LEVEL, marginals
 from pyro_bnn.report.numbers import number, percent
 from pyro_bnn.report.theme import (
     Theme,
     canvas,
-    colours_of,
     grid_shape,
     hide_unused,
-    show_counts,
+    styles_of,
     wrap_name,
 )
 from pyro_bnn.report.units import to_numpy
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pyro_bnn.report.compare import Comparison
 
 MAX_INTERVALS = 250  # more overlap to a grey block
-MAX_BINS = 20
 NUM_GRID = 200
 
 
@@ -37,8 +35,15 @@ def is_regression(comparison: Comparison) -> bool:
 
 
 def has_one_input(comparison: Comparison) -> bool:
-    """Whether there is one input, to draw y over x, and one numeric target."""
+    """Whether there is one input, to draw y over x, one numeric target, and no posterior of a file.
+
+    A file holds predictions at its held-out rows, and the figure needs a grid.
+    """
+    from pyro_bnn.report.file_posterior import FilePosterior
+
     x = comparison.split.train.x
+    if any(isinstance(posterior, FilePosterior) for posterior in comparison.posteriors.values()):
+        return False
     return (
         is_regression(comparison) and x.ndim == 2 and x.shape[1] == len(comparison.units.scale) == 1
     )
@@ -64,7 +69,7 @@ def predictions(comparison: Comparison, theme: Theme) -> Figure:
             mean, (low, high) = scores.mean.ravel(), scores.interval.reshape(2, -1)
             limits = (min(limits[0], low[shown].min()), max(limits[1], high[shown].max()))
             outside = (observed < low) | (observed > high)
-            colour = colours_of(comparison, theme)[name]
+            colour = styles_of(comparison, theme)[name].colour
             ax.hlines(observed[shown], low[shown], high[shown], color=colour, alpha=0.3, lw=1.4)
             inside = shown[~outside[shown]]
             missed = shown[outside[shown]]
@@ -87,105 +92,25 @@ def predictions(comparison: Comparison, theme: Theme) -> Figure:
 
 
 def describe_predictions(comparison: Comparison) -> str:
-    """Words for `predictions`."""
-    parts = [
-        f"{place.name}: RMSE {number(comparison.evaluations[place.name].held_out.rmse)}"
-        for place in comparison.ranking
-    ]
+    """How to read `predictions`."""
+    centre = (
+        "mean"
+        if all(entry.held_out.has_mean for entry in comparison.ranked)
+        else "mean (median where the tails have no mean)"
+    )
     return (
-        "Held-out rows: the observed value over the predictive mean, with the central 95 % "
-        "interval as a line; open circles lie outside their interval, the dashed line is equality. "
-        f"{'; '.join(parts)} (units of {comparison.units.name})."
+        f"Held-out rows: the observed value over the predictive {centre}, with the central 95 % "
+        "interval as a line; open circles lie outside their interval, the dashed line is equality."
     )
 
 
-def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
-    """PIT histograms with the binomial band of a calibrated method, one panel a method."""
-    from matplotlib.ticker import MaxNLocator
-
-    names = [place.name for place in comparison.ranking]
-    rows, columns = grid_shape(len(names))
-    with canvas(
-        theme, 3.1 * columns + 0.4, 2.3 * rows + 0.5, rows, columns, sharex=True, sharey=True
-    ) as (figure, axes):
-        for ax, name in zip(axes, names, strict=False):
-            scores = comparison.evaluations[name].held_out
-            assert scores.pit is not None
-            num_bins = int(np.clip(scores.pit.size // 8, 4, MAX_BINS))
-            counts, edges = np.histogram(scores.pit, num_bins, (0, 1))
-            low, high = binomial_band(scores.pit.size, 1 / num_bins)
-            colour = colours_of(comparison, theme)[name]
-            show_counts(ax, counts, edges, (low, high), colour, theme)
-            ax.set_title(wrap_name(name), fontweight="bold")
-            ax.set_xlim(0, 1)
-            ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-            ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        hide_unused(axes, len(names), columns)
-        figure.supxlabel("PIT: share of predictive draws below the observation", fontsize=11)
-        figure.supylabel("held-out rows", fontsize=11)
-    return figure
-
-
-def describe_pit(comparison: Comparison) -> str:
-    """Words for `pit_histograms`."""
-    parts = []
-    for place in comparison.ranking:
-        result = comparison.evaluations[place.name].held_out.coverage
-        assert result is not None
-        parts.append(f"{place.name} {percent(result.observed)}")
+def predictions_in_words(comparison: Comparison) -> str:
+    """What `predictions` shows."""
+    errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
     return (
-        "Flat within the grey band is calibrated (each bar stays in it with probability "
-        f"{percent(BAND_PROBABILITY, 0)}); a hump means intervals too wide, a bowl too narrow, a "
-        f"slope a bias. Coverage of the 95 % interval: {'; '.join(parts)}."
-    )
-
-
-def reliability(comparison: Comparison, theme: Theme) -> Figure:
-    """Accuracy over confidence with the band of a calibrated method, one panel a method."""
-    names = [place.name for place in comparison.ranking]
-    rows, columns = grid_shape(len(names))
-    with canvas(
-        theme, 3.1 * columns + 0.4, 3.0 * rows + 0.4, rows, columns, sharex=True, sharey=True
-    ) as (figure, axes):
-        low_x, low_y = 1.0, 1.0
-        for ax, name in zip(axes, names, strict=False):
-            scores = comparison.evaluations[name].held_out
-            curve = scores.reliability
-            assert curve is not None
-            colour = colours_of(comparison, theme)[name]
-            some = curve.count > 0
-            low_x = min(low_x, float(curve.confidence[some].min()))
-            low_y = min(low_y, float(curve.low[some].min()), float(curve.accuracy[some].min()))
-            ax.vlines(
-                curve.confidence[some], curve.low[some], curve.high[some], color=theme.band, lw=9
-            )
-            ax.plot([0, 1], [0, 1], color=theme.muted, lw=1, ls=(0, (4, 3)))
-            size = 12 + 170 * curve.count[some] / curve.count.sum()
-            ax.scatter(curve.confidence[some], curve.accuracy[some], s=size, color=colour, zorder=3)
-            ax.set_title(wrap_name(name), fontweight="bold")
-            ax.text(
-                0.97, 0.04, f"ECE {number(scores.ece)}\nif calibrated {number(scores.ece_floor)}",
-                transform=ax.transAxes, ha="right", fontsize=9.5, color=theme.ink,
-            )  # fmt: skip
-        for ax in axes[: len(names)]:
-            ax.set_xlim(low_x - 0.04, 1.04)
-            ax.set_ylim(low_y - 0.04, 1.04)
-        hide_unused(axes, len(names), columns)
-        figure.supxlabel("confidence: predicted probability of the likeliest class", fontsize=11)
-        figure.supylabel("accuracy on held-out rows", fontsize=11)
-    return figure
-
-
-def describe_reliability(comparison: Comparison) -> str:
-    """Words for `reliability`."""
-    parts = []
-    for place in comparison.ranking:
-        scores = comparison.evaluations[place.name].held_out
-        parts.append(f"{place.name} {number(scores.ece)} (floor {number(scores.ece_floor)})")
-    return (
-        "Points on the dashed line are calibrated; below it the method is too confident. Grey bars "
-        f"hold a calibrated method with probability {percent(BAND_PROBABILITY, 0)}; larger points "
-        f"hold more rows. Expected calibration error: {'; '.join(parts)}."
+        f"Scatter plots of observed over predicted {comparison.units.name} at "
+        f"{len(comparison.split.test):,} held-out rows, a panel a method: RMSE {span(errors)}; "
+        f"95 % intervals cover {coverages(comparison)}."
     )
 
 
@@ -221,13 +146,13 @@ def band(comparison: Comparison, theme: Theme) -> Figure:
             y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
             f = marginals(to_numpy(prediction.function_draws), split.task, 1)
             f = units.values(f)[..., 0]
-            colour = colours_of(comparison, theme)[name]
+            colour = styles_of(comparison, theme)[name].colour
             y_edges = smooth_edges(np.quantile(y, tails, axis=0))
             ax.fill_between(x_grid, *y_edges, color=colour, alpha=0.18, lw=0)
             if not entry.held_out.is_point:
                 f_edges = np.quantile(f, tails, axis=0)
                 ax.fill_between(x_grid, *f_edges, color=colour, alpha=0.4, lw=0)
-            ax.plot(x_grid, f.mean(0), color=colour, lw=2)
+            ax.plot(x_grid, np.median(f, axis=0), color=colour, lw=2)
             ax.plot(x_seen, seen, "o", ms=2.5, color=theme.muted, mec="none")
             ax.plot(x_held, held, "o", ms=4, mfc="none", mec=theme.ink, mew=0.9)
             ax.set_title(wrap_name(name), fontweight="bold")
@@ -241,7 +166,7 @@ def band(comparison: Comparison, theme: Theme) -> Figure:
                 Line2D([], [], ls="", marker="o", ms=3, color=theme.muted),
                 Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=theme.ink),
             ],
-            ["mean of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
+            ["median of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
             loc="outside upper left",
             ncols=5,
             fontsize=9.5,
@@ -253,11 +178,19 @@ def band(comparison: Comparison, theme: Theme) -> Figure:
 
 
 def describe_band(comparison: Comparison) -> str:
-    """Words for `band`."""
+    """How to read `band`."""
     return (
-        "Mean of the function (line), its central 95 % band (dark: what the posterior does not "
-        "know) and that of new observations (light: noise added), with training rows (dots) and "
-        f"held-out rows (circles): {', '.join(place.name for place in comparison.ranking)}."
+        "Median of the function (line), its central 95 % band (dark: what the posterior does not "
+        f"know) and that of new observations of {comparison.units.name} (light: noise added), with "
+        "training rows (dots) and held-out rows (circles)."
+    )
+
+
+def band_in_words(comparison: Comparison) -> str:
+    """What `band` shows."""
+    return (
+        f"Predictive bands of {comparison.units.name} over the one input, a panel a method: 95 % "
+        f"intervals cover {coverages(comparison)} of {len(comparison.split.test):,} held-out rows."
     )
 
 

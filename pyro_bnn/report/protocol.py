@@ -86,6 +86,11 @@ class PosteriorLike(Protocol):
         ...
 
     @property
+    def objective(self) -> str:
+        """Name of what `losses` are the negative of; ``"ELBO"`` where it is that bound."""
+        ...
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the approximation, or of one draw of a sampler."""
         ...

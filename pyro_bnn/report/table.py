@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.numbers import number, percent, with_error
+from pyro_bnn.report.shared_models import same_evidence, shared_evidences, shared_models
 from pyro_bnn.report.units import Units
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ class Column:
 
 
 def make_table(
-    evaluations: Sequence[Evaluation], ranking: Sequence[Ranked], units: Units, task: str
+    evaluations: Sequence[Evaluation],
+    ranking: Sequence[Ranked],
+    units: Units,
+    task: str,
+    reference: str | None = None,
 ) -> pd.DataFrame:
     """All numbers, one row a method, in the order of the ranking; NaN where one does not apply.
 
@@ -47,13 +52,41 @@ def make_table(
         ranking: By held-out log score, best first.
         units: Units of the target, named in the column ``units``.
         task: ``"regression"`` or ``"classification"``.
+        reference: Name of the reference, or None.
     """
     import pandas as pd
 
     by_name = {entry.name: entry for entry in evaluations}
-    rows = [_row(by_name[place.name], place, units, task) for place in ranking]
+    under = _models(evaluations, reference)
+    rows = [_row(by_name[place.name], place, units, task) | under[place.name] for place in ranking]
     index = pd.Index([place.name for place in ranking], name="method")
     return pd.DataFrame(rows, index=index)
+
+
+def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[str, dict[str, Any]]:
+    """What each method answers under: its model, the evidence of its ELBO, what it is held against.
+
+    ``model`` is the model in words, ``model_number`` its number from 1, NaN where all share one;
+    methods of one ``evidence`` have ELBOs that compare; ``reference_model`` is ``"same"`` or
+    ``"other"`` where there is a distance to the reference.
+    """
+    posteriors = {entry.name: entry.posterior for entry in evaluations}
+    models = shared_models(posteriors)
+    found: dict[str, dict[str, Any]] = {
+        name: {"model": model.label, "model_number": NAN if len(models) == 1 else place}
+        for place, model in enumerate(models, start=1)
+        for name in model.methods
+    }
+    for evidence, names in enumerate(shared_evidences(posteriors), start=1):
+        for name in names:
+            found[name]["evidence"] = evidence
+    for entry in evaluations:
+        is_measured = reference is not None and entry.distance is not None
+        is_same = is_measured and same_evidence(entry.posterior, posteriors[str(reference)])
+        found[entry.name]["reference_model"] = (
+            "" if not is_measured else "same" if is_same else "other"
+        )
+    return found
 
 
 def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str, Any]:
@@ -109,7 +142,7 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "seconds": entry.posterior.wall_time,
         "parameters": entry.posterior.num_parameters,
         "units": unit_text,
-        "notes": "; ".join(checks.notes),
+        "notes": "; ".join(entry.notes),
     }
     return row
 
@@ -176,7 +209,7 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
             ),
         ]
     return {
-        "Held-out scores": shared + quality,
+        "Held-out scores": [_model_column(), *shared, *quality],
         "Checks of the fit": _fit_columns(),
         "Against the reference": _reference_columns(task),
         "Cost": [
@@ -189,12 +222,14 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
 
 def _fit_columns() -> list[Column]:
     return [
+        _model_column(),
         Column(
             title="ELBO",
             unit="nats",
             cell=lambda row: with_error(row["elbo"], row["elbo_error"]),
             meaning="Lower bound of the log evidence of the training rows (standardised target) "
-            "with its Monte Carlo error; comparable only between guides of one model.",
+            "with its Monte Carlo error; comparable only between guides of one model with equal "
+            "point estimates.",
             keys=("elbo",),
         ),
         _plain("k-hat", "khat", "", "Distance of the guide from the joint posterior; below 0.7 its "
@@ -218,17 +253,39 @@ def _fit_columns() -> list[Column]:
 def _reference_columns(task: str) -> list[Column]:
     unit = "probability" if task == "classification" else "sds of y"
     return [
-        _plain("distance", "distance", unit, "Mean over test rows of the Wasserstein distance "
-               "between marginal draws of the function."),
+        Column(
+            title="distance",
+            unit=unit,
+            cell=lambda row: _between(row, number(row["distance"])),
+            meaning="Mean over test rows of the Wasserstein distance between marginal draws of the "
+            "function; marked where the reference answers under another model or holds other "
+            "point estimates, so that the guide need not be the cause.",
+            keys=("distance",),
+        ),
         _plain("floor", "distance_floor", unit, "The same between two halves of the reference."),
         Column(
             title="epistemic sd ratio",
             unit="",
-            cell=lambda row: with_error(row["sd_ratio"], row["sd_ratio_se"]),
+            cell=lambda row: _between(row, with_error(row["sd_ratio"], row["sd_ratio_se"])),
             meaning="Spread of the function over that of the reference; below 1 is too sure.",
             keys=("sd_ratio",),
         ),
     ]  # fmt: skip
+
+
+def _model_column() -> Column:
+    return Column(
+        title="model",
+        unit="",
+        cell=lambda row: _count(row["model_number"]),
+        meaning="Number of the model that the method answers under.",
+        keys=("model_number",),
+    )
+
+
+def _between(row: Mapping[str, Any], text: str) -> str:
+    """A number against the reference, marked where that is of another model."""
+    return f"{text} (other model)" if text and row["reference_model"] == "other" else text
 
 
 def _plain(

@@ -17,7 +17,9 @@ MAX_UNIT = 14
 def text_summary(comparison: Comparison) -> str:
     """Table by sections and verdicts, at most 100 columns wide (names longer than 24 are cut)."""
     lines = textwrap.wrap(headline(comparison), WIDTH)
-    names = [_cut(str(name)) for name in comparison.table.index]
+    for line in model_lines(comparison):
+        lines.extend(textwrap.wrap(line, WIDTH, subsequent_indent="  "))
+    names = [cut(str(name)) for name in comparison.table.index]
     rows = comparison.table.to_dict("records")
     for title, columns in sections(comparison.units, comparison.split.task).items():
         shown = [
@@ -28,7 +30,7 @@ def text_summary(comparison: Comparison) -> str:
         if not shown:
             continue
         lines.append("")
-        lines.extend(_grid([title, "", *names], shown, rows))
+        lines.extend(grid([title, "", *names], shown, rows))
     lines.append("")
     for finding in comparison.findings:
         mark = "! " if finding.is_warning else "- "
@@ -49,7 +51,19 @@ def headline(comparison: Comparison) -> str:
     )
 
 
-def _grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
+def model_lines(comparison: Comparison) -> list[str]:
+    """The models that the methods answer under, a line each."""
+    models = comparison.models
+    if len(models) == 1:
+        whose = "Model" if len(comparison.posteriors) == 1 else "Model of all methods"
+        return [f"{whose}: {models[0].label}"]
+    return [
+        f"Model {number}: {model.label}; of {', '.join(model.methods)}"
+        for number, model in enumerate(models, start=1)
+    ]
+
+
+def grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
     """Lines of one section; columns that do not fit the width go on below, labelled again."""
     cells = [
         [column.title, _short(column), *(column.cell(row) for row in rows)] for column in columns
@@ -72,5 +86,6 @@ def _short(column: Column) -> str:
     return column.unit if len(column.unit) <= MAX_UNIT else "units of y"
 
 
-def _cut(name: str, width: int = 24) -> str:
+def cut(name: str, width: int = 24) -> str:
+    """A name that fits the first column."""
     return name if len(name) <= width else name[: width - 1] + "…"

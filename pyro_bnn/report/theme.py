@@ -17,6 +17,20 @@ if TYPE_CHECKING:
     from pyro_bnn.report.compare import Comparison
 
 
+Dashes = str | tuple[float, tuple[float, ...]]
+MARKS = ("s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Dashes, ...] = ((0, (5, 1.5)), "-", (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn; never told apart by colour alone."""
+
+    colour: str
+    mark: str
+    dashes: Dashes
+
+
 @dataclass(frozen=True)
 class Theme:
     """Colours of one appearance.
@@ -40,16 +54,25 @@ class Theme:
     band: str
     methods: tuple[str, ...]
 
-    def colours(self, names: Sequence[str], reference: str | None) -> dict[str, str]:
-        """A colour for every method: ink for the reference, the others in order.
+    def styles(self, names: Sequence[str], reference: str | None) -> dict[str, Style]:
+        """A style for every method: ink, dots and full lines for the reference, then the others.
+
+        Colours come again after six methods, but not with the same mark and dashes.
 
         Example:
-            >>> LIGHT.colours(["mean-field", "NUTS"], "NUTS")
-            {'mean-field': '#0072B2', 'NUTS': '#1A1A1A'}
+            >>> LIGHT.styles(["mean-field", "NUTS"], "NUTS")["NUTS"].colour
+            '#1A1A1A'
         """
         others = [name for name in names if name != reference]
-        colours = {name: self.methods[i % len(self.methods)] for i, name in enumerate(others)}
-        return {name: colours.get(name, self.ink) for name in names}
+        styles = {
+            name: Style(
+                self.methods[i % len(self.methods)],
+                MARKS[i % len(MARKS)],
+                DASHES[i % len(DASHES)],
+            )
+            for i, name in enumerate(others)
+        }
+        return {name: styles.get(name, Style(self.ink, "o", "-")) for name in names}
 
 
 LIGHT = Theme(
@@ -133,14 +156,24 @@ def hide_unused(axes: Sequence[Axes], num_used: int, num_columns: int) -> None:
             axes[place - num_columns].tick_params(labelbottom=True)
 
 
-def name_parts(name: str) -> list[str]:
-    """Where a name may be broken: after spaces and hyphens, between the words of a class name.
+def name_words(name: str) -> list[str]:
+    """Where a name is broken first: at its spaces, but not behind an @.
 
     Example:
-        >>> name_parts("AutoLowRank (rank 5)")
-        ['Auto', 'Low', 'Rank ', '(rank ', '5)']
+        >>> name_words("AutoNormal @ HalfCauchyScale")
+        ['AutoNormal', '@ HalfCauchyScale']
     """
-    return re.split(r"(?<=[\s_-])(?=\S)|(?<=[a-z0-9])(?=[A-Z])", name)
+    return re.split(r"(?<!@)\s+", name.strip())
+
+
+def name_parts(word: str) -> list[str]:
+    """Where a word is broken if it must: after hyphens, between the words of a class name.
+
+    Example:
+        >>> name_parts("AutoLowRank-5")
+        ['Auto', 'Low', 'Rank-', '5']
+    """
+    return re.split(r"(?<=[_-])(?=\S)|(?<=[a-z0-9])(?=[A-Z])", word)
 
 
 def wrap_name(name: str, width: int = 20) -> str:
@@ -149,13 +182,20 @@ def wrap_name(name: str, width: int = 20) -> str:
     Example:
         >>> wrap_name("AutoLowRankMultivariateNormal").splitlines()
         ['AutoLowRank', 'MultivariateNormal']
+        >>> wrap_name("AutoNormal @ HalfCauchyScale").splitlines()
+        ['AutoNormal', '@ HalfCauchyScale']
     """
     lines = [""]
-    for part in name_parts(name):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(line.rstrip() for line in lines)
+    for word in name_words(name):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for part in name_parts(word):
+            if lines[-1] and len(lines[-1]) + len(part) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(line for line in lines if line)
 
 
 def show_counts(
@@ -181,12 +221,17 @@ def name_rows(ax: Axes, names: list[str]) -> None:
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
+def rows_height(names: Sequence[str]) -> float:
+    """Height in inches of the rows of a dot plot, so that no name touches the next."""
+    return len(names) * max(0.5, 0.2 * max(wrap_name(name).count("\n") + 1 for name in names))
+
+
 def hide_left(ax: Axes) -> None:
     """Takes away ticks and line of the axis on the left, where rows are named."""
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
 
 
-def colours_of(comparison: Comparison, theme: Theme) -> dict[str, str]:
-    """The colour of every method, the same in all figures."""
-    return theme.colours(list(comparison.posteriors), comparison.reference)
+def styles_of(comparison: Comparison, theme: Theme) -> dict[str, Style]:
+    """The style of every method, the same in all figures."""
+    return theme.styles(list(comparison.posteriors), comparison.reference)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY
 from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
 from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS, Ranked
 from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.findings import Verdict
+from pyro_bnn.report.model_verdicts import model_verdicts
 from pyro_bnn.report.numbers import number, percent, with_error
+from pyro_bnn.report.shared_models import same_evidence, same_model
 
 TREND_STANDARD_ERRORS = 2.0
 TREND_GAIN = 1.0  # nats: a smaller gain changes no posterior that is worth reporting
@@ -30,21 +32,6 @@ CONTAINED = {
 }  # families that are special cases of a guide
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One finding.
-
-    Attributes:
-        text: Plain words with number, threshold and next step.
-        kind: The rule it comes from.
-        is_warning: Whether something should be mended, as against a plain result.
-    """
-
-    text: str
-    kind: str
-    is_warning: bool = True
-
-
 def verdicts(
     evaluations: Sequence[Evaluation], ranking: Sequence[Ranked], reference: str | None
 ) -> list[Verdict]:
@@ -57,6 +44,7 @@ def verdicts(
     """
     found = list(score_verdicts(ranking))
     judge = next((entry for entry in evaluations if entry.name == reference), None)
+    found.extend(model_verdicts(evaluations, judge))
     rules: list[Callable[[Evaluation], Iterator[Verdict]]] = [
         rhat_verdict,
         divergence_verdict,
@@ -120,6 +108,7 @@ def rhat_verdict(entry: Evaluation) -> Iterator[Verdict]:
             f"test row, threshold {RHAT_THRESHOLD} (median {number(convergence.median_rhat)}): the "
             "chains have not settled on one function; raise warmup_steps and num_samples.",
             "rhat",
+            methods=(entry.name,),
         )
 
 
@@ -132,6 +121,7 @@ def divergence_verdict(entry: Evaluation) -> Iterator[Verdict]:
             f"{entry.name}: {count} of {stored} draws diverged, threshold 0: parts of the "
             "posterior may be missed; raise target_accept, or use a non-centred prior.",
             "divergences",
+            methods=(entry.name,),
         )
 
 
@@ -142,13 +132,14 @@ def trend_verdict(entry: Evaluation) -> Iterator[Verdict]:
         return
     if trend.gain <= TREND_STANDARD_ERRORS * trend.standard_error:
         return
-    objective = "log joint" if entry.held_out.is_point else "ELBO"
+    objective = entry.posterior.objective
     yield Verdict(
         f"{entry.name}: not converged, its smoothed {objective} still rose by "
         f"{with_error(trend.gain, trend.standard_error)} nats over the last {trend.num_steps:,} "
         f"steps, threshold {TREND_STANDARD_ERRORS:g} standard errors and {TREND_GAIN:g} nat; "
         "raise num_steps.",
         "trend",
+        methods=(entry.name,),
     )
 
 
@@ -171,9 +162,11 @@ def coverage_verdicts(
         if result is None:
             continue
         if reference in group and _has_converged(reference):
+            assert reference is not None
+            shared = all(same_model(entry.posterior, reference.posterior) for entry in group)
             step = (
-                "The reference is among them, so look at the model (likelihood, noise scale, "
-                "prior) before the guides"
+                f"The reference is among them, so look at {'the' if shared else 'its'} model "
+                "(likelihood, noise scale, prior) before the guides"
             )
         elif too_few:
             step = "Try a richer posterior or another likelihood"
@@ -185,6 +178,7 @@ def coverage_verdicts(
             f"allows {percent(result.low)} to {percent(result.high)} "
             f"({percent(BAND_PROBABILITY, 0)} binomial band). {step}.",
             "coverage",
+            methods=tuple(entry.name for entry in group),
         )
 
 
@@ -198,11 +192,12 @@ def khat_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
             "weights in some direction, so no importance correction and no PSIS-LOO; judge by "
             "held-out scores, or try a richer guide.",
             "khat",
+            methods=tuple(entry.name for entry in far),
         )
 
 
 def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
-    """Guides with a lower ELBO than one whose family lies within theirs, on the same model.
+    """Guides with a lower ELBO than one whose family lies within theirs, on the same evidence.
 
     The best guide of the larger family is at least as good, so the larger one has not been found.
     """
@@ -210,7 +205,7 @@ def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]
         for other in evaluations:
             if other.posterior.method not in CONTAINED.get(entry.posterior.method, ()):
                 continue
-            if other.posterior.model is not entry.posterior.model:
+            if not same_evidence(other.posterior, entry.posterior):
                 continue
             gap = other.checks.elbo - entry.checks.elbo
             error = math.hypot(other.checks.elbo_error, entry.checks.elbo_error)
@@ -221,13 +216,14 @@ def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]
                     f"{TREND_STANDARD_ERRORS:g} standard errors and {ELBO_GAP:g} nat; raise "
                     "num_steps, or lower learning_rate.",
                     "containment",
+                    methods=(entry.name,),
                 )
 
 
 def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdict]:
-    """Posteriors that are surer of the function than a reference that has converged."""
+    """Posteriors that are surer of the function than a converged reference of their model."""
     ratio = entry.sd_ratio
-    if ratio is None or not _has_converged(reference):
+    if ratio is None or not _can_judge(reference, entry):
         return
     if not ratio.value + SD_RATIO_STANDARD_ERRORS * ratio.standard_error < SD_RATIO_THRESHOLD:
         return  # also where the error is unknown
@@ -237,6 +233,7 @@ def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdi
             f"{SD_RATIO_THRESHOLD} times that of {reference.name}; its intervals hold noise only, "
             "use a guide with spread.",
             "sd ratio",
+            methods=(entry.name,),
         )
         return
     value = with_error(ratio.value, ratio.standard_error)
@@ -244,23 +241,23 @@ def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdi
         f"{entry.name}: epistemic sd {value} times that of {reference.name}, threshold "
         f"{SD_RATIO_THRESHOLD}: it is too sure of its function; try a guide with correlations.",
         "sd ratio",
+        methods=(entry.name,),
     )
 
 
 def too_wide_verdicts(
     evaluations: Sequence[Evaluation], reference: Evaluation
 ) -> Iterator[Verdict]:
-    """Posteriors that are less sure of the function than a reference that has converged.
+    """Posteriors that are less sure of the function than a converged reference of their model.
 
     Independent weights do this where there are data: their errors add up where those of the exact
     posterior cancel.
     """
-    if not _has_converged(reference):
-        return
     wide = [
         (entry.name, ratio)
         for entry in evaluations
         if (ratio := entry.sd_ratio) is not None
+        and _can_judge(reference, entry)
         and ratio.value - SD_RATIO_STANDARD_ERRORS * ratio.standard_error > SD_RATIO_UPPER
     ]
     if wide:
@@ -272,6 +269,7 @@ def too_wide_verdicts(
             "sure of the function at these rows than the posterior is; trust the reference for "
             "epistemic uncertainty, or raise num_steps for a guide with correlations.",
             "too wide",
+            methods=tuple(name for name, _ in wide),
         )
 
 
@@ -288,6 +286,7 @@ def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:
         f"The reference {reference.name} {why}: distances and sd ratios to it are shown but not "
         "judged; use longer NUTS chains as the reference.",
         "reference",
+        methods=(reference.name,),
     )
 
 
@@ -295,6 +294,11 @@ def _has_converged(entry: Evaluation | None) -> bool:
     """Whether a method is a sampler whose chains agree about the function."""
     convergence = None if entry is None else entry.checks.convergence
     return convergence is not None and convergence.converged
+
+
+def _can_judge(reference: Evaluation, entry: Evaluation) -> bool:
+    """Whether a difference to the reference is the guide's: it has converged, on the same model."""
+    return _has_converged(reference) and same_evidence(reference.posterior, entry.posterior)
 
 
 def _gap(place: Ranked) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.distributions import Categorical, MultivariateNormal, Normal
 
 from pyro_bnn import arviz_io
 from pyro_bnn.data import Dataset, Split, from_arrays
+from pyro_bnn.errors import BNNWarning
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -47,18 +49,28 @@ class LinearPrediction:
     function_draws: Tensor
     draws: Tensor
     is_class: bool
+    moments: Literal["both", "mean", "none"] = "both"
 
     @property
     def mean(self) -> Tensor:
-        return self.function_draws.mean(0)
+        return self._existing("mean", self.function_draws.mean(0), self.moments != "none")
 
     @property
     def sd(self) -> Tensor:
-        return (self.function_draws.var(0, correction=0) + NOISE**2).sqrt()
+        sd = (self.function_draws.var(0, correction=0) + NOISE**2).sqrt()
+        return self._existing("sd", sd, self.moments == "both")
 
     @property
     def probs(self) -> Tensor:
         return self.function_draws.softmax(-1).mean(0)
+
+    @staticmethod
+    def _existing(name: str, value: Tensor, exists: bool) -> Tensor:
+        """The value, or NaN with a warning, as of a real prediction."""
+        if exists:
+            return value
+        warnings.warn(f"the predictive {name} does not exist", BNNWarning, stacklevel=3)
+        return torch.full_like(value, torch.nan)
 
     def log_prob(self, y: Tensor) -> Tensor:
         values = log_likelihood(self.function_draws, y, self.is_class)
@@ -71,7 +83,9 @@ class LinearPosterior:
 
     ``spread`` scales its standard deviation (0 makes a point estimate), ``shift`` moves its mean
     by so many standard deviations; ``stored`` draws in ``num_chains`` chains make it a sampler,
-    with ``chain_shift`` standard deviations between its first chain and the others.
+    with ``chain_shift`` standard deviations between its first chain and the others. ``moments``
+    says which predictive moments exist, as if the tails were Cauchy or Student; ``params`` are
+    point estimates of its model.
     """
 
     split: Split
@@ -89,6 +103,8 @@ class LinearPosterior:
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
     options: dict[str, Any] = field(default_factory=dict)
     model: object = "linear"
+    moments: Literal["both", "mean", "none"] = "both"
+    params: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         x, y = self._design(self.split.train.x), self.split.train.y.double()
@@ -111,6 +127,10 @@ class LinearPosterior:
             z = self._fresh(self.stored, 99).reshape(self.num_chains, -1, num_outputs, x.shape[1])
             z[0] += self.chain_shift * sd.T
             self.z = z
+
+    @property
+    def objective(self) -> str:
+        return "ELBO" if self.has_log_prob else "log joint"
 
     @property
     def num_stored_draws(self) -> int | None:
@@ -155,7 +175,7 @@ class LinearPosterior:
                 if self.is_class
                 else Normal(f, NOISE).sample()
             )
-        return LinearPrediction(f, draws, self.is_class)
+        return LinearPrediction(f, draws, self.is_class, self.moments)
 
     def log_likelihood(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> Tensor:
         return log_likelihood(self.function_draws(data.x, num_samples, seed), data.y, self.is_class)

@@ -6,6 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
+from pyro_bnn.report import compare
 from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
@@ -81,3 +82,31 @@ def test_fewer_stored_draws_than_asked_for_are_all_used_once() -> None:
     )
     assert entry.num_draws == 80
     assert entry.distance is None
+
+
+def test_a_spread_without_moments_is_not_held_against_the_reference() -> None:
+    split = regression_split()
+    posteriors = {
+        "cauchy": LinearPosterior(split, moments="none"),
+        "NUTS": LinearPosterior(split, "NUTS", "NUTS", stored=400, num_chains=4),
+    }
+    comparison = compare(posteriors, split, reference="NUTS")
+    entry = comparison.evaluations["cauchy"]
+    assert entry.distance is None
+    assert entry.sd_ratio is None
+    notes = comparison.table.loc["cauchy", "notes"]
+    assert "RMSE is that of the predictive median" in notes
+    assert "no distance and no sd ratio: its spread has no finite mean or sd" in notes
+    assert np.isnan(comparison.table.loc["cauchy", "sd_ratio"])
+
+
+def test_a_reference_without_moments_measures_nothing() -> None:
+    split = regression_split()
+    posteriors = {
+        "it": LinearPosterior(split),
+        "cauchy": LinearPosterior(split, moments="none", stored=400, num_chains=4),
+    }
+    comparison = compare(posteriors, split, reference="cauchy")
+    assert list(comparison.evaluations) == ["it", "cauchy"]
+    assert comparison.table["distance"].isna().all()
+    assert "no distances to it: its spread has no" in comparison.table.loc["cauchy", "notes"]

@@ -1,5 +1,6 @@
 """Figures are lazy, named, and free of pyplot."""
 
+import re
 import sys
 
 import pytest
@@ -40,6 +41,7 @@ def test_a_figure_is_drawn_once_and_only_when_asked_for(
         plot.applies,
         draw,
         plot.describe,
+        plot.in_words,
     )
     monkeypatch.setitem(PLOTS, "scores", counting)
     figures = Figures(regression)
@@ -63,9 +65,10 @@ def test_every_figure_draws_light_and_dark_and_says_what_it_shows(
             assert isinstance(figure, Figure)
             figure.draw_without_rendering()
             assert any(ax.get_visible() for ax in figure.axes)
-            described = figures.describe(name)
-            assert described.endswith(".")
-            assert "nan" not in described
+            for words in (figures.describe(name), figures.alternative(name)):
+                assert words.endswith(".")
+                assert not re.search(r"\bnan\b", words)
+            assert re.search(r"\d", figures.alternative(name))
 
 
 def test_pyplot_holds_no_figure(regression: Comparison) -> None:

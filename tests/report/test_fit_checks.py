@@ -139,3 +139,19 @@ def test_a_loo_that_fails_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> Non
     checks = _checks(posterior, num_draws=100)
     assert checks.loo is None
     assert checks.notes == ("no PSIS-LOO: log_likelihood holds infinities",)
+
+
+def test_loo_is_blank_where_parameters_were_fitted_to_every_row() -> None:
+    split = regression_split()
+    close = LinearPosterior(split, spread=0.9)
+    sampler = LinearPosterior(split, "NUTS", stored=1_000, num_chains=4)
+    for posterior in (close, sampler):
+        posterior.params = {"layers.0.weight": torch.zeros(3)}
+    fitted = _checks(close)
+    assert fitted.loo is None
+    assert fitted.notes[-1] == (
+        "no PSIS-LOO: layers.0.weight were fitted to every row, so no row is left out of them"
+    )
+    given = _checks(sampler)
+    assert given.loo is not None
+    assert "PSIS-LOO is given layers.0.weight: too high if their values were" in given.notes[0]

@@ -1,18 +1,19 @@
 """What the figures of the fits show is what was computed."""
 
-import itertools
-
 import numpy as np
 from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.fit_figures import (
     describe_elbo,
+    elbo_in_words,
     elbo_traces,
     ess_within,
+    khat_in_words,
     khats,
     rank_counts,
     rank_plots,
+    ranks_in_words,
 )
 from pyro_bnn.report.theme import LIGHT
 from tests.report.conjugate import LinearPosterior, losses
@@ -20,8 +21,9 @@ from tests.report.drawn import heights, ys
 
 
 def test_elbo_traces_leave_out_point_estimates_and_samplers(regression: Comparison) -> None:
-    (ax,) = elbo_traces(regression, LIGHT).axes
-    names = {text.get_text().replace("\n", "") for text in ax.texts}
+    figure = elbo_traces(regression, LIGHT)
+    (ax,) = figure.axes
+    names = {str(line.get_label()).replace("\n", "") for line in ax.lines[1::2]}
     assert names == {"narrow", "AutoLowRankMultivariateNormal", "shifted"}
     smooth = max((ys(line) for line in ax.lines[1::2]), key=lambda values: float(values[-1]))
     assert_allclose(
@@ -32,14 +34,27 @@ def test_elbo_traces_leave_out_point_estimates_and_samplers(regression: Comparis
     assert low < smooth[-1] < high
 
 
-def test_elbo_labels_do_not_overlap(regression: Comparison) -> None:
+def test_the_legend_of_elbos_goes_from_the_highest_to_the_lowest(regression: Comparison) -> None:
     figure = elbo_traces(regression, LIGHT)
-    figure.draw_without_rendering()
-    boxes = sorted(
-        (text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: float(box.y0)
+    ends = {str(line.get_label()): float(ys(line)[-1]) for line in figure.axes[0].lines[1::2]}
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == sorted(ends, key=lambda name: -ends[name])
+    assert (
+        len({str(line.get_linestyle()) + str(line.get_color()) for line in legend.get_lines()}) == 3
     )
-    for below, above in itertools.pairwise(boxes):
-        assert below.y1 <= above.y0 + 1
+    highest, lowest = (names[place].replace("\n", "") for place in (0, -1))
+    assert f"({lowest}) to " in elbo_in_words(regression)
+    assert f"({highest}) nats." in elbo_in_words(regression)
+
+
+def test_elbos_of_different_models_are_said_not_to_compare(regression: Comparison) -> None:
+    posteriors = {
+        name: LinearPosterior(regression.split, losses=losses(), model=name) for name in "ab"
+    }
+    warning = "compare shapes, not heights"
+    assert warning in describe_elbo(compare(posteriors, regression.split))
+    assert warning not in describe_elbo(regression)
 
 
 def test_rank_counts_hold_every_draw_and_are_flat_for_equal_chains() -> None:
@@ -68,6 +83,20 @@ def test_khats_are_written_beside_their_dots(regression: Comparison) -> None:
     (ax,) = khats(regression, LIGHT).axes
     assert len(ax.texts) == 3
     assert ax.texts[-1].get_text() == f"{regression.evaluations['shifted'].checks.khat:.1f}"
+
+
+def test_words_of_khat_count_those_below_the_threshold(regression: Comparison) -> None:
+    shapes = regression.table["khat"].dropna()
+    words = khat_in_words(regression)
+    assert f"{(shapes < 0.7).sum()} of 3 guides below 0.7" in words
+    assert f"({shapes.idxmin()}) to " in words
+    assert f"({shapes.idxmax()});" in words
+
+
+def test_words_of_ranks_give_the_worst_chain_statistics(regression: Comparison) -> None:
+    row = regression.table.loc["NUTS"]
+    words = ranks_in_words(regression)
+    assert f"NUTS: largest R-hat {row['rhat']:.3f}, smallest ESS {row['ess']:,.0f} of" in words
 
 
 def test_a_run_too_short_to_judge_is_described_as_such(regression: Comparison) -> None:

@@ -107,3 +107,38 @@ def test_marginals_of_classes_are_probabilities(num_outputs: int) -> None:
 
 def test_marginals_of_a_regression_leave_raw_scales_out() -> None:
     assert marginals(np.zeros((4, 5, 4)), "regression", 2).shape == (4, 5, 2)
+
+
+def test_without_a_mean_the_rmse_is_that_of_the_median() -> None:
+    split = regression_split()
+    posterior, usual = LinearPosterior(split, moments="none"), LinearPosterior(split)
+    scores, expected = (held_out(it, split, 501, 0) for it in (posterior, usual))
+    draws = Units.of(split).values(posterior.predict(split.test.x, 501, 0).draws.numpy())
+    median = np.sort(draws, axis=0)[250]  # [N, 1], the middle one of 501
+    y = split.test.raw()[1].numpy()
+    assert_allclose(scores.rmse, np.sqrt(np.mean((median[:, 0] - y) ** 2)), rtol=1e-6)
+    assert scores.mean is not None
+    assert_allclose(scores.mean, median, rtol=1e-12)
+    assert np.isnan(scores.gaussian_log_score)
+    assert not scores.has_mean
+    assert scores.notes == (
+        "the predictive mean does not exist: RMSE is that of the predictive median, and there is "
+        "no Gaussian score",
+    )
+    assert scores.crps == expected.crps
+    assert scores.coverage == expected.coverage
+    assert_allclose(scores.log_score, expected.log_score)
+    assert scores.interval is not None
+    assert expected.interval is not None
+    assert_allclose(scores.interval, expected.interval)
+
+
+def test_without_an_sd_only_the_gaussian_score_is_missing() -> None:
+    split = regression_split()
+    scores = held_out(LinearPosterior(split, moments="mean"), split, 400, 0)
+    expected = held_out(LinearPosterior(split), split, 400, 0)
+    assert scores.has_mean
+    assert scores.rmse == expected.rmse
+    assert np.isnan(scores.gaussian_log_score)
+    assert scores.notes == ("the predictive sd does not exist: no Gaussian score",)
+    assert expected.notes == ()

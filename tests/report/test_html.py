@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from pyro_bnn.report import Comparison, compare
@@ -51,7 +54,7 @@ def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
     assert len(checker.ids) == len(set(checker.ids))
     assert checker.addresses
     assert all(address.startswith("data:image/png;base64,") for address in checker.addresses)
-    assert "http" not in re.sub(r"data:image/png;base64,[\w+/=]+", "", page)
+    assert "://" not in re.sub(r"data:image/png;base64,[\w+/=]+", "", page)
     assert "@import" not in page
     assert "url(" not in page
 
@@ -59,7 +62,8 @@ def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
 def test_every_figure_is_there_twice_with_words_for_it(page: str, regression: Comparison) -> None:
     checker = _Checker()
     checker.feed(page)
-    assert len(checker.alternatives) == len(regression.figures)
+    assert checker.alternatives[::2] == checker.alternatives[1::2]  # light and dark
+    assert len(set(checker.alternatives)) == len(regression.figures)
     assert len(checker.addresses) == 2 * len(regression.figures)
     assert all(len(text) > 60 for text in checker.alternatives)
     assert len(set(checker.addresses)) == len(checker.addresses)
@@ -89,19 +93,74 @@ def test_names_cannot_break_the_page(regression: Comparison) -> None:
     name = "<script>alert('x')</script>"
     comparison = compare({name: LinearPosterior(regression.split, spread=0.9)}, regression.split)
     page = render(comparison)
-    assert "<script>" not in page
+    assert page.count("<script>") == 1
+    assert "&lt;script&gt;" in page
     checker = _Checker()
     checker.feed(page)
     assert checker.open == []
 
 
-def test_elbos_of_different_models_come_with_a_warning(regression: Comparison) -> None:
+def test_only_the_pages_own_script_may_run(page: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert policy
+    assert script
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    directives = dict(part.strip().split(" ", 1) for part in policy[1].split(";"))
+    assert directives["default-src"] == "'none'"
+    assert directives["script-src"] == f"'sha256-{digest}'"
+    assert directives["img-src"] == "data:"
+    assert not re.search(r"\son\w+=", page)  # handlers in tags are refused
+
+
+def test_numbers_behind_cells_are_those_of_the_table(page: str, regression: Comparison) -> None:
+    section = page[page.index('id="cost"') : page.index('id="models"')]
+    rows = re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)[1:]
+    for row, (name, record) in zip(rows, regression.table.iterrows(), strict=True):
+        values = re.findall(r'data-value="(.*?)"', row)
+        assert values[0] == name
+        numbers = [float(value) for value in values[1:]]
+        assert numbers == [record["seconds"], record["parameters"], record["draws"]]
+
+
+def test_blank_cells_have_no_number(page: str, regression: Comparison) -> None:
+    blanks = re.findall(r"<td([^>]*)>–</td>", page)
+    assert len(blanks) > 5
+    assert set(blanks) == {""}
+
+
+def test_the_first_table_says_what_it_is_sorted_by(page: str) -> None:
+    assert len(re.findall("<th[^>]* aria-sort=", page)) == 1
+    assert '<th scope="col" aria-sort="descending">log score<' in page
+
+
+def test_one_model_is_named_once(page: str, regression: Comparison) -> None:
+    (model,) = regression.models
+    assert f"All methods are posteriors of one model: {model.label}." in page
+
+
+def test_methods_are_listed_by_their_model(regression: Comparison) -> None:
     posteriors = {
-        "a": LinearPosterior(regression.split, model=object()),
-        "b": LinearPosterior(regression.split, model=object()),
+        name: LinearPosterior(regression.split, model=model)
+        for name, model in (("a", "plain"), ("b @ wide", "wide"), ("c", "plain"))
     }
-    assert "their ELBOs bound different evidences" in render(compare(posteriors, regression.split))
-    assert "their ELBOs bound different evidences" not in render(regression)
+    page = render(compare(posteriors, regression.split))
+    section = page[page.index('id="models"') : page.index('id="figures"')]
+    rows = [
+        re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", row)).strip()
+        for row in re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)[1:]
+    ]
+    assert rows == ["1: plaina, c", "2: wideb @ wide"]
+    assert "ELBOs of different models bound different evidences" in section
+    assert "bound different evidences" not in render(regression)
+
+
+def test_point_estimates_of_their_own_make_evidences_of_their_own(regression: Comparison) -> None:
+    posteriors = {name: LinearPosterior(regression.split) for name in ("a", "b", "c")}
+    for value, posterior in enumerate(posteriors.values()):
+        vars(posterior)["params"] = {"W": np.array([value // 2])}
+    page = render(compare(posteriors, regression.split))
+    assert "do not compare them: a, b; c." in page
 
 
 def test_without_a_warning_it_says_so(regression: Comparison) -> None:
@@ -120,5 +179,5 @@ def test_what_to_know_of_the_data_is_passed_on(regression: Comparison) -> None:
 def test_a_package_that_is_missing_does_not_stop_the_report(
     one_input: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_bnn.report.html.PACKAGES", ("no-such-package-here",))
+    monkeypatch.setattr("pyro_bnn.report.page.PACKAGES", ("no-such-package-here",))
     assert "no-such-package-here not installed" in render(one_input)

@@ -1,18 +1,21 @@
 """What the figures of predictions show is what was computed."""
 
+import dataclasses
+
 import numpy as np
 from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.predictive_figures import (
     band,
-    pit_histograms,
+    band_in_words,
+    describe_predictions,
     predictions,
-    reliability,
+    predictions_in_words,
     smooth_edges,
 )
 from pyro_bnn.report.theme import LIGHT
-from tests.report.drawn import heights, xs, ys
+from tests.report.drawn import xs, ys
 
 
 def test_predictions_mark_the_points_outside_their_interval(regression: Comparison) -> None:
@@ -28,19 +31,36 @@ def test_predictions_mark_the_points_outside_their_interval(regression: Comparis
     assert figure.get_supxlabel().replace("\xa0", " ") == "predicted y: mean and 95 % interval"
 
 
-def test_pit_histograms_hold_every_row(regression: Comparison) -> None:
-    figure = pit_histograms(regression, LIGHT)
-    for ax in figure.axes[:5]:
-        assert heights(ax.patches[-1]).sum() == 60
+def test_words_of_predictions_give_both_ends(regression: Comparison) -> None:
+    words = predictions_in_words(regression)
+    assert "at 60 held-out rows" in words
+    for key in ("rmse", "coverage_95"):
+        values = regression.table[key]
+        assert f"({values.idxmin()}) to " in words
+        assert f"({values.idxmax()})" in words
 
 
-def test_reliability_shows_every_bin_with_rows(classes: Comparison) -> None:
-    figure = reliability(classes, LIGHT)
-    for ax, entry in zip(figure.axes, classes.ranked, strict=False):
-        curve = entry.held_out.reliability
-        assert curve is not None
-        shown = ax.collections[-1].get_offsets()
-        assert_allclose(np.asarray(shown)[:, 1], curve.accuracy[curve.count > 0])
+def test_medians_are_called_medians_where_there_is_no_mean(regression: Comparison) -> None:
+    entry = regression.evaluations["shifted"]
+    held_out = dataclasses.replace(entry.held_out, has_mean=False)
+    comparison = Comparison(
+        regression.posteriors,
+        regression.split,
+        reference=None,
+        num_draws=1_000,
+        seed=0,
+        evaluations=regression.evaluations
+        | {"shifted": dataclasses.replace(entry, held_out=held_out)},
+    )
+    assert "median where the tails have no mean" in describe_predictions(comparison)
+    assert "median" not in describe_predictions(regression)
+
+
+def test_words_of_the_band_give_its_coverage(one_input: Comparison) -> None:
+    shares = one_input.table["coverage_95"]
+    words = band_in_words(one_input).replace("\xa0", " ")
+    assert f"{100 * shares.min():.1f} %" in words
+    assert f"of {len(one_input.split.test)} held-out rows" in words
 
 
 def test_the_band_is_drawn_over_the_users_units(one_input: Comparison) -> None:
@@ -50,6 +70,7 @@ def test_the_band_is_drawn_over_the_users_units(one_input: Comparison) -> None:
     assert grid[0] < float(x.min())
     assert grid[-1] > float(x.max())
     assert_allclose(ys(figure.axes[0].lines[1]), y, rtol=1e-5)
+    assert_allclose(xs(figure.axes[0].lines[1]), x[:, 0], rtol=1e-5)
     by_name = dict(zip([place.name for place in one_input.ranking], figure.axes, strict=False))
     assert len(by_name["MAP"].collections) == 1  # noise only: a point has no epistemic band
     assert len(by_name["exact"].collections) == 2

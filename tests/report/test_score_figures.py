@@ -6,7 +6,12 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.score_figures import against_reference, describe_scores, scores
+from pyro_bnn.report.score_figures import (
+    against_reference,
+    reference_in_words,
+    scores,
+    scores_in_words,
+)
 from pyro_bnn.report.theme import LIGHT
 from tests.report.drawn import bar_ends, xs
 
@@ -40,7 +45,7 @@ def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> N
     )
     (ax,) = scores(comparison, LIGHT).axes
     assert len(ax.containers) == 4
-    assert "−∞" in describe_scores(comparison)
+    assert "−∞" in scores_in_words(comparison)
 
 
 def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:
@@ -49,6 +54,22 @@ def test_the_reference_figure_shows_values_floor_and_ratio(regression: Compariso
     ends = [xs(line)[-1] for line in left.lines if xs(line).size == 2]
     expected = [entry.distance.value for entry in compared if entry.distance is not None]
     assert_allclose(np.array(ends), np.array(expected))
-    assert "NUTS" in left.get_xlabel()
     assert "sds of y" in left.get_xlabel()
     assert len(right.containers) == len(compared)
+
+
+def test_words_of_scores_name_the_best_the_tied_and_the_last(regression: Comparison) -> None:
+    best, *others = regression.ranking
+    words = scores_in_words(regression).replace("\xa0", " ")
+    assert f"{best.name} is best with −{abs(best.score):.2f}" in words
+    tied = ", ".join(place.name for place in others if place.difference.tied)
+    assert f"tied with it: {tied};" in words
+    assert f"last is {others[-1].name}, " in words
+
+
+def test_words_of_the_reference_give_both_ends(regression: Comparison) -> None:
+    words = reference_in_words(regression)
+    for key in ("distance", "sd_ratio"):
+        values = regression.table[key].dropna()
+        assert f"({values.idxmin()}) to " in words
+        assert f"({values.idxmax()})" in words

@@ -2,8 +2,9 @@
 
 import pytest
 
-from pyro_bnn.report import Comparison, text
+from pyro_bnn.report import Comparison, compare, text
 from pyro_bnn.report.table import sections
+from tests.report.conjugate import LinearPosterior
 
 
 def test_the_summary_fits_the_terminal_and_holds_table_and_verdicts(regression: Comparison) -> None:
@@ -12,10 +13,11 @@ def test_the_summary_fits_the_terminal_and_holds_table_and_verdicts(regression: 
     assert lines[0] == (
         "arrays: 5 methods on 60 held-out rows (180 for training), 1,000 draws each"
     )
-    assert lines[2].split() == ["Held-out", "scores", "log", "score", "to", "the", "best", "RMSE",
+    assert lines[1] == "Model of all methods: linear"
+    assert lines[3].split() == ["Held-out", "scores", "log", "score", "to", "the", "best", "RMSE",
                                 "CRPS", "95", "%", "coverage"]  # fmt: skip
-    assert lines[4].startswith("NUTS ")
-    assert lines[5].startswith("AutoLowRankMultivariate… ")
+    assert lines[5].startswith("NUTS ")
+    assert lines[6].startswith("AutoLowRankMultivariate… ")
     flat = " ".join(line[2:] for line in lines if line[:2] in ("- ", "! ", "  "))
     for verdict in regression.verdicts:
         assert verdict in flat
@@ -45,3 +47,21 @@ def test_columns_that_do_not_fit_go_on_below(
     assert max(map(len, narrow.splitlines())) <= 70
     assert titles(narrow) == wide
     assert len(wide) > 8
+
+
+def test_the_models_are_named_first(one_input: Comparison) -> None:
+    posteriors = {
+        "a": LinearPosterior(one_input.split, model="MLP 1-5-1, Cauchy prior"),
+        "b": LinearPosterior(one_input.split, model="MLP 1-5-1, Normal prior"),
+        "c": LinearPosterior(one_input.split, model="MLP 1-5-1, Cauchy prior"),
+    }
+    lines = compare(posteriors, one_input.split).summary().splitlines()
+    assert lines[1:3] == [
+        "Model 1: MLP 1-5-1, Cauchy prior; of a, c",
+        "Model 2: MLP 1-5-1, Normal prior; of b",
+    ]
+    heads = [line for line in lines if line.startswith(("Held-out scores", "Checks of the fit"))]
+    assert ["model" in head.split() for head in heads] == [True, True]
+    alone = compare({"a": posteriors["a"]}, one_input.split).summary().splitlines()
+    assert alone[1] == "Model: MLP 1-5-1, Cauchy prior"
+    assert not any("model" in line.split() for line in alone if line.startswith("Held-out"))

@@ -10,6 +10,8 @@ from pyro_bnn.report.theme import (
     grid_shape,
     hide_unused,
     name_parts,
+    name_words,
+    rows_height,
     wrap_name,
 )
 
@@ -24,9 +26,17 @@ def test_matplotlib_settings_are_restored_even_after_an_error() -> None:
 def test_methods_keep_different_colours_and_the_reference_is_ink() -> None:
     names = list("abcdefg")
     for theme in (LIGHT, DARK):
-        colours = theme.colours(names, "d")
-        assert colours["d"] == theme.ink
-        assert len(set(colours.values())) == 7
+        styles = theme.styles(names, "d")
+        assert styles["d"].colour == theme.ink
+        assert len({style.colour for style in styles.values()}) == 7
+
+
+def test_no_two_of_nine_methods_look_alike_without_colour() -> None:
+    names = list("abcdefghi")
+    for theme in (LIGHT, DARK):
+        styles = list(theme.styles(names, "d").values())
+        assert len({style.mark for style in styles}) == 9
+        assert len({(style.colour, style.dashes) for style in styles}) == 9
 
 
 def test_the_palette_is_okabe_and_ito() -> None:
@@ -47,7 +57,28 @@ def test_axes_above_a_hidden_panel_get_their_labels_back() -> None:
     assert not axes[0].xaxis.get_tick_params()["labelbottom"]
 
 
-def test_names_lose_nothing_when_they_are_broken() -> None:
-    for name in ("AutoLowRankMultivariateNormal", "mean field, rank 5", "x" * 40, "NUTS"):
-        assert "".join(name_parts(name)) == name
-        assert wrap_name(name).replace("\n", "").replace(" ", "") == name.replace(" ", "")
+@pytest.mark.parametrize(
+    "name",
+    ["AutoLowRankMultivariateNormal @ HalfCauchyScale", "mean field, rank 5", "x" * 40, "NUTS"],
+)
+def test_names_lose_nothing_when_they_are_broken(name: str) -> None:
+    words = name_words(name)
+    assert " ".join(words) == name
+    assert all("".join(name_parts(word)) == word for word in words)
+    assert wrap_name(name).replace("\n", "").replace(" ", "") == name.replace(" ", "")
+
+
+def test_names_are_broken_at_spaces_before_words_are() -> None:
+    assert wrap_name("AutoLowRankMultivariateNormal @ HalfCauchyScale").splitlines() == [
+        "AutoLowRank",
+        "MultivariateNormal",
+        "@ HalfCauchyScale",
+    ]
+    assert wrap_name("mean field") == "mean field"
+    assert wrap_name("AutoRank1Mixture @ x") == "AutoRank1Mixture @ x"
+
+
+def test_rows_are_as_high_as_their_names() -> None:
+    assert rows_height(["a", "b"]) == 1.0
+    long = "AutoLowRankMultivariateNormal @ HalfCauchyScale"  # three lines of 11 points
+    assert rows_height([long, "b", "c"]) / 3 > 3 * 1.2 * 11 / 72

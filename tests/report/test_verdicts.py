@@ -10,7 +10,7 @@ import pytest
 
 from pyro_bnn.data import Split
 from pyro_bnn.report import compare
-from pyro_bnn.report.verdicts import Verdict
+from pyro_bnn.report.findings import Verdict
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 
 SPLIT = regression_split()

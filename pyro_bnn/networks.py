@@ -1,0 +1,286 @@
+"""Models of the command line: from names and a data set to a network, and back to words."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from pyro_bnn.data import Split
+from pyro_bnn.effects import Model, base_distribution, isolated
+from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
+from pyro_bnn.jobs import Method, comma_parts
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.models.description import describe as describe_model
+from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.registry import lookup
+
+WIDTH = 100
+DEFAULT_MODEL = "MLP"
+FACTORS = {"loc": 1.0, "scale": 0.1}
+FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
+    **dict.fromkeys(("Cauchy", "HalfCauchyScale", "Horseshoe"), FACTORS),
+    "LogNormal": {"scale": 0.1},
+}
+"""Arguments of priors over the factors of a rank-1 network, which are around 1 (not 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """What a user may say of the network; names as :func:`pyro_bnn.registry.lookup` takes them.
+
+    Args:
+        model: Name of the model; None for what a method needs, else ``MLP``.
+        prior: Name of the prior; None for the model's own.
+        likelihood: Name of the likelihood; None to choose it from the task.
+        hidden: Units of the hidden layers, separated by commas.
+        activation: Name of the activation.
+    """
+
+    model: str | None = None
+    prior: str | None = None
+    likelihood: str | None = None
+    hidden: str = "50"
+    activation: str = "relu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Everything that a model of the command line is made from, in names and numbers.
+
+    Args:
+        model: Class in ``pyro_bnn.models``.
+        num_inputs: Number of inputs I.
+        num_outputs: Number of targets O.
+        num_classes: Number of classes C; None for regression.
+        hidden: Units of each hidden layer.
+        activation: Name of the activation.
+        prior: Class in ``pyro_bnn.priors``, with its defaults; None for the model's own prior.
+        likelihood: Class in ``pyro_bnn.likelihoods``.
+        seed: Seed of initial weights, where the model has any.
+    """
+
+    model: str
+    num_inputs: int
+    num_outputs: int
+    num_classes: int | None
+    hidden: tuple[int, ...]
+    activation: str
+    prior: str | None
+    likelihood: str
+    seed: int
+
+    def build(self) -> Model:
+        """The model; the same for the same values, and the caller's random state stays.
+
+        Raises:
+            UnknownNameError: If a class is not known.
+            OptionError: If a size is not allowed, or a class needs arguments.
+        """
+        cls = lookup("model", self.model)
+        likelihood = _make_likelihood(self.likelihood, self.num_classes)
+        prior = None
+        if self.prior is not None:
+            factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__ == "Rank1MLP" else {}
+            prior = _make("prior", lookup("prior", self.prior), **factors)
+        with isolated(self.seed):
+            model = cls(
+                self.num_inputs,
+                self.num_outputs,
+                hidden=self.hidden,
+                activation=self.activation,
+                prior=prior,
+                likelihood=likelihood,
+            )
+        return cast(Model, model)
+
+
+def make_networks(
+    methods: Mapping[str, Method], split: Split, options: NetworkOptions, seed: int = 0
+) -> dict[str, Network]:
+    """The network of each method, with the likelihood of the task.
+
+    Regression gets Gaussian noise of learned scale, two classes Bernoulli, more Categorical.
+
+    Args:
+        methods: By name; each may bring a prior or need a model.
+        split: The data.
+        options: What the user says of the network.
+        seed: Seed of initial weights.
+
+    Raises:
+        OptionError: If a size is no positive integer, the likelihood does not fit the task, a
+            method needs another model, or two methods are the same on the same network.
+        UnknownNameError: If a name is not known; suggests the nearest.
+        ShapeError: If an input is not one row of numbers.
+    """
+    x, y = split.train.x, split.train.y
+    if x.ndim != 2:
+        raise ShapeError(
+            f"{split.name}: inputs have shape {list(x.shape)}, but the network takes one row of "
+            "numbers each, [N, I]; flatten them"
+        )
+    if options.activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", options.activation, ACTIVATIONS)
+    num_outputs = y.shape[1] if y.ndim == 2 else 1
+    networks: dict[str, Network] = {}
+    for name, method in methods.items():
+        model = _model_name(method, options.model)
+        network = Network(
+            model=model,
+            num_inputs=x.shape[1],
+            num_outputs=num_outputs,
+            num_classes=split.train.num_classes,
+            hidden=layer_units(options.hidden),
+            activation=options.activation,
+            prior=_prior_name(method.prior or options.prior),
+            likelihood=_likelihood_name(options.likelihood, split, num_outputs),
+            seed=seed,
+        )
+        for other, known in networks.items():
+            if methods[other].cls is method.cls and known == network:
+                raise OptionError(f"{other} and {name} are the same fit of the same network")
+        networks[name] = network
+    return networks
+
+
+def build_models(networks: Mapping[str, Network]) -> dict[str, Model]:
+    """The models of networks by name; equal networks share ONE model object.
+
+    Raises:
+        OptionError: As :meth:`Network.build`.
+    """
+    built = {network: network.build() for network in dict.fromkeys(networks.values())}
+    return {name: built[network] for name, network in networks.items()}
+
+
+def layer_units(hidden: str) -> tuple[int, ...]:
+    """Units of the hidden layers from numbers separated by commas.
+
+    Raises:
+        OptionError: If it holds anything but positive integers.
+    """
+    example = f"hidden layers are positive integers such as 50 or 50,50, not {hidden!r}"
+    sizes = comma_parts(hidden, example)
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise OptionError(example)
+    return tuple(int(size) for size in sizes)
+
+
+def describe(
+    split: Split, models: Mapping[str, Model], options: NetworkOptions, *, all_rows: bool = False
+) -> Iterator[str]:
+    """Lines on the rows, the task, the likelihood and where it comes from, and the models.
+
+    Args:
+        split: The data.
+        models: By name of the method; where there are several, each line names its methods.
+        options: What the user said of the network.
+        all_rows: Whether the fit is to all rows, so that none is held out.
+    """
+    data = split.train
+    held_out = "no" if all_rows else f"{len(split.test):,}"
+    rows = f"{len(data):,} training and {held_out} held-out rows, {data.x.shape[1]} inputs"
+    yield f"Data:  {split.name}, {'all rows' if all_rows else f'split {split.index}'}: {rows}"
+    target = "" if data.target_name is None else f" of {data.target_name!r}"
+    classes = "" if data.num_classes is None else f", {data.num_classes} classes"
+    yield f"Task:  {split.task}{target}{classes}; standardised by the training rows"
+    likelihood = options.likelihood or _task_likelihood(split)
+    chosen = "" if options.likelihood else ", chosen from the task; --likelihood takes another"
+    yield f"Noise: likelihood {lookup('likelihood', likelihood).__name__}{chosen}"
+    shared: dict[int, list[str]] = {}
+    for name, model in models.items():
+        shared.setdefault(id(model), []).append(name)
+    for names in shared.values():
+        who = f" ({', '.join(names)})" if len(shared) > 1 else ""
+        line = f"Model: {describe_model(models[names[0]])}{who}"
+        yield textwrap.fill(line, WIDTH, subsequent_indent=" " * 7)
+
+
+# The parts of a network
+
+
+def _model_name(method: Method, given: str | None) -> str:
+    needed = getattr(method.cls, "needs_model", None)
+    model = lookup("model", given or needed or DEFAULT_MODEL).__name__
+    if needed not in (None, model):
+        raise OptionError(
+            f"{method.cls.__name__} needs the model {needed}, not {model}: leave --model out"
+        )
+    return str(model)
+
+
+def _prior_name(given: str | None) -> str | None:
+    """Class of the prior; None for Normal, which is every model's own: equal networks are equal."""
+    prior = None if given is None else str(lookup("prior", given).__name__)
+    return None if prior == "Normal" else prior
+
+
+def _task_likelihood(split: Split) -> str:
+    if split.task == "regression":
+        return "Normal"
+    return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
+
+
+def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
+    chosen = _task_likelihood(split)
+    if given is None:
+        return chosen
+    name = str(lookup("likelihood", given).__name__)
+    num_classes = split.train.num_classes
+    described = _described(_make_likelihood(name, num_classes), num_outputs)
+    target = "numbers" if num_classes is None else f"{num_classes} classes"
+    if described != target:
+        raise OptionError(
+            f"the likelihood {name} describes {described}, but the target holds {target}: "
+            f"leave --likelihood out for {chosen}"
+        )
+    return name
+
+
+def _described(likelihood: Likelihood, num_outputs: int) -> str:
+    """What a likelihood is over: numbers, counts, or how many classes."""
+    f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
+    with isolated(0):  # a prior over the noise is sampled
+        base = base_distribution(likelihood.distribution(f))
+    if base.has_enumerate_support:
+        return f"{len(base.enumerate_support(expand=False))} classes"
+    is_real = not base.support.is_discrete and bool(base.support.check(f - 1).all())
+    return "numbers" if is_real else "counts or positive numbers"
+
+
+def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:
+    cls = lookup("likelihood", name)
+    wants = "num_classes" in inspect.signature(cls).parameters
+    # without classes in the data two serve to say what the likelihood describes
+    likelihood = _make("likelihood", cls, **({"num_classes": num_classes or 2} if wants else {}))
+    return cast(Likelihood, likelihood)
+
+
+def _make(kind: str, cls: Any, **given: Any) -> Any:
+    """An object of a class with its defaults.
+
+    Raises:
+        OptionError: If it needs arguments beyond those given.
+    """
+    missing = [
+        parameter.name
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in given
+    ]
+    if missing:
+        raise OptionError(
+            f"the {kind} {cls.__name__} needs {_listed(missing)}, which the command line does not "
+            "set: take another, or fit it in Python"
+        )
+    return cls(**given)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names)

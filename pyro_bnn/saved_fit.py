@@ -1,0 +1,297 @@
+"""A fit in a folder: the posterior, and all it takes to rebuild its model and read new rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyro_bnn.data import Split, names
+from pyro_bnn.data.columns import Column
+from pyro_bnn.data.csv_file import read_columns
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import Table, make_split
+from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError
+from pyro_bnn.networks import Network
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.report.files import check_writable, write_text
+from pyro_bnn.report.numbers import number
+from pyro_bnn.uncertainty import Uncertainty
+
+FORMAT = "pyro_bnn fit"
+VERSION = 1
+POSTERIOR_FILE, FIT_FILE = "posterior.pt", "fit.json"
+PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
+LARGEST_LOC = 1e5  # in standard deviations: float32 then still tells 0.006 of one apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFit:
+    """One fit of a network of the command line, with what is needed to predict a file.
+
+    Args:
+        posterior: The posterior.
+        network: What its model is made from.
+        columns: Input columns of the data, in the order of the inputs.
+        task: What the target is.
+        target_name: Its name; None where unknown.
+        class_names: Names of the classes, or None.
+        data: Name of the data set.
+        num_rows: Number of rows that were fitted.
+        split: Number of the split whose training rows were fitted; None for all rows.
+        uncertainty: Epistemic uncertainty of these rows.
+        held_out: Scores on the held-out rows, by name; None where there were none.
+        command: What was run.
+    """
+
+    posterior: Posterior
+    network: Network
+    columns: tuple[Column, ...]
+    task: Task
+    target_name: str | None
+    class_names: tuple[str, ...] | None
+    data: str
+    num_rows: int
+    split: int | None
+    uncertainty: Uncertainty
+    held_out: Mapping[str, float] | None
+    command: str
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        network: Network,
+        columns: tuple[Column, ...],
+        rows: Split,
+        *,
+        all_rows: bool = False,
+        command: str = "",
+    ) -> SavedFit:
+        """A posterior of the training rows of a split, with what follows from both.
+
+        Args:
+            posterior: The posterior.
+            network: What its model is made from.
+            columns: Input columns of the data.
+            rows: The data.
+            all_rows: Whether the training rows are all rows, so that there is nothing to score.
+            command: What was run.
+        """
+        data, seed = rows.train, posterior.seed
+        class_names = data.class_names
+        if class_names is None and data.num_classes is not None:
+            class_names = tuple(map(str, range(data.num_classes)))
+        return cls(
+            posterior=posterior,
+            network=network,
+            columns=columns,
+            task=rows.task,
+            target_name=data.target_name,
+            class_names=class_names,
+            data=rows.name,
+            num_rows=len(data),
+            split=None if all_rows else rows.index,
+            uncertainty=Uncertainty.of(posterior, data, seed),
+            held_out=None if all_rows else held_out_scores(posterior, rows, seed),
+            command=command,
+        )
+
+    def summary(self) -> str:
+        """One line: the scores on held-out rows, or why there are none."""
+        if self.held_out is None:
+            return f"All {self.num_rows:,} rows were fitted: none is left to score"
+        found = dict(self.held_out)
+        parts = [f"log score {number(found['log_score'])} nats a row"]
+        if "accuracy" in found:
+            parts.append(f"accuracy {100 * found['accuracy']:.1f} %")
+        else:
+            unit = "" if self.target_name is None else f" ({self.target_name})"
+            parts.append(f"RMSE {number(found['rmse'])}{unit}")
+            parts.append(f"95 % interval covers {100 * found['coverage']:.1f} %")
+        return f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``posterior.pt`` and ``fit.json``; files of these names are replaced.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        folder = check_writable(folder)
+        plain = dataclasses.replace(self, posterior=None)  # type: ignore[arg-type]  # not copied
+        document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(plain)}
+        del document["posterior"]
+        document["method"] = self.posterior.method
+        document["seed"] = self.posterior.seed
+        document["versions"] = dict(_versions())
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+        self.posterior.save(folder / POSTERIOR_FILE)
+        write_text(folder / FIT_FILE, text + "\n")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SavedFit:
+        """Read a folder written by :meth:`save`; nothing in it is executed or unpickled.
+
+        Raises:
+            FileFormatError: If it is missing, damaged, foreign or newer.
+        """
+        folder = Path(folder)
+        document = _read(folder)
+        try:
+            values = _values(document, [field.name for field in dataclasses.fields(cls)])
+            model = values["network"].build()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = str(error) if isinstance(error, BNNError) else repr(error)
+            raise FileFormatError(f"{folder / FIT_FILE} is damaged: {what}") from error
+        posterior = Posterior.load(folder / POSTERIOR_FILE, model)
+        return cls(posterior=posterior, **values)
+
+
+def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, ...]:
+    """The input columns of data as :func:`pyro_bnn.data.load` takes them.
+
+    Args:
+        data: Registered name or path.
+        target: Column of a CSV that is predicted.
+        split: What was loaded; where inputs have no names they are called ``x0, x1, ...``.
+
+    Raises:
+        DataError: If a CSV cannot be read any more, or single precision cannot tell the values of
+            an input apart.
+        OptionError: If there is more than one target.
+    """
+    if split.train.y.ndim == 2 and split.train.y.shape[1] > 1:
+        raise OptionError(
+            f"{split.name} has {split.train.y.shape[1]} targets, but a saved fit predicts one: fit "
+            "them one by one"
+        )
+    _check_precision(split)
+    path = Path(data).expanduser()
+    if data not in names() and path.suffix.lower() in (".csv", ".tsv"):
+        return read_columns(path, target, split.task)
+    known = split.train.input_names or [f"x{i}" for i in range(split.train.x.shape[1])]
+    return tuple(Column(name) for name in known)
+
+
+def _check_precision(split: Split) -> None:
+    inputs = split.train.inputs
+    if inputs is None:
+        return
+    loc, scale = inputs.loc.abs(), inputs.scale
+    far = ((loc > LARGEST_LOC * scale) & (split.train.x.std(0) > 0)).nonzero().flatten().tolist()
+    if far:
+        known = split.train.input_names
+        name = f"x{far[0]}" if known is None else known[far[0]]
+        raise DataError(
+            f"{split.name}: column {name!r} lies at {float(inputs.loc[far[0]]):.4g} with an sd of "
+            f"{float(scale[far[0]]):.2g}, too far for the precision of predictions: "
+            "subtract a constant from it"
+        )
+
+
+def all_rows(split: Split) -> Split:
+    """The training and held-out rows of a split together, standardised anew, as training rows.
+
+    Returns:
+        A split whose ``train`` and ``test`` both are all rows.
+    """
+    parts = [part.to(dtype=torch.float64).raw() for part in (split.train, split.test)]
+    x, y = (torch.cat(pair) for pair in zip(*parts, strict=True))
+    table = Table(
+        x=x,
+        y=y,
+        task=split.task,
+        name=split.name,
+        input_names=split.train.input_names,
+        target_name=split.train.target_name,
+        class_names=split.train.class_names,
+        note=split.note,
+    )
+    every = torch.arange(len(x))
+    return make_split(table, every, every, index=split.index)
+
+
+def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, float]:
+    """Scores on the held-out rows, as :func:`pyro_bnn.report.compare` has them.
+
+    Args:
+        posterior: The posterior.
+        split: Its data.
+        seed: Seed of the draws.
+
+    Returns:
+        ``rows``, ``log_score`` (nats a row, in the file's units), then ``rmse`` and ``coverage``
+        (share of rows inside the central 95 % interval), or ``accuracy``.
+    """
+    from pyro_bnn.report.held_out import held_out
+
+    scores = held_out(posterior, split, posterior.count(None), seed)
+    found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
+    if scores.coverage is None:
+        return {**found, "accuracy": scores.accuracy}
+    return {**found, "rmse": scores.rmse, "coverage": scores.coverage.observed}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / FIT_FILE
+    if not path.is_file():
+        raise FileFormatError(
+            f"{str(folder)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FileFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is not of 'pyro-bnn fit'")
+    if document.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path} has format version {document.get('version')}, this package reads {VERSION}; "
+            "read it with the version that wrote it"
+        )
+    return document
+
+
+def _values(document: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The fields of a :class:`SavedFit` but its posterior."""
+    values = {name: document[name] for name in names if name != "posterior"}
+    network = {**values["network"], "hidden": tuple(values["network"]["hidden"])}
+    values["network"] = Network(**network)
+    values["columns"] = tuple(
+        Column(entry["name"], _tuple(entry["categories"])) for entry in values["columns"]
+    )
+    values["class_names"] = _tuple(values["class_names"])
+    measure, median, maximum = (
+        values["uncertainty"][name] for name in ("measure", "median", "maximum")
+    )
+    values["uncertainty"] = Uncertainty(
+        measure=str(measure),
+        median=None if median is None else float(median),
+        maximum=None if maximum is None else float(maximum),
+    )
+    num_inputs = sum(len(column.inputs) for column in values["columns"])
+    if num_inputs != values["network"].num_inputs:
+        raise FileFormatError(
+            f"its columns are {num_inputs} inputs, its network has {values['network'].num_inputs}"
+        )
+    return values
+
+
+def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield package, "not installed"

@@ -1,0 +1,82 @@
+"""What the command line says beside its results: notes, errors of one line, refused options."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import typer
+
+from pyro_bnn.errors import BNNWarning, OptionError
+
+PROGRAM = "pyro-bnn"
+WIDTH = 100
+# UsageError, whose module differs between releases of typer
+USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def refuse_idle(
+    context: typer.Context, flags: Mapping[str, str], engines: Mapping[str, Any]
+) -> None:
+    """Refuse options that were given and that no engine takes.
+
+    Args:
+        context: The command's.
+        flags: Parameter of the command to option of the engines.
+        engines: By name of the method.
+
+    Raises:
+        OptionError: If there is one.
+    """
+    for parameter, option in flags.items():
+        has_it = any(hasattr(engine, option) for engine in engines.values())
+        if given(context, parameter) and not has_it:
+            raise OptionError(
+                f"--{parameter.replace('_', '-')} does nothing for {', '.join(engines)}: "
+                "leave it out"
+            )
+
+
+def given(context: typer.Context, parameter: str) -> bool:
+    """Whether an option stood on the command line."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@contextmanager
+def plain_notes() -> Iterator[None]:
+    """Show what this package logs and warns of as one plain line each; others' as they come."""
+    logger, handler = logging.getLogger("pyro_bnn"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{PROGRAM}: note: %(message)s"))
+    with warnings.catch_warnings():
+        show_as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, BNNWarning):
+                typer.echo(f"{PROGRAM}: note: {message}", err=True)
+            else:
+                show_as_usual(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+def usage(error: Any) -> str:
+    """A usage error and where to read on."""
+    context = error.ctx
+    where = PROGRAM if context is None else context.command_path
+    return f"{error.format_message().rstrip('.')}; see '{where} --help'"
+
+
+def fail(message: str, code: int = 2) -> int:
+    """Print the one line of an error, return the exit code."""
+    line = " ".join(part.strip() for part in message.splitlines())
+    typer.echo(f"{PROGRAM}: {line}", err=True)
+    return code

@@ -1,0 +1,358 @@
+"""The report in headless Chromium: sorting, enlarging, widths, appearance, print."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.html import render
+from tests.report.browser import Browser, find_programs, start
+from tests.report.conjugate import LinearPosterior, losses, regression_split
+
+WIDTHS = (390, 768, 1180)
+SCORES, CHECKS = "held-out-scores", "checks-of-the-fit"
+KINDS = ("regression", "one_input", "classes", "nine")
+LOG_SCORE, KHAT = 1, 2  # columns of these tables where the methods share a model
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    with start(programs, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def nine() -> Comparison:
+    """As many methods as reports have, with their long names, of two models."""
+    split = regression_split()
+    guides = ("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMultivariateNormal")
+    posteriors = {"AutoDelta": LinearPosterior(split, "AutoDelta", spread=0.0)}
+    for suffix, model in (("", "narrow"), (" @ HalfCauchyScale", "hierarchy")):
+        for seed, guide in enumerate(guides):
+            posteriors[guide + suffix] = LinearPosterior(
+                split, guide, spread=0.8, losses=losses(seed=seed), model=model
+            )
+        posteriors["NUTS" + suffix] = LinearPosterior(
+            split, "NUTS", "NUTS", stored=1_200, num_chains=4, model=model
+        )
+    return compare(posteriors, split, reference="NUTS")
+
+
+@pytest.fixture(scope="session")
+def pages(
+    regression: Comparison,
+    one_input: Comparison,
+    classes: Comparison,
+    nine: Comparison,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    comparisons = (regression, one_input, classes, nine)
+    for kind, comparison in zip(KINDS, comparisons, strict=True):
+        found[kind] = folder / f"{kind}.html"
+        found[kind].write_text(render(comparison, command="pyro-bnn compare " + 30 * "--data x "))
+    return found
+
+
+# Every page
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_reported_to_the_console(
+    browser: Browser, pages: dict[str, Path], kind: str
+) -> None:
+    browser.open(pages[kind])
+    browser.run("document.querySelectorAll('button').forEach((button) => button.click())")
+    assert browser.log() == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_never_scrolls_sideways(
+    browser: Browser, pages: dict[str, Path], kind: str, width: int
+) -> None:
+    browser.open(pages[kind], width)
+    assert browser.run("return innerWidth") == width
+    browser.run("for (const it of document.querySelectorAll('details')) it.open = true")
+    wide = browser.run("return document.scrollingElement.scrollWidth")
+    assert wide <= width
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_picture_loads_and_has_words(
+    browser: Browser, pages: dict[str, Path], kind: str
+) -> None:
+    browser.open(pages[kind])
+    images = browser.run(
+        "return [...document.images].map((it) => [it.alt.trim(), it.complete, it.naturalWidth])"
+    )
+    assert images
+    for words, is_complete, natural_width in images:
+        assert len(words) > 40
+        assert re.search(r"\d", words)
+        assert is_complete
+        assert natural_width > 300
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_text_of_figures_stays_legible(
+    browser: Browser, pages: dict[str, Path], width: int
+) -> None:
+    browser.open(pages["nine"], width)
+    sizes = browser.run(
+        """return [...document.querySelectorAll("img.light")].map(
+            (it) => it.getBoundingClientRect().width / it.style.getPropertyValue("--inches"))"""
+    )
+    assert min(sizes) * 11 / 72 > 10.5  # pixels of text of 11 points
+
+
+# Sorting
+
+
+def shown(browser: Browser, table: str, column: int) -> list[tuple[str, float | None]]:
+    """Names and sort values of a table's rows, from top to bottom; None for a blank."""
+    rows = browser.run(
+        """return [...document.querySelectorAll(arguments[0])].map((row) =>
+            [row.cells[0].dataset.value, row.cells[arguments[1]].dataset.value ?? ""])""",
+        f"[aria-labelledby={table}] tbody tr",
+        column,
+    )
+    return [(name, float(value) if value else None) for name, value in rows]
+
+
+def heading(table: str, column: int) -> str:
+    """Selector of the button of a column."""
+    return f"[aria-labelledby={table}] thead th:nth-child({column + 1}) button"
+
+
+def direction(browser: Browser, selector: str) -> str | None:
+    found = browser.run(
+        "return document.querySelector(arguments[0]).parentElement.getAttribute('aria-sort')",
+        selector,
+    )
+    return None if found is None else str(found)
+
+
+def test_a_click_sorts_by_the_number_and_another_the_other_way(
+    browser: Browser, pages: dict[str, Path], regression: Comparison
+) -> None:
+    browser.open(pages["regression"])
+    scores = regression.table["log_score"].to_dict()
+    best_first = sorted(scores, key=lambda name: -scores[name])
+    button = heading(SCORES, LOG_SCORE)
+    assert [name for name, _ in shown(browser, SCORES, LOG_SCORE)] == best_first
+    assert direction(browser, button) == "descending"
+    browser.click(button)
+    assert [name for name, _ in shown(browser, SCORES, LOG_SCORE)] == best_first[::-1]
+    assert direction(browser, button) == "ascending"
+    browser.click(button)
+    assert [name for name, _ in shown(browser, SCORES, LOG_SCORE)] == best_first
+    assert direction(browser, button) == "descending"
+
+
+def test_numbers_are_sorted_as_numbers_and_blanks_come_last(
+    browser: Browser, pages: dict[str, Path], regression: Comparison
+) -> None:
+    browser.open(pages["regression"])
+    khat = regression.table["khat"].dropna().to_dict()
+    blank = [name for name in regression.table.index if name not in khat]  # order of the page
+    button = heading(CHECKS, KHAT)
+    for sign in (1, -1):
+        browser.click(button)
+        rows = shown(browser, CHECKS, KHAT)
+        expected = sorted(khat, key=lambda name: sign * khat[name])
+        assert [name for name, _ in rows] == expected + blank
+        assert [value for _, value in rows] == [*(khat[name] for name in expected), None, None]
+
+
+def test_numbers_whose_texts_sort_otherwise(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["regression"])
+    values = ["10", "9", "-1e-3", "-Infinity", "9", "1200"]
+    browser.run(
+        """const body = document.querySelector("table.sortable").tBodies[0];
+        const row = body.rows[0];
+        body.replaceChildren(...arguments[0].map((value, place) => {
+            const copy = row.cloneNode(true);
+            copy.cells[0].dataset.value = `row ${place}`;
+            copy.cells[2].dataset.value = value;
+            return copy;
+        }))""",
+        values,
+    )
+    browser.click(heading(SCORES, 2))
+    assert [name for name, _ in shown(browser, SCORES, 2)] == [
+        "row 3", "row 2", "row 1", "row 4", "row 0", "row 5",
+    ]  # fmt: skip
+    browser.click(heading(SCORES, 2))  # equal numbers keep the order they have
+    assert [name for name, _ in shown(browser, SCORES, 2)] == [
+        "row 5", "row 0", "row 1", "row 4", "row 2", "row 3",
+    ]  # fmt: skip
+
+
+def test_a_row_keeps_its_cells_and_its_tie_when_it_moves(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    def rows() -> list[str]:
+        found: list[str] = browser.run(
+            """return [...document.querySelector("table.sortable").tBodies[0].rows].map(
+                (row) => row.innerText)"""
+        )
+        return found
+
+    browser.open(pages["regression"])
+    before = rows()
+    assert sum("(tied)" in row for row in before) == 2
+    browser.click(heading(SCORES, 0))
+    after = rows()
+    assert after != before
+    assert sorted(after) == sorted(before)
+    names = [name.lower() for name, _ in shown(browser, SCORES, 1)]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_headings_work_from_the_keyboard(
+    browser: Browser, pages: dict[str, Path], key: str
+) -> None:
+    browser.open(pages["regression"])
+    before = shown(browser, SCORES, LOG_SCORE)
+    browser.focus(heading(SCORES, LOG_SCORE - 1))
+    browser.press("Tab")
+    assert browser.run("return document.activeElement.innerText").startswith("log score")
+    browser.press(key)
+    assert shown(browser, SCORES, LOG_SCORE) == before[::-1]
+
+
+# Figures
+
+
+def test_a_figure_enlarges_and_escape_closes_it(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["regression"])
+    small = browser.run("return document.querySelector('figure img').clientWidth")
+    browser.focus("figure button.enlarge")
+    browser.press("Enter")
+    assert browser.run("return document.querySelector('dialog').open")
+    words, large = browser.run(
+        "const image = document.querySelector('dialog img'); return [image.alt, image.clientWidth]"
+    )
+    assert words == browser.run("return document.querySelector('figure img').alt")
+    assert large > 1.2 * small
+    browser.press("Escape")
+    assert not browser.run("return document.querySelector('dialog').open")
+    assert browser.run(
+        "return document.activeElement === document.querySelector('figure button.enlarge')"
+    )
+
+
+def test_a_click_on_the_figure_opens_it_and_the_button_closes_it(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["classes"])
+    browser.click("#figure-reliability img")
+    titles = browser.run(
+        "return ['dialog h2', '#figure-reliability h3'].map("
+        "(it) => document.querySelector(it).innerText)"
+    )
+    assert titles[0] == titles[1] == "Calibration: reliability diagrams"
+    browser.click("dialog button")
+    assert not browser.run("return document.querySelector('dialog').open")
+
+
+# Light, dark, paper
+
+
+def test_dark_follows_the_system(browser: Browser, pages: dict[str, Path]) -> None:
+    brightness = {}
+    for dark in (False, True):
+        browser.open(pages["regression"], dark=dark)
+        browser.run("document.querySelector('#figure-scores').scrollIntoView()")
+        brightness[dark] = browser.picture().mean()
+    assert brightness[False] > 200
+    assert brightness[True] < 80
+
+
+def test_the_reader_can_choose_the_other_appearance(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    for dark in (False, True):
+        pictures = []
+        browser.open(pages["regression"], dark=dark)
+        for label in ("Light", "Dark") if dark else ("Dark", "Light"):
+            button = browser.run("return document.getElementById('appearance').innerText")
+            assert button == f"{label} colours"
+            pictures.append(browser.picture(whole=True).mean())
+            browser.click("#appearance")
+        assert (pictures[0] < 80, pictures[1] < 80) == (dark, not dark)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paper_is_light_and_no_figure_is_cut(
+    browser: Browser, pages: dict[str, Path], kind: str
+) -> None:
+    browser.open(pages[kind], dark=True)
+    num_figures = browser.run("return document.querySelectorAll('figure').length")
+    pages_of_figures, brightness = pictures_of(browser.pdf())
+    assert len(brightness) == num_figures
+    assert min(brightness.values()) > 150
+    # a picture that is cut is drawn on two pages
+    assert set(Counter(pages_of_figures).values()) == {1}
+
+
+def pictures_of(pdf: bytes) -> tuple[list[int], dict[int, float]]:
+    """Images in a PDF: their numbers, once for each page they are drawn on, and mean brightness."""
+    objects = {
+        int(number): body
+        for number, body in re.findall(rb"(?:^|\n)(\d+) 0 obj\n(.*?)\nendobj", pdf, re.DOTALL)
+    }
+    images = {
+        number: np.frombuffer(zlib.decompress(body.split(b"stream\n", 1)[1]), np.uint8).mean()
+        for number, body in objects.items()
+        if b"/Subtype /Image" in body and b"/DeviceGray" not in body  # a mask is grey
+    }
+    pages = [body for body in objects.values() if re.search(rb"/Type /Page\b(?!s)", body)]
+    assert pages
+    drawn = [int(n) for page in pages for n in re.findall(rb"/X\d+ (\d+) 0 R", page)]
+    return [number for number in drawn if number in images], {
+        number: float(mean) for number, mean in images.items()
+    }
+
+
+WITHOUT_BUTTONS = """document.querySelectorAll("button").forEach((it) =>
+    it.closest("thead") ? it.replaceWith(...it.childNodes) : it.remove())"""
+
+
+def test_without_its_script_the_page_is_complete(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.html"
+    page = pages["regression"].read_text()
+    bare.write_text(re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL))
+    texts = []
+    for path in (pages["regression"], bare):
+        browser.open(path)
+        browser.run(WITHOUT_BUTTONS)
+        texts.append(browser.run("return document.querySelector('main').innerText"))
+    assert texts[0] == texts[1]
+    assert "nats per row" in texts[1]
+
+
+def test_a_script_put_into_the_page_does_not_run(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    spoilt = tmp_path / "spoilt.html"
+    page = pages["one_input"].read_text()
+    spoilt.write_text(page.replace("</main>", "<script>window.ran = true</script></main>"))
+    browser.open(spoilt)
+    assert browser.run("return window.ran ?? false") is False
+    assert any("Content Security Policy" in message for message in browser.log())

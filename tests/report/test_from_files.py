@@ -1,0 +1,512 @@
+"""Comparisons from saved files alone: the numbers of the fits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+
+from pyro_bnn import arviz_io, guides
+from pyro_bnn.data import Split, from_arrays
+from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError, UnknownNameError
+from pyro_bnn.infer import NUTS, SVI
+from pyro_bnn.likelihoods import Categorical
+from pyro_bnn.models import MLP
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.priors import Normal
+from pyro_bnn.report import Comparison, compare, compare_files
+from pyro_bnn.report.file_posterior import FilePosterior, read
+from pyro_bnn.report.files import file_names
+from pyro_bnn.report.from_files import named_files, read_all
+from pyro_bnn.report.to_files import tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xarray import DataTree
+
+SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=4)
+
+
+def numbers_split(seed: int = 0, num_inputs: int = 2) -> Split:
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(60, num_inputs))
+    y = 50.0 + 10.0 * np.sin(2 * x[:, 0]) + 3.0 * rng.normal(size=60)
+    return from_arrays(pd.DataFrame(x).add_prefix("input "), pd.Series(y, name="mass (kg)"))
+
+
+def classes_split() -> Split:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(90, 2))
+    return from_arrays(x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0.5), test_fraction=0.3)
+
+
+def fits(split: Split, model: MLP) -> dict[str, Posterior]:
+    def svi(guide: type[guides.Guide]) -> Posterior:
+        return SVI(guide, num_steps=50).run(model, split.train, progress=False)
+
+    return {
+        "MAP": svi(guides.AutoDelta),
+        "mean-field": svi(guides.AutoNormal),
+        "NUTS": SAMPLER.run(model, split.train, progress=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def regression() -> Comparison:
+    split = numbers_split()
+    # of the 120 stored draws of NUTS 100 are scored
+    return compare(
+        fits(split, MLP(2, hidden=(3,))), split, reference="NUTS", num_samples=100, seed=3
+    )
+
+
+@pytest.fixture(scope="module")
+def classes() -> Comparison:
+    split = classes_split()
+    model = MLP(2, hidden=(3,), likelihood=Categorical(3))
+    return compare(fits(split, model), split, reference="mean-field", num_samples=100)
+
+
+@pytest.fixture(scope="module")
+def folder(regression: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_files(regression, tmp_path_factory.mktemp("regression"))
+
+
+def save_files(comparison: Comparison, folder: Path) -> Path:
+    """The NetCDF files of ``Comparison.save`` alone: a page takes longer than all else here."""
+    for name, stem in file_names(comparison.posteriors).items():
+        arviz_io.save_netcdf(tree_of(comparison, name), folder / f"{stem}.nc")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path) -> dict[str, FilePosterior]:
+    return read_all(sorted(folder.glob("*.nc")))
+
+
+def same_tables(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    assert list(found.columns) == list(expected.columns)
+    assert list(found.index) == list(expected.index)
+    for name in expected.columns:
+        if expected[name].dtype.kind in "fi":
+            assert_allclose(found[name], expected[name], rtol=1e-6, atol=0, err_msg=name)
+        else:
+            assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+# --- the numbers of the comparison that wrote the files ------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["regression", "classes"])
+def test_files_give_the_table_and_the_verdicts_of_their_comparison(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    comparison: Comparison = request.getfixturevalue(which)
+    save_files(comparison, tmp_path)
+    again = compare_files(sorted(tmp_path.glob("*.nc")))
+    assert again.reference == comparison.reference
+    assert (again.num_draws, again.seed) == (100, comparison.seed)
+    same_tables(again.table, comparison.table)
+    assert np.isfinite(again.table.loc["NUTS", ["rhat", "ess", "loo"]].astype(float)).all()
+    assert np.isfinite(again.table.loc["mean-field", ["elbo", "khat"]].astype(float)).all()
+    assert sorted(again.verdicts) == sorted(comparison.verdicts)
+    assert list(again.figures) == list(comparison.figures)
+
+
+def test_a_report_can_be_saved_and_read_again(folder: Path, tmp_path: Path) -> None:
+    once = compare_files(sorted(folder.glob("*.nc")))
+    once.save(tmp_path, command="pyro-bnn report")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "pyro-bnn report" in page
+    assert "figure-ranks" in page
+    same_tables(compare_files(sorted(tmp_path.glob("*.nc"))).table, once.table)
+
+
+def test_trees_that_users_write_themselves(regression: Comparison, tmp_path: Path) -> None:
+    split = regression.split
+    for name in ("mean-field", "MAP"):
+        tree = regression.posteriors[name].to_arviz(split.train, split.test, 60, seed=4)
+        tree.to_netcdf(tmp_path / f"{name}.nc")
+    again = compare_files([tmp_path / "mean-field.nc", tmp_path / "MAP.nc"])
+    assert set(again.posteriors) == {"AutoNormal", "AutoDelta"}
+    assert again.split.name == "rows of mean-field.nc"
+    assert again.reference is None
+    expected = compare(
+        {
+            "AutoNormal": regression.posteriors["mean-field"],
+            "AutoDelta": regression.posteriors["MAP"],
+        },
+        split,
+        num_samples=60,
+        seed=4,
+    )
+    same_tables(again.table, expected.table)
+
+
+def test_fewer_draws_and_another_seed(regression: Comparison, folder: Path) -> None:
+    again = compare_files([folder / "nuts.nc"], num_samples=40, seed=8)
+    expected = compare(
+        {"NUTS": regression.posteriors["NUTS"]}, regression.split, num_samples=40, seed=8
+    )
+    assert again.num_draws == 40
+    for name in ("log_score", "rmse", "gaussian_log_score", "rhat", "loo"):  # not of draws of y
+        assert_allclose(again.table[name], expected.table[name], rtol=1e-6)
+
+
+def test_precisions_of_one_split_are_compared(folder: Path, tmp_path: Path) -> None:
+    split = numbers_split().to(dtype=torch.float64)
+    model = MLP(2, hidden=(3,)).double()
+    posterior = SVI(guides.AutoNormal, num_steps=5).run(model, split.train, progress=False)
+    tree = posterior.to_arviz(split.train, split.test, 50)
+    arviz_io.save_netcdf(tree, tmp_path / "double.nc")
+    again = compare_files({"single": folder / "mean-field.nc", "double": tmp_path / "double.nc"})
+    assert again.shares_model
+    score = again.table.loc["double", "log_score"]
+    own = compare({"double": posterior}, split, num_samples=50).table.loc["double", "log_score"]
+    assert_allclose(score, own, rtol=1e-6)
+
+
+# --- one posterior -------------------------------------------------------------------------------
+
+
+def test_members_are_those_of_the_posterior(
+    regression: Comparison, files: dict[str, FilePosterior]
+) -> None:
+    for name, own in regression.posteriors.items():
+        found = files[name]
+        for member in (
+            "method", "engine", "seed", "wall_time", "num_parameters", "elbo_kind", "options",
+            "num_chains", "has_log_prob",
+        ):  # fmt: skip
+            assert getattr(found, member) == getattr(own, member), member
+        assert_array_equal(found.losses, own.losses)
+        assert set(found.sample_stats) == set(own.sample_stats)
+        for stat, values in own.sample_stats.items():
+            assert_array_equal(found.sample_stats[stat], values)
+    assert files["NUTS"].num_stored_draws == 120
+    assert files["mean-field"].num_stored_draws == 100
+    assert files["MAP"].objective == regression.posteriors["MAP"].objective
+    assert repr(files["NUTS"]).endswith("nuts.nc', NUTS, 120 draws)")
+
+
+def test_the_split_comes_back_with_names_and_units(
+    regression: Comparison, files: dict[str, FilePosterior]
+) -> None:
+    own, found = regression.split, files["NUTS"].split
+    assert (found.name, found.index, found.task) == (own.name, own.index, own.task)
+    for part in ("train", "test"):
+        mine, theirs = getattr(found, part), getattr(own, part)
+        for a, b in zip(mine.raw(), theirs.raw(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert mine.input_names == theirs.input_names == ("input 0", "input 1")
+        assert mine.target_name == "mass (kg)"
+
+
+def test_predictions_are_those_of_the_posterior(
+    regression: Comparison, files: dict[str, FilePosterior]
+) -> None:
+    test = regression.split.test
+    for name, own in regression.posteriors.items():
+        expected, found = (p.predict(test.x, 100, 3) for p in (own, files[name]))
+        for member in ("mean", "sd", "draws", "function_draws"):
+            torch.testing.assert_close(getattr(found, member), getattr(expected, member))
+        torch.testing.assert_close(found.log_prob(test.y), expected.log_prob(test.y))
+        torch.testing.assert_close(found.log_prob(test.y[:, None]), expected.log_prob(test.y))
+    f = files["NUTS"].function_draws(test.x[[4, 1]], 100, 3, group_by_chain=True)
+    expected_f = regression.posteriors["NUTS"].function_draws(
+        test.x[[4, 1]], 100, 3, group_by_chain=True
+    )
+    assert f.shape == (2, 50, 2, 1)
+    torch.testing.assert_close(f, expected_f)
+    assert files["NUTS"].function_draws(test.x).shape == (120, 6, 1)  # all that are stored
+
+
+def test_class_probabilities_are_those_of_the_posterior(
+    classes: Comparison, tmp_path: Path
+) -> None:
+    save_files(classes, tmp_path)
+    found = read(tmp_path / "nuts.nc").predict(classes.split.test.x, 100, 0)
+    expected = classes.posteriors["NUTS"].predict(classes.split.test.x, 100, 0)
+    torch.testing.assert_close(found.probs, expected.probs)
+    with pytest.raises(OptionError, match="for classes read probs"):
+        _ = found.mean
+
+
+def test_every_y_has_its_own_noise_in_files_of_chains(
+    regression: Comparison, files: dict[str, FilePosterior]
+) -> None:
+    prediction = files["NUTS"].predict(regression.split.test.x, 120)
+    assert prediction.means is not None
+    assert prediction.variances is not None
+    noise = ((prediction.draws - prediction.means) / prediction.variances.sqrt()).flatten()
+    assert len(torch.unique(noise.round(decimals=4))) > 0.98 * len(noise)
+    assert abs(noise.mean()) < 5 / len(noise) ** 0.5
+    assert abs(noise.square().mean() - 1) < 5 * (2 / len(noise)) ** 0.5
+
+
+def test_the_tree_of_fewer_draws(files: dict[str, FilePosterior], regression: Comparison) -> None:
+    posterior, split = files["NUTS"], files["NUTS"].split
+    tree = posterior.to_arviz(split.train, num_samples=100, seed=3)
+    expected = regression.posteriors["NUTS"].to_arviz(split.train, num_samples=100, seed=3)
+    for name in ("log_likelihood/y", "posterior/f", "sample_stats/diverging"):
+        shape = np.shape(tree[name])
+        assert shape[:2] == (2, 50)
+    assert_allclose(tree["log_likelihood/y"], expected["log_likelihood/y"], rtol=1e-5)
+    assert set(tree.children) == set(expected.children)
+    assert tree["prior/f"].shape == (1, 200, 6, 1)  # draws of the prior are others: all of them
+    assert "predictions" in posterior.to_arviz(split.train, split.test).children
+
+
+def test_what_a_file_does_not_hold_is_refused(files: dict[str, FilePosterior]) -> None:
+    posterior, sampler = files["mean-field"], files["NUTS"]
+    train, test = posterior.split.train, posterior.split.test
+    with pytest.raises(OptionError, match="its 6 held-out rows only, and row 1 of x is none"):
+        posterior.predict(torch.stack([test.x[0], test.x[0] + 1]))
+    with pytest.raises(OptionError, match="held-out rows only, and row 0 of x is none"):
+        posterior.function_draws(train.x)
+    with pytest.raises(OptionError, match="in standardised units: leave raw=False"):
+        posterior.predict(test.x, raw=True)
+    with pytest.raises(OptionError, match=r"own held-out y only: give split\.test\.y"):
+        posterior.predict(test.x).log_prob(test.y + 1)
+    with pytest.raises(OptionError, match=r"own 54 training rows only: give split\.train"):
+        posterior.elbo(train.rows([0, 1]))
+    with pytest.raises(OptionError, match="own 54 training rows only"):
+        sampler.to_arviz(test)
+    with pytest.raises(OptionError, match="held-out rows only, and row 0 of x is none"):
+        sampler.to_arviz(train, train)
+    with pytest.raises(SiteError, match=r"nuts\.nc has no density q\(z\) of its draws \(NUTS\)"):
+        sampler.densities(train)
+    with pytest.raises(SiteError, match=r"nuts\.nc has no ELBO \(NUTS\)"):
+        sampler.elbo(train)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def test_files_share_a_model_where_its_densities_agree(folder: Path, tmp_path: Path) -> None:
+    split = numbers_split()
+
+    def add(name: str, model: MLP) -> None:
+        posterior = SVI(guides.AutoNormal, num_steps=2).run(model, split.train, progress=False)
+        tree = posterior.to_arviz(split.train, split.test, 50)
+        arviz_io.save_netcdf(arviz_io.with_options(tree, {"name": name}), tmp_path / f"{name}.nc")
+
+    add("same", MLP(2, hidden=(3,)))
+    add("other prior", MLP(2, hidden=(3,), prior=Normal(0.7)))
+    tree = arviz_io.load_netcdf(tmp_path / "same.nc")
+    silent = arviz_io.with_options(tree, {"model": None, "name": "silent"})
+    arviz_io.save_netcdf(silent, tmp_path / "silent.nc")
+    found = compare_files(
+        [folder / "nuts.nc", *(tmp_path / f"{n}.nc" for n in ("same", "other prior", "silent"))]
+    )
+    assert [model.methods for model in found.models] == [
+        ["NUTS", "same"],
+        ["other prior"],
+        ["silent"],
+    ]
+    assert "a model that silent.nc does not describe: cannot be verified" in found.models[2].label
+    models = [posterior.model for posterior in found.posteriors.values()]
+    assert models[0] is models[1]
+    assert models[0] is not models[2]
+    assert any("cannot be verified" in text for text in found.verdicts)
+
+
+def test_a_fingerprint_tells_apart_what_words_do_not(folder: Path, tmp_path: Path) -> None:
+    tree = arviz_io.load_netcdf(folder / "mean-field.nc")
+    record = arviz_io.options(tree)["model"]
+    record["fingerprint"][0] *= 1.01
+    changed = arviz_io.with_options(tree, {"model": record, "name": "changed"})
+    arviz_io.save_netcdf(changed, tmp_path / "changed.nc")
+    found = compare_files([folder / "mean-field.nc", tmp_path / "changed.nc"])
+    assert not found.shares_model
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def changed_file(
+    folder: Path, path: Path, change: Callable[[DataTree, dict[str, Any]], None]
+) -> Path:
+    """A file of the comparison with its tree or its options changed."""
+    tree = arviz_io.load_netcdf(folder / "mean-field.nc")
+    options = arviz_io.options(tree)
+    change(tree, options)
+    tree.attrs["options"] = json.dumps(options)
+    arviz_io.save_netcdf(tree, path)
+    return path
+
+
+def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "table.nc"
+    text.write_text("a,b\n1,2\n", "utf-8")
+    with pytest.raises(FileFormatError, match="is truncated or not NetCDF"):
+        compare_files([text])
+    with pytest.raises(FileFormatError, match="there is no file"):
+        compare_files([tmp_path / "none.nc"])
+    foreign = tmp_path / "foreign.nc"
+    groups = {"posterior": {"z": np.zeros((1, 5))}}
+    arviz_io.save_netcdf(arviz_io.datatree(groups), foreign)
+    with pytest.raises(FileFormatError, match=r"foreign\.nc is an ArviZ file, but not one that"):
+        compare_files([foreign])
+    arviz_io.save_netcdf(arviz_io.datatree(groups, attrs={"method": "NUTS"}), foreign)
+    with pytest.raises(FileFormatError, match="do not say how the posterior came about"):
+        compare_files([foreign])
+
+
+def test_files_that_were_changed_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.nc"
+
+    def newer(tree: DataTree, options: dict[str, Any]) -> None:
+        options["format_version"] = 99
+
+    with pytest.raises(FileFormatError, match="has format version 99, this package reads 1"):
+        read(changed_file(folder, path, newer))
+
+    def without_rows(tree: DataTree, options: dict[str, Any]) -> None:
+        for group in [name for name in tree.children if "predictions" in name]:
+            del tree[group]
+        del tree["test_data"]
+
+    with pytest.raises(DataError, match=r"a\.nc has no held-out rows.*to_arviz\(train, test\)"):
+        read(changed_file(folder, path, without_rows))
+
+    def without_moments(tree: DataTree, options: dict[str, Any]) -> None:
+        tree["predictions"] = tree["predictions"].to_dataset().drop_vars(["y_mean", "f"])
+
+    with pytest.raises(FileFormatError, match=r"lacks predictions/f, predictions/y_mean: it was"):
+        read(changed_file(folder, path, without_moments))
+
+    def without_units(tree: DataTree, options: dict[str, Any]) -> None:
+        del options["rows"]["target"]
+
+    with pytest.raises(FileFormatError, match=r"is damaged: KeyError\('target'\)"):
+        read(changed_file(folder, path, without_units))
+
+    def with_bad_scale(tree: DataTree, options: dict[str, Any]) -> None:
+        options["rows"]["target"]["scale"] = -1.0
+
+    with pytest.raises(FileFormatError, match="is damaged: scale of a Standardiser must be"):
+        read(changed_file(folder, path, with_bad_scale))
+
+
+def test_files_of_other_rows_are_refused_by_name(
+    folder: Path, classes: Comparison, tmp_path: Path
+) -> None:
+    other = numbers_split(seed=5)
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(
+        MLP(2, hidden=(3,)), other.train, progress=False
+    )
+    path = tmp_path / "other.nc"
+    arviz_io.save_netcdf(posterior.to_arviz(other.train, other.test, 50), path)
+    mine = [folder / "nuts.nc", folder / "map.nc"]
+    for order in ([path, *mine], [*mine, path]):
+        with pytest.raises(DataError, match="the held-out x differ in 6 of 6 rows") as caught:
+            compare_files(order)
+        assert str(caught.value).startswith(f"{path} (rows of other.nc, split 0) is of other data")
+    save_files(classes, tmp_path)
+    with pytest.raises(DataError, match="the tasks are regression and classification"):
+        compare_files([*mine, tmp_path / "mean-field.nc"])
+
+
+def test_rows_that_differ_in_part_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.nc"
+
+    def changes(group: str, name: str) -> Callable[[DataTree, dict[str, Any]], None]:
+        def change(tree: DataTree, options: dict[str, Any]) -> None:
+            values = tree[group].to_dataset().load()
+            values[name][2] += 0.01
+            tree[group] = values
+            options["name"] = "changed"
+
+        return change
+
+    def units(tree: DataTree, options: dict[str, Any]) -> None:
+        options["rows"]["target"]["scale"] *= 1.001
+        options["name"] = "changed"
+
+    def no_units(tree: DataTree, options: dict[str, Any]) -> None:
+        options["rows"]["inputs"] = None
+        options["name"] = "changed"
+
+    def fewer(tree: DataTree, options: dict[str, Any]) -> None:
+        for group in ("observed_data", "constant_data", "log_likelihood"):
+            tree[group] = tree[group].to_dataset().isel(row=slice(50))
+        options["name"] = "changed"
+
+    for change, words in (
+        (changes("test_data", "y"), "the held-out y differ in 1 of 6 rows"),
+        (changes("observed_data", "y"), "the training y differ in 1 of 54 rows"),
+        (changes("constant_data", "x"), "the training x differ in 1 of 54 rows"),
+        (units, "the units of the target differ"),
+        (no_units, "the units of the inputs differ"),
+        (fewer, r"the training x have shapes \[54, 2\] and \[50, 2\]"),
+    ):
+        changed_file(folder, path, change)
+        with pytest.raises(DataError, match=words):
+            compare_files([folder / "nuts.nc", folder / "map.nc", path])
+
+
+def test_names(folder: Path, tmp_path: Path) -> None:
+    one = folder / "mean-field.nc"
+    two = tmp_path / "mean-field.nc"
+    two.write_bytes(one.read_bytes())
+    words = f"{one} and {two} are both called 'mean-field': give them names, as in first={one}"
+    with pytest.raises(OptionError, match=re.escape(words)):
+        compare_files([one, two])
+    assert set(compare_files({"a": one, "b": two}).posteriors) == {"a", "b"}
+    with pytest.raises(OptionError, match="nothing to compare: give NetCDF files"):
+        compare_files([])
+    with pytest.raises(OptionError, match=r"files is a list of paths, .* not the one path"):
+        compare_files(str(one))
+
+
+def test_names_on_a_command_line(tmp_path: Path) -> None:
+    assert named_files(["a.nc", "b=c.nc"]) == {"a": "a.nc", "b": "c.nc"}
+    odd = tmp_path / "x=y.nc"
+    odd.touch()
+    assert named_files([str(odd)]) == [str(odd)]
+    for wrong in ("=a.nc", "a="):
+        with pytest.raises(OptionError, match=f"expected FILE or NAME=FILE.*not '{wrong}'"):
+            named_files([wrong])
+    with pytest.raises(OptionError, match=r"c\.nc and a\.nc are both called 'a': give each"):
+        named_files(["a=c.nc", "a.nc"])
+
+
+def test_the_reference(folder: Path, classes: Comparison, tmp_path: Path) -> None:
+    paths = {"x": folder / "nuts.nc", "y": folder / "mean-field.nc"}
+    assert compare_files(paths).reference == "x"  # as it was
+    assert compare_files(paths, reference="y").reference == "y"
+    assert compare_files(list(paths.values()), reference="nuts").reference == "NUTS"
+    assert compare_files([folder / "nuts.nc"]).reference is None
+    assert compare_files([folder / "map.nc", folder / "mean-field.nc"]).reference is None
+    with pytest.raises(UnknownNameError, match="unknown reference 'z'"):
+        compare_files(paths, reference="z")
+
+    def unmarked(tree: DataTree, options: dict[str, Any]) -> None:
+        options.pop("is_reference")
+        options["method"], options["name"] = "NUTS", "sampler"
+
+    other = changed_file(folder, tmp_path / "a.nc", unmarked)
+    assert compare_files([folder / "map.nc", other]).reference == "sampler"
+
+
+def test_no_band_from_files_and_a_note_on_it(tmp_path: Path) -> None:
+    split = numbers_split(num_inputs=1)
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(
+        MLP(1, hidden=(3,)), split.train, progress=False
+    )
+    comparison = compare({"mean-field": posterior}, split, num_samples=40)
+    assert "band" in comparison.figures
+    again = compare_files([save_files(comparison, tmp_path) / "mean-field.nc"])
+    assert list(again.figures) == [name for name in comparison.figures if name != "band"]
+    assert again.split.note == (
+        "No predictive band over the input: files hold predictions at held-out rows only."
+    )

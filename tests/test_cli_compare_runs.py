@@ -1,0 +1,234 @@
+"""``pyro-bnn compare`` over several splits and seeds, as a user calls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from pyro_bnn import cli, jobs, repeats, report
+from pyro_bnn.errors import DataError, DivergenceError
+
+MOONS = ("compare", "--data", "moons", "--hidden", "3", "--steps", "20")
+METHODS = ("--methods", "auto-normal,auto-delta")
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*args: str | Path) -> Result:
+    """The command line in this process."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = cli.main([str(arg) for arg in args])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads_are_given_back() -> Iterator[None]:
+    """The command sets the threads of torch for good."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """Two methods on two splits with two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "out"
+    return run(*MOONS, *METHODS, "--splits", "0-1", "--seeds", "3,5", "--out", folder), folder
+
+
+def test_every_run_has_a_report_and_a_page_over_all_links_them(four: tuple[Result, Path]) -> None:
+    (code, out, err), folder = four
+    assert (code, err) == (0, "")
+    names = [f"split-{split}-seed-{seed}" for split in (0, 1) for seed in (3, 5)]
+    assert {path.name for path in folder.iterdir()} == {
+        "index.html", "table.csv", "runs.csv", *names,
+    }  # fmt: skip
+    for name in names:
+        assert {path.name for path in (folder / name).iterdir()} == {
+            "index.html", "table.csv", "auto-normal.nc", "auto-delta.nc",
+        }  # fmt: skip
+    page = (folder / "index.html").read_text("utf-8")
+    assert re.findall(r'href="([^"]*)"', page) == [f"{name}/index.html" for name in names]
+    written = [line[6:] for line in out.splitlines() if line.startswith("Wrote ")]
+    assert [Path(name).relative_to(folder).as_posix() for name in written] == [
+        "index.html", "table.csv", "runs.csv", *(f"{name}/index.html" for name in names),
+    ]  # fmt: skip
+    assert all(Path(name).is_file() for name in written)
+    assert "--splits 0-1 --seeds 3,5" in page
+    assert "--splits 0-1 --seeds 3,5" in (folder / names[2] / "index.html").read_text("utf-8")
+
+
+def test_the_table_is_that_of_the_single_tables(four: tuple[Result, Path]) -> None:
+    _, folder = four
+    table = pd.read_csv(folder / "table.csv", index_col="method")
+    every = pd.read_csv(folder / "runs.csv", index_col=["split", "seed", "method"])
+    for method in ("AutoNormal", "AutoDelta"):
+        own = [
+            pd.read_csv(folder / f"split-{k}-seed-{s}" / "table.csv", index_col="method")
+            for k in (0, 1)
+            for s in (3, 5)
+        ]
+        scores = [single.loc[method, "log_score"] for single in own]
+        assert_allclose(table.loc[method, "log_score"], np.mean(scores), rtol=1e-12)
+        assert_allclose(every.xs(method, level="method")["log_score"], scores, rtol=1e-12)
+    assert table["log_score_se"].isna().all()  # two splits
+    assert len({round(float(score), 12) for score in every["log_score"]}) > 4  # seeds differ
+
+
+def test_it_says_run_by_run_what_it_does_and_claims_no_rank_from_two_splits(
+    four: tuple[Result, Path],
+) -> None:
+    out = four[0].out
+    lines = out.splitlines()
+    assert "Run 1 of 4: split 0, seed 3, 180 training and 20 held-out rows" in lines
+    assert "Run 4 of 4: split 1, seed 5, 180 training and 20 held-out rows" in lines
+    assert sum(line.startswith("Data:") for line in lines) == 1
+    assert "moons: 2 methods in 4 runs (splits 0, 1; seeds 3, 5), 20 held-out rows" in out
+    assert "No ranking: 2 splits give no standard error over splits, 3 do." in " ".join(out.split())
+
+
+def test_one_run_of_several_is_the_same_as_that_run_alone(
+    four: tuple[Result, Path], tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    code, _, err = run(*MOONS, *METHODS, "--splits", "1", "--seed", "5", "--quiet", "--out", alone)
+    assert (code, err) == (0, "")
+    assert {path.name for path in alone.iterdir()} == {
+        "index.html", "table.csv", "auto-normal.nc", "auto-delta.nc",
+    }  # fmt: skip
+    own, other = (
+        pd.read_csv(path / "table.csv", index_col="method").drop(columns="seconds")
+        for path in (alone, four[1] / "split-1-seed-5")
+    )
+    pd.testing.assert_frame_equal(own, other, rtol=1e-6)
+
+
+@pytest.fixture
+def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of single runs without figures, which take most of the time of so small fits."""
+    monkeypatch.setattr("pyro_bnn.report.html.render", lambda *args: "a report")
+
+
+def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None = None) -> None:
+    """Engines of these methods diverge, with one seed or always."""
+    make: Callable[..., dict[str, Any]] = jobs.make_engines
+
+    class Diverging:
+        def __init__(self, engine: Any) -> None:
+            self.engine = engine
+            self.guide = engine.guide
+            self.num_steps, self.batch_size = engine.num_steps, engine.batch_size
+
+        def run(self, *args: Any, **options: Any) -> Any:
+            if seed is None or options["seed"] == seed:
+                raise DivergenceError("the loss is not finite at step 5")
+            return self.engine.run(*args, **options)
+
+    def make_with_bad_ones(*args: Any) -> dict[str, Any]:
+        engines = make(*args)
+        return engines | {name: Diverging(engines[name]) for name in names}
+
+    monkeypatch.setattr(jobs, "make_engines", make_with_bad_ones)
+
+
+@pytest.mark.usefixtures("plain_pages")
+def test_a_method_that_diverges_in_one_run_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _diverges_at(monkeypatch, "AutoNormal", seed=1)
+    code, out, err = run(*MOONS, *METHODS, "--seeds", "0-2", "--quiet", "--out", tmp_path)
+    assert code == 2
+    assert err == ("pyro-bnn: split 0, seed 1: AutoNormal: the loss is not finite at step 5\n")
+    table = pd.read_csv(tmp_path / "table.csv", index_col="method")
+    assert table["runs"].to_dict() == {"AutoNormal": 2, "AutoDelta": 3}
+    own = [
+        pd.read_csv(tmp_path / f"split-0-seed-{s}" / "table.csv", index_col="method")
+        for s in (0, 2)
+    ]
+    mean = np.mean([single.loc["AutoDelta", "log_score"] for single in own])
+    assert_allclose(table.loc["AutoDelta", "log_score"], mean, rtol=1e-12)  # common runs alone
+    text = " ".join(out.split())
+    assert "AutoNormal has 2 of 3 runs (split 0, seed 1: the loss is not finite at step 5)." in text
+    assert "± is the standard deviation over 2 seeds on the same rows" in text
+
+
+@pytest.mark.usefixtures("plain_pages")
+def test_a_run_in_which_all_diverge_is_lost_and_not_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _diverges_at(monkeypatch, "AutoNormal", "AutoDelta", seed=0)
+    code, out, err = run(*MOONS, *METHODS, "--seeds", "0,1", "--out", tmp_path)
+    assert code == 2
+    assert err.startswith("pyro-bnn: split 0, seed 0: AutoNormal: ")
+    assert "No comparison: AutoNormal: the loss is not finite at step 5; AutoDelta:" in out
+    assert "AutoDelta has 1 of 2 runs" in out
+    assert not (tmp_path / "split-0-seed-0").exists()
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert re.findall(r'href="([^"]*)"', page) == ["split-0-seed-1/index.html"]
+
+
+@pytest.mark.usefixtures("plain_pages")
+def test_where_every_run_is_lost_there_is_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _diverges_at(monkeypatch, "AutoDelta")
+    code, _, err = run(*MOONS, "--methods", "auto-delta", "--seeds", "0,1", "--out", tmp_path)
+    assert code == 2
+    assert err.count("the loss is not finite at step 5") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("plain_pages")
+def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def undefined(*args: Any, seed: int, **options: Any) -> Any:
+        if seed == 1:
+            raise DataError("the scores of 'AutoDelta' hold 3 NaN of 20")
+        return report.compare(*args, seed=seed, **options)
+
+    monkeypatch.setattr(repeats, "compare", undefined)
+    code, out, err = run(
+        *MOONS, "--methods", "auto-delta", "--seeds", "0,1", "--quiet", "--out", tmp_path
+    )
+    assert code == 2
+    assert (
+        err == "pyro-bnn: split 0, seed 1: AutoDelta: the scores of 'AutoDelta' hold 3 NaN of 20\n"
+    )
+    assert "AutoDelta has 1 of 2 runs" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--split", "1", "--splits", "0-1"), "--split and --splits are both given: leave one of"),
+        (("--seed", "0", "--seeds", "0,1"), "--seed and --seeds are both given: leave one of them"),
+        (("--splits", "1-0"), "--splits takes whole numbers from 0 such as 0-4 or 0,3,7; '1-0'"),
+        (("--seeds", "0,x"), "--seeds takes whole numbers from 0 such as 0-4 or 0,3,7, not '0,x'"),
+        (("--splits", "0,20"), "split of moons must be a whole number 0 .. 19"),
+    ],
+)
+def test_bad_options_are_one_line_before_any_fit(
+    options: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "fit_all", lambda *args, **more: pytest.fail("a fit ran"))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*MOONS, *METHODS, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("pyro-bnn: ")
+    assert err.count("\n") == 1
+    assert line in err
+    assert list(tmp_path.iterdir()) == []

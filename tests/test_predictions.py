@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import math
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from pyro_bnn import data, predictions
+from pyro_bnn.data.split import published_rows
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
+from pyro_bnn.jobs import find_methods, make_engines
+from pyro_bnn.networks import NetworkOptions, make_networks
+from pyro_bnn.predictions import RATIO, FilePredictions, predict_file, write_predictions
+from pyro_bnn.saved_fit import SavedFit, input_columns
+
+NUMBERS = {"num_steps": 300, "num_chains": 2, "warmup_steps": 5, "num_samples": 5}
+
+
+def fit(path: Path, method: str = "auto-normal") -> SavedFit:
+    split = data.load(path)
+    methods = find_methods(method)
+    (network,) = make_networks(methods, split, NetworkOptions(hidden="8")).values()
+    (engine,) = make_engines(methods, NUMBERS).values()
+    posterior = engine.run(network.build(), split.train, progress=False)
+    return SavedFit.of(posterior, network, input_columns(str(path), None, split), split)
+
+
+def table(seed: int = 0, num_rows: int = 60) -> pd.DataFrame:
+    generator = np.random.default_rng(seed)
+    area = generator.uniform(30, 150, num_rows).round(1)
+    town = generator.choice(["Oslo", "Rome"], num_rows)
+    noise = generator.normal(0, 10, num_rows)
+    return pd.DataFrame(
+        {"area": area, "town": town, "price": 3 * area + 50 * (town == "Rome") + noise}
+    )
+
+
+def training_rows() -> pd.DataFrame:
+    """The rows that a fit of split 0 sees."""
+    return table().iloc[published_rows(60, 0)[0].numpy()]
+
+
+def encoded(rows: pd.DataFrame) -> Any:
+    """Inputs ``[N, 3]``: area, Oslo, Rome."""
+    columns = [rows["area"], rows["town"] == "Oslo", rows["town"] == "Rome"]
+    return np.stack(columns, axis=1).astype(float)
+
+
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> SavedFit:
+    path = tmp_path_factory.mktemp("houses") / "houses.csv"
+    table().to_csv(path, index=False)
+    return fit(path)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> SavedFit:
+    path = tmp_path_factory.mktemp("kinds") / "kinds.csv"
+    rows = table()[["town", "area"]]
+    rows["kind"] = np.where(rows["area"] > 100, "large", np.where(rows["area"] > 60, "mid", "tiny"))
+    rows.to_csv(path, index=False)
+    return fit(path)
+
+
+def read(found: FilePredictions, **options: Any) -> pd.DataFrame:
+    return pd.read_csv(StringIO(found.text), **options)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+NEW = "id;town;area\nr1;Rome;80\nr2;Oslo;120.50\nr3;Rome; 2000\n"
+ENCODED = torch.tensor([[80, 0, 1], [120.5, 1, 0], [2000, 0, 1]], dtype=torch.float64)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    path = tmp_path / "new.csv"
+    path.write_text(NEW)
+    return path
+
+
+def test_predictions_are_those_of_the_posterior_in_raw_units(houses: SavedFit, new: Path) -> None:
+    found = read(predict_file(houses, new, level=0.8, num_samples=200, seed=3), sep=";")
+    expected = houses.posterior.predict(ENCODED, 200, seed=3, raw=True)
+    draws = expected.draws[..., 0].numpy()  # [S, N]
+    columns = {
+        "mean": expected.mean[:, 0],
+        "median": np.median(draws, axis=0),
+        "sd": expected.sd[:, 0],
+        "low": np.quantile(draws, 0.1, axis=0),
+        "high": np.quantile(draws, 0.9, axis=0),
+        "sd_epistemic": expected.sd_epistemic[:, 0],
+        "sd_aleatoric": expected.sd_aleatoric[:, 0],
+    }
+    for name, values in columns.items():
+        np.testing.assert_allclose(found[f"predicted_{name}"], values, rtol=2e-6, err_msg=name)
+    total = found["predicted_sd_epistemic"] ** 2 + found["predicted_sd_aleatoric"] ** 2
+    np.testing.assert_allclose(found["predicted_sd"] ** 2, total, rtol=1e-4)
+
+
+def test_raw_units_by_hand(houses: SavedFit, new: Path) -> None:
+    """Standardising and the way back, without the library's own."""
+    own = training_rows()
+    x, price = encoded(own), own["price"].to_numpy()
+    z = (ENCODED.numpy() - x.mean(0)) / x.std(0)
+    f = houses.posterior.function_draws(torch.tensor(z), 200, seed=3)[..., 0].numpy()
+    found = read(predict_file(houses, new, num_samples=200, seed=3), sep=";")
+    mean = price.mean() + price.std() * f.mean(0)
+    np.testing.assert_allclose(found["predicted_mean"], mean, rtol=1e-4)
+    np.testing.assert_allclose(found["predicted_sd_epistemic"], price.std() * f.std(0), rtol=1e-4)
+
+
+def test_own_columns_stay_as_they_were(houses: SavedFit, new: Path) -> None:
+    lines = predict_file(houses, new).text.splitlines()
+    assert lines[0] == (
+        "id;town;area;predicted_mean;predicted_median;predicted_sd;predicted_low;predicted_high;"
+        "predicted_sd_epistemic;predicted_sd_aleatoric;uncertainty_vs_training"
+    )
+    assert [line.split(";")[:3] for line in lines[1:]] == [
+        ["r1", "Rome", "80"],
+        ["r2", "Oslo", "120.50"],
+        ["r3", "Rome", "2000"],
+    ]
+
+
+def test_a_row_far_away_is_uncertain(houses: SavedFit, new: Path) -> None:
+    found = predict_file(houses, new)
+    assert found.ratio is not None
+    assert found.training_maximum is not None
+    assert found.ratio[2] > 5 * found.ratio[:2].max()
+    assert found.ratio[2] > found.training_maximum
+    own = training_rows()
+    x = encoded(own)
+    f = houses.posterior.function_draws(torch.tensor((x - x.mean(0)) / x.std(0)))[..., 0].numpy()
+    typical = np.sort(f.std(0))[(len(own) - 1) // 2] * own["price"].to_numpy().std()
+    expected = read(found, sep=";")["predicted_sd_epistemic"] / typical
+    np.testing.assert_allclose(found.ratio, expected, rtol=1e-4)
+    beyond = int((found.ratio > found.training_maximum).sum())
+    (line,) = found.summary()
+    assert line == (
+        f"{beyond} of 3 rows are more uncertain than any training row (uncertainty_vs_training "
+        f"above {found.training_maximum:.3g}; the median training row has 1)"
+    )
+
+
+def test_scores_where_the_target_is_there(houses: SavedFit, tmp_path: Path) -> None:
+    path = tmp_path / "more.csv"
+    more = table(seed=1)[["price", "town", "area"]]
+    more.to_csv(path, index=False)
+    found = predict_file(houses, path, level=0.9, seed=2)
+    (line,) = found.scores
+    predicted = read(found)
+    error = np.sqrt(((predicted["predicted_mean"] - more["price"]) ** 2).mean())
+    prediction = houses.posterior.predict(torch.tensor(encoded(more)), seed=2, raw=True)
+    mean, var = (m[..., 0].double().numpy() for m in (prediction.means, prediction.variances))  # type: ignore[index]  # numbers
+    log_score = np.log(stats.norm(mean, var**0.5).pdf(more["price"]).mean(0)).mean()
+    match = re.fullmatch(
+        r"Against 'price' of 60 rows: log score (\S+) nats a row, RMSE (\S+), 90 % interval covers "
+        r"(\S+) % \(chance allows \S+ to \S+ %\)",
+        line,
+    )
+    assert match is not None, line
+    assert float(match[1].replace("−", "-")) == pytest.approx(log_score, rel=2e-3)
+    assert float(match[2]) == pytest.approx(error, rel=1e-2)
+    inside = more["price"].between(predicted["predicted_low"], predicted["predicted_high"]).mean()
+    assert abs(float(match[3]) / 100 - inside) <= 1 / 60 + 1e-3  # randomised within ranks
+
+
+def test_blocks_of_rows_are_put_together(
+    houses: SavedFit, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read(predict_file(houses, new), sep=";")
+    monkeypatch.setattr(predictions, "ROWS_AT_ONCE", 2)
+    parts = read(predict_file(houses, new), sep=";")
+    assert list(parts["id"]) == ["r1", "r2", "r3"]
+    for name in ("predicted_mean", "predicted_sd", RATIO):  # free of the noise of y
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5)
+
+
+def test_a_point_estimate_has_no_ratio(tmp_path: Path, new: Path) -> None:
+    path = tmp_path / "houses.csv"
+    table().to_csv(path, index=False)
+    found = predict_file(fit(path, "auto-delta"), new)
+    assert found.ratio is None
+    assert read(found, sep=";")[RATIO].isna().all()
+    (line,) = found.summary()
+    assert line.startswith("uncertainty_vs_training is empty: a point estimate has no epistemic")
+
+
+def test_moments_that_do_not_exist_are_empty(
+    houses: SavedFit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(houses.posterior), "has_moments", property(lambda self: False))
+    path = tmp_path / "more.csv"
+    table(seed=1).to_csv(path, index=False)
+    with pytest.warns(
+        BNNWarning, match="mean or sd does not exist in 60 rows and is empty"
+    ) as seen:
+        found = predict_file(houses, path)
+    assert len(seen) == 1
+    predicted = read(found)
+    for name in ("mean", "sd", "sd_epistemic"):
+        assert predicted[f"predicted_{name}"].isna().all()
+    assert (predicted["predicted_low"] < predicted["predicted_median"]).all()
+    assert (predicted["predicted_median"] < predicted["predicted_high"]).all()
+    error = np.sqrt(((predicted["predicted_median"] - table(seed=1)["price"]) ** 2).mean())
+    match = re.search(r"RMSE of the median (\S+),", found.scores[0])
+    assert match is not None
+    assert float(match[1]) == pytest.approx(error, rel=1e-2)
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+def test_classes(kinds: SavedFit, tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text("area,kind,town\n35,tiny,Rome\n75,mid,Oslo\n140,large,Oslo\n145,tiny,Oslo\n")
+    found = predict_file(kinds, path, seed=1)
+    predicted = read(found)
+    assert list(predicted.columns) == [
+        *("area", "kind", "town", "predicted_class"),
+        *("predicted_p_large", "predicted_p_mid", "predicted_p_tiny"),
+        *("predicted_entropy", "predicted_mutual_information", RATIO),
+    ]
+    x = torch.tensor([[0, 1, 35], [1, 0, 75], [1, 0, 140], [1, 0, 145]], dtype=torch.float64)
+    expected = kinds.posterior.predict(x, seed=1, raw=True)
+    probs = predicted[["predicted_p_large", "predicted_p_mid", "predicted_p_tiny"]].to_numpy()
+    np.testing.assert_allclose(probs, expected.probs, rtol=1e-5)
+    np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-5)
+    assert list(predicted["predicted_class"]) == [
+        ["large", "mid", "tiny"][c] for c in expected.probs.argmax(1).tolist()
+    ]
+    np.testing.assert_allclose(
+        predicted["predicted_entropy"], stats.entropy(probs, axis=1), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        predicted["predicted_mutual_information"], expected.mutual_information, rtol=1e-4
+    )
+    labels = np.array([2, 1, 0, 2])
+    log_score = np.log(probs[np.arange(4), labels]).mean()
+    hits = 100 * (probs.argmax(1) == labels).mean()
+    match = re.fullmatch(
+        r"Against 'kind' of 4 rows: log score (\S+) nats a row, accuracy (\S+) %", found.scores[0]
+    )
+    assert match is not None
+    assert float(match[1].replace("−", "-")) == pytest.approx(log_score, rel=1e-2)
+    assert float(match[2]) == pytest.approx(hits)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0, math.nan])
+def test_levels_lie_between_0_and_1(houses: SavedFit, new: Path, level: float) -> None:
+    expected = f"the level of an interval is between 0 and 1, such as 0.95, not {level}"
+    with pytest.raises(OptionError, match=re.escape(expected)):
+        predict_file(houses, new, level=level)
+
+
+def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
+    path = tmp_path / "houses.csv"
+    table().to_csv(path, index=False)
+    saved = fit(path, "nuts")
+    assert len(read(predict_file(saved, new), sep=";")) == 3
+    with pytest.raises(OptionError, match="the fit holds 10 draws: take at most that, not 1,000"):
+        predict_file(saved, new, num_samples=1_000)
+
+
+def test_columns_that_are_taken(houses: SavedFit, tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text("area,town,predicted_sd,uncertainty_vs_training\n80,Rome,1,2\n")
+    with pytest.raises(DataError, match="has 'predicted_sd', 'uncertainty_vs_training' already, w"):
+        predict_file(houses, path)
+
+
+def test_the_file_that_is_predicted_is_not_replaced(houses: SavedFit, new: Path) -> None:
+    found = predict_file(houses, new)
+    with pytest.raises(OptionError, match="is the file that is predicted: choose another --out"):
+        write_predictions(found, new.parent / "." / "new.csv", new)
+    assert new.read_text() == NEW
+    write_predictions(found, new.with_name("out.csv"), new)
+    assert new.with_name("out.csv").read_text() == found.text
+    with pytest.raises(OutputError, match="cannot write to the folder"):
+        write_predictions(found, new / "out.csv", new)
+
+
+def test_fields_are_quoted_where_they_need_it(houses: SavedFit, tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text('note,area,town\n"a, ""b""",80,Rome\n')
+    found = read(predict_file(houses, path))
+    assert found["note"][0] == 'a, "b"'

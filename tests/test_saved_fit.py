@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_bnn import data
+from pyro_bnn.data import Dataset, Split, Standardiser
+from pyro_bnn.data.columns import Column
+from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
+from pyro_bnn.jobs import find_methods
+from pyro_bnn.networks import NetworkOptions, make_networks
+from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit, all_rows, input_columns
+from tests.rows import classes, regression
+
+
+@pytest.fixture
+def towns(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    path = tmp_path / "towns.csv"
+    rows = [
+        f"{a:.3f},{town},{5 + a:.3f}"
+        for a, town in zip(
+            generator.normal(size=30), generator.choice(["Oslo", "Rome"], 30), strict=True
+        )
+    ]
+    path.write_text("\n".join(["a,town,y", *rows, ""]))
+    return path
+
+
+def fit(
+    split: Split, columns: tuple[Column, ...], method: str = "auto-normal", **options: Any
+) -> SavedFit:
+    from pyro_bnn.jobs import make_engines
+
+    methods = find_methods(method)
+    choice = NetworkOptions(**{"hidden": "3", **options})
+    (network,) = make_networks(methods, split, choice, seed=2).values()
+    numbers = {"num_steps": 20, "num_chains": 2, "warmup_steps": 5, "num_samples": 5}
+    (engine,) = make_engines(methods, numbers).values()
+    posterior = engine.run(network.build(), split.train, seed=2, progress=False)
+    return SavedFit.of(posterior, network, columns, split, command="pyro-bnn fit ...")
+
+
+# --- round trip ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"likelihood": "heteroscedastic-normal", "activation": "tanh", "hidden": "3,2"},
+        {"prior": "half-cauchy-scale"},
+        {"model": "rank1-mlp"},
+        {"method": "nuts"},
+    ],
+)
+def test_a_fit_reads_back(towns: Path, tmp_path: Path, options: dict[str, str]) -> None:
+    split = data.load(towns)
+    saved = fit(split, input_columns(str(towns), None, split), **options)
+    saved.save(tmp_path / "fit")
+    assert {path.name for path in (tmp_path / "fit").iterdir()} == {FIT_FILE, POSTERIOR_FILE}
+    torch.manual_seed(99)  # what is read depends on no state
+    loaded = SavedFit.load(tmp_path / "fit")
+    for name in SavedFit.__dataclass_fields__:
+        if name != "posterior":
+            assert getattr(loaded, name) == getattr(saved, name), name
+    x = torch.tensor([[0.3, 1.0, 0.0], [-1.0, 0.0, 1.0]])
+    for raw in (True, False):
+        given, read = (one.posterior.predict(x, 10, seed=1, raw=raw) for one in (saved, loaded))
+        torch.testing.assert_close(read.draws, given.draws, rtol=1e-6, atol=1e-6)
+
+
+def test_the_file_says_how_it_came_about(towns: Path, tmp_path: Path) -> None:
+    split = data.load(towns)
+    fit(split, input_columns(str(towns), None, split)).save(tmp_path)
+    document = json.loads((tmp_path / FIT_FILE).read_text("utf-8"))
+    assert document["method"] == "AutoNormal"
+    assert document["seed"] == 2
+    assert document["command"] == "pyro-bnn fit ..."
+    assert document["versions"]["torch"] == torch.__version__
+    assert document["columns"] == [
+        {"name": "a", "categories": None},
+        {"name": "town", "categories": ["Oslo", "Rome"]},
+    ]
+
+
+def test_held_out_scores_are_those_of_a_comparison(towns: Path) -> None:
+    from pyro_bnn.report import compare
+
+    split = data.load(towns)
+    saved = fit(split, input_columns(str(towns), None, split))
+    row = compare({"one": saved.posterior}, split, seed=2).table.loc["one"]
+    assert saved.held_out == {
+        "rows": 3,
+        "log_score": pytest.approx(row["log_score"]),
+        "rmse": pytest.approx(row["rmse"]),
+        "coverage": pytest.approx(row["coverage_95"]),
+    }
+    assert saved.summary().startswith("Held-out, 3 rows: log score ")
+    assert ", RMSE " in saved.summary()
+    assert " (y), 95 % interval covers " in saved.summary()
+
+
+def test_summary_of_classes() -> None:
+    split = classes(3)
+    saved = fit(split, tuple(map(Column, "abc")))
+    assert saved.class_names == ("0", "1", "2")
+    assert re.fullmatch(
+        r"Held-out, 12 rows: log score .\d\.\d+ nats a row, accuracy [\d.]+ %", saved.summary()
+    )
+
+
+# --- files that cannot be read -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fit")
+    fit(regression(), (Column("a"), Column("b"))).save(folder)
+    return folder
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    expected = f"'{tmp_path}' is not a folder of 'pyro-bnn fit': it has no fit.json"
+    with pytest.raises(FileFormatError, match=re.escape(expected)):
+        SavedFit.load(tmp_path)
+    with pytest.raises(FileFormatError, match=r"is not a folder of 'pyro-bnn fit'"):
+        SavedFit.load(tmp_path / "absent")
+
+
+def changed(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    document = json.loads((folder / FIT_FILE).read_text("utf-8"))
+    change(document)
+    (tmp_path / FIT_FILE).write_text(json.dumps(document), "utf-8")
+    (tmp_path / POSTERIOR_FILE).write_bytes((folder / POSTERIOR_FILE).read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("columns"), "fit.json is damaged: KeyError('columns')"),
+        (lambda d: d.update(format="other"), "fit.json is not of 'pyro-bnn fit'"),
+        (
+            lambda d: d.update(version=2),
+            "fit.json has format version 2, this package reads 1; read",
+        ),
+        (lambda d: d["columns"].pop(), "its columns are 1 inputs, its network has 2"),
+        (lambda d: d["network"].pop("seed"), "fit.json is damaged: TypeError("),
+        (lambda d: d["network"].update(model="Pickle"), "is damaged: unknown model 'Pickle'"),
+        (lambda d: d["network"].update(hidden=["x"]), "layer sizes are positive integers, not 'x'"),
+        (lambda d: d["network"].update(seed="x"), "fit.json is damaged: "),
+        (lambda d: d["uncertainty"].update(median="x"), "fit.json is damaged: ValueError("),
+        (lambda d: d["uncertainty"].pop("maximum"), "fit.json is damaged: KeyError('maximum')"),
+        (lambda d: d.update(columns=3), "fit.json is damaged: TypeError("),
+    ],
+)
+def test_a_file_that_is_damaged(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    with pytest.raises(FileFormatError, match=re.escape(message)):
+        SavedFit.load(changed(folder, tmp_path, change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "\udcff", "[]"])
+def test_a_file_that_is_no_json_object(folder: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / FIT_FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(FileFormatError, match=r"fit\.json (cannot be read|is not of 'pyro-bnn fi)"):
+        SavedFit.load(tmp_path)
+
+
+def test_a_posterior_of_another_network(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match=r"posterior\.pt is of a model with sites"):
+        SavedFit.load(changed(folder, tmp_path, lambda d: d["network"].update(hidden=[4])))
+
+
+def test_a_posterior_that_is_truncated_or_absent(folder: Path, tmp_path: Path) -> None:
+    (changed(folder, tmp_path, len) / POSTERIOR_FILE).write_bytes(b"PK half")
+    with pytest.raises(FileFormatError, match=r"posterior\.pt is truncated"):
+        SavedFit.load(tmp_path)
+    (tmp_path / POSTERIOR_FILE).unlink()
+    with pytest.raises(FileFormatError, match=r"posterior\.pt does not exist"):
+        SavedFit.load(tmp_path)
+
+
+# --- columns and rows ----------------------------------------------------------------------------
+
+
+def test_columns_of_data_that_are_no_csv() -> None:
+    moons = data.load("moons")
+    assert input_columns("moons", None, moons) == (Column("x0"), Column("x1"))
+    diabetes = input_columns("diabetes", None, data.load("diabetes"))
+    assert diabetes[0] == Column("age")
+    assert input_columns("mine.npz", None, regression()) == (Column("x0"), Column("x1"))
+
+
+def test_several_targets_are_refused() -> None:
+    with pytest.raises(
+        OptionError, match="rows has 2 targets, but a saved fit predicts one: fit th"
+    ):
+        input_columns("rows.npz", None, regression(num_targets=2))
+
+
+def test_inputs_beyond_single_precision_are_refused(towns: Path) -> None:
+    path = towns.with_name("clock.csv")
+    path.write_text("t,flat,y\n" + "".join(f"{1_600_000_000 + i},7e9,{i}\n" for i in range(30)))
+    expected = (
+        r"clock: column 't' lies at 1\.6e\+09 with an sd of \d\.\d, too far for the precision"
+    )
+    with pytest.raises(DataError, match=expected):
+        input_columns(str(path), None, data.load(path))
+    path.write_text("year,flat,y\n" + "".join(f"{2000 + i % 20},7e9,{i}\n" for i in range(30)))
+    assert input_columns(str(path), None, data.load(path)) == (Column("year"), Column("flat"))
+
+
+def test_all_rows_are_standardised_anew() -> None:
+    x = torch.tensor([[10.0], [20.0], [60.0]])
+    units = Standardiser(torch.tensor([15.0]), torch.tensor([5.0]))
+    target = Standardiser(torch.tensor(1.0), torch.tensor(2.0))
+    whole = Dataset(
+        units.transform(x), target.transform(torch.tensor([1.0, 2.0, 6.0])), units, target
+    )
+    split = Split(whole.rows([0, 1]), whole.rows([2]), "regression", "three")
+    found = all_rows(split)
+    assert found.train.inputs is not None
+    assert found.train.target is not None
+    torch.testing.assert_close(found.train.inputs.loc, torch.tensor([30.0]))
+    torch.testing.assert_close(found.train.target.loc, torch.tensor(3.0))
+    torch.testing.assert_close(found.train.raw()[0], x)
+    torch.testing.assert_close(found.train.raw()[1], torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(found.train.x.mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
+
+
+def test_all_rows_of_classes_keep_their_names() -> None:
+    moons = data.load("moons")
+    found = all_rows(moons).train
+    assert len(found) == len(moons.train) + len(moons.test)
+    assert found.class_names == moons.train.class_names
+    torch.testing.assert_close(found.y, torch.cat([moons.train.y, moons.test.y]))
