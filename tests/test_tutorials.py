@@ -1,0 +1,189 @@
+"""The notebooks of ``tutorials/``: their form as committed, and that they run.
+
+They are executed with ``PYRO_BNN_SMOKE=1``: shorter fits, the same cells. Assertions of the last
+cell that need converged fits stand under ``if not SMOKE``; the others hold of any fit.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+RUNNER = ROOT / "tests" / "run_tutorials.py"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+MACHINE_PATHS = re.compile(r"/(home|root|tmp|work|Users|usr|opt|var)/|[A-Z]:\\\\")
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+
+
+def cells(path: Path, kind: str) -> list[Any]:
+    return [cell for cell in read(path).cells if cell.cell_type == kind]
+
+
+def code(path: Path) -> ast.Module:
+    return ast.parse("\n".join(cell.source for cell in cells(path, "code")))
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """``bnn.guides.AutoNormal`` as its names; empty where it does not start with a name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (start := dotted(node.value)):
+        return [*start, node.attr]
+    return []
+
+
+def test_the_three_tutorials_are_there() -> None:
+    assert [path.stem for path in NOTEBOOKS] == [
+        "00_from_mle_to_posteriors",
+        "01_compare_guides",
+        "02_write_your_own_model",
+    ]
+
+
+@each_notebook
+def test_first_cell_has_the_question_and_the_expected_answer(path: Path) -> None:
+    first = read(path).cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith("# ")
+    assert "**Question.**" in first.source
+    assert "**Expected answer.**" in first.source
+
+
+@each_notebook
+def test_last_cell_asserts_what_could_fail(path: Path) -> None:
+    last = read(path).cells[-1]
+    assert last.cell_type == "code"
+    tree = ast.parse(last.source)
+    always = [node for node in tree.body if isinstance(node, ast.Assert | ast.For)]
+    assert len(always) >= 3  # not only those that a smoke run leaves out
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+            assert names, ast.unparse(node)
+
+
+@each_notebook
+def test_committed_with_the_outputs_of_one_run_from_top_to_bottom(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    code_cells = cells(path, "code")
+    assert [cell.execution_count for cell in code_cells] == list(range(1, len(code_cells) + 1))
+    outputs = [output for cell in code_cells for output in cell.outputs]
+    assert len(outputs) >= 5
+    assert all(output.output_type != "error" for output in outputs)
+    assert all(output.get("name") != "stderr" for output in outputs)  # warnings go there
+
+
+@each_notebook
+def test_says_nothing_of_the_machine_it_ran_on(path: Path) -> None:
+    notebook = read(path)
+    assert dict(notebook.metadata) == METADATA
+    assert all(not cell.metadata for cell in notebook.cells)
+    without_images = re.sub(r'"image/png": "[^"]*"', "", path.read_text())
+    assert MACHINE_PATHS.search(without_images) is None
+
+
+@each_notebook
+def test_every_figure_is_told_in_words(path: Path) -> None:
+    notebook = read(path)
+    num_figures = 0
+    for cell, following in zip(notebook.cells, notebook.cells[1:], strict=False):
+        images = [o for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+        num_figures += len(images)
+        if images:
+            assert following.source.startswith("**Figure in words.**"), cell.source
+    assert num_figures >= 1
+
+
+@each_notebook
+def test_uses_public_names_only(path: Path) -> None:
+    for node in ast.walk(code(path)):
+        if isinstance(node, ast.Attribute):
+            is_dunder = node.attr.startswith("__") and node.attr.endswith("__")
+            assert is_dunder or not node.attr.startswith("_"), ast.unparse(node)
+    for name, module, attribute in library_names(path):
+        exported = getattr(module, "__all__", None)
+        assert exported is None or attribute in exported, f"{name} is not exported"
+        assert hasattr(module, attribute), name
+
+
+def library_names(path: Path) -> Iterator[tuple[str, ModuleType, str]]:
+    """Dotted names under ``bnn``, each with the module it is looked up in."""
+    names = set()
+    for node in ast.walk(code(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("pyro_bnn"):
+                    assert (alias.name, alias.asname) == ("pyro_bnn", "bnn")
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("pyro_bnn"), "tutorials write bnn.<name>"
+        if isinstance(node, ast.Attribute) and dotted(node)[:1] == ["bnn"]:
+            names.add(tuple(dotted(node)))
+    assert names
+    for parts in sorted(names):
+        module: Any = importlib.import_module("pyro_bnn")
+        for part in parts[1:]:
+            if part.startswith("__"):
+                break
+            if isinstance(module, ModuleType):
+                yield ".".join(parts), module, part
+            module = getattr(module, part)
+
+
+@each_notebook
+@pytest.mark.slow
+def test_runs_from_top_to_bottom_with_short_fits(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), "--smoke", "--out", str(tmp_path), str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = read(tmp_path / path.name)
+    before = read(path)
+    assert [cell.source for cell in written.cells] == [cell.source for cell in before.cells]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("assert 1 == 2, 'one is not two'", "one is not two"),
+        ("import warnings; warnings.warn('look here')", "wrote to stderr"),
+    ],
+)
+def test_runner_fails_where_a_cell_fails_or_warns(
+    source: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "wrong.ipynb"
+    cell = {"cell_type": "code", "id": "a", "source": source, "metadata": {}, "outputs": []}
+    wrong = {"cells": [{**cell, "execution_count": None}], "metadata": METADATA}
+    text = json.dumps({**wrong, "nbformat": 4, "nbformat_minor": 5})
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert path.read_text() == text  # a failed run leaves the file as it was
