@@ -33,7 +33,9 @@ class Components(NamedTuple):
         """A draw of every component, out of standard normal noise."""
         if self.is_cauchy is None:
             return self.loc + self.scale * noise
-        cauchy = torch.tan(math.pi * (torch.special.ndtr(noise) - 0.5))
+        # from the nearer tail, whose probability keeps its digits where the other's rounds to 1
+        tail = 0.5 * torch.special.erfc(noise.abs() / math.sqrt(2))
+        cauchy = noise.sign() / torch.tan(math.pi * tail)
         return self.loc + self.scale * torch.where(self.is_cauchy, cauchy, noise)
 
     def log_prob(self, z: Float[Tensor, "*S P"]) -> Float[Tensor, "*S K"]:
@@ -68,7 +70,8 @@ class Components(NamedTuple):
         levels = levels.reshape(-1, 1)  # [Q, 1]
         standard = torch.special.ndtri(levels).expand(-1, self.loc.shape[-1])
         if self.is_cauchy is not None:
-            cauchy = torch.tan(math.pi * (levels - 0.5))
+            tail = torch.minimum(levels, 1 - levels)
+            cauchy = (levels - 0.5).sign() / torch.tan(math.pi * tail)
             standard = torch.where(self.is_cauchy, cauchy, standard)
         own = self.loc + self.scale * standard.unsqueeze(-2)  # [Q, K, P]
         low: Tensor = own.amin(-2)  # [Q, P]

@@ -270,10 +270,22 @@ class Guide(PyroModule):
         """JSON-able options that make a guide of the same kind."""
         return {}
 
+    def centre(self) -> Tensor:
+        """Where q is centred, ``[P]``."""
+        self.require_setup()
+        return cast(Tensor, self.loc).detach().clone()
+
     def move_to(self, z: Tensor) -> None:
         """Centre q at z ``[P]``, its scales as they are."""
         with torch.no_grad():
             self.loc.copy_(z)
+
+    def set_member_params(self, params: Params) -> None:
+        """Start every draw's own values of ``member_params`` at given ones.
+
+        Args:
+            params: Values of the model's parameters by name.
+        """
 
     # Draws and divergences
 

@@ -25,7 +25,8 @@ from pyro_bnn.guides.guide import (
 )
 from pyro_bnn.latents import Marginals
 from pyro_bnn.layers import Rank1Linear
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.priors.hierarchy import hierarchies
+from pyro_bnn.program import GuideTerms, Params
 
 Family = Literal["normal", "cauchy", "delta"]
 Objective = Literal["average", "mixture", "log_mixture", "log_mixture_averaged_kl"]
@@ -37,7 +38,9 @@ OBJECTIVES: dict[str, str] = {
     "log_mixture": "log-mixture bound",
     "log_mixture_averaged_kl": "log-mixture objective with averaged KL (no bound)",
 }
+INIT_SCALE = math.sqrt(1e-3 / (1 - 1e-3))
 FACTORS = (".r", ".s", ".r.value", ".s.value")  # sites that are factors; the last two centred
+SCALES = (".scale", ".global", ".local", ".slab")  # sites of a hierarchy's scale
 CAUCHY_TAILS = (dist.Cauchy, dist.StudentT)  # priors of finite KL from a Cauchy
 
 
@@ -85,9 +88,10 @@ class AutoRank1Mixture(Guide):
         objective: See above.
         separate_biases: Whether each component has biases of its own; K = 1 has the model's.
         start: ``"near_one"``: factors at :math:`\mathcal N(1, \mathrm{init\_spread}^2)`;
-            ``"random_sign"``: at -1 or +1. A negative factor costs 200 nats under the prior
+            ``"random_sign"``: around -1 or +1. A negative factor costs 200 nats under the prior
             N(1, 0.1): give it a wide prior or a long ``kl_warmup``.
-        init_spread: Standard deviation of the start of the factors, >= 0.
+        init_spread: Standard deviation of the start of the factors, >= 0; of the log of positive
+            factors, and of the standardised deviation of non-centred hierarchies.
         init_scale: Initial scale of every entry of z, > 0. Default
             :math:`\sqrt{p/(1-p)}, p = 10^{-3}`.
 
@@ -117,7 +121,7 @@ class AutoRank1Mixture(Guide):
         separate_biases: bool = True,
         start: Start = "near_one",
         init_spread: float = 0.1,
-        init_scale: float = math.sqrt(1e-3 / (1 - 1e-3)),
+        init_scale: float = INIT_SCALE,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
         if (
@@ -136,12 +140,16 @@ class AutoRank1Mixture(Guide):
                 raise OptionError(f"{name} is one of {known}, not {value!r}")
         if not (isinstance(init_spread, int | float) and 0 <= init_spread < math.inf):
             raise OptionError(f"init_spread is a standard deviation >= 0, not {init_spread!r}")
-        self._layers = _rank1_layers(model)
+        layers = _rank1_layers(model)
+        self._layer_names = tuple(layers)
+        # a bias that the user froze stays the model's, one for all
+        trained = (name for name, layer in layers.items() if layer.bias.requires_grad)
+        self._own_biases = tuple(trained) if separate_biases and num_components > 1 else ()
         self.num_components = num_components
         self.family: Family = family
         self.objective_kind: Objective = objective
         self.separate_biases = separate_biases
-        self.owns_biases = separate_biases and num_components > 1
+        self.owns_biases = bool(self._own_biases)
         self.start: Start = start
         self.init_spread = float(init_spread)
         self.init_scale = check_init_scale(init_scale)
@@ -149,6 +157,15 @@ class AutoRank1Mixture(Guide):
             raise OptionError(
                 'objective="mixture" bounds the evidence of one network, but with '
                 "separate_biases=True there is one for each component: pass separate_biases=False"
+            )
+        if family == "delta" and init_scale != INIT_SCALE:
+            raise OptionError(
+                f'init_scale={init_scale} would have no effect, as family="delta" has no scales'
+            )
+        if start == "random_sign" and init_loc_fn is not None:
+            raise OptionError(
+                'init_loc_fn would have no effect on the factors, as start="random_sign" puts them '
+                "around -1 and +1: leave one of the two out"
             )
         if objective == "mixture" and family == "delta":
             raise OptionError(
@@ -167,6 +184,11 @@ class AutoRank1Mixture(Guide):
         return "exact" if self.num_components == 1 or self.owns_biases else "monte_carlo"
 
     # The model
+
+    @property
+    def _layers(self) -> dict[str, Rank1Linear]:
+        model: Any = self.model
+        return {name: model.get_submodule(name) for name in self._layer_names}
 
     def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:
         """Check that the model's factors suit the family and the start.
@@ -190,6 +212,16 @@ class AutoRank1Mixture(Guide):
             raise SiteError(
                 f'start="random_sign" needs factors that are real and their own sites, which '
                 f'{", ".join(other)} are not: use "near_one", or a Normal or Cauchy prior'
+            )
+        dead = [
+            name
+            for name, hierarchy in hierarchies(self.model).items()
+            if hierarchy.loc == 0 and any(s.name.startswith(f"{name}.") for s in factors)
+        ]
+        if dead and self.init_loc_fn is None:
+            raise SiteError(
+                f"the hierarchies over {', '.join(dead)} are centred at 0, where every unit is "
+                "switched off: give them loc=1.0, as in HalfCauchyScale(loc=1.0)"
             )
         if self.family == "cauchy":
             self._check_tails(factors, run)
@@ -215,7 +247,7 @@ class AutoRank1Mixture(Guide):
     def _is_factor(self, site: str) -> bool:
         return any(
             site in (name + ".r", name + ".s") or site.startswith((f"{name}.r.", f"{name}.s."))
-            for name in self._layers
+            for name in self._layer_names
         )
 
     @property
@@ -227,8 +259,8 @@ class AutoRank1Mixture(Guide):
 
     @property
     def member_params(self) -> tuple[str, ...]:
-        """The layers' biases, where each component has its own."""
-        return tuple(f"{name}.bias" for name in self._layers) if self.owns_biases else ()
+        """The layers' trained biases, where each component has its own."""
+        return tuple(f"{name}.bias" for name in self._own_biases)
 
     # Parameters
 
@@ -238,14 +270,12 @@ class AutoRank1Mixture(Guide):
         locs = loc.expand(K, -1).clone()
         with isolated():  # the caller's random state decides, and stays
             noise = torch.randn(locs.shape).to(locs)
-        at = 0
-        for name, _, length in self._shapes:
-            entries = slice(at, at + length)
-            if self._is_factor(name) and not name.endswith(
-                (".scale", ".global", ".local", ".slab")
-            ):
-                self._start_factor(name, locs[:, entries], noise[:, entries])
-            at += length
+            at = 0
+            for name, _, length in self._shapes:
+                entries = slice(at, at + length)
+                if self._is_factor(name) and not name.endswith(SCALES):
+                    self._start_factor(name, locs[:, entries], noise[:, entries])
+                at += length
         heavy = [
             torch.full((length,), self.family == "cauchy" and self._is_factor(name))
             for name, _, length in self._shapes
@@ -255,16 +285,14 @@ class AutoRank1Mixture(Guide):
         if self.family != "delta":
             self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
         if self.owns_biases:
-            biases = torch.cat([layer.bias.detach().flatten() for layer in self._layers.values()])
-            self.biases = nn.Parameter(biases.to(locs).expand(K, -1).clone())
+            biases = [self._layers[name].bias.detach() for name in self._own_biases]
+            self.biases = nn.Parameter(torch.cat(biases).to(locs).expand(K, -1).clone())
 
     def _start_factor(self, name: str, loc: Tensor, noise: Tensor) -> None:
         """Write the start of one site's entries ``[K, n]`` into ``loc``."""
         if self.start == "random_sign":
-            centre = torch.where(noise > 0, 1.0, -1.0).to(loc)
-            loc.copy_(centre)
-            return
-        if self.init_loc_fn is None:
+            loc.copy_(torch.randint(0, 2, loc.shape) * 2 - 1)
+        elif self.init_loc_fn is None:
             loc.fill_(1.0 if name in self._direct else 0.0)  # else a log factor or a deviation
         loc.add_(self.init_spread * noise)
 
@@ -280,25 +308,38 @@ class AutoRank1Mixture(Guide):
             "init_scale": self.init_scale,
         }
 
+    def centre(self) -> Tensor:
+        """Mean of the components' centres, ``[P]``."""
+        self.require_setup()
+        return self.loc.detach().mean(0)
+
     def move_to(self, z: Tensor) -> None:
-        """Move all components together, so that the mean of their centres is z ``[P]``."""
+        """Move all components together, so that the mean of their centres is z ``[P]``.
+
+        Raises:
+            OptionError: If they start at random signs, which this would undo.
+        """
+        if self.start == "random_sign":
+            raise OptionError(
+                'init would move the factors off the signs of start="random_sign": leave one out'
+            )
         with torch.no_grad():
             self.loc.add_(z - self.loc.mean(0))
+
+    def set_member_params(self, params: Params) -> None:
+        """Start every component's biases at those of the model."""
+        if self.owns_biases:
+            with torch.no_grad():
+                self.biases.copy_(
+                    torch.cat([params[name].flatten() for name in self.member_params])
+                )
 
     # Draws
 
     @property
     def noise_dim(self) -> int:
-        """K P + 1: for a draw of every component, and for which of them is taken."""
+        """K P + 1: for a draw of every component, and for which of them is taken, at random."""
         return self.num_components * self.num_latents + 1
-
-    def draw_noise(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Standard normal noise ``[S, M]`` for S draws, which take the components in turn."""
-        noise = super().draw_noise(num_draws, generator)
-        K = self.num_components
-        turn = torch.arange(num_draws, dtype=noise.dtype, device=noise.device).remainder(K)
-        noise[:, -1] = torch.special.ndtri((turn + 0.5) / K)
-        return noise
 
     def members(self, noise: Tensor) -> Tensor:
         """A draw of every component, ``[..., K, P]``, made of noise ``[..., M]``."""
@@ -376,9 +417,17 @@ class AutoRank1Mixture(Guide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every site of the model, as Pyro's engines ask of a guide.
 
+        Pyro's own ELBO is that of the exact mixture density, whatever ``objective`` says.
+
         Raises:
-            SiteError: If components have biases of their own, which a Pyro guide cannot set.
+            SiteError: If components have biases of their own, which a Pyro guide cannot set, or are
+                deltas, of which the mixture has no density.
         """
+        if not self.has_log_prob:
+            raise SiteError(
+                'family="delta" has no density for the ELBO of pyro.infer.SVI: train it with '
+                "pyro_bnn.SVI"
+            )
         if self.owns_biases:
             raise SiteError(
                 "each component has biases of its own, and a guide under pyro.infer.SVI cannot set "
@@ -435,7 +484,7 @@ class _Mixture(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         shape = torch.Size(sample_shape)
-        noise = Guide.draw_noise(self.guide, shape.numel())  # components at random, not in turn
+        noise = self.guide.draw_noise(shape.numel())
         return self.guide.transport(noise).reshape(shape + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:

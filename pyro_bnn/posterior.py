@@ -72,7 +72,8 @@ class Posterior(ABC):
         provenance: How the posterior came about.
 
     Attributes:
-        params: Values of the model's point-estimated parameters, by name, unconstrained.
+        params: Values of the model's point-estimated parameters, by name, unconstrained; of
+            those in ``program.member_params`` each draw has its own, and the value here is unused.
     """
 
     def __init__(self, program: Program, provenance: Provenance) -> None:

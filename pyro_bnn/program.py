@@ -420,7 +420,15 @@ class Program:
             rows, scale = self._log_likelihood(run, num_rows=len(batch.x))
             return rows.squeeze(0)
 
-        rows = self._vmap(lambda draw: torch.func.vmap(one)(draw, *batch), z)
+        try:
+            rows = torch.func.vmap(lambda draw: torch.func.vmap(one)(draw, *batch))(z)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ModelError(
+                "draws for each row need a model that can be batched over draws and rows, and this "
+                f"one cannot: leave per_example_draws at False ({str(error).splitlines()[0]})"
+            ) from error
         return rows, scale
 
     def non_finite_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> list[str]:

@@ -58,6 +58,11 @@ def save(posterior: Posterior, path: Path) -> None:
         "fingerprint": _fingerprint(program, posterior.params),
     }
     known = isinstance(posterior, GuidePosterior) and _class_of(posterior.guide) is not None
+    if program.member_params and not known:
+        raise OutputError(
+            f"cannot save a {posterior.method}, whose class is not of this package and whose draws "
+            f"have values of their own of {', '.join(program.member_params)}"
+        )
     if known:
         guide = cast(GuidePosterior, posterior).guide
         document["guide"] = {

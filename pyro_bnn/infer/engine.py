@@ -160,7 +160,9 @@ def check_positive(name: str, value: object) -> None:
         raise OptionError(f"{name} is a positive number, not {value!r}")
 
 
-def starting_points(program: Program, init: Init, num_points: int, seed: int) -> Tensor | None:
+def starting_points(
+    program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
+) -> Tensor | None:
     """Starting points z ``[n, P]`` from ``init``, or None where it says nothing of the sites.
 
     Point-estimated parameters of the program are set from a module or a posterior on the way.
@@ -168,10 +170,10 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
     Args:
         program: The model as tensor functions.
         init: A posterior (its draws), a trained network (its parameters, matched by name or, where
-            names differ, by order and shape), or values of sites; sites it lacks start at a draw
-            from the prior.
+            names differ, by order and shape), or values of sites.
         num_points: How many points.
         seed: Seed of the posterior's draws.
+        default: Start ``[P]`` of the sites that ``init`` lacks; by default a draw from the prior.
 
     Raises:
         SiteError: If names or shapes do not fit the model.
@@ -210,8 +212,8 @@ def starting_points(program: Program, init: Init, num_points: int, seed: int) ->
             "init is a Posterior, a trained torch module or a dict of sites, not "
             f"{type(init).__name__}"
         )
-    default = program.constrain(program.initial)
-    z = program.unconstrain({**default, **values})
+    start = program.constrain(program.initial if default is None else default)
+    z = program.unconstrain({**start, **values})
     return z.expand(num_points, -1).clone()
 
 

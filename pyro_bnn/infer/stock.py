@@ -57,9 +57,17 @@ class _ScaleLatents(Messenger):
     def __init__(self, weight: float) -> None:
         super().__init__()
         self.weight = weight
+        self._factors: dict[str, float] = {}
+
+    @property
+    def factors(self) -> float:
+        """Sum of the model's ``pyro.factor`` statements, which are not part of the ELBO."""
+        return sum(self._factors.values())
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] != "y" and self.weight != 1.0:
+        if isinstance(msg["fn"], dist.Unit):
+            self._factors[msg["name"]] = float(msg["fn"].log_factor.detach().sum())
+        elif msg["name"] != "y" and self.weight != 1.0:
             msg["scale"] = msg["scale"] * self.weight
 
 
@@ -166,7 +174,7 @@ class _StockRun:
         weight = 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
         with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
             warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")  # said below
-            with _ScaleLatents(weight):
+            with _ScaleLatents(weight) as scaled:
                 loss = self._elbo.differentiable_loss(self._model, self.guide, *rows)
             whole = (
                 loss.item() if weight == 1.0 else self._elbo.loss(self._model, self.guide, *rows)
@@ -181,7 +189,7 @@ class _StockRun:
         loss.backward()
         assert self._descent is not None
         self._descent.step(step)
-        self.losses.append(whole)
+        self.losses.append(whole + scaled.factors)  # of the ELBO alone
 
     def _find_leaves(self, trace: poutine.Trace) -> None:
         values = [cast(Any, node["value"]) for node in trace.nodes.values()]

@@ -57,8 +57,9 @@ class SVI:
 
     Args:
         guide: A guide class, a ``functools.partial`` of one, a callable of the model that returns
-            a guide, an instance (trained in place; the posterior holds a copy), or a guide from
-            stock Pyro, which runs through Pyro's own ``Trace_ELBO``.
+            a guide, an instance (trained in place; the posterior holds a copy, and beside it the
+            model's point estimates, which start at the model's values in every run), or a guide
+            from stock Pyro, which runs through Pyro's own ``Trace_ELBO``.
         num_steps: Gradient steps.
         learning_rate: Step size of the optimiser at the start.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
@@ -72,9 +73,11 @@ class SVI:
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
         loc_warmup: Steps at the start in which the scales of the guide are held at their initial
             values while its means, and the model's point estimates, are trained. Without them
-            scales grow faster than hidden units find a use, and the KL switches most units off for
-            good. Default: a tenth of ``num_steps`` where a new guide has one vector of means
-            ``loc [P]`` beside other parameters and ``init`` is None; else 0.
+            scales may grow before hidden units have found a use, and the KL switches these off for
+            good; with them the fit may end in another optimum, of a higher or a lower ELBO: try 0
+            as well. Default: a tenth of ``num_steps`` where a new guide has one vector of means
+            ``loc [P]`` beside other parameters, and neither ``init`` nor ``patience`` is given;
+            else 0.
         patience: Steps without a better smoothed ELBO after which to stop, counted from the end
             of ``kl_warmup`` and ``loc_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
@@ -210,8 +213,10 @@ class SVI:
             guide.check_covers(program.sites)
             self._check_rows(guide, data)
             program.prepare(guide)
-            if (z := starting_points(program, init, 1, seed)) is not None:
+            z = starting_points(program, init, 1, seed, default=guide.centre())
+            if z is not None:
                 guide.move_to(z[0])
+                guide.set_member_params(program.params)
             batches = batches_of(data, program, batch, self.batch_size, seed)
             loc_warmup = self._loc_warmup(guide, is_new=is_new and init is None)
             run = _Run(self, program, guide, seed, loc_warmup)
@@ -239,6 +244,11 @@ class SVI:
 
     def _check_rows(self, guide: Guide, data: Data) -> None:
         """Refuse minibatches and draws for each row where the objective has no such estimate."""
+        if self.per_example_draws and not guide.has_log_prob:
+            raise OptionError(
+                f"per_example_draws=True would have no effect, as the draws of {_name(guide)} do "
+                "not differ: leave it at False"
+            )
         if not guide.needs_all_rows:
             return
         objective = f"the {guide.objective} of {type(guide).__name__}"
@@ -258,7 +268,8 @@ class SVI:
         named = dict(guide.named_parameters()) if isinstance(guide, Guide) else {}
         has_scales = len(named) > 1 and "loc" in named and named["loc"].ndim == 1
         if self.loc_warmup is None:
-            return self.num_steps // 10 if has_scales and is_new else 0
+            held = has_scales and is_new and self.patience is None
+            return self.num_steps // 10 if held else 0
         if self.loc_warmup and not has_scales:
             raise OptionError(
                 f"loc_warmup={self.loc_warmup} would have no effect, as {_name(guide)} has no "
@@ -336,7 +347,7 @@ class _Run:
                 recent = self.losses[-WINDOW:]
                 smoothed = -sum(recent) / len(recent)
                 bar.update(step + 1 - bar.n)
-                bar.set_postfix_str(f"ELBO {smoothed:.1f}")
+                bar.set_postfix_str(f"{self.guide.objective} {smoothed:.1f}")
                 # of another objective, or before the scales are trained
                 if step + 1 - len(recent) < max(svi.kl_warmup, self.loc_warmup):
                     best_step = step
@@ -398,8 +409,9 @@ class _Run:
 
     def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
         with torch.no_grad():
-            z = self.guide.draws(noise.flatten(0, -2)[:1])[0]
-            sites = self.program.non_finite_terms(z, batch, self.program.params)
+            draws = self.guide.make_terms(noise.flatten(0, -2), density=False).z
+            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
+            sites = next((names for names in named if names), [])
         good = self._restore()
         where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
         raise DivergenceError(

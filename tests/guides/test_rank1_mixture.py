@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn import guides, likelihoods, priors
-from pyro_bnn.errors import BNNWarning, OptionError, SiteError
+from pyro_bnn.errors import BNNWarning, OptionError, OutputError, SiteError
 from pyro_bnn.guides import AutoRank1Mixture
+from pyro_bnn.guides.components import Components
 from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.program import Batch, Program
 from tests.laws import module_of
@@ -231,6 +233,14 @@ def fit(model: Any = None, *, num_steps: int = 30, data: Any = None, **options: 
     return svi.run(model, rows() if data is None else data, progress=False)
 
 
+def components(posterior: Any, num_samples: int, seed: int = 0) -> Tensor:
+    """Number of the component of each draw."""
+    guide = posterior.guide
+    u = torch.special.ndtr(guide.seeded_noise(num_samples, seed)[:, -1])
+    numbers: Tensor = (u * guide.num_components).long()
+    return numbers
+
+
 def by_hand(posterior: Any, z: Tensor, biases: Tensor, x: Tensor) -> Tensor:
     """F of one member from materialised weights W o r s^T."""
     sites = posterior.program.constrain(z)
@@ -256,23 +266,31 @@ def test_members_in_one_pass_are_the_materialised_networks(separate: bool) -> No
         assert_close(
             value, by_hand(posterior, row[:num_latents], biases, x), rtol=1e-12, atol=1e-12
         )
-    if separate:  # components take turns
+    if separate:
         own = posterior.guide.biases.detach()
-        assert_close(draws[:, num_latents:], own.repeat(2, 1), rtol=0, atol=0)
+        k = components(posterior, 6)
+        assert_close(draws[:, num_latents:], own[k], rtol=0, atol=0)
         assert bool((own[0] != own[1]).any())
     assert posterior.unconstrained(6).shape == (6, num_latents)
+
+
+def test_components_are_drawn_at_random() -> None:
+    posterior = fit(num_components=4, num_steps=1)
+    counts = torch.bincount(components(posterior, 4_000), minlength=4)
+    assert stats.chisquare(counts.tolist()).pvalue > 1e-4
+    first = torch.cat([components(posterior, 1, seed) for seed in range(60)])
+    assert set(first.tolist()) == {0, 1, 2, 3}  # a single draw is of any component
 
 
 def test_without_scale_it_is_batch_ensemble() -> None:
     posterior = fit(family="delta", num_components=2)
     x, _ = rows()
     f = posterior.function_draws(x, 10)
-    assert_close(f[0], f[2], rtol=0, atol=0)  # two functions in turn
-    assert bool((f[0] != f[1]).any())
+    assert len(f.unique(dim=0)) == 2  # two functions
     guide = posterior.guide
-    for k in (0, 1):
+    for k, value in zip(components(posterior, 10).tolist(), f, strict=True):
         expected = by_hand(posterior, guide.loc[k].detach(), guide.biases[k].detach(), x)
-        assert_close(f[k], expected, rtol=1e-12, atol=1e-12)
+        assert_close(value, expected, rtol=1e-12, atol=1e-12)
     assert posterior.elbo_kind == "none"
     narrow = AutoRank1Mixture(posterior.model, num_components=2, init_scale=1e-9)
     narrow.setup(x)
@@ -295,8 +313,7 @@ def test_own_biases_make_the_average_the_exact_elbo() -> None:
     assert abs(value - other) < 5 * math.hypot(error, noise)
     log_q = posterior.log_q(6)
     z = posterior.unconstrained(6)
-    for s in range(6):
-        k = s % 3
+    for s, k in enumerate(components(posterior, 6).tolist()):
         expected = dist.Normal(guide.loc[k], guide.scale[k]).log_prob(z[s]).sum()
         assert_close(log_q[s], expected.detach(), rtol=1e-10, atol=1e-10)
     assert program.member_params == ("layers.0.bias", "layers.1.bias")
@@ -473,6 +490,23 @@ def test_cauchy_components_need_heavy_tails_and_a_clip() -> None:
     assert math.isfinite(fit(tailed, family="cauchy").elbo(rows(), 50)[0])
 
 
+def test_cauchy_tails_keep_their_sign() -> None:
+    components = Components(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([True]))
+    upper = torch.tensor([0.5, 2.0, 5.4, 5.8])
+    noise = torch.cat([upper, -upper, torch.tensor([-9.0, 9.0, 0.0])])
+    draws = components.draws(noise.reshape(-1, 1, 1)).flatten().double()
+    expected = torch.from_numpy(stats.cauchy.isf(stats.norm.sf(upper.double().numpy())))
+    assert_close(draws[:4], expected, rtol=1e-4, atol=0)
+    assert_close(draws[4:8], -expected, rtol=1e-4, atol=0)
+    assert draws[8] < -1e15
+    assert draws[9] > 1e15
+    assert draws[10] == 0
+    levels = torch.tensor([0.0, 0.25, 0.5, 1.0])
+    quantiles = components.quantiles(levels).flatten()
+    assert_close(quantiles[1:3], torch.tensor([-1.0, 0.0]), rtol=1e-5, atol=1e-5)
+    assert quantiles[[0, 3]].tolist() == [-math.inf, math.inf]
+
+
 # Starts and refusals
 
 
@@ -485,7 +519,7 @@ def test_starts() -> None:
     assert abs(float(z_score)) < 5
     assert float(factors.std()) == pytest.approx(0.1, rel=5 / (2 * factors.numel()) ** 0.5)
     assert bool((near.loc[:, 12] == near.loc[0, 12]).all())  # the noise starts at one value
-    signs = AutoRank1Mixture(network(), num_components=200, start="random_sign")
+    signs = AutoRank1Mixture(network(), num_components=200, start="random_sign", init_spread=0.0)
     signs.setup(x)
     values = signs.loc[:, :12].detach()
     assert_close(values.abs(), torch.ones_like(values), rtol=0, atol=0)
@@ -525,6 +559,89 @@ def test_options_out_of_range_are_refused() -> None:
         with pytest.raises(OptionError) as caught:
             AutoRank1Mixture(model, **options)
         assert message in str(caught.value)
+
+
+def test_options_without_effect_are_refused() -> None:
+    model = network()
+    with pytest.raises(OptionError, match='as family="delta" has no scales'):
+        AutoRank1Mixture(model, family="delta", init_scale=0.1)
+    with pytest.raises(OptionError, match="init_loc_fn would have no effect on the factors"):
+        AutoRank1Mixture(model, lambda site: site["value"], start="random_sign")
+    delta = functools.partial(AutoRank1Mixture, family="delta")
+    with pytest.raises(OptionError, match="per_example_draws=True would have no effect, as the"):
+        bnn.SVI(delta, per_example_draws=True).run(model, rows(), progress=False)
+    signs = functools.partial(AutoRank1Mixture, start="random_sign", separate_biases=False)
+    start = bnn.SVI(guides.AutoDelta, num_steps=1).run(model, rows(), progress=False)
+    with pytest.raises(OptionError, match="would move the factors off the signs"):
+        bnn.SVI(signs, num_steps=1).run(model, rows(), init=start, progress=False)
+    with pytest.raises(SiteError, match=r'family="delta" has no density for the ELBO of pyro'):
+        AutoRank1Mixture(model, family="delta", separate_biases=False)(*rows())
+
+
+def test_a_hierarchy_around_zero_is_refused() -> None:
+    model = network(prior=priors.HalfCauchyScale())
+    with pytest.raises(SiteError, match=r"layers.0.s.* are centred at 0, where every unit is"):
+        fit(model)
+
+
+def test_a_fit_starts_where_init_says() -> None:
+    model = network()
+    x, y = rows()
+    y = y + 3.0  # needs biases
+    start = bnn.SVI(guides.AutoDelta, num_steps=1_500).run(model, (x, y), progress=False)
+    guide = functools.partial(AutoRank1Mixture, init_spread=0.0, init_scale=1e-6)
+    svi = bnn.SVI(guide, num_steps=1, learning_rate=1e-12)
+    posterior: Any = svi.run(model, (x, y), init=start, progress=False)
+    f = start.function_draws(x, 1)[0]
+    assert_close(posterior.function_draws(x, 8).mean(0), f, rtol=1e-4, atol=1e-4)
+    part: Any = svi.run(
+        model, (x, y), init={"likelihood.scale": torch.tensor(0.25)}, progress=False
+    )
+    assert_close(part.guide.loc[:, :12], torch.ones(4, 12).double(), rtol=1e-6, atol=1e-6)
+    noise = part.guide.quantiles([0.5])["likelihood.scale"]
+    assert float(noise) == pytest.approx(0.25, rel=1e-6)
+
+
+def test_a_frozen_bias_stays_the_models() -> None:
+    model = network()
+    model.get_parameter("layers.0.bias").requires_grad = False
+    posterior = fit(model)
+    assert posterior.program.member_params == ("layers.1.bias",)
+    assert posterior.guide.biases.shape == (4, 1)
+    assert_close(posterior.params["layers.0.bias"], model.get_parameter("layers.0.bias").detach())
+    model.get_parameter("layers.1.bias").requires_grad = False
+    assert fit(model).guide.member_params == ()
+
+
+def test_progress_names_the_objective(capsys: pytest.CaptureFixture[str]) -> None:
+    svi = bnn.SVI(
+        functools.partial(AutoRank1Mixture, objective="log_mixture_averaged_kl"), num_steps=3
+    )
+    svi.run(network(), rows(), progress=True)
+    shown = capsys.readouterr().err
+    assert "log-mixture objective with averaged KL (no bound) -" in shown
+    assert "ELBO" not in shown
+
+
+class OwnMixture(AutoRank1Mixture):
+    """A guide of a user's own."""
+
+
+def test_a_guide_of_ones_own_with_own_biases_is_not_saved_without_them(tmp_path: Any) -> None:
+    svi = bnn.SVI(OwnMixture, num_steps=2)
+    posterior = svi.run(network(), rows(), progress=False)
+    with pytest.raises(OutputError, match=r"values of their own of layers.0.bias, layers.1.bias"):
+        posterior.save(tmp_path / "fit.pt")
+
+
+def test_stock_guides_train_with_weight_decay_and_record_the_elbo() -> None:
+    model = network(weight_prior=priors.Normal(0.75))
+    svi = bnn.SVI(pyro.infer.autoguide.AutoNormal, num_steps=200, kl_warmup=100)
+    posterior = svi.run(model, rows(), progress=False)
+    value, error = posterior.elbo(rows(), 500)
+    last = -posterior.losses[-50:]
+    assert abs(float(last.mean()) - value) < 5 * math.hypot(error, float(last.std()))
+    assert float(model.weight_log_prior().detach()) < -10  # what the trace would be off by
 
 
 def test_other_models_are_refused() -> None:
