@@ -369,18 +369,41 @@ def test_draws_for_each_row_estimate_the_same_likelihood_with_less_noise() -> No
     error = float((a.var() / count + b.var() / count).sqrt())
     assert abs(float(a.mean() - b.mean())) < 5 * error
     assert float(b.var()) < 0.6 * float(a.var())
-    # one row at a time by hand, W' materialised
-    noise = by_row[0]
-    z = guide.terms({k[6:]: v for k, v in params.items()}, noise[0], density=False).z  # [B K, P+Q]
-    z = z.reshape(12, 2, -1)
+    # one row at a time by hand, W' materialised, two particles
+    noise = by_row[:2, 0]  # [S, B, M]
+    own = {k.removeprefix("guide."): v for k, v in params.items()}
+    z = torch.stack([guide.terms(own, part, density=False).z for part in noise])  # [S, B K, P + Q]
+    z = z.reshape(24, 2, -1)
+    actual = float(likelihood(noise).detach())  # before the guide is trained below
     fitted: Any = bnn.SVI(guide, num_steps=1).run(model, (x, y), progress=False)
     fitted.params.update({k: v.detach() for k, v in program.params.items()})
     total = 0.0
-    for n in range(12):
+    for i in range(24):
+        n = i % 12
         for k in range(2):
-            f = by_hand(fitted, z[n, k, :12], z[n, k, 12:], x[n : n + 1])
-            total += float(dist.Normal(f, 0.5).log_prob(y[n]).sum().detach()) / 2
-    assert float(b[0]) == pytest.approx(total, rel=1e-10)
+            f = by_hand(fitted, z[i, k, :12], z[i, k, 12:], x[n : n + 1])
+            total += float(dist.Normal(f, 0.5).log_prob(y[n]).sum().detach()) / 4
+    assert actual == pytest.approx(total, rel=1e-10)
+
+
+def test_a_step_gives_every_component_its_own_biases() -> None:
+    guide = AutoRank1Mixture(network(), num_components=3)
+    guide.setup(rows()[0])
+    guide.double()
+    with torch.no_grad():
+        guide.biases.normal_(generator=torch.Generator().manual_seed(0))
+        noise = guide.draw_noise(2, torch.Generator().manual_seed(1))
+        draws = guide.make_terms(noise, density=True).z.unflatten(0, (2, 3))  # [S, K, P + Q]
+        assert_close(draws[..., :-5], guide.members(noise), rtol=0, atol=0)
+        assert_close(draws[..., -5:], guide.biases.expand(2, 3, 5), rtol=0, atol=0)
+
+
+def test_a_narrow_weight_prior_shrinks_the_weights() -> None:
+    norms = [
+        float(fit(network(weight_prior=prior), num_steps=300).params["layers.0.weight"].norm())
+        for prior in (None, priors.Normal(0.01))
+    ]
+    assert norms[1] < 0.5 * norms[0]
 
 
 def test_svi_with_draws_for_each_row_trains() -> None:

@@ -641,6 +641,7 @@ def test_what_was_fitted_before_keeps_its_scales_in_training() -> None:
     assert run(oracle, guide, num_steps=20).options["loc_warmup"] == 0  # goes on from where it is
     assert run(oracle, guides.AutoDelta, num_steps=20).options["loc_warmup"] == 0
     assert run(oracle, num_steps=20, loc_warmup=0).options["loc_warmup"] == 0
+    assert run(oracle, num_steps=20, patience=5).options["loc_warmup"] == 0
     assert run(oracle, num_steps=20, init=first, loc_warmup=7).options["loc_warmup"] == 7
 
 
@@ -658,3 +659,17 @@ def test_patience_counts_from_the_end_of_the_held_scales() -> None:
     optimizer = functools.partial(torch.optim.SGD, lr=1e-4, maximize=True)
     posterior = run(oracle, num_steps=700, patience=200, loc_warmup=300, optimizer=optimizer)
     assert len(posterior.losses) == 600  # best at step 400, the first after the warm-up
+
+
+def test_draws_for_each_row_need_a_model_that_can_be_batched() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        f = pyro.deterministic("f", x * w + float(w.detach().clone().numpy() > 0))
+        with pyro.plate("data", x.shape[0]):
+            pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    x = torch.randn(6, 1)
+    with pytest.raises(ModelError, match="leave per_example_draws at False"):
+        SVI(guides.AutoNormal, num_steps=1, per_example_draws=True).run(
+            model, (x, x), progress=False
+        )
