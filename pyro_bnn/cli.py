@@ -296,16 +296,17 @@ def predict(
 ) -> None:
     """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
 
-    FILE gets the columns of NEW.csv as they are, then for numbers predicted_mean, _median, _sd,
+    FILE, which replaces earlier predictions but no other file, gets the columns of NEW.csv as they
+    are, then for numbers predicted_mean, _median, _sd,
     _low and _high (the ends of the central interval), _sd_epistemic (what more data would remove)
     and _sd_aleatoric (noise); for classes predicted_class, predicted_p_CLASS for each,
     _entropy and _mutual_information (what more data would remove), in nats.
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
-    training rows: around 1 a row is like the training rows; where it is above the largest value of
-    a training row, which is printed, the network extrapolates. Where NEW.csv has the target, the
-    predictions are scored.
+    training rows, both under the draws of the fit's own seed: around 1 a row is like the training
+    rows; where it is above the largest value of a training row, which is printed, the network may
+    extrapolate. Where NEW.csv has the target, the predictions are scored.
     """
     from pyro_bnn import predictions
     from pyro_bnn.saved_fit import SavedFit

@@ -252,7 +252,7 @@ def fit_all(
             say(f"{name:{width}}  diverged: {error}")
             continue
         posteriors[name] = posterior
-        how = ", ".join([_name(engine), *_numbers(engine)])
+        how = ", ".join([_name(engine), *_numbers(engine, len(split.train))])
         say(f"{name:{width}}  {posterior.wall_time:6.1f} s  ({how})")
     if not posteriors:
         raise DivergenceError("; ".join(diverged))
@@ -275,9 +275,11 @@ def _trained(name: str, engines: Mapping[str, Any], models: Mapping[str, Model])
     ]
 
 
-def _numbers(engine: Engine) -> Iterator[str]:
+def _numbers(engine: Engine, num_rows: int) -> Iterator[str]:
     for option, words in OPTION_WORDS.items():
         value = getattr(engine, option, None)
+        if option == "batch_size" and value is not None:
+            value = min(value, num_rows)  # a step has no more rows than there are
         if value is not None:
             yield f"{value:,} {words}"
 

@@ -78,7 +78,8 @@ class Prediction:
 
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
         """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several."""
-        levels = torch.as_tensor(q, dtype=self.function_draws.dtype)
+        of = self.draws if self.draws.is_floating_point() else self.function_draws
+        levels = torch.as_tensor(q, dtype=of.dtype)
         if not bool(((levels >= 0) & (levels <= 1)).all()):
             raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
         draws = self.draws.to(levels.dtype).sort(0).values  # [S, N, O]
@@ -133,17 +134,19 @@ def predict(
         x: Inputs ``[N, ...]`` in the model's units.
         seed: Seed of the draws of y.
         memory: Bound in bytes on results and intermediate results.
-        target: Carries y to the user's units; None leaves it in the model's.
+        target: Carries y to the user's units, in the wider of its dtype and the model's; None
+            leaves y in the model's units.
         has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
 
     Raises:
         DataError: If x holds NaN or infinite values.
     """
     x = x.to(device=program.device, dtype=program.dtype)
+    units = None if target is None else target.to(program.device)
 
     def run(chunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
         f, y = program.predictive(chunk, rows, params)
-        return {"f": f, **_summaries(y)}
+        return {"f": f, **_in_units(_summaries(y), units)}
 
     with torch.no_grad(), isolated(derived_seed(seed, 1)):  # z has the stream of seed
         probe = run(z[:1], x[:1])
@@ -153,26 +156,26 @@ def predict(
             for chunk in draw_chunks(run, z, x, memory=memory, result_bytes=result_bytes)
         ]
         whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    loc = torch.zeros(()) if target is None else target.loc.to(program.device)
-    scale = torch.ones(()) if target is None else target.scale.to(program.device)
     is_number = "means" in whole
     if is_number and not has_moments:
         whole["means"] = torch.full_like(whole["means"], torch.nan)
 
     def log_likelihood(y: Tensor) -> Tensor:
+        if is_number and target is not None:
+            y = target.to("cpu").transform(y.cpu())  # before y is rounded to the model's dtype
         if is_number:
-            y = (y.to(device=program.device, dtype=program.dtype) - loc) / scale
+            y = y.to(device=program.device, dtype=program.dtype)
         values = log_likelihood_of(program, params, z, x, y, memory=memory)
-        if target is None:
+        if units is None:
             return values
         num_targets = whole["means"].shape[-1]
-        return values - scale.log().expand(num_targets).sum()  # the density in the user's units
+        return values - units.scale.log().expand(num_targets).sum()  # density in the user's units
 
     return Prediction(
-        draws=whole["y"] * scale + loc if is_number else whole["y"],
+        draws=whole["y"],
         function_draws=whole["f"],
-        means=whole["means"] * scale + loc if is_number else None,
-        variances=whole["variances"] * scale**2 if is_number else None,
+        means=whole.get("means"),
+        variances=whole.get("variances"),
         class_probs=whole.get("probs"),
         _log_likelihood=log_likelihood,
     )
@@ -226,6 +229,15 @@ def _summaries(y: Distribution) -> dict[str, Tensor]:
         "means": means,
         "variances": torch.where(variances.isfinite(), variances, torch.nan),
     }
+
+
+def _in_units(summaries: dict[str, Tensor], units: Standardiser | None) -> dict[str, Tensor]:
+    """Summaries of numbers in the user's units; those of classes have none."""
+    if units is None or "means" not in summaries:
+        return summaries
+    draws, means = (units.inverse(summaries[name]) for name in ("y", "means"))
+    variances = summaries["variances"].to(means.dtype) * units.scale**2
+    return {"y": draws, "means": means, "variances": variances}
 
 
 def _entropy(probs: Tensor) -> Tensor:

@@ -19,15 +19,20 @@ from pyro_bnn.data.csv_file import count_rows
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
 from pyro_bnn.diagnostics.calibration import coverage, pit
 from pyro_bnn.diagnostics.scores import accuracy, rmse
+from pyro_bnn.effects import derived_seed
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
-from pyro_bnn.prediction import Prediction
+from pyro_bnn.memory import GIB
+from pyro_bnn.prediction import Prediction, predict
 from pyro_bnn.report.files import check_writable, write_text
 from pyro_bnn.report.numbers import number
 from pyro_bnn.report.units import to_numpy
 from pyro_bnn.saved_fit import SavedFit
-from pyro_bnn.uncertainty import ROWS_AT_ONCE, epistemic
+from pyro_bnn.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 
 RATIO = "uncertainty_vs_training"
+ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
+PLACES = tuple(f"predicted_{name}" for name in ("mean", "median", "low", "high"))
+DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,17 +42,28 @@ class FilePredictions:
     Attributes:
         rows: The rows.
         columns: Predictions by name of their column, ``[N]`` each: numbers, or names of classes.
-        ratio: Epistemic uncertainty of each row over the median of the training rows ``[N]``;
-            None for a point estimate.
-        training_maximum: The largest ratio of a training row.
+        epistemic: Epistemic uncertainty of each row ``[N]`` under the draws that measured the
+            training rows, in the model's units.
+        training: That of the training rows.
         scores: Lines on how the predictions compare with the file's target; none without it.
     """
 
     rows: NewRows
     columns: dict[str, np.ndarray]
-    ratio: np.ndarray | None
-    training_maximum: float | None
+    epistemic: np.ndarray
+    training: Uncertainty
     scores: list[str]
+
+    @property
+    def ratio(self) -> np.ndarray | None:
+        """``epistemic`` over the median of the training rows ``[N]``; None where there is none."""
+        return self.epistemic / self.training.median if self.training.median else None
+
+    @property
+    def training_maximum(self) -> float | None:
+        """The largest ratio of a training row; None where there is none."""
+        median, maximum = self.training.median, self.training.maximum
+        return maximum / median if median and maximum is not None else None
 
     @property
     def text(self) -> str:
@@ -55,25 +71,39 @@ class FilePredictions:
         buffer = io.StringIO()
         writer = csv.writer(buffer, delimiter=self.rows.separator, lineterminator="\n")
         writer.writerow([*self.rows.header, *self.columns])
-        predicted = zip(*(map(_field, values) for values in self.columns.values()), strict=True)
-        for own, new in zip(self.rows.fields, predicted, strict=True):
+        predicted = {name: _fields(values) for name, values in self.columns.items()}
+        if "predicted_low" in self.columns:
+            width = self.columns["predicted_high"] - self.columns["predicted_low"]
+            for name in PLACES:
+                predicted[name] = _fields(self.columns[name], width)
+        for own, new in zip(self.rows.fields, zip(*predicted.values(), strict=True), strict=True):
             writer.writerow([*own, *new])
         return buffer.getvalue()
 
     def summary(self) -> Iterator[str]:
         """Lines on what to trust."""
-        if self.ratio is None or self.training_maximum is None:
-            yield (
+        yield self._beyond()
+        yield from self.scores
+        unused = self.rows.unused
+        if unused:
+            what = "1 column that is" if len(unused) == 1 else f"{len(unused)} columns that are"
+            more = ", ..." if len(unused) > 5 else ""
+            yield f"Copied {what} not of the fit: {', '.join(map(repr, unused[:5]))}{more}"
+
+    def _beyond(self) -> str:
+        if self.training.median is None or self.training.maximum is None:
+            return (
                 f"{RATIO} is empty: a point estimate has no epistemic uncertainty; its intervals "
                 "hold noise alone"
             )
-        else:
-            beyond = int((self.ratio > self.training_maximum).sum())
-            yield (
-                f"{beyond:,} of {len(self.ratio):,} rows are more uncertain than any training row "
-                f"({RATIO} above {self.training_maximum:.3g}; the median training row has 1)"
+        count = int((self.epistemic > self.training.maximum * (1 + ROUNDING)).sum())
+        line = f"{count:,} of {len(self.epistemic):,} rows are more uncertain than any training row"
+        if self.training_maximum is None:
+            return (
+                f"{line}; {RATIO} is empty: the median training row has no epistemic uncertainty "
+                "to compare with"
             )
-        yield from self.scores
+        return f"{line} ({RATIO} above {self.training_maximum:.3g}; the median training row has 1)"
 
 
 def predict_file(
@@ -104,15 +134,20 @@ def predict_file(
     if num_samples is not None and stored is not None and num_samples > stored:
         raise OptionError(f"the fit holds {stored:,} draws: take at most that, not {num_samples:,}")
     rows = read_new_rows(path, fit.columns, fit.target_name, fit.class_names)
-    blocks = []
+    posterior, blocks = fit.posterior, []
+    z = posterior.draws(num_samples, seed)
+    yardstick = posterior.draws(None, posterior.seed)  # what measured the training rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
-        for index in torch.arange(len(rows.x)).split(ROWS_AT_ONCE):
-            prediction = fit.posterior.predict(
-                rows.x[index], num_samples=num_samples, seed=seed, raw=True
-            )
+        for block, index in enumerate(torch.arange(len(rows.x)).split(ROWS_AT_ONCE)):
+            noise_seed = derived_seed(seed, block + 2) if block else seed  # else noise recurs
+            prediction = _predict(fit, rows.x[index], z, noise_seed)
             y = None if rows.y is None else rows.y[index]
-            blocks.append(_predict_block(fit, prediction, y, level, seed))
+            columns, extra = _predict_block(fit, prediction, y, level, noise_seed)
+            if not torch.equal(z, yardstick):
+                prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
+            extra["epistemic"] = to_numpy(epistemic(prediction, fit.uncertainty.measure))
+            blocks.append((columns, extra))
     columns, extra = (
         {name: np.concatenate([block[part][name] for block in blocks]) for name in blocks[0][part]}
         for part in (0, 1)
@@ -121,14 +156,15 @@ def predict_file(
     if fit.class_names is None:
         _warn_of_moments(columns)
     scores = [] if rows.y is None else [_scores(fit, columns, extra, to_numpy(rows.y), level)]
-    ratio, maximum = None, None
-    if fit.uncertainty.median is not None and fit.uncertainty.maximum is not None:
-        ratio = extra["epistemic"] / fit.uncertainty.median
-        maximum = fit.uncertainty.maximum / fit.uncertainty.median
-    columns[RATIO] = np.full(len(rows.x), np.nan) if ratio is None else ratio
-    return FilePredictions(
-        rows=rows, columns=columns, ratio=ratio, training_maximum=maximum, scores=scores
+    found = FilePredictions(
+        rows=rows,
+        columns=columns,
+        epistemic=extra["epistemic"],
+        training=fit.uncertainty,
+        scores=scores,
     )
+    columns[RATIO] = np.full(len(rows.x), np.nan) if found.ratio is None else found.ratio
+    return found
 
 
 def write_predictions(predictions: FilePredictions, out: Path, source: Path) -> None:
@@ -136,11 +172,11 @@ def write_predictions(predictions: FilePredictions, out: Path, source: Path) -> 
 
     Args:
         predictions: What is written.
-        out: The file; one of this name is replaced.
+        out: The file; earlier predictions of this name are replaced, any other file stays.
         source: The file that was predicted, which is never replaced.
 
     Raises:
-        OptionError: If both are one file.
+        OptionError: If a file is there that must stay; see :func:`check_out`.
         OutputError: If the file cannot be written.
     """
     check_out(out, source)
@@ -151,12 +187,48 @@ def check_out(out: Path, source: Path) -> None:
     """Check where predictions are to be written, before they are made.
 
     Raises:
-        OptionError: If it is the file that is predicted.
+        OptionError: If it is the file that is predicted, a folder, or any other file that is not
+            empty and does not hold predictions.
         OutputError: If its folder cannot be written.
     """
     if out.resolve() == source.resolve():
         raise OptionError(f"{str(out)!r} is the file that is predicted: choose another --out")
+    if out.is_dir():
+        raise OptionError(f"{str(out)!r} is a folder: choose a file as --out")
+    if out.is_file() and out.stat().st_size and not _holds_predictions(out):
+        raise OptionError(
+            f"{str(out)!r} exists and holds no predictions, so it is not replaced: choose another "
+            "--out, or remove it"
+        )
     check_writable(out.parent)
+
+
+def _holds_predictions(path: Path) -> bool:
+    """Whether the header of a file ends as those that are written here."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline()
+            while first.count('"') % 2 and (line := file.readline()):  # a name with a line break
+                first += line
+    except (OSError, UnicodeDecodeError):
+        return False
+    return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
+
+
+def _predict(fit: SavedFit, x: Tensor, z: Tensor, seed: int) -> Prediction:
+    """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
+    posterior = fit.posterior
+    inputs, target = posterior.provenance.inputs, posterior.provenance.target
+    return predict(
+        posterior.program,
+        posterior.params,
+        z,
+        x if inputs is None else inputs.transform(x),
+        seed=seed,
+        memory=GIB,
+        target=target,
+        has_moments=posterior.has_moments,
+    )
 
 
 Block: TypeAlias = "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"
@@ -166,7 +238,7 @@ def _predict_block(
     fit: SavedFit, prediction: Prediction, y: Tensor | None, level: float, seed: int
 ) -> Block:
     """Columns for the file, and what is computed beside them, for up to ROWS_AT_ONCE rows."""
-    extra = {"epistemic": to_numpy(epistemic(prediction, fit.uncertainty.measure))}
+    extra: dict[str, np.ndarray] = {}
     if y is not None:
         extra["log_score"] = to_numpy(prediction.log_prob(y)).astype(float)
     if fit.class_names is not None:
@@ -237,7 +309,16 @@ def _scores(
     )
 
 
-def _field(value: str | float) -> str:
-    if isinstance(value, str):
-        return value
-    return "" if math.isnan(value) else f"{value:.7g}"
+def _fields(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:
+    """Text of values ``[N]``, with more digits where they lie many widths ``[N]`` from 0."""
+    if values.dtype.kind not in "fc":
+        return [str(value) for value in values]
+    digits = np.full(len(values), DIGITS)
+    if width is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            far = np.nan_to_num(np.ceil(np.log10(np.abs(values) / width)), nan=0.0)
+        digits = np.clip(DIGITS + far, DIGITS, np.finfo(np.float64).precision + 2).astype(int)
+    return [
+        "" if math.isnan(value) else f"{value:.{count}g}"
+        for value, count in zip(values, digits, strict=True)
+    ]

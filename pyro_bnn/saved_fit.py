@@ -29,7 +29,7 @@ FORMAT = "pyro_bnn fit"
 VERSION = 1
 POSTERIOR_FILE, FIT_FILE = "posterior.pt", "fit.json"
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
-LARGEST_LOC = 1e5  # in standard deviations: float32 then still tells 0.006 of one apart
+LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +163,8 @@ def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, 
         split: What was loaded; where inputs have no names they are called ``x0, x1, ...``.
 
     Raises:
-        DataError: If a CSV cannot be read any more, or single precision cannot tell the values of
-            an input apart.
+        DataError: If a CSV cannot be read any more, or double precision cannot tell the values of
+            an input or of the target apart.
         OptionError: If there is more than one target.
     """
     if split.train.y.ndim == 2 and split.train.y.shape[1] > 1:
@@ -181,19 +181,24 @@ def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, 
 
 
 def _check_precision(split: Split) -> None:
-    inputs = split.train.inputs
-    if inputs is None:
-        return
-    loc, scale = inputs.loc.abs(), inputs.scale
-    far = ((loc > LARGEST_LOC * scale) & (split.train.x.std(0) > 0)).nonzero().flatten().tolist()
-    if far:
-        known = split.train.input_names
-        name = f"x{far[0]}" if known is None else known[far[0]]
-        raise DataError(
-            f"{split.name}: column {name!r} lies at {float(inputs.loc[far[0]]):.4g} with an sd of "
-            f"{float(scale[far[0]]):.2g}, too far for the precision of predictions: "
-            "subtract a constant from it"
-        )
+    data = split.train
+    known = data.input_names or [f"x{i}" for i in range(data.x.shape[1])]
+    parts = (
+        (data.inputs, data.x, [f"column {name!r}" for name in known]),
+        (data.target, data.y, [f"target {data.target_name or 'y'!r}"]),
+    )
+    for units, values, names_ in parts:
+        if units is None or values.ndim > 2:  # images are refused where a network is made
+            continue
+        varies = values.amin(0) < values.amax(0)
+        far = (units.loc.abs() > LARGEST_LOC * units.scale) & varies
+        if bool(far.any()):
+            first = int(far.reshape(-1).nonzero()[0])
+            loc, scale = (float(value.reshape(-1)[first]) for value in (units.loc, units.scale))
+            raise DataError(
+                f"{split.name}: {names_[first]} lies at {loc:.4g} with an sd of {scale:.2g}, too "
+                "far for the precision of predictions: subtract a constant from it"
+            )
 
 
 def all_rows(split: Split) -> Split:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +25,8 @@ class Uncertainty:
     Args:
         measure: ``"sd of the function"``, or ``"half range of the function"`` (half the central
             68.3 %) where draws have no sd, or ``"mutual information"`` for classes.
-        median: Over training rows; None for a point estimate, which has none.
+        median: Over training rows; None for a point estimate, which has none. 0 where half of
+            them have none, so that there is no ratio to it.
         maximum: Over training rows.
     """
 
@@ -47,8 +49,8 @@ class Uncertainty:
             is_point &= bool((spread <= POINT_TOLERANCE * (1 + f[0].abs())).all())
         if is_point:
             return cls(measure=measure, median=None, maximum=None)
-        whole = torch.cat(values)
-        return cls(measure=measure, median=float(whole.median()), maximum=float(whole.max()))
+        whole = torch.cat(values).cpu().numpy()
+        return cls(measure=measure, median=float(np.median(whole)), maximum=float(whole.max()))
 
 
 def epistemic(prediction: Prediction, measure: str) -> Float[Tensor, " N"]:

@@ -226,7 +226,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("text", "options", "line"),
     [
-        ("a,b\n1,2\n", (), "1 rows are too few"),
+        ("a,b\n1,2\n", (), "rows.csv: 1 row is too few for 90 % training"),
         ("a,b\n1,2\n3,nan\n" * 9, (), "'b'"),
         ("a,b\n1,2\n3,x\n4\n", (), "line 4"),
         ("a,b\n1,well\n2,well\n3,well\n", (), "one class only, 'well'"),

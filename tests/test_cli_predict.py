@@ -106,7 +106,7 @@ def test_predictions_of_a_file_in_its_own_units(fitted: Fitted, new: Path) -> No
     assert ratio[2] > 4 * max(ratio[0], ratio[1])
     lines = said.splitlines()
     assert " of 3 rows are more uncertain than any training row (uncertainty_vs_trai" in lines[0]
-    assert lines[1:] == [f"Wrote {out}"]
+    assert lines[1:] == ["Copied 1 column that is not of the fit: 'id'", f"Wrote {out}"]
 
 
 def test_the_held_out_rows_score_as_the_fit_said(fitted: Fitted, tmp_path: Path) -> None:

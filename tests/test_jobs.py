@@ -188,6 +188,12 @@ def fit(engines: dict[str, Any], **options: Any) -> tuple[dict[str, Any], list[s
     return posteriors, diverged, said
 
 
+def test_a_step_has_no_more_rows_than_there_are() -> None:
+    methods = jobs.find_methods("auto-normal")
+    _, _, said = fit(jobs.make_engines(methods, {**NUMBERS, "batch_size": 10_000}))
+    assert said[-1].endswith(f", {len(regression().train)} rows a step)")
+
+
 def test_all_methods_fit_the_same_model_with_the_same_seed() -> None:
     methods = jobs.find_methods("auto-delta,auto-normal")
     posteriors, diverged, said = fit(jobs.make_engines(methods, NUMBERS))

@@ -174,6 +174,25 @@ def test_raw_carries_everything_to_the_users_units() -> None:
     torch.testing.assert_close(raw.log_prob(100 + 30 * oracle.y[:, None]), expected)
 
 
+def test_a_target_far_from_0_keeps_its_precision() -> None:
+    model = models.MLP(3, hidden=(), likelihood=likelihoods.Normal(0.4))
+    x = inputs().float()
+    target = Standardiser(torch.tensor(1e9).double(), torch.tensor(10.0).double())
+    program = Program(model, x, torch.zeros(7))
+    z = program.prior_draws(9, x[:1], seed=0).unsqueeze(0)
+    posterior = DrawsPosterior(program, z, Provenance("prior", "none", target=target))
+    model_units, raw = posterior.predict(x, 9), posterior.predict(x, 9, raw=True)
+
+    def standardised(value: torch.Tensor) -> torch.Tensor:
+        return ((value - 1e9) / 10).float()
+
+    torch.testing.assert_close(standardised(raw.mean), model_units.mean)
+    torch.testing.assert_close(standardised(raw.quantile(0.3)), model_units.quantile(0.3))
+    torch.testing.assert_close(raw.sd_epistemic.float(), 10 * model_units.sd_epistemic)
+    expected = model_units.log_prob(x[:, 0]) - math.log(10)
+    torch.testing.assert_close(raw.log_prob(1e9 + 10 * x[:, 0].double()), expected)
+
+
 def test_raw_densities_of_two_targets_lose_both_log_scales() -> None:
     model = models.MLP(3, 2, hidden=(), likelihood=likelihoods.Normal(0.4)).double()
     x = inputs()

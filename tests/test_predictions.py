@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from io import StringIO
@@ -17,8 +18,15 @@ from pyro_bnn.data.split import published_rows
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 from pyro_bnn.jobs import find_methods, make_engines
 from pyro_bnn.networks import NetworkOptions, make_networks
-from pyro_bnn.predictions import RATIO, FilePredictions, predict_file, write_predictions
+from pyro_bnn.predictions import (
+    RATIO,
+    FilePredictions,
+    check_out,
+    predict_file,
+    write_predictions,
+)
 from pyro_bnn.saved_fit import SavedFit, input_columns
+from pyro_bnn.uncertainty import Uncertainty
 
 NUMBERS = {"num_steps": 300, "num_chains": 2, "warmup_steps": 5, "num_samples": 5}
 
@@ -139,11 +147,12 @@ def test_a_row_far_away_is_uncertain(houses: SavedFit, new: Path) -> None:
     own = training_rows()
     x = encoded(own)
     f = houses.posterior.function_draws(torch.tensor((x - x.mean(0)) / x.std(0)))[..., 0].numpy()
-    typical = np.sort(f.std(0))[(len(own) - 1) // 2] * own["price"].to_numpy().std()
+    typical = np.median(f.std(0)) * own["price"].to_numpy().std()
     expected = read(found, sep=";")["predicted_sd_epistemic"] / typical
     np.testing.assert_allclose(found.ratio, expected, rtol=1e-4)
     beyond = int((found.ratio > found.training_maximum).sum())
-    (line,) = found.summary()
+    line, copied = found.summary()
+    assert copied == "Copied 1 column that is not of the fit: 'id'"
     assert line == (
         f"{beyond} of 3 rows are more uncertain than any training row (uncertainty_vs_training "
         f"above {found.training_maximum:.3g}; the median training row has 1)"
@@ -184,13 +193,65 @@ def test_blocks_of_rows_are_put_together(
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("num_samples", "seed"), [(None, 0), (5, 0), (None, 1)])
+def test_no_training_row_is_beyond_the_training_rows(
+    houses: SavedFit, tmp_path: Path, num_samples: int | None, seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = tmp_path / "train.csv"
+    training_rows().to_csv(path, index=False)
+    monkeypatch.setattr(predictions, "ROWS_AT_ONCE", 7)  # other batches round otherwise
+    found = predict_file(houses, path, num_samples=num_samples, seed=seed)
+    assert found.ratio is not None
+    assert np.median(found.ratio) == pytest.approx(1, rel=1e-4)
+    assert next(found.summary()).startswith("0 of 54 rows are more uncertain than any training r")
+
+
+def test_no_ratio_to_training_rows_without_uncertainty(houses: SavedFit, new: Path) -> None:
+    flat = Uncertainty(measure="sd of the function", median=0.0, maximum=1e-9)
+    found = predict_file(dataclasses.replace(houses, uncertainty=flat), new)
+    assert read(found, sep=";")[RATIO].isna().all()
+    assert next(found.summary()) == (
+        "3 of 3 rows are more uncertain than any training row; uncertainty_vs_training is empty: "
+        "the median training row has no epistemic uncertainty to compare with"
+    )
+
+
+def test_noise_does_not_recur_in_the_next_block(
+    houses: SavedFit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("town,area\n" + "Rome,80\nOslo,70\n" * 2)
+    monkeypatch.setattr(predictions, "ROWS_AT_ONCE", 2)
+    found = read(predict_file(houses, path))
+    first, second = found.iloc[:2], found.iloc[2:]
+    assert list(first["predicted_mean"]) == list(second["predicted_mean"])  # the same weights
+    assert (first["predicted_low"].to_numpy() != second["predicted_low"].to_numpy()).all()
+
+
+def test_a_target_far_from_0_is_predicted_as_well_as_any(houses: SavedFit, tmp_path: Path) -> None:
+    far, near = tmp_path / "far.csv", tmp_path / "near.csv"
+    table().to_csv(near, index=False)
+    table().assign(price=table()["price"] + 1e9).to_csv(far, index=False, float_format="%.17g")
+    found, expected = predict_file(fit(far), far), predict_file(houses, near)
+    shifted, plain = read(found), read(expected)
+    for name in ("mean", "low", "median", "high"):
+        values = shifted[f"predicted_{name}"] - 1e9
+        np.testing.assert_allclose(values, plain[f"predicted_{name}"], atol=0.1, err_msg=name)
+    np.testing.assert_allclose(shifted["predicted_sd"], plain["predicted_sd"], rtol=1e-3)
+    error = np.sqrt(((shifted["predicted_mean"] - 1e9 - table()["price"]) ** 2).mean())
+    match = re.search(r"RMSE (\S+),", found.scores[0])
+    assert match is not None
+    assert float(match[1]) == pytest.approx(error, rel=1e-2)
+
+
 def test_a_point_estimate_has_no_ratio(tmp_path: Path, new: Path) -> None:
     path = tmp_path / "houses.csv"
     table().to_csv(path, index=False)
     found = predict_file(fit(path, "auto-delta"), new)
     assert found.ratio is None
     assert read(found, sep=";")[RATIO].isna().all()
-    (line,) = found.summary()
+    line = next(found.summary())
     assert line.startswith("uncertainty_vs_training is empty: a point estimate has no epistemic")
 
 
@@ -289,6 +350,38 @@ def test_the_file_that_is_predicted_is_not_replaced(houses: SavedFit, new: Path)
     assert new.with_name("out.csv").read_text() == found.text
     with pytest.raises(OutputError, match="cannot write to the folder"):
         write_predictions(found, new / "out.csv", new)
+
+
+@pytest.mark.parametrize(
+    "text", ["a,b\n1,2\n", "uncertainty_vs_training_of_mine,b\n", "PK\x03\udcff"]
+)
+def test_a_file_without_predictions_is_not_replaced(new: Path, text: str) -> None:
+    out = new.with_name("out.csv")
+    out.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(OptionError, match="exists and holds no predictions, so it is not replaced"):
+        check_out(out, new)
+    assert out.read_bytes() == text.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("name", ["posterior.pt", "fit.json"])
+def test_the_fit_is_not_replaced(houses: SavedFit, new: Path, name: str) -> None:
+    houses.save(new.parent / "fit")
+    with pytest.raises(OptionError, match="exists and holds no predictions, so it is not replaced"):
+        check_out(new.parent / "fit" / name, new)
+
+
+def test_earlier_predictions_and_empty_files_are_replaced(
+    houses: SavedFit, tmp_path: Path, new: Path
+) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text('"a\nnote",area,town\nx,80,Rome\n')
+    for source in (new, path):
+        out = tmp_path / f"out_of_{source.name}"
+        out.touch()
+        for _ in range(2):
+            write_predictions(predict_file(houses, source), out, source)
+    with pytest.raises(OptionError, match="is a folder: choose a file as --out"):
+        check_out(tmp_path, new)
 
 
 def test_fields_are_quoted_where_they_need_it(houses: SavedFit, tmp_path: Path) -> None:

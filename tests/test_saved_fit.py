@@ -208,16 +208,25 @@ def test_several_targets_are_refused() -> None:
         input_columns("rows.npz", None, regression(num_targets=2))
 
 
-def test_inputs_beyond_single_precision_are_refused(towns: Path) -> None:
+@pytest.mark.parametrize(
+    ("header", "what"), [("y,flat,t", "target 't'"), ("t,flat,y", "column 't'")]
+)
+def test_numbers_beyond_double_precision_are_refused(towns: Path, header: str, what: str) -> None:
     path = towns.with_name("clock.csv")
-    path.write_text("t,flat,y\n" + "".join(f"{1_600_000_000 + i},7e9,{i}\n" for i in range(30)))
-    expected = (
-        r"clock: column 't' lies at 1\.6e\+09 with an sd of \d\.\d, too far for the precision"
-    )
+
+    def write(start: int) -> None:
+        rows = [{"t": start + i, "flat": 7e14, "y": i} for i in range(30)]
+        names = header.split(",")
+        lines = [",".join(str(row[name]) for name in names) for row in rows]
+        path.write_text("\n".join([header, *lines]))
+
+    write(1_600_000_000_000)
+    expected = f"clock: {what} lies at 1\\.6e\\+12 with an sd of \\d\\.\\d, too far for the prec"
     with pytest.raises(DataError, match=expected):
         input_columns(str(path), None, data.load(path))
-    path.write_text("year,flat,y\n" + "".join(f"{2000 + i % 20},7e9,{i}\n" for i in range(30)))
-    assert input_columns(str(path), None, data.load(path)) == (Column("year"), Column("flat"))
+    write(1_600_000_000)
+    known = tuple(map(Column, header.split(",")[:2]))
+    assert input_columns(str(path), None, data.load(path)) == known
 
 
 def test_all_rows_are_standardised_anew() -> None:
@@ -231,10 +240,10 @@ def test_all_rows_are_standardised_anew() -> None:
     found = all_rows(split)
     assert found.train.inputs is not None
     assert found.train.target is not None
-    torch.testing.assert_close(found.train.inputs.loc, torch.tensor([30.0]))
-    torch.testing.assert_close(found.train.target.loc, torch.tensor(3.0))
-    torch.testing.assert_close(found.train.raw()[0], x)
-    torch.testing.assert_close(found.train.raw()[1], torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(found.train.inputs.loc, torch.tensor([30.0]).double())
+    torch.testing.assert_close(found.train.target.loc, torch.tensor(3.0).double())
+    torch.testing.assert_close(found.train.raw()[0], x.double())
+    torch.testing.assert_close(found.train.raw()[1], torch.tensor([1.0, 2, 6]).double())
     torch.testing.assert_close(found.train.x.mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
 
 

@@ -34,6 +34,12 @@ def test_yardstick_is_the_median_row_and_the_largest(posterior: Posterior) -> No
     assert found.maximum == pytest.approx(sd[-1], rel=1e-5)
 
 
+def test_the_median_of_an_even_number_of_rows_is_that_between_two(posterior: Posterior) -> None:
+    rows = ROWS.train.rows(range(4))
+    sd = posterior.function_draws(rows.x)[..., 0].double().numpy().std(0)
+    assert Uncertainty.of(posterior, rows, seed=0).median == pytest.approx(np.median(sd), rel=1e-5)
+
+
 def test_a_point_estimate_has_no_yardstick() -> None:
     posterior = SVI(AutoDelta, num_steps=5).run(MLP(2, hidden=(3,)), ROWS.train, progress=False)
     found = Uncertainty.of(posterior, ROWS.train, seed=0)

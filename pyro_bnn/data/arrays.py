@@ -167,16 +167,22 @@ def check_rows(x: Tensor, y: Tensor, what: str = "") -> None:
         )
 
 
-def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) -> None:
+def check_finite(
+    values: Tensor,
+    what: str,
+    names: Sequence[str] | None = None,
+    lines: Sequence[int] | None = None,
+) -> None:
     """Check that there is no NaN and no infinity.
 
     Args:
         values: ``[N]`` or ``[N, ...]``.
         what: What the array is called in the message.
         names: Names of the columns of ``[N, I]``, where known.
+        lines: Line of each row in the file it comes from.
 
     Raises:
-        DataError: Names up to five columns, how many rows of each, and the first row.
+        DataError: Names up to five columns, how many rows of each, and the first row or line.
     """
     bad = ~torch.isfinite(values)
     if not bad.any():
@@ -192,8 +198,9 @@ def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) 
         parts = [f"{_column(values, c, names)} ({_rows(int(counts[c]))})" for c in columns[:5]]
         more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
         where = ", ".join(parts) + more
+    place = f"row {first}" if lines is None else f"line {lines[first]}"
     raise DataError(
-        f"{what} holds NaN or infinity in {where} of {num_rows}, first in row {first}; "
+        f"{what} holds NaN or infinity in {where} of {num_rows}, first in {place}; "
         "fill these values or drop these rows"
     )
 

@@ -39,7 +39,7 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
     Raises:
         DataError: If the file is missing, empty, not text, has rows of different lengths (names the
             line), no proper header, missing values (names columns and rows), text among numbers,
-            text that differs in most rows, or a target that does not suit the task.
+            decimal commas, text that differs in most rows, or a target that does not suit the task.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
     return _read(path, target, task)[0]
@@ -74,8 +74,8 @@ def _read(path: Path, target: str | None, task: Task | None) -> tuple[Table, tup
     y, task, class_names = _target(frame[chosen], chosen, task, lines, path)
     x, columns = _inputs(frame.drop(columns=chosen), lines, path)
     input_names = tuple(name for column in columns for name in column.inputs)
-    check_finite(x, f"x of {path.name}", input_names)
-    check_finite(y, f"target {chosen!r} of {path.name}")
+    check_finite(x, f"x of {path.name}", input_names, lines)
+    check_finite(y, f"target {chosen!r} of {path.name}", lines=lines)
     table = Table(
         x=x,
         y=y,
@@ -211,6 +211,8 @@ def _target(
 
     is_bool = pd.api.types.is_bool_dtype(column)
     is_text = not is_bool and not pd.api.types.is_numeric_dtype(column)
+    if is_text:
+        _check_commas(_text(column), name, lines, path)
     if is_text and task is None:
         _check_numbers(_text(column), name, lines, path)
     task = task or ("classification" if is_bool or is_text else "regression")
@@ -221,7 +223,7 @@ def _target(
         if is_text and len(class_names) > max(20, len(labels) // 2):
             raise DataError(
                 f"{what} is text with {len(class_names)} different values in {len(labels)} rows, "
-                "hardly classes; name another column with target="
+                "hardly classes; name another column as the target"
             )
         return labels, task, class_names
     if is_text:
@@ -244,11 +246,25 @@ def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Col
             columns.append(Column(name))
             continue
         text = _text(column)
+        _check_commas(text, name, lines, path)
         _check_numbers(text, name, lines, path)
         _check_categories(text, name, path)
         columns.append(Column(name, tuple(str(value) for value in np.unique(text))))
         values.extend((text == value).astype(np.float64) for value in columns[-1].categories or ())
     return torch.tensor(np.stack(values, axis=1)), tuple(columns)
+
+
+def _check_commas(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
+    """Refuse a column of numbers with decimal commas, which would become categories."""
+    with_point = [value.replace(",", ".") for value in text]
+    commas = [i for i, value in enumerate(text) if value != with_point[i]]
+    commas = [i for i in commas if is_number(with_point[i])]
+    if commas and 2 * sum(map(is_number, with_point)) > len(text):
+        first = commas[0]
+        raise DataError(
+            f"{str(path)!r}: decimal commas in column {name!r}, in {count_rows(len(commas))}, "
+            f"first {str(text[first])!r} in line {lines[first]}; write {with_point[first]}"
+        )
 
 
 def _check_numbers(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:

@@ -128,7 +128,7 @@ class Dataset:
         return replace(self, x=self.x[index], y=self.y[index])
 
     def raw(self) -> tuple[Tensor, Tensor]:
-        """Return x and y in the user's units; labels as they are."""
+        """Return x and y in the user's units, in the dtype of these; labels as they are."""
         x = self.x if self.inputs is None else self.inputs.inverse(self.x)
         y = self.y if self.target is None else self.target.inverse(self.y)
         return x, y
@@ -161,13 +161,16 @@ class Dataset:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Dataset:
-        """Return the data on another device or in another floating dtype; labels stay int64."""
+        """Return the data on another device or in another floating dtype.
+
+        Labels stay int64, and units keep their dtype.
+        """
         return replace(
             self,
             x=self.x.to(device=device, dtype=dtype),
             y=self.y.to(device=device, dtype=dtype if self.y.is_floating_point() else None),
-            inputs=None if self.inputs is None else self.inputs.to(device, dtype),
-            target=None if self.target is None else self.target.to(device, dtype),
+            inputs=None if self.inputs is None else self.inputs.to(device),
+            target=None if self.target is None else self.target.to(device),
         )
 
 

@@ -86,7 +86,7 @@ def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor
         num_splits = int(read_rows(folder / "n_splits.txt")[0])
     check_index(index, num_splits, folder.resolve().name)
     if not given:
-        return published_rows(num_rows, index)
+        return published_rows(num_rows, index, folder.resolve().name)
     train, test = (read_rows(folder / f"index_{part}_{index}.txt") for part in ("train", "test"))
     for part, part_rows in (("train", train), ("test", test)):
         if part_rows.max() >= num_rows:

@@ -82,7 +82,7 @@ def load(
     if suffix in (".csv", ".tsv") and path.is_file():
         check_index(split, NUM_SPLITS, path.name)
         table = read_csv(path, target, task)
-        return make_split(table, *published_rows(len(table.x), split), index=split)
+        return make_split(table, *published_rows(len(table.x), split, path.name), index=split)
     if target is not None:
         raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
     if path.is_dir():

@@ -66,7 +66,7 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
     if {"x", "y"} <= set(arrays):
         check_index(index, NUM_SPLITS, name)
         table = table_of_arrays(arrays["x"], arrays["y"], task, name)
-        return make_split(table, *published_rows(len(table.x), index), index=index)
+        return make_split(table, *published_rows(len(table.x), index, name), index=index)
     raise DataError(
         f"{str(path)!r} must hold the arrays x and y, or {', '.join(SPLIT_KEYS)}; it holds "
         f"{', '.join(sorted(arrays)) or 'none'}"

@@ -168,7 +168,9 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
     )  # fmt: skip
 
 
-def published_rows(num_rows: int, index: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+def published_rows(
+    num_rows: int, index: int, name: str = "the data"
+) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Regenerate split number ``index`` of the protocol of the UCI regression benchmark.
 
     One generator of seed 1 draws a permutation of all rows for each split in turn; the first
@@ -178,6 +180,7 @@ def published_rows(num_rows: int, index: int) -> tuple[Int[Tensor, " train"], In
     Args:
         num_rows: N.
         index: Number of the split, from 0.
+        name: What the data are called in the message of an error.
 
     Returns:
         Training rows and test rows.
@@ -196,7 +199,10 @@ def published_rows(num_rows: int, index: int) -> tuple[Int[Tensor, " train"], In
     """
     num_train = round(0.9 * num_rows)
     if not 0 < num_train < num_rows:
-        raise DataError(f"{num_rows} rows are too few for 90 % training and 10 % test rows")
+        raise DataError(
+            f"{name}: {num_rows} {'row is' if num_rows == 1 else 'rows are'} too few for 90 % "
+            "training and 10 % test rows; at least 5 rows are needed"
+        )
     random = np.random.RandomState(1)  # the generator they were published with
     order = random.permutation(num_rows)
     for _ in range(index):
@@ -232,7 +238,7 @@ def make_split(
         train: Training rows.
         test: Test rows.
         index: Number of the split.
-        dtype: Of the result; torch's default if None.
+        dtype: Of x and y; torch's default if None. The units stay in that of the table.
 
     Returns:
         The split; constant columns of the training rows get scale 1.
@@ -241,7 +247,7 @@ def make_split(
         DataError: If a value is NaN or infinite, or the training rows hold one class only.
 
     Warns:
-        BNNWarning: If a class has no training row.
+        BNNWarning: If a class has no training row, or a target is constant in the training rows.
     """
     dtype = dtype or torch.get_default_dtype()
     check_rows(table.x, table.y)
@@ -252,6 +258,7 @@ def make_split(
     if table.task == "classification":
         _check_training_classes(table, train)
     else:
+        _warn_of_constant_target(table, train)
         target = Standardiser.fit(table.y[train])
 
     def part(rows: Tensor) -> Dataset:
@@ -259,8 +266,8 @@ def make_split(
         return Dataset(
             cast(inputs.transform(table.x[rows]), dtype, "x"),
             y if target is None else cast(target.transform(y), dtype, "y"),
-            inputs.to(dtype=dtype),
-            None if target is None else target.to(dtype=dtype),
+            inputs,
+            target,
             table.input_names,
             table.target_name,
             table.class_names,
@@ -269,6 +276,20 @@ def make_split(
     return Split(
         part(train), part(test), table.task, table.name, int(index), train, test, table.note
     )
+
+
+def _warn_of_constant_target(table: Table, train: Tensor) -> None:
+    y = table.y[train]
+    constant = (y == y[0]).all(0).reshape(-1)  # one for each target
+    if bool(constant.any()):
+        name = "y" if table.target_name is None else repr(table.target_name)
+        column = f", column {int(constant.nonzero()[0])} (from 0)," if len(constant) > 1 else ""
+        warnings.warn(
+            f"{table.name}: the target {name}{column} has one value in all {len(y)} training rows: "
+            "there is nothing to learn from it",
+            BNNWarning,
+            stacklevel=4,
+        )
 
 
 def _check_training_classes(table: Table, train: Tensor) -> None:

@@ -18,7 +18,8 @@ class Standardiser:
     .. math:: z = (v - \mathrm{loc}) / \mathrm{scale}, \qquad v = \mathrm{loc} + \mathrm{scale}\, z
 
     A density of z becomes one of v by dividing it by ``scale``; a standard deviation by
-    multiplying with it.
+    multiplying with it. Both ways are computed in the wider of the dtypes of the values and of
+    ``loc``: with float64 units float32 values keep their precision beside a large ``loc``.
 
     Args:
         loc: Means in the user's units: ``[I]`` for inputs ``[N, I]``, ``[C, 1, 1]`` for images,
@@ -76,16 +77,25 @@ class Standardiser:
 
     def transform(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Carry values in the user's units to standardised ones; the shape stays."""
-        return (values - self.loc) / self.scale
+        return (self._wide(values) - self.loc) / self.scale
 
     def inverse(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Carry standardised values back to the user's units; the shape stays."""
-        return self.loc + self.scale * values
+        return self.loc + self.scale * self._wide(values)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Standardiser:
-        """Return the same map on another device or in another floating dtype."""
+        """Return the same map on another device or in another floating dtype.
+
+        A device without float64, as MPS, takes float32.
+        """
+        if dtype is None and device is not None and torch.device(device).type == "mps":
+            dtype = torch.float32
         return Standardiser(
             self.loc.to(device=device, dtype=dtype), self.scale.to(device=device, dtype=dtype)
         )
+
+    def _wide(self, values: Tensor) -> Tensor:
+        # said outright: a loc without dimensions does not widen a vector by torch's own rules
+        return values.to(torch.promote_types(values.dtype, self.loc.dtype))

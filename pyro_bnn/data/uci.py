@@ -157,4 +157,4 @@ def load_uci(name: str, index: int = 0) -> Split:
         target_name=spec.target_name,
         note=spec.note,
     )
-    return make_split(table, *published_rows(len(rows), index), index=index)
+    return make_split(table, *published_rows(len(rows), index, table.name), index=index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
-from pyro_bnn.report.files import check_writable, file_names, write_text
+from pyro_bnn.report.files import check_writable, file_names, warn_of_others, write_text
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.table import make_table
@@ -130,7 +130,9 @@ class Comparison:
     def save(self, folder: str | Path, *, command: str = "") -> Path:
         """Writes ``index.html``, ``table.csv`` and one ArviZ NetCDF file a method.
 
-        NetCDF files are named by the kebab-case name of the method in the comparison.
+        NetCDF files are named by the kebab-case name of the method in the comparison. Those of
+        other methods, and folders of single runs, stay with a
+        :class:`~pyro_bnn.errors.BNNWarning` that names them.
 
         Args:
             folder: Made where it does not exist; files of the same names are replaced.
@@ -146,10 +148,12 @@ class Comparison:
         from pyro_bnn.report.to_files import tree_of
 
         folder = check_writable(folder)
-        for name, file_name in file_names(self.posteriors).items():
-            arviz_io.save_netcdf(tree_of(self, name), folder / f"{file_name}.nc")
+        files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
+        for name, file in files.items():
+            arviz_io.save_netcdf(tree_of(self, name), folder / file)
         write_text(folder / "table.csv", self.table.to_csv())
         self.to_html(folder / "index.html", command=command)
+        warn_of_others(folder, files.values())
         return folder
 
 

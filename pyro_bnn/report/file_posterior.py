@@ -392,8 +392,8 @@ def _split(tree: DataTree, saved: Mapping[str, Any], path: Path) -> Split:
         return Dataset(
             inputs_,
             y_[:, 0] if rows["y_ndim"] == 1 else y_,
-            None if inputs is None else inputs.to(dtype=inputs_.dtype),
-            None if target is None else target.to(dtype=inputs_.dtype),
+            inputs,
+            target,
             rows["input_names"],
             rows["target_name"],
             rows["class_names"],

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+import warnings
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from pyro_bnn.errors import OutputError
+from pyro_bnn.errors import BNNWarning, OutputError
+
+OF_A_RUN = ("*.nc", "split-*-seed-*/")
 
 
 def check_writable(folder: str | Path) -> Path:
@@ -56,6 +59,24 @@ def write_text(path: Path, text: str) -> None:
         raise OutputError(
             f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
         ) from error
+
+
+def warn_of_others(folder: Path, own: Collection[str]) -> None:
+    """Warns of posteriors and reports in a folder that are not of the run that wrote to it.
+
+    Args:
+        folder: Folder of the output.
+        own: Names of the NetCDF files and of the folders of single runs that the run has written.
+    """
+    found = {path.name for pattern in OF_A_RUN for path in folder.glob(pattern)}
+    if others := sorted(found.difference(own)):
+        warnings.warn(
+            f"the folder {str(folder)!r} also holds {', '.join(others)}, which this run did not "
+            "write: left from an earlier one, and mixed into what reads the whole folder, as "
+            "'pyro-bnn report FOLDER/*.nc' does; delete them, or choose another output folder",
+            BNNWarning,
+            stacklevel=3,
+        )
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:

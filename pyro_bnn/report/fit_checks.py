@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXACT_SAMPLERS = frozenset({"NUTS", "HMC"})  # draws of the exact posterior, once converged
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
+ELBO = "ELBO"  # an objective that is that bound
+NO_BOUND = "objective (no ELBO, as its prior is improper)"
 NAN = float("nan")
 
 
@@ -125,6 +127,13 @@ def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray
         return None
     planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
     return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
+
+
+def objective_of(posterior: PosteriorLike) -> str:
+    """What a fit maximised, in words; an ELBO only where the prior has a finite total mass."""
+    if posterior.objective == ELBO and posterior.elbo_kind == "none":
+        return NO_BOUND
+    return posterior.objective
 
 
 def _khat(

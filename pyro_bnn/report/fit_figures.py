@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
 from pyro_bnn.report.captions import span
 from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.fit_checks import ELBO, objective_of
 from pyro_bnn.report.numbers import number, with_error
 from pyro_bnn.report.theme import (
     Theme,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
-ELBO = "ELBO"  # objective of the traces that are shown
 
 
 def has_losses(comparison: Comparison) -> bool:
@@ -263,7 +263,7 @@ def _with_elbo(comparison: Comparison) -> list[Evaluation]:
     return [
         entry
         for entry in comparison.ranked
-        if entry.checks.losses.size and entry.posterior.objective == ELBO
+        if entry.checks.losses.size and objective_of(entry.posterior) == ELBO
     ]
 
 

@@ -52,7 +52,7 @@ def compare_files(
         OptionError: If there is no file, or two would have one name.
         UnknownNameError: If ``reference`` is not one of the names.
     """
-    posteriors = read_all(files)
+    posteriors = _in_order(read_all(files))
     split = _common_rows(list(posteriors.values()))
     if split.train.x.ndim == 2 and split.train.x.shape[1] == 1:
         note = "No predictive band over the input: files hold predictions at held-out rows only."
@@ -131,6 +131,23 @@ def named_files(arguments: Sequence[str]) -> list[PathLike] | dict[str, PathLike
             )
         found[name] = path
     return found
+
+
+def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterior]:
+    """In the order of the one comparison that wrote them, which numbers its models; else as given.
+
+    Files of one comparison name the same methods, the same seed of the draws, and one method each.
+    """
+    every = [one.saved for one in posteriors.values()]
+    order: list[str] = every[0].get("compared") or []
+    names = {saved.get("name") for saved in every}
+    is_one = len(names) == len(every) and all(
+        saved.get("compared") == order and saved["draws_seed"] == every[0]["draws_seed"]
+        for saved in every
+    )
+    if not (is_one and names.issubset(order)):
+        return dict(posteriors)
+    return dict(sorted(posteriors.items(), key=lambda item: order.index(item[1].saved["name"])))
 
 
 def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -> str | None:

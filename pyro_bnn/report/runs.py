@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report.compare import Comparison
-from pyro_bnn.report.files import check_writable, write_text
+from pyro_bnn.report.files import check_writable, warn_of_others, write_text
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.run_table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.run_verdicts import run_verdicts
@@ -184,7 +184,9 @@ class RepeatedComparison:
     def save(self, folder: str | Path, *, command: str = "") -> Path:
         """Writes ``index.html``, ``table.csv`` and ``runs.csv``, the tables of all runs.
 
-        The page links the report of a run where ``split-K-seed-S/index.html`` lies in the folder.
+        The page links the report of a run with a score where ``split-K-seed-S/index.html`` lies in
+        the folder. Reports and NetCDF files that are of none of these runs stay, with a
+        :class:`~pyro_bnn.errors.BNNWarning` that names them.
 
         Args:
             folder: Made where it does not exist; files of the same names are replaced.
@@ -202,11 +204,12 @@ class RepeatedComparison:
         links = {
             run.name: f"{run.folder}/index.html"
             for run in self.runs
-            if (folder / run.folder / "index.html").is_file()
+            if run.methods and (folder / run.folder / "index.html").is_file()
         }
         write_text(folder / "table.csv", self.table.to_csv())
         write_text(folder / "runs.csv", self.all_rows.to_csv())
         write_text(folder / "index.html", render_runs(self, links, command))
+        warn_of_others(folder, [run.folder for run in self.runs if run.methods])
         return folder
 
 

@@ -84,7 +84,11 @@ def scores_in_words(comparison: Comparison) -> str:
 
 
 def against_reference(comparison: Comparison, theme: Theme) -> Figure:
-    """Distance to the reference beside its floor, and the ratio of epistemic sds."""
+    """Distance to the reference beside its floor, and the ratio of epistemic sds.
+
+    Markers are open where the reference answers under another model or holds other point estimates.
+    """
+    elsewhere = not_judged(comparison)
     entries = [e for e in comparison.ranked if e.distance is not None]
     styles = styles_of(comparison, theme)
     height = rows_height([entry.name for entry in entries]) + 1.5
@@ -96,11 +100,13 @@ def against_reference(comparison: Comparison, theme: Theme) -> Figure:
             assert entry.sd_ratio is not None
             colour, mark = styles[entry.name].colour, styles[entry.name].mark
             left.plot([0, entry.distance.value], [place, place], color=colour, lw=2.2)
-            left.plot(entry.distance.value, place, mark, ms=7, color=colour)
+            inside = theme.paper if entry.name in elsewhere else colour
+            left.plot(entry.distance.value, place, mark, ms=7, color=colour, mfc=inside)
             error = SD_RATIO_STANDARD_ERRORS * np.nan_to_num(entry.sd_ratio.standard_error)
             right.errorbar(
-                entry.sd_ratio.value, place, xerr=error, fmt=mark, ms=7, lw=2.2, color=colour
-            )
+                entry.sd_ratio.value, place, xerr=error, fmt=mark, ms=7, lw=2.2, color=colour,
+                mfc=inside,
+            )  # fmt: skip
         floor = float(np.mean([e.distance.floor for e in entries if e.distance is not None]))
         left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
         left.set_xlim(left=0)
@@ -116,13 +122,30 @@ def against_reference(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
+def not_judged(comparison: Comparison) -> list[str]:
+    """Methods held against a reference of another model or other point estimates, best first."""
+    table = comparison.table
+    return [str(name) for name in table.index[table["reference_model"] == "other"]]
+
+
 def describe_reference(comparison: Comparison) -> str:
     """How to read `against_reference`."""
+    elsewhere = not_judged(comparison)
+    is_one = len(elsewhere) == 1
+    other = (
+        f" The open mark{' is' if is_one else 's are'} of {', '.join(elsewhere)}, which "
+        f"answer{'s' if is_one else ''} under another model than {comparison.reference} or "
+        f"hold{'s' if is_one else ''} other point estimates: the difference may be the model's, "
+        "and the grey does not judge it."
+        if elsewhere
+        else ""
+    )
     return (
         f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
         "mean over held-out rows; the grey reaches to the distance between its own halves, and "
         "inside it a method cannot be told from it. Right: spread "
         f"of the function over that of {comparison.reference}; left of the grey is too sure."
+        f"{other}"
     )
 
 
@@ -131,9 +154,11 @@ def reference_in_words(comparison: Comparison) -> str:
     entries = [entry for entry in comparison.ranked if entry.distance is not None]
     distances = {e.name: e.distance.value for e in entries if e.distance is not None}
     floors = {e.name: e.distance.floor for e in entries if e.distance is not None}
+    names = ", ".join(not_judged(comparison))
     ratios = {e.name: e.sd_ratio.value for e in entries if e.sd_ratio is not None}
     return (
         f"Dot plots against {comparison.reference}, a row a method: distance {span(distances)}, "
         f"between its halves {number(float(np.mean(list(floors.values()))))}; ratio of epistemic "
         f"sds {span(ratios)}."
+        f"{f' Of another model, not judged: {names}.' if names else ''}"
     )

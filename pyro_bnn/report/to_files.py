@@ -23,8 +23,8 @@ OTHER_DRAWS = 4  # stream of the y of draws that were not scored
 def tree_of(comparison: Comparison, name: str) -> DataTree:
     """The ArviZ tree of one posterior: its draws that were scored, or all that it stores.
 
-    Its options also hold the name in the comparison, the data set, the number of draws behind the
-    scores, and whether it was the reference.
+    Its options also hold the name in the comparison, the names of all that were compared, the data
+    set, the number of draws behind the scores, and whether it was the reference.
 
     Args:
         comparison: The comparison.
@@ -42,6 +42,7 @@ def tree_of(comparison: Comparison, name: str) -> DataTree:
         tree = _with_scored_draws(tree, posterior, split, comparison.num_draws, comparison.seed)
     attrs = {
         "name": name,
+        "compared": list(comparison.posteriors),
         "data": {"name": split.name, "index": split.index, "note": split.note},
         "num_draws": comparison.num_draws,
         "is_reference": name == comparison.reference,

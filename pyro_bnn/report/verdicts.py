@@ -15,6 +15,7 @@ from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
 from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS, Ranked
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.findings import Verdict
+from pyro_bnn.report.fit_checks import objective_of
 from pyro_bnn.report.model_verdicts import model_verdicts
 from pyro_bnn.report.numbers import number, percent, with_error
 from pyro_bnn.report.shared_models import same_evidence, same_model
@@ -132,9 +133,8 @@ def trend_verdict(entry: Evaluation) -> Iterator[Verdict]:
         return
     if trend.gain <= TREND_STANDARD_ERRORS * trend.standard_error:
         return
-    objective = entry.posterior.objective
     yield Verdict(
-        f"{entry.name}: not converged, its smoothed {objective} still rose by "
+        f"{entry.name}: not converged, its smoothed {objective_of(entry.posterior)} still rose by "
         f"{with_error(trend.gain, trend.standard_error)} nats over the last {trend.num_steps:,} "
         f"steps, threshold {TREND_STANDARD_ERRORS:g} standard errors and {TREND_GAIN:g} nat; "
         "raise num_steps.",

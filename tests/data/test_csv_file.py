@@ -116,8 +116,22 @@ def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
             "a,b\n" + "".join(f"{i},n{i}\n" for i in range(30)),
             "target 'b' of table.csv is text with 30 different values in 30 rows, hardly classes",
         ),
-        ("a,b\n1,2\ninf,3\n", "x of table.csv holds NaN or infinity in column 0 ('a') (1 row) of"),
-        ("a,b\n1,2\n2,-inf\n", "target 'b' of table.csv holds NaN or infinity in 1 row of 2"),
+        (
+            "a,b\n1,2\ninf,3\n",
+            "x of table.csv holds NaN or infinity in column 0 ('a') (1 row) of 2, first in line 3",
+        ),
+        (
+            "a,b\n1,2\n\n2,-inf\n",
+            "target 'b' of table.csv holds NaN or infinity in 1 row of 2, first in line 4",
+        ),
+        (
+            "a;b\n1;2\n1,5;3\n2,5;4\n",
+            "decimal commas in column 'a', in 2 rows, first '1,5' in line 3; write 1.5",
+        ),
+        (
+            "a;b\n1;2,5\n2;3,5\n3;2,5\n",
+            "decimal commas in column 'b', in 3 rows, first '2,5' in line 2; write 2.5",
+        ),
         ("a,b\n1,yes\n2,yes\n", "target 'b' of table.csv holds one class only, 'yes'"),
     ],
 )
@@ -125,6 +139,11 @@ def test_files_that_cannot_be_used(path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(DataError, match=re.escape(message)):
         read_csv(path)
+
+
+def test_commas_in_text_are_no_decimal_commas(path: Path) -> None:
+    path.write_text("a;b\n1,5;1\nx,y;2\nx,y;3\n1,5;4\n")
+    assert read_csv(path).input_names == ("a=1,5", "a=x,y")
 
 
 def test_targets_that_do_not_suit_the_task(path: Path) -> None:

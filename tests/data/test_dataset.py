@@ -89,18 +89,19 @@ def test_split_is_an_exact_partition_and_reproducible() -> None:
     assert validation.y.tolist() != list(range(23))
 
 
-def test_to_changes_floating_data_and_units_but_not_labels() -> None:
+def test_to_changes_floating_data_but_neither_labels_nor_units() -> None:
     units = Standardiser(torch.zeros(2), torch.ones(2))
     data = Dataset(X, [0, 1, 1], units).to(dtype=torch.float64)
     assert data.x.dtype == torch.float64
     assert data.y.dtype == torch.int64
     assert data.inputs is not None
-    assert data.inputs.loc.dtype == torch.float64
-    target = Standardiser(torch.tensor(0.0), torch.tensor(1.0))
-    data = Dataset(X, Y, None, target).to("cpu", torch.float64)
-    assert data.y.dtype == torch.float64
+    assert data.inputs.loc.dtype == torch.float32
+    target = Standardiser(torch.tensor(1e9 + 1, dtype=torch.float64), torch.tensor(1.0))
+    data = Dataset(X, Y, None, target).to("cpu", torch.float32)
+    assert data.y.dtype == torch.float32
     assert data.target is not None
-    assert data.target.scale.dtype == torch.float64
+    assert data.target.loc == 1e9 + 1
+    assert data.raw()[1].tolist() == [1e9 + 1.5, 1e9 + 2.5, 1e9 + 3.5]
 
 
 def test_datasets_are_frozen_and_go_to_other_processes() -> None:

@@ -35,8 +35,8 @@ def test_columns_are_taken_and_splits_regenerated(folder: Path) -> None:
     split = load_folder(folder, index=4)
     train, test = published_rows(30, 4)
     rows = torch.tensor(ROWS, dtype=torch.float32)
-    assert_close(split.train.raw()[0], rows[train][:, [3, 0]])
-    assert_close(split.test.raw()[1], rows[test, 1])
+    assert_close(split.train.raw()[0].float(), rows[train][:, [3, 0]])
+    assert_close(split.test.raw()[1].float(), rows[test, 1])
     assert (split.name, split.task, split.index) == ("toy", "regression", 4)
     with pytest.raises(OptionError, match=r"split of toy must be a whole number 0 \.\. 19, got 20"):
         load_folder(folder, index=20)
@@ -47,7 +47,8 @@ def test_given_splits_are_used(folder: Path) -> None:
     write(folder, "index_test_0", [0, 29])
     split = load_folder(folder)
     assert_close(split.train_rows, torch.tensor([4, 2, 9]))
-    assert_close(split.test.raw()[1], torch.tensor(ROWS[[0, 29], 1], dtype=torch.float32))
+    expected = torch.tensor(ROWS[[0, 29], 1], dtype=torch.float32)
+    assert_close(split.test.raw()[1].float(), expected)
     with pytest.raises(OptionError, match="split of toy must be 0, the only one, got 1"):
         load_folder(folder, index=1)
 

@@ -48,7 +48,7 @@ def test_a_csv_with_target_task_and_split(csv: Path) -> None:
     assert (split.name, split.task, split.index) == ("table", "regression", 2)
     assert split.train.input_names == ("cost", "kind=a", "kind=b")
     train = published_rows(10, 2)[0]
-    assert_close(split.train.raw()[1], train.float())
+    assert_close(split.train.raw()[1].float(), train.float())
     assert data.load(str(csv)).task == "classification"
 
 

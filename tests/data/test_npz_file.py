@@ -26,8 +26,8 @@ def test_arrays_are_split_by_the_protocol(path: Path) -> None:
     np.savez(path, x=X, y=Y)
     split = load_npz(path, index=3)
     train, test = published_rows(20, 3)
-    assert_close(split.train.raw()[1], torch.tensor(Y, dtype=torch.float32)[train])
-    assert_close(split.test.raw()[0], torch.tensor(X, dtype=torch.float32)[test])
+    assert_close(split.train.raw()[1].float(), torch.tensor(Y, dtype=torch.float32)[train])
+    assert_close(split.test.raw()[0].float(), torch.tensor(X, dtype=torch.float32)[test])
     assert (split.name, split.task, split.index) == ("arrays", "regression", 3)
 
 

@@ -60,8 +60,15 @@ def test_published_splits_follow_their_recipe() -> None:
 
 
 def test_too_few_rows_for_a_test_row_are_refused() -> None:
-    with pytest.raises(DataError, match="4 rows are too few for 90 % training and 10 % test rows"):
-        published_rows(4, 0)
+    with pytest.raises(
+        DataError, match=r"mine\.csv: 4 rows are too few for 90 % training and 10 % "
+    ):
+        published_rows(4, 0, "mine.csv")
+    with pytest.raises(
+        DataError, match=r"the data: 1 row is too few .* at least 5 rows are needed"
+    ):
+        published_rows(1, 0)
+    assert [len(rows) for rows in published_rows(5, 0)] == [4, 1]
 
 
 @pytest.mark.parametrize("index", [-1, 5, 1.0, True, "0", None])
@@ -135,7 +142,7 @@ def test_the_dtype_is_float32_unless_tensors_say_otherwise() -> None:
     split = from_arrays(x, y)
     assert split.train.x.dtype == split.test.y.dtype == torch.float32
     assert split.train.target is not None
-    assert split.train.target.loc.dtype == torch.float32
+    assert split.train.target.loc.dtype == torch.float64  # the units lose nothing
     assert from_arrays(torch.tensor(x), y).train.y.dtype == torch.float64
 
 
@@ -236,6 +243,18 @@ def test_training_rows_of_one_class_are_refused() -> None:
 def test_a_class_without_training_rows_is_told() -> None:
     with pytest.warns(BNNWarning, match="t: no training row of class 'c'"):
         make_split(classes([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2]))
+
+
+def test_a_target_that_is_constant_in_the_training_rows_is_told() -> None:
+    x, train, test = torch.arange(3.0)[:, None], torch.tensor([0, 1]), torch.tensor([2])
+    flat = Table(x=x, y=torch.tensor([7.0, 7, 9]), task="regression", name="t", target_name="cost")
+    expected = "t: the target 'cost' has one value in all 2 training rows: there is nothing to lea"
+    with pytest.warns(BNNWarning, match=expected):
+        split = make_split(flat, train, test)
+    assert_close(split.test.y, torch.tensor([2.0]))
+    pairs = Table(x=x, y=torch.tensor([[1.0, 4], [2, 4], [3, 5]]), task="regression", name="t")
+    with pytest.warns(BNNWarning, match=r"target y, column 1 \(from 0\), has one value in all 2 t"):
+        make_split(pairs, train, test)
 
 
 def test_a_table_is_checked_before_it_is_split() -> None:

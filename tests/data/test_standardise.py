@@ -67,6 +67,13 @@ def test_inverse_carries_predictions_of_any_leading_shape() -> None:
     assert_close(units.inverse(torch.ones(4, 3, 1)), torch.full((4, 3, 1), 12.0))
 
 
+def test_float32_values_keep_their_precision_beside_a_large_loc() -> None:
+    units = Standardiser(torch.tensor(1e9 + 1, dtype=DOUBLE), torch.tensor(2.0, dtype=DOUBLE))
+    back = units.inverse(torch.tensor([0.0, 0.25]))
+    assert_close(back, torch.tensor([1e9 + 1, 1e9 + 1.5], dtype=DOUBLE), rtol=0, atol=0)
+    assert_close(units.transform(back), torch.tensor([0.0, 0.25], dtype=DOUBLE), rtol=0, atol=0)
+
+
 def test_to_changes_the_dtype() -> None:
     units = Standardiser(torch.tensor(10.0), torch.tensor(2.0)).to(dtype=DOUBLE)
     assert units.loc.dtype == units.scale.dtype == DOUBLE

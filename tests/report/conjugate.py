@@ -98,6 +98,7 @@ class LinearPosterior:
     chain_shift: float = 0.0
     num_divergent: int = 0
     num_parameters: int = 12
+    is_flat: bool = False  # its prior is improper
     wall_time: float = 1.5
     seed: int = 0
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -142,7 +143,7 @@ class LinearPosterior:
 
     @property
     def elbo_kind(self) -> str:
-        return "exact" if self.has_log_prob else "none"
+        return "exact" if self.has_log_prob and not self.is_flat else "none"
 
     @property
     def sample_stats(self) -> dict[str, np.ndarray]:

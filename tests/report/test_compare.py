@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyro_bnn import arviz_io
-from pyro_bnn.errors import DataError, OptionError, OutputError, UnknownNameError
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError, UnknownNameError
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.compare import common_draws
 from tests.report.conjugate import LinearPosterior, regression_split
@@ -62,6 +62,7 @@ def test_comparing_twice_gives_the_same_numbers() -> None:
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_saving_writes_page_table_and_a_netcdf_file_a_method(
     regression: Comparison, tmp_path: Path
 ) -> None:
@@ -80,6 +81,19 @@ def test_saving_writes_page_table_and_a_netcdf_file_a_method(
     assert tree["log_likelihood"]["y"].shape == (4, 300, 180)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_posteriors_of_an_earlier_comparison_stay_and_are_named(
+    one_input: Comparison, tmp_path: Path
+) -> None:
+    one_input.save(tmp_path)
+    one_input.save(tmp_path)  # the same files again: nothing to say
+    (tmp_path / "nuts.nc").write_text("an earlier one")
+    with pytest.warns(BNNWarning, match="also holds nuts.nc, which this run did not write"):
+        one_input.save(tmp_path)
+    assert (tmp_path / "nuts.nc").read_text() == "an earlier one"
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_the_page_alone_can_be_written_anywhere(one_input: Comparison, tmp_path: Path) -> None:
     path = one_input.to_html(tmp_path / "deep" / "page.html")
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pyro_bnn.errors import OutputError
-from pyro_bnn.report.files import check_writable, file_names, write_text
+from pyro_bnn.errors import BNNWarning, OutputError
+from pyro_bnn.report.files import check_writable, file_names, warn_of_others, write_text
 
 
 def test_a_new_folder_is_made_with_its_parents_and_left_empty(tmp_path: Path) -> None:
@@ -42,3 +42,14 @@ def test_text_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Pa
 def test_names_of_any_script_become_different_files() -> None:
     names = file_names(["AutoIAFNormal", "α", "β", "a b", "A_B"])
     assert list(names.values()) == ["auto-iaf-normal", "method", "method-2", "a-b", "a-b-2"]
+
+
+def test_what_another_run_left_is_named_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("old.nc", "nuts.nc", "table.csv", "split-notes-seed-.txt"):
+        (tmp_path / name).write_text("")
+    for name in ("split-0-seed-0", "split-3-seed-0", "other"):
+        (tmp_path / name).mkdir()
+    words = "also holds old.nc, split-3-seed-0, which this run did not write: left from an earlier"
+    with pytest.warns(BNNWarning, match=words):
+        warn_of_others(tmp_path, ["nuts.nc", "split-0-seed-0"])
+    warn_of_others(tmp_path, ["nuts.nc", "old.nc", "split-0-seed-0", "split-3-seed-0"])

@@ -104,3 +104,13 @@ def test_a_run_too_short_to_judge_is_described_as_such(regression: Comparison) -
     assert "it: too few steps to judge" in describe_elbo(
         compare({"it": posterior}, regression.split)
     )
+
+
+def test_no_trace_is_an_elbo_under_an_improper_prior(regression: Comparison) -> None:
+    posteriors = {
+        "flat": LinearPosterior(regression.split, losses=losses(num_steps=50), is_flat=True),
+        "proper": LinearPosterior(regression.split, losses=losses(num_steps=50)),
+    }
+    words = describe_elbo(compare(posteriors, regression.split, num_samples=50))
+    assert "proper" in words
+    assert "flat" not in words

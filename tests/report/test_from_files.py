@@ -22,13 +22,14 @@ from pyro_bnn.models import MLP
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare, compare_files
+from pyro_bnn.report.figures import PLOTS
 from pyro_bnn.report.file_posterior import FilePosterior, read
 from pyro_bnn.report.files import file_names
 from pyro_bnn.report.from_files import named_files, read_all
 from pyro_bnn.report.to_files import tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from xarray import DataTree
 
@@ -59,6 +60,23 @@ def fits(split: Split, model: MLP) -> dict[str, Posterior]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[dict[Path, DataTree]]:
+    """Trees by path: each file is opened once, and a tree that is put here is read as one."""
+    found: dict[Path, DataTree] = {}
+    load = arviz_io.load_netcdf
+
+    def load_once(path: Path) -> DataTree:
+        if path not in found:
+            found[path] = load(path).load()
+        return found[path].copy(deep=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arviz_io, "load_netcdf", load_once)
+        patch.setenv("LOKY_MAX_CPU_COUNT", "1")  # chains one after another: no processes to start
+        yield found
+
+
 @pytest.fixture(scope="module")
 def regression() -> Comparison:
     split = numbers_split()
@@ -73,6 +91,11 @@ def classes() -> Comparison:
     split = classes_split()
     model = MLP(2, hidden=(3,), likelihood=Categorical(3))
     return compare(fits(split, model), split, reference="mean-field", num_samples=100)
+
+
+@pytest.fixture(scope="module")
+def folder_of_classes(classes: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_files(classes, tmp_path_factory.mktemp("classes"))
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +128,61 @@ def same_tables(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 # --- the numbers of the comparison that wrote the files ------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["regression", "classes"])
+@pytest.mark.parametrize(
+    ("which", "where"), [("regression", "folder"), ("classes", "folder_of_classes")]
+)
 def test_files_give_the_table_and_the_verdicts_of_their_comparison(
-    which: str, request: pytest.FixtureRequest, tmp_path: Path
+    which: str, where: str, request: pytest.FixtureRequest
 ) -> None:
     comparison: Comparison = request.getfixturevalue(which)
-    save_files(comparison, tmp_path)
-    again = compare_files(sorted(tmp_path.glob("*.nc")))
+    files: Path = request.getfixturevalue(where)
+    again = compare_files(sorted(files.glob("*.nc"), reverse=True))
     assert again.reference == comparison.reference
     assert (again.num_draws, again.seed) == (100, comparison.seed)
     same_tables(again.table, comparison.table)
     assert np.isfinite(again.table.loc["NUTS", ["rhat", "ess", "loo"]].astype(float)).all()
     assert np.isfinite(again.table.loc["mean-field", ["elbo", "khat"]].astype(float)).all()
-    assert sorted(again.verdicts) == sorted(comparison.verdicts)
+    assert again.verdicts == comparison.verdicts
     assert list(again.figures) == list(comparison.figures)
 
 
-def test_a_report_can_be_saved_and_read_again(folder: Path, tmp_path: Path) -> None:
+def test_models_have_their_numbers_in_whatever_order_the_files_are_given(
+    regression: Comparison, tmp_path: Path
+) -> None:
+    split = regression.split
+    own = regression.posteriors["mean-field"]
+    other = SVI(guides.AutoNormal, num_steps=2).run(
+        MLP(2, hidden=(3,), prior=Normal(0.7)), split.train, progress=False
+    )
+    comparison = compare({"z": own, "a": other, "m": own}, split, num_samples=50)
+    assert comparison.table["model_number"].to_dict() == {"z": 1, "a": 2, "m": 1}
+    save_files(comparison, tmp_path)
+    in_order, by_name = (
+        compare_files(files)
+        for files in (
+            [tmp_path / f"{name}.nc" for name in "amz"],
+            {name.upper(): tmp_path / f"{name}.nc" for name in "maz"},
+        )
+    )
+    same_tables(in_order.table, comparison.table)
+    assert in_order.verdicts == comparison.verdicts
+    assert list(by_name.posteriors) == ["Z", "A", "M"]
+    # of two comparisons, or one of them twice: as given
+    seeds = compare({"z": own, "a": other}, split, num_samples=50, seed=1)
+    (tmp_path / "seed").mkdir()
+    save_files(seeds, tmp_path / "seed")
+    mixed = [tmp_path / "a.nc", tmp_path / "seed" / "z.nc"]
+    assert list(compare_files(mixed).posteriors) == ["a", "z"]
+    twice = {"second": tmp_path / "a.nc", "first": tmp_path / "a.nc", "third": tmp_path / "z.nc"}
+    assert list(compare_files(twice).posteriors) == ["second", "first", "third"]
+
+
+def test_a_report_can_be_saved_and_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {name: PLOTS[name] for name in ("ranks", "reference")}  # of the page's many figures
+    for module in ("figures", "html"):
+        monkeypatch.setattr(f"pyro_bnn.report.{module}.PLOTS", shown)
     once = compare_files(sorted(folder.glob("*.nc")))
     once.save(tmp_path, command="pyro-bnn report")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
@@ -230,10 +291,9 @@ def test_predictions_are_those_of_the_posterior(
 
 
 def test_class_probabilities_are_those_of_the_posterior(
-    classes: Comparison, tmp_path: Path
+    classes: Comparison, folder_of_classes: Path
 ) -> None:
-    save_files(classes, tmp_path)
-    found = read(tmp_path / "nuts.nc").predict(classes.split.test.x, 100, 0)
+    found = read(folder_of_classes / "nuts.nc").predict(classes.split.test.x, 100, 0)
     expected = classes.posteriors["NUTS"].predict(classes.split.test.x, 100, 0)
     torch.testing.assert_close(found.probs, expected.probs)
     with pytest.raises(OptionError, match="for classes read probs"):
@@ -332,16 +392,21 @@ def test_a_fingerprint_tells_apart_what_words_do_not(folder: Path, tmp_path: Pat
 # --- what is refused -----------------------------------------------------------------------------
 
 
+@pytest.fixture
 def changed_file(
-    folder: Path, path: Path, change: Callable[[DataTree, dict[str, Any]], None]
-) -> Path:
-    """A file of the comparison with its tree or its options changed."""
-    tree = arviz_io.load_netcdf(folder / "mean-field.nc")
-    options = arviz_io.options(tree)
-    change(tree, options)
-    tree.attrs["options"] = json.dumps(options)
-    arviz_io.save_netcdf(tree, path)
-    return path
+    folder: Path, trees: dict[Path, DataTree]
+) -> Callable[[Path, Callable[[DataTree, dict[str, Any]], None]], Path]:
+    """Makes a file of the comparison with its tree or its options changed."""
+
+    def make(path: Path, change: Callable[[DataTree, dict[str, Any]], None]) -> Path:
+        tree = arviz_io.load_netcdf(folder / "mean-field.nc")
+        options = arviz_io.options(tree)
+        change(tree, options)
+        tree.attrs["options"] = json.dumps(options)
+        trees[path] = tree
+        return path
+
+    return make
 
 
 def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -361,14 +426,16 @@ def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> 
         compare_files([foreign])
 
 
-def test_files_that_were_changed_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_that_were_changed_are_refused(
+    tmp_path: Path, changed_file: Callable[..., Path]
+) -> None:
     path = tmp_path / "a.nc"
 
     def newer(tree: DataTree, options: dict[str, Any]) -> None:
         options["format_version"] = 99
 
     with pytest.raises(FileFormatError, match="has format version 99, this package reads 1"):
-        read(changed_file(folder, path, newer))
+        read(changed_file(path, newer))
 
     def without_rows(tree: DataTree, options: dict[str, Any]) -> None:
         for group in [name for name in tree.children if "predictions" in name]:
@@ -376,29 +443,29 @@ def test_files_that_were_changed_are_refused(folder: Path, tmp_path: Path) -> No
         del tree["test_data"]
 
     with pytest.raises(DataError, match=r"a\.nc has no held-out rows.*to_arviz\(train, test\)"):
-        read(changed_file(folder, path, without_rows))
+        read(changed_file(path, without_rows))
 
     def without_moments(tree: DataTree, options: dict[str, Any]) -> None:
         tree["predictions"] = tree["predictions"].to_dataset().drop_vars(["y_mean", "f"])
 
     with pytest.raises(FileFormatError, match=r"lacks predictions/f, predictions/y_mean: it was"):
-        read(changed_file(folder, path, without_moments))
+        read(changed_file(path, without_moments))
 
     def without_units(tree: DataTree, options: dict[str, Any]) -> None:
         del options["rows"]["target"]
 
     with pytest.raises(FileFormatError, match=r"is damaged: KeyError\('target'\)"):
-        read(changed_file(folder, path, without_units))
+        read(changed_file(path, without_units))
 
     def with_bad_scale(tree: DataTree, options: dict[str, Any]) -> None:
         options["rows"]["target"]["scale"] = -1.0
 
     with pytest.raises(FileFormatError, match="is damaged: scale of a Standardiser must be"):
-        read(changed_file(folder, path, with_bad_scale))
+        read(changed_file(path, with_bad_scale))
 
 
 def test_files_of_other_rows_are_refused_by_name(
-    folder: Path, classes: Comparison, tmp_path: Path
+    folder: Path, folder_of_classes: Path, tmp_path: Path
 ) -> None:
     other = numbers_split(seed=5)
     posterior = SVI(guides.AutoNormal, num_steps=2).run(
@@ -411,12 +478,13 @@ def test_files_of_other_rows_are_refused_by_name(
         with pytest.raises(DataError, match="the held-out x differ in 6 of 6 rows") as caught:
             compare_files(order)
         assert str(caught.value).startswith(f"{path} (rows of other.nc, split 0) is of other data")
-    save_files(classes, tmp_path)
     with pytest.raises(DataError, match="the tasks are regression and classification"):
-        compare_files([*mine, tmp_path / "mean-field.nc"])
+        compare_files([*mine, folder_of_classes / "mean-field.nc"])
 
 
-def test_rows_that_differ_in_part_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_rows_that_differ_in_part_are_refused(
+    folder: Path, tmp_path: Path, changed_file: Callable[..., Path]
+) -> None:
     path = tmp_path / "a.nc"
 
     def changes(group: str, name: str) -> Callable[[DataTree, dict[str, Any]], None]:
@@ -449,7 +517,7 @@ def test_rows_that_differ_in_part_are_refused(folder: Path, tmp_path: Path) -> N
         (no_units, "the units of the inputs differ"),
         (fewer, r"the training x have shapes \[54, 2\] and \[50, 2\]"),
     ):
-        changed_file(folder, path, change)
+        changed_file(path, change)
         with pytest.raises(DataError, match=words):
             compare_files([folder / "nuts.nc", folder / "map.nc", path])
 
@@ -480,7 +548,7 @@ def test_names_on_a_command_line(tmp_path: Path) -> None:
         named_files(["a=c.nc", "a.nc"])
 
 
-def test_the_reference(folder: Path, classes: Comparison, tmp_path: Path) -> None:
+def test_the_reference(folder: Path, tmp_path: Path, changed_file: Callable[..., Path]) -> None:
     paths = {"x": folder / "nuts.nc", "y": folder / "mean-field.nc"}
     assert compare_files(paths).reference == "x"  # as it was
     assert compare_files(paths, reference="y").reference == "y"
@@ -494,7 +562,7 @@ def test_the_reference(folder: Path, classes: Comparison, tmp_path: Path) -> Non
         options.pop("is_reference")
         options["method"], options["name"] = "NUTS", "sampler"
 
-    other = changed_file(folder, tmp_path / "a.nc", unmarked)
+    other = changed_file(tmp_path / "a.nc", unmarked)
     assert compare_files([folder / "map.nc", other]).reference == "sampler"
 
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from pyro_bnn.data import from_arrays
-from pyro_bnn.errors import DataError, OptionError, OutputError
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 from pyro_bnn.report import RepeatedComparison, Run, compare, compare_runs
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.run_table import run_sections
@@ -397,6 +397,20 @@ def test_saving_writes_page_and_tables_and_links_what_is_there(tmp_path: Path) -
     assert_allclose(table["log_score"], repeated.table["log_score"])
     every = pd.read_csv(folder / "runs.csv", index_col=["split", "seed", "method"])
     assert {key: every.loc[(*key, "A"), "log_score"] for key in A} == A
+
+
+def test_an_old_report_of_a_lost_run_is_named_and_not_linked(tmp_path: Path) -> None:
+    for name in ("split-0-seed-0", "split-1-seed-0", "split-7-seed-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").write_text("a report", "utf-8")
+    repeated = compare_runs(
+        [run(0, 0, {"A": 0.0}), run(1, 0, {}, lost={"A": "diverged at step 3"})]
+    )
+    with pytest.warns(BNNWarning, match="also holds split-1-seed-0, split-7-seed-0, which this"):
+        repeated.save(tmp_path)
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert re.findall(r'href="([^"]*)"', page) == ["split-0-seed-0/index.html"]
+    assert "diverged at step 3" in page
 
 
 def test_names_and_reasons_cannot_break_the_page(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """What the figures of scores show is what was computed."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.testing import assert_allclose
 
-from pyro_bnn.report import Comparison
+from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.score_figures import (
     against_reference,
+    describe_reference,
     reference_in_words,
     scores,
     scores_in_words,
 )
 from pyro_bnn.report.theme import LIGHT
+from tests.report.conjugate import LinearPosterior, regression_split
 from tests.report.drawn import bar_ends, xs
 
 
@@ -56,6 +59,42 @@ def test_the_reference_figure_shows_values_floor_and_ratio(regression: Compariso
     assert_allclose(np.array(ends), np.array(expected))
     assert "sds of y" in left.get_xlabel()
     assert len(right.containers) == len(compared)
+
+
+def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
+    split = regression_split()
+    comparison = compare(
+        {
+            "alike": LinearPosterior(split, spread=0.9),
+            "elsewhere": LinearPosterior(split, spread=0.9, model="another"),
+            "NUTS": LinearPosterior(split, "NUTS", "NUTS", stored=1_200, num_chains=4),
+        },
+        split,
+        reference="NUTS",
+    )
+    names = [entry.name for entry in comparison.ranked if entry.distance is not None]
+    left, right = against_reference(comparison, LIGHT).axes
+    marks = [line for line in left.lines if line.get_marker() not in ("None", "")]
+    bars: list[Any] = [container.lines[0] for container in right.containers]  # type: ignore[attr-defined]
+    for drawn in (marks, bars):
+        inside = {name: mark.get_markerfacecolor() for name, mark in zip(names, drawn, strict=True)}
+        outside = {
+            name: mark.get_markeredgecolor() for name, mark in zip(names, drawn, strict=True)
+        }
+        assert inside["elsewhere"] == LIGHT.paper != outside["elsewhere"]
+        assert inside["alike"] == outside["alike"] != LIGHT.paper
+    words = "The open mark is of elsewhere, which answers under another model than NUTS or holds"
+    assert words in describe_reference(comparison)
+    assert "the grey does not judge it" in describe_reference(comparison)
+    assert "Of another model, not judged: elsewhere." in reference_in_words(comparison)
+
+
+def test_marks_are_full_where_all_share_the_reference_model(regression: Comparison) -> None:
+    left, _ = against_reference(regression, LIGHT).axes
+    marks: list[Any] = [line for line in left.lines if line.get_marker() not in ("None", "")]
+    assert all(mark.get_markerfacecolor() == mark.get_markeredgecolor() for mark in marks)
+    assert "open" not in describe_reference(regression)
+    assert "not judged" not in reference_in_words(regression)
 
 
 def test_words_of_scores_name_the_best_the_tied_and_the_last(regression: Comparison) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ def _findings(split: Split = SPLIT, reference: bool = True, **changes: Any) -> S
         "NUTS": LinearPosterior(split, "NUTS", stored=1_200, num_chains=4),
     }
     return compare(posteriors, split, reference="NUTS" if reference else None).findings
+
+
+@cache
+def _of_spread(spread: float) -> Sequence[Verdict]:
+    """Verdicts on one method of this spread, which several tests look at."""
+    return _findings(spread=spread)
 
 
 def _texts(findings: Sequence[Verdict], kind: str) -> list[str]:
@@ -101,6 +108,11 @@ def test_an_objective_that_still_rises_is_reported(
     assert "over the last 984 steps, threshold 2 standard errors and 1 nat" in text
 
 
+def test_the_objective_of_an_improper_prior_is_not_called_an_elbo() -> None:
+    (text,) = _texts(_findings(is_flat=True, losses=losses(slope=0.01)), "trend")
+    assert "it: not converged, its smoothed objective (no ELBO, as its prior is improper)" in text
+
+
 def test_a_gain_below_a_nat_or_within_its_error_is_no_verdict() -> None:
     precise = 300.0 - 0.0005 * np.arange(4_000.0)  # half a nat, without noise
     assert _texts(_findings(losses=precise), "trend") == []
@@ -109,7 +121,7 @@ def test_a_gain_below_a_nat_or_within_its_error_is_no_verdict() -> None:
 
 
 def test_narrow_intervals_shared_with_the_reference_are_laid_to_the_model() -> None:
-    (text,) = _texts(_findings(spread=0.9), "coverage")
+    (text,) = _texts(_of_spread(0.9), "coverage")
     assert text.startswith("95 % intervals are too narrow: of 60 test targets they cover it 85.0 %")
     assert "where chance allows 86.7 % to 100.0 % (99 % binomial band)" in text
     assert "The reference is among them, so look at the model" in text
@@ -129,21 +141,21 @@ def test_a_large_khat_is_reported_and_a_small_one_is_not() -> None:
     (text,) = _texts(_findings(shift=6.0), "khat")
     assert text.startswith("k-hat at or above 0.7: it ")
     assert "Far from the joint posterior" in text
-    assert _texts(_findings(spread=0.9), "khat") == []
+    assert _texts(_of_spread(0.9), "khat") == []
 
 
 def test_too_little_spread_is_reported_beyond_its_noise_only() -> None:
-    (text,) = _texts(_findings(spread=0.5), "sd ratio")
+    (text,) = _texts(_of_spread(0.5), "sd ratio")
     assert text.startswith("it: epistemic sd 0.4887 ± 0.0067 times that of NUTS, threshold 0.8:")
-    assert _texts(_findings(spread=0.81), "sd ratio") == []  # below 0.8, but not beyond its error
-    assert _texts(_findings(spread=0.9), "sd ratio") == []
+    assert _texts(_of_spread(0.81), "sd ratio") == []  # below 0.8, but not beyond its error
+    assert _texts(_of_spread(0.9), "sd ratio") == []
 
 
 def test_too_much_spread_is_reported_beyond_its_noise_only() -> None:
-    (text,) = _texts(_findings(spread=2.0), "too wide")
+    (text,) = _texts(_of_spread(2.0), "too wide")
     assert text.startswith("Epistemic sd above 1.25 times that of NUTS: it 1.9")
-    assert _texts(_findings(spread=1.1), "too wide") == []
-    assert _texts(_findings(spread=0.5), "too wide") == []
+    assert _texts(_of_spread(1.1), "too wide") == []
+    assert _texts(_of_spread(0.5), "too wide") == []
 
 
 def test_a_point_estimate_is_named_as_one() -> None:
