@@ -39,7 +39,7 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
     Raises:
         DataError: If the file is missing, empty, not text, has rows of different lengths (names the
             line), no proper header, missing values (names columns and rows), text among numbers,
-            decimal commas, text that differs in most rows, or a target that does not suit the task.
+            commas in numbers, text that differs in most rows, or a target that does not suit the task.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
     return _read(path, target, task)[0]
@@ -255,15 +255,15 @@ def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Col
 
 
 def _check_commas(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
-    """Refuse a column of numbers with decimal commas, which would become categories."""
-    with_point = [value.replace(",", ".") for value in text]
-    commas = [i for i, value in enumerate(text) if value != with_point[i]]
-    commas = [i for i in commas if is_number(with_point[i])]
-    if commas and 2 * sum(map(is_number, with_point)) > len(text):
+    """Refuse a column of numbers with commas, which would become categories."""
+    numbers = [any(is_number(value.replace(",", to)) for to in (".", "")) for value in text]
+    commas = [i for i, value in enumerate(text) if numbers[i] and "," in value]
+    if commas and 2 * sum(numbers) > len(text):
         first = commas[0]
         raise DataError(
-            f"{str(path)!r}: decimal commas in column {name!r}, in {count_rows(len(commas))}, "
-            f"first {str(text[first])!r} in line {lines[first]}; write {with_point[first]}"
+            f"{str(path)!r}: commas in the numbers of column {name!r}, in "
+            f"{count_rows(len(commas))}, first {str(text[first])!r} in line {lines[first]}; write "
+            "decimals with a point, 1.5, and thousands without a separator, 1500"
         )
 
 

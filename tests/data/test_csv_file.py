@@ -126,11 +126,11 @@ def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
         ),
         (
             "a;b\n1;2\n1,5;3\n2,5;4\n",
-            "decimal commas in column 'a', in 2 rows, first '1,5' in line 3; write 1.5",
+            "commas in the numbers of column 'a', in 2 rows, first '1,5' in line 3; write decimals",
         ),
         (
             "a;b\n1;2,5\n2;3,5\n3;2,5\n",
-            "decimal commas in column 'b', in 3 rows, first '2,5' in line 2; write 2.5",
+            "commas in the numbers of column 'b', in 3 rows, first '2,5' in line 2; write decimals",
         ),
         ("a,b\n1,yes\n2,yes\n", "target 'b' of table.csv holds one class only, 'yes'"),
     ],
