@@ -39,7 +39,8 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
     Raises:
         DataError: If the file is missing, empty, not text, has rows of different lengths (names the
             line), no proper header, missing values (names columns and rows), text among numbers,
-            commas in numbers, text that differs in most rows, or a target that does not suit the task.
+            commas in numbers, text that differs in most rows, or a target that does not suit the
+            task.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
     return _read(path, target, task)[0]

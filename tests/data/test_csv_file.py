@@ -132,6 +132,10 @@ def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
             "a;b\n1;2,5\n2;3,5\n3;2,5\n",
             "commas in the numbers of column 'b', in 3 rows, first '2,5' in line 2; write decimals",
         ),
+        (
+            'a,b\n1,"1,288,193"\n2,"300,000"\n3,7\n',
+            "commas in the numbers of column 'b', in 2 rows, first '1,288,193' in line 2; write",
+        ),
         ("a,b\n1,yes\n2,yes\n", "target 'b' of table.csv holds one class only, 'yes'"),
     ],
 )
