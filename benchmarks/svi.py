@@ -7,11 +7,13 @@ Run ``python -m benchmarks.svi``. Medians of interleaved blocks of steps on one 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pyro
 import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 from torch import Tensor, nn
 
 import pyro_bnn as bnn
@@ -28,7 +30,7 @@ def data(num_rows: int, num_inputs: int) -> tuple[Tensor, Tensor]:
     return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(num_rows, generator=generator)
 
 
-def ours(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> tuple[object, float]:
+def ours(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> tuple[Callable[[], None], float]:
     """Steps of ``SVI(AutoNormal)``, and the seconds before the first can start."""
     start = time.perf_counter()
     model = bnn.models.MLP(x.shape[1], hidden=hidden)
@@ -47,14 +49,14 @@ def ours(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> tuple[object, float]:
     return block, setup
 
 
-def stock_pyro(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> object:
+def stock_pyro(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> Callable[[], None]:
     """Steps of ``pyro.infer.SVI`` with Pyro's AutoNormal on the same model.
 
     Without clearing the store the second network would meet the first one's parameters.
     """
     pyro.clear_param_store()
     model = bnn.models.MLP(x.shape[1], hidden=hidden)
-    svi = pyro.infer.SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    svi = pyro.infer.SVI(model, AutoNormal(model), Adam({"lr": 0.01}), Trace_ELBO())
 
     def block() -> None:
         for _ in range(STEPS):
@@ -63,7 +65,7 @@ def stock_pyro(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> object:
     return block
 
 
-def deterministic(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> object:
+def deterministic(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> Callable[[], None]:
     """Steps of a torch network of the same shape under fused Adam."""
     sizes = (x.shape[1], *hidden, 1)
     layers: list[nn.Module] = []

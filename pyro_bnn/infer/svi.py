@@ -318,7 +318,7 @@ class _Run:
     """One training run: parameters, captured step, optimiser, losses."""
 
     def __init__(
-        self, svi: SVI, program: Program, guide: Guide, seed: int, loc_warmup: int
+        self, svi: SVI, program: Program, guide: Guide, seed: int, loc_warmup: int = 0
     ) -> None:
         self.svi, self.program, self.guide = svi, program, guide
         self.loc_warmup = loc_warmup
