@@ -48,7 +48,7 @@ class Components(NamedTuple):
         return (standard - self.scale.log()).sum(-1)
 
     def entropy(self) -> Float[Tensor, " K"]:
-        r"""Entropy of every component: of an entry, that of its family at scale 1 + log s."""
+        """Entropy of every component: log scale plus the entropy at scale 1, over the entries."""
         standard = torch.full_like(self.loc[0], 0.5 * (1 + math.log(2 * math.pi)))
         if self.is_cauchy is not None:
             standard = torch.where(self.is_cauchy, math.log(4 * math.pi), standard)

@@ -124,11 +124,8 @@ class AutoRank1Mixture(Guide):
         init_scale: float = INIT_SCALE,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        if (
-            isinstance(num_components, bool)
-            or not isinstance(num_components, int)
-            or (num_components < 1)
-        ):
+        is_count = isinstance(num_components, int) and not isinstance(num_components, bool)
+        if not is_count or num_components < 1:
             raise OptionError(f"num_components is a positive integer, not {num_components!r}")
         for name, value, kinds in (
             ("family", family, Family),
@@ -195,8 +192,8 @@ class AutoRank1Mixture(Guide):
 
         Raises:
             SiteError: If no site belongs to a rank-1 layer; if a Cauchy meets a prior of lighter
-                tails or a model without clip; or if a random sign is asked of a factor that is
-                positive or a hierarchy's.
+                tails or a model without clip; if a random sign is asked of a factor that is
+                positive or a hierarchy's; or if a hierarchy is centred at 0.
         """
         factors = [site for site in sites if self._is_factor(site.name)]
         self._direct = tuple(
