@@ -9,6 +9,7 @@ if __name__ != "pyro_bnn.guides":
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
+from pyro_bnn.guides.matrix_normal import AutoMatrixNormal
 from pyro_bnn.guides.multivariate_normal import AutoMultivariateNormal
 from pyro_bnn.guides.normal import AutoNormal
 from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture
@@ -16,6 +17,7 @@ from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture
 __all__ = [
     "AutoDelta",
     "AutoLowRankMultivariateNormal",
+    "AutoMatrixNormal",
     "AutoMultivariateNormal",
     "AutoNormal",
     "AutoRank1Mixture",

@@ -80,12 +80,44 @@ class MixedModel(PyroModule):
         return total
 
 
+class MatrixModel(PyroModule):
+    """Two matrices of equal shape, one of another, and sites of other kinds between them.
+
+    In the order of execution, with P = 6 + 1 + 6 + 2 + 6 = 21: ``encode`` [2, 3], the positive
+    ``noise`` [], ``skip`` [2, 3], ``offset`` [1, 2] and ``decode`` [3, 2].
+    """
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        normal, laplace = dist.Normal(one(0.0), one(1.0)), dist.Laplace(one(0.0), one(1.0))
+        encode = pyro.sample("encode", normal.expand([2, 3]).to_event(2))
+        noise = pyro.sample("noise", dist.HalfNormal(one(1.0)))
+        skip = pyro.sample("skip", laplace.expand([2, 3]).to_event(2))
+        offset = pyro.sample("offset", normal.expand([1, 2]).to_event(2))
+        decode = pyro.sample("decode", normal.expand([3, 2]).to_event(2))
+        h = torch.tanh(x @ encode.T) + offset  # [N, 2]
+        f = (h @ decode.T * x).sum(-1, keepdim=True) + (x @ skip.T).sum(-1, keepdim=True)
+        f = pyro.deterministic("f", f)  # [N, 1]
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
+        return sampled
+
+    @staticmethod
+    def log_prior(z: Tensor) -> Tensor:
+        """Log prior density ``[S]`` of z ``[S, P]``, written out with ``torch.distributions``."""
+        d = torch.distributions
+        encode, log_noise, skip, rest = z.split([6, 1, 6, 8], -1)
+        total: Tensor = d.Normal(one(0.0), one(1.0)).log_prob(torch.cat([encode, rest], -1)).sum(-1)
+        total = total + d.Laplace(one(0.0), one(1.0)).log_prob(skip).sum(-1)
+        total += (d.HalfNormal(one(1.0)).log_prob(log_noise.exp()) + log_noise).sum(-1)
+        return total
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model with data, in float64.
 
     Attributes:
-        name: ``"linear"``, ``"mixed"`` or ``"rank-1"``.
+        name: ``"linear"``, ``"mixed"``, ``"matrix"`` or ``"rank-1"``.
         model: The Pyro model.
         x: Inputs ``[N, 3]``.
         y: Observations ``[N, 1]``, as stock Pyro needs them.
@@ -119,7 +151,7 @@ def rank1_network() -> Rank1MLP:
 
 
 def problem(name: str) -> Problem:
-    """The linear-Gaussian oracle, the mixed model or a rank-1 network, freshly made."""
+    """The linear-Gaussian oracle, or another of the models above, freshly made."""
     oracle = linear_gaussian()
     if name == "rank-1":
         factor = torch.distributions.Normal(one(1.0), one(0.3))
@@ -128,6 +160,8 @@ def problem(name: str) -> Problem:
         )
     if name == "mixed":
         return Problem(name, MixedModel(), oracle.x, oracle.y[:, None], MixedModel.log_prior)
+    if name == "matrix":
+        return Problem(name, MatrixModel(), oracle.x, oracle.y[:, None], MatrixModel.log_prior)
     normal = torch.distributions.Normal(one(0.0), one(oracle.prior_scale))
     return Problem(
         name, oracle.model, oracle.x, oracle.y[:, None], lambda z: normal.log_prob(z).sum(-1)

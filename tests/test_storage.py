@@ -60,7 +60,7 @@ def assert_same(a: Posterior, b: Posterior, x: Tensor, y: Tensor) -> None:
 def partly_bayesian() -> models.BayesianModule:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 1))
     return models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal()).double()
 
 

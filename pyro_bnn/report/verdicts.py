@@ -29,7 +29,7 @@ SD_RATIO_STANDARD_ERRORS = 2.0
 
 CONTAINED = {
     "AutoLowRankMultivariateNormal": ("AutoNormal",),
-    "AutoMultivariateNormal": ("AutoNormal", "AutoLowRankMultivariateNormal"),
+    "AutoMultivariateNormal": ("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMatrixNormal"),
 }  # families that are special cases of a guide
 
 

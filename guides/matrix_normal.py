@@ -1,0 +1,248 @@
+r"""Matrix-variate Gaussian over each weight matrix, :math:`q(W) = \mathcal{MN}(W \mid M, U, V)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor, nn
+
+from pyro_bnn.effects import Evaluate, Model, Site
+from pyro_bnn.errors import SiteError
+from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.matrices import Layout, MatrixNormals
+from pyro_bnn.latents import Marginals
+from pyro_bnn.program import GuideTerms
+
+
+class AutoMatrixNormal(Guide):
+    r"""Matrix-variate Gaussian over each weight matrix.
+
+    .. math:: W = M + A E B^\top, \quad E_{ij} \sim \mathcal N(0, 1); \qquad
+              \mathrm{Cov}(\mathrm{vec}\,W) = V \otimes U, \quad U = A A^\top, \; V = B B^\top
+
+    with A ``[O, O]`` and B ``[I, I]`` lower triangular and of positive diagonals, and vec stacking
+    columns: :math:`\mathrm{Cov}(W_{ij}, W_{kl}) = U_{ik} V_{jl}`. Captures correlations between the
+    rows and between the columns of one matrix; misses those across matrices, and pays for what it
+    captures with standard deviations that are a product :math:`\sqrt{U_{ii}} \sqrt{V_{jj}}`, so
+    that it does not contain the mean-field family. No [P, P] matrix is ever made: a draw or a
+    density costs O(O^2 I + O I^2) a matrix.
+
+    It covers every real site whose value is a matrix ``[O, I]`` with O and I above 1; all other
+    sites (biases, the one row of a single output, scales) are independent Gaussians, as in
+    ``AutoNormal``. As (c U, V / c) is the same q for every c > 0, V has determinant 1: U is in the
+    units of the weights, squared, and V is without unit.
+
+    Args:
+        model: Pyro model with at least one such matrix.
+        init_loc_fn: Start of the means; default a draw from the prior.
+        init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+
+    Raises:
+        OptionError: If ``init_scale`` is not positive.
+        SiteError: If the model has no such matrix; names the sites that it has.
+
+    References:
+        Louizos & Welling, "Structured and Efficient Variational Deep Learning with Matrix
+        Gaussian Posteriors", ICML 2016, arXiv:1603.04733.
+
+    Example:
+        >>> from pyro_bnn.models import MLP
+        >>> guide = AutoMatrixNormal(MLP(3, hidden=(8,)))
+        >>> guide.setup(torch.zeros(1, 3))
+        >>> {name: (A.shape, B.shape) for name, (A, B) in guide.scale_trils().items()}
+        {'layers.0.weight': (torch.Size([8, 8]), torch.Size([3, 3]))}
+    """
+
+    loc: Tensor
+    scale: Tensor
+    row_scale: Tensor
+    row_entries: Tensor
+    log_column_scale: Tensor
+    column_entries: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
+        init_scale: float = 0.01,
+    ) -> None:
+        super().__init__(model, init_loc_fn=init_loc_fn)
+        self.init_scale = check_init_scale(init_scale)
+        self._matrices: tuple[str, ...] = ()  # names of the sites with a matrix normal
+
+    def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:  # noqa: ARG002
+        """Find the model's matrices.
+
+        Raises:
+            SiteError: If it has none.
+        """
+        found = tuple(
+            site.name
+            for site in sites
+            if site.is_real and len(site.shape) == 2 and min(site.shape) > 1
+        )
+        if not found:
+            listed = (
+                f"{site.name} {tuple(site.shape)}{'' if site.is_real else ' (not real)'}"
+                for site in sites
+            )
+            raise SiteError(
+                "AutoMatrixNormal needs a real latent site whose value is a matrix [O, I] with O "
+                f"and I above 1; there are {', '.join(listed)}: use AutoNormal, or "
+                "AutoMultivariateNormal for correlations within a vector"
+            )
+        if not self._shapes:  # else they come with the loaded parameters
+            self._matrices = found
+
+    # Parameters
+
+    def make_parameters(self, loc: Tensor) -> None:
+        r"""Create the means, the independent sds, and the factors of all matrices.
+
+        ``loc [P]``; ``scale`` of the entries outside matrices; and of one matrix after another,
+        those of equal shape together: ``row_scale`` (diagonal of A), ``log_column_scale`` (log
+        diagonal of B, whose mean is without effect), ``row_entries`` and ``column_entries`` (below
+        the diagonals).
+        """
+        self._layout = layout = Layout.of(self._shapes, self._matrices)
+        num_others = len(loc) - sum(G * math.prod(shape) for shape, G in layout.groups.items())
+        self.loc = nn.Parameter(loc)
+        self.scale = positive_parameter(loc.new_full((num_others,), self.init_scale))
+        row_scale = loc.new_full((_total(layout.rows),), self.init_scale)
+        self.row_scale = positive_parameter(row_scale)
+        self.row_entries = nn.Parameter(loc.new_zeros(_total(_below(layout.rows))))
+        self.log_column_scale = nn.Parameter(loc.new_zeros(_total(layout.columns)))
+        self.column_entries = nn.Parameter(loc.new_zeros(_total(_below(layout.columns))))
+
+    def options(self) -> dict[str, Any]:
+        """``init_scale``."""
+        return {"init_scale": self.init_scale}
+
+    @property
+    def _q(self) -> MatrixNormals:
+        """The Gaussian at the present parameters."""
+        self.require_setup()
+        rows, columns = self._layout.rows, self._layout.columns
+        row_scales = _pieces(self.row_scale, rows)
+        logs = _pieces(self.log_column_scale, columns)
+        column_scales = [(v - v.mean(-1, keepdim=True)).exp() for v in logs]  # of product 1
+        A = map(_tril, row_scales, _pieces(self.row_entries, _below(rows)))
+        B = map(_tril, column_scales, _pieces(self.column_entries, _below(columns)))
+        half_log_det = self.scale.log().sum()
+        for (_, num_columns), value in zip(self._layout.groups, row_scales, strict=True):
+            half_log_det = half_log_det + num_columns * value.log().sum()
+        factors = list(zip(A, B, strict=True))
+        return MatrixNormals(self._layout, self.loc, self.scale, factors, half_log_det)
+
+    def scale_trils(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """A ``[O, O]`` and B ``[I, I]`` of each matrix by the name of its site, detached."""
+        q = self._q
+        of_shape = {
+            shape: zip(A.detach(), B.detach(), strict=True)
+            for shape, (A, B) in zip(q.layout.groups, q.factors, strict=True)
+        }
+        shapes = {name: tuple(shape) for name, shape, _ in self._shapes}
+        return {name: next(of_shape[shapes[name]]) for name in self._matrices}
+
+    # Draws and densities
+
+    def transport(self, noise: Tensor) -> Tensor:
+        """``loc + A E B^T`` of each matrix, ``loc + scale * noise`` elsewhere; ``[..., P]``."""
+        return self._q.draws(noise)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z) ``[...]`` of z ``[..., P]``."""
+        return self._q.log_prob(z)
+
+    def entropy(self) -> Tensor:
+        r""":math:`\sum \log s_j + \sum_W I \log\det A + \tfrac P2 (1 + \log 2\pi)`."""
+        return self._q.entropy()
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        r"""Means and marginal standard deviations :math:`\sqrt{U_{ii} V_{jj}}`, each ``[P]``."""
+        return self.loc, self._q.sds()
+
+    def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
+        """What an ELBO needs at noise ``[K, M]``, with the factors made once."""
+        q = self._q
+        if not density:
+            return GuideTerms(q.draws(noise), None, None, None)
+        return GuideTerms(q.draws(noise), q.entropy(), None, Marginals(q.loc, q.sds()))
+
+    def get_posterior(self) -> Distribution:
+        """The Gaussian over z ``[P]``, as a transform of standard normal noise."""
+        q = self._q
+        noise = dist.Normal(torch.zeros_like(q.loc), torch.ones_like(q.loc)).to_event(1)
+        return cast(Distribution, dist.TransformedDistribution(noise, [_Transport(q)]))
+
+    # State
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Names and shapes of the sites, and which of them are matrices."""
+        return super().get_extra_state() | {"matrices": list(self._matrices)}
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if not self._shapes and extra:
+            self._matrices = tuple(extra.get("matrices", ()))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class _Transport(torch.distributions.Transform):
+    """The map from noise to z ``[P]``, and back."""
+
+    domain = constraints.real_vector
+    codomain = constraints.real_vector
+    bijective = True
+
+    def __init__(self, q: MatrixNormals) -> None:
+        super().__init__(cache_size=1)  # the density of a draw needs no solve
+        self.q = q
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.q.draws(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.q.noise_of(y)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        return self.q.half_log_det.expand(x.shape[:-1])
+
+
+def _below(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """G and n (n - 1) / 2, the entries below the diagonal, of each (G, n)."""
+    return [(count, n * (n - 1) // 2) for count, n in sizes]
+
+
+def _total(sizes: Sequence[tuple[int, int]]) -> int:
+    return sum(count * n for count, n in sizes)
+
+
+def _pieces(flat: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Tensors ``[G, n]`` that stand one after another in a flat one."""
+    parts = flat.split([count * n for count, n in sizes])
+    return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _tril(scale: Tensor, entries: Tensor) -> Tensor:
+    r"""Lower triangular ``[G, n, n]``: ``scale [G, n]`` times rows of a unit diagonal.
+
+    Below it stand the entries ``[G, n (n - 1) / 2]`` over :math:`4 \sqrt n`: a row has up to n
+    noisy ones, and with this factor one step of Adam changes its norm by a quarter of the learning
+    rate, whatever n.
+    """
+    n = scale.shape[-1]
+    i, j = torch.tril_indices(n, n, -1, device=entries.device)
+    flat = entries.new_zeros(len(entries), n * n)
+    flat = flat.scatter(-1, (i * n + j).expand_as(entries), entries / (4 * math.sqrt(n)))
+    eye = torch.eye(n, dtype=entries.dtype, device=entries.device)
+    tril: Tensor = scale.unsqueeze(-1) * (flat.unflatten(-1, (n, n)) + eye)
+    return tril
