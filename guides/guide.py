@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -35,6 +35,7 @@ from pyro_bnn.program import GuideTerms, Params, _store_params
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
 ELBO = "ELBO"  # name of the objective of most guides
 LOG_JOINT = "log joint"  # and of point estimates
+BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 20  # most draws, and numbers, that are made at once
 
 _instances = itertools.count()
 
@@ -298,15 +299,34 @@ class Guide(PyroModule):
         )
 
     def sample(self, num_draws: int, seed: int = 0) -> Tensor:
-        """Draws z ``[S, P]``; the same for one seed."""
+        """Draws z ``[S, P]``; the same for one seed, and the first of them for a larger S."""
         with torch.no_grad():
-            return self.transport(self.seeded_noise(num_draws, seed)).detach()
+            return torch.cat(list(self.in_blocks(self.transport, num_draws, seed))).detach()
 
     def seeded_noise(self, num_draws: int, seed: int) -> Tensor:
         """The noise ``[S, M]`` of ``sample(num_draws, seed)``."""
+        return torch.cat(list(self.in_blocks(lambda noise: noise, num_draws, seed)))
+
+    def in_blocks(
+        self, fn: Callable[[Tensor], Tensor], num_draws: int, seed: int
+    ) -> Iterator[Tensor]:
+        """A function of each draw's noise, over S draws of a seed, a block at a time.
+
+        Every block is computed whole, whatever S is, so a draw has the same bits in all of them.
+
+        Args:
+            fn: Maps noise ``[B, M]`` to values ``[B, ...]``.
+            num_draws: Number of draws S.
+            seed: Seed of the noise.
+
+        Yields:
+            Values ``[B, ...]``, the last block cut to S; B depends on P and M alone.
+        """
         self.require_setup()
         generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
-        return self.draw_noise(num_draws, generator)
+        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // max(1, self.noise_dim, self.num_latents)))
+        for start in range(0, num_draws, size):
+            yield fn(self.draw_noise(size, generator))[: num_draws - start]
 
     def terms(self, params: Params, noise: Tensor, *, density: bool = True) -> GuideTerms:
         """What an ELBO needs, with ``params`` in place of the guide's own parameters.

@@ -1,13 +1,14 @@
-"""Work over draws in chunks that keep the memory of the intermediate results under a bound."""
+"""Bounds on memory: what a draw costs, how many are computed at once, what fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pyro_bnn.errors import OptionError
 
@@ -16,77 +17,105 @@ WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
 _PROBE_ROWS = (16, 64)
 
 
-class _CountBytes(TorchDispatchMode):
-    """Adds up the sizes of all storages that operations make, a bound on what they hold at once."""
+class CountBytes(TorchDispatchMode):
+    """Adds up the sizes of all storages that operations make, a bound on what they hold at once.
 
-    def __init__(self, *inputs: Tensor) -> None:
+    What they read was there before, and costs nothing, nor do views of it.
+
+    Attributes:
+        total: Bytes so far.
+    """
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._storages = [value.untyped_storage() for value in inputs]  # kept, so no address recurs
-        self._known = {storage.data_ptr() for storage in self._storages}
+        self._storages: list[torch.UntypedStorage] = []  # kept, so that no address recurs
+        self._known: set[int] = set()
         self.total: int = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        self._take(args)
         out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
+        self.total += self._take(out)
+        return out
+
+    def _take(self, values: Any) -> int:
+        """Remember the storages of tensors; bytes of those that are new."""
+        new = 0
+        for value in tree_leaves(values):
             if not isinstance(value, Tensor):
                 continue
             storage = value.untyped_storage()
             if storage.data_ptr() not in self._known:
                 self._known.add(storage.data_ptr())
                 self._storages.append(storage)
-                self.total += storage.nbytes()
-        return out
+                new += storage.nbytes()
+        return new
 
 
-def bytes_per_draw(fn: Callable[[Tensor, Tensor], object], z: Tensor, x: Tensor) -> int:
-    """Bytes that ``fn(z [1, P], x [N, ...])`` allocates, extrapolated from two looks at it."""
+def bytes_per_draw(fn: Callable[..., object], z: Tensor, rows: Sequence[Tensor]) -> int:
+    """Bytes that ``fn(z, *rows)`` allocates for one draw, extrapolated from two looks at few rows.
+
+    Args:
+        fn: Function of draws ``[s, Q]`` and rows.
+        z: Draws, at least one.
+        rows: Tensors ``[N, ...]``.
+    """
     looks: list[tuple[int, int]] = []
-    for rows in _PROBE_ROWS:
-        few = x[: min(rows, len(x))]
-        with torch.no_grad(), _CountBytes(z, x) as counter:
-            fn(z[:1], few)
-        looks.append((len(few), counter.total))
-    (rows, total), (more_rows, more_total) = looks
-    if more_rows == rows:
+    num_rows = len(rows[0])
+    for most in _PROBE_ROWS:
+        few = [value[:most] for value in rows]
+        with torch.no_grad(), CountBytes() as counter:
+            fn(z[:1], *few)
+        looks.append((len(few[0]), counter.total))
+    (count, total), (more, more_total) = looks
+    if more == count:
         return max(1, more_total)
-    per_row = (more_total - total) / (more_rows - rows)
-    return max(1, int(more_total + per_row * (len(x) - more_rows)))
+    per_row = (more_total - total) / (more - count)
+    return max(1, int(more_total + per_row * (num_rows - more)))
 
 
-def draw_chunks(
-    fn: Callable[[Tensor, Tensor], object],
-    z: Tensor,
-    x: Tensor,
+def draws_at_once(
+    num_draws: int,
+    num_rows: int,
+    per_draw: int,
     *,
     memory: int,
     result_bytes: int = 0,
-) -> Iterator[Tensor]:
-    """Split draws z ``[S, P]`` so that ``fn`` on each chunk stays under a memory bound.
+    fixed_bytes: int = 0,
+) -> int:
+    """How many of S draws are computed at once under a memory bound.
 
     Args:
-        fn: Function of draws ``[s, P]`` and rows.
-        z: Draws ``[S, P]``.
-        x: Rows ``[N, ...]``.
+        num_draws: Number of draws S.
+        num_rows: Number of rows N, for the message.
+        per_draw: Bytes that one draw takes while it is computed.
         memory: Bound in bytes.
         result_bytes: Size of the collected result of all draws.
-
-    Yields:
-        Chunks ``[s, P]`` in order.
+        fixed_bytes: What is taken however many are computed at once.
 
     Raises:
         OptionError: If the result itself or a single draw exceeds the bound; names the number of
             samples that fits.
     """
-    per_draw = bytes_per_draw(fn, z, x)
-    left = memory - result_bytes
+    left = memory - result_bytes - fixed_bytes
     if left < per_draw:
-        needed = per_draw + result_bytes
-        fits = max(0, int((memory - per_draw) * len(z) // max(result_bytes, 1)))
-        hint = f"num_samples={fits} fits" if 0 < fits < len(z) else "pass fewer rows at a time"
-        raise OptionError(
-            f"{len(z)} draws at {len(x)} rows need about {needed / GIB:.2f} GiB, more than the "
-            f"bound of {memory / GIB:.2f} GiB: {hint}, or raise memory="
-        )
-    yield from z.split(max(1, min(left, WORKING_SET) // per_draw))
+        raise OptionError(beyond(num_draws, num_rows, per_draw + fixed_bytes, memory, result_bytes))
+    return max(1, min(num_draws, min(left, WORKING_SET) // per_draw))
+
+
+def beyond(num_draws: int, num_rows: int, working: int, memory: int, result_bytes: int) -> str:
+    """What to say of a result that exceeds the bound, beside ``working`` bytes to compute it."""
+    fits = max(0, int((memory - working) * num_draws // max(result_bytes, 1)))
+    hint = f"num_samples={fits} fits" if 0 < fits < num_draws else "pass fewer rows at a time"
+    return (
+        f"{num_draws} draws at {num_rows} rows need about {_size(working + result_bytes)}, more "
+        f"than the bound of {_size(memory)}: {hint}, or raise memory="
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes in a unit that leaves digits to compare."""
+    unit, name = (GIB, "GiB") if count >= GIB else (1 << 20, "MiB")
+    return f"{count / unit:.2f} {name}" if count >= unit else f"{count / 1024:.1f} KiB"

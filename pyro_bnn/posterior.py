@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.chunks import Chunks, Pass, Rows
+from pyro_bnn.data import Dataset
+from pyro_bnn.draws import Draws, chosen_draws, stored_draws
 from pyro_bnn.effects import Model
-from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
+from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO
-from pyro_bnn.memory import GIB, draw_chunks
-from pyro_bnn.prediction import Prediction, log_likelihood_of, predict, require_finite
-from pyro_bnn.program import Program
+from pyro_bnn.memory import GIB
+from pyro_bnn.prediction import Prediction, log_likelihoods, predict, require_finite
+from pyro_bnn.program import Params, Program
+from pyro_bnn.provenance import Provenance
+
+__all__ = [
+    "NUM_SAMPLES",
+    "DrawsPosterior",
+    "GuidePosterior",
+    "Posterior",
+    "Provenance",
+    "chosen_draws",
+]
 
 NUM_SAMPLES = 1_000  # draws by default
 
-Rows: TypeAlias = "Dataset | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]"
+Data: TypeAlias = "Dataset | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]"
 
 if TYPE_CHECKING:
     from xarray import DataTree
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """How a posterior came about.
-
-    Attributes:
-        method: Name of the guide or sampler, such as ``"AutoNormal"``.
-        engine: Name of the engine, such as ``"SVI"``.
-        options: The engine's options, JSON-able.
-        seed: Seed of the run.
-        wall_time: Duration of the run in seconds, capture included.
-        num_parameters: Numbers that the run fitted: the guide's and the model's parameters, or P
-            for a sampler.
-        losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
-        inputs: Units of x, or None.
-        target: Units of y, or None.
-    """
-
-    method: str
-    engine: str
-    options: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    wall_time: float = 0.0
-    num_parameters: int = 0
-    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    inputs: Standardiser | None = None
-    target: Standardiser | None = None
 
 
 class Posterior(ABC):
@@ -74,12 +56,14 @@ class Posterior(ABC):
     Attributes:
         params: Values of the model's point-estimated parameters, by name, unconstrained; of
             those in ``program.member_params`` each draw has its own, and the value here is unused.
+        chunks: What was learned of the program's functions, for the next call.
     """
 
     def __init__(self, program: Program, provenance: Provenance) -> None:
         self.program = program
         self.provenance = provenance
         self.params = {name: value.detach() for name, value in program.params.items()}
+        self.chunks = Chunks(program)
 
     # What is known of it
 
@@ -159,11 +143,11 @@ class Posterior(ABC):
         return True
 
     @abstractmethod
-    def _draw(self, num_samples: int, seed: int) -> Tensor:
-        """Draws z ``[C, S, P]`` with C S <= num_samples.
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """At most ``num_samples`` draws ``[Q]``, as many of each chain, made a few at a time.
 
-        They are ``[C, S, P + Q]`` where a draw has values of its own of some of the model's
-        parameters, ``program.member_params``.
+        A draw is z ``[P]``, followed by values of its own of the parameters
+        ``program.member_params``, if there are such.
         """
 
     def unconstrained(
@@ -188,7 +172,7 @@ class Posterior(ABC):
         Raises:
             OptionError: If ``num_samples`` is not a positive integer.
         """
-        z = self._draw(self.count(num_samples), seed)
+        z = self.in_blocks(self.count(num_samples), seed).together()
         return z if group_by_chain else z.flatten(0, 1)
 
     def count(self, num_samples: int | None) -> int:
@@ -242,20 +226,20 @@ class Posterior(ABC):
             num_samples: Number of draws, the total over chains.
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
-            memory: Bound in bytes on result and intermediate results.
+            memory: Bound in bytes on the result, the draws of weights and intermediate results.
+
+        Raises:
+            OptionError: If the result exceeds the bound; names the num_samples that fits.
         """
-        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
-        rows = self._inputs(x)
+        draws = self.in_blocks(self.count(num_samples), seed)
 
-        def run(chunk: Tensor, x: Tensor) -> Tensor:
-            return self.program.function(chunk, x, self.params)
+        def function(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+            return (self.program.function(z, rows[0], params),)
 
-        flat = z.reshape(-1, z.shape[-1])
-        result_bytes = len(flat) * len(rows) * self.program.num_function_outputs * z.element_size()
-        with torch.no_grad():
-            chunks = draw_chunks(run, flat, rows, memory=memory, result_bytes=result_bytes)
-            f = torch.cat([run(chunk, rows) for chunk in chunks])
-        return f.reshape((*z.shape[:-1], *f.shape[1:]))
+        (f,) = self.chunks.over(
+            "function", function, draws, (self._inputs(x),), self.params
+        ).together(memory)
+        return f.unflatten(0, (draws.num_chains, -1)) if group_by_chain else f
 
     def predict(
         self,
@@ -266,17 +250,22 @@ class Posterior(ABC):
         *,
         memory: int = GIB,
     ) -> Prediction:
-        """Predictive distribution of y at new rows, one batched computation.
+        """Predictive distribution of y at new rows.
+
+        Draws of weights are made a few at a time and not kept, so that networks of any size are
+        predicted within the bound.
 
         Args:
             x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``.
             num_samples: Number of draws S, the total over chains.
             seed: Seed of the draws, of weights and of y.
             raw: Whether x and the prediction are in the user's units, densities included.
-            memory: Bound in bytes on results and intermediate results.
+            memory: Bound in bytes on what the prediction keeps and on the draws of weights and
+                intermediate results while it is made. Where what the draws predict exceeds it,
+                the prediction has moments and densities, and no draws.
 
         Raises:
-            OptionError: If the result exceeds the bound; names the num_samples that fits.
+            OptionError: If a single draw exceeds the bound.
         """
         rows = torch.as_tensor(x)
         if raw and self.provenance.inputs is not None:
@@ -284,45 +273,65 @@ class Posterior(ABC):
         return predict(
             self.program,
             self.params,
-            self.draws(num_samples, seed),
+            self.in_blocks(self.count(num_samples), seed),
             self._inputs(rows),
             seed=seed,
             memory=memory,
             has_moments=self.has_moments,
             target=self.provenance.target if raw else None,
+            chunks=self.chunks,
         )
 
     # Densities
 
     def log_likelihood(
         self,
-        data: Rows,
+        data: Data,
         num_samples: int | None = None,
         seed: int = 0,
         group_by_chain: bool = False,
         *,
         memory: int = GIB,
     ) -> Float[Tensor, "*C S N"]:
-        """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units."""
-        x, y = _pair(data)
-        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
-        flat = z.reshape(-1, z.shape[-1])
-        values = log_likelihood_of(self.program, self.params, flat, x, y, memory=memory)
-        return values.reshape((*z.shape[:-1], -1))
+        """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units.
+
+        Args:
+            data: Rows in the model's units.
+            num_samples: Number of draws, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+            memory: Bound in bytes on the result, the draws of weights and intermediate results.
+
+        Raises:
+            OptionError: If the result exceeds the bound; names the num_samples that fits.
+        """
+        run = self._log_likelihoods(data, num_samples, seed)
+        (values,) = run.together(memory)
+        return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
     def log_joint(
-        self, data: Rows, num_samples: int | None = None, seed: int = 0
+        self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
-        z = self.draws(num_samples, seed)
-        x, _ = _pair(data)
-        rows = self._inputs(x)[:1]
-        likelihood = self.log_likelihood(data, num_samples, seed).sum(-1)
-        with torch.no_grad():
-            return likelihood + self.program.log_prior(z, rows, self.params)
+        run = self._log_likelihoods(data, num_samples, seed)
+        likelihood = torch.cat([values.sum(-1) for (values,) in run.parts(GIB)])
+
+        def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+            return (self.program.log_prior(z, rows[0], params),)
+
+        row = (run.rows[0][:1],)  # of which the prior takes the shape alone
+        (prior,) = self.chunks.over("log prior", log_prior, run.draws, row, self.params).together(
+            GIB
+        )
+        return likelihood + prior
+
+    def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
+        x, y = _pair(data)
+        draws = self.in_blocks(self.count(num_samples), seed)
+        return log_likelihoods(self.chunks, draws, self.program.batch(x, y), self.params)
 
     def densities(
-        self, data: Rows, num_samples: int | None = None, seed: int = 0
+        self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """Log p(y, z_s | x) and log q(z_s), each ``[S]``, in the same coordinates.
 
@@ -332,7 +341,7 @@ class Posterior(ABC):
         return self.log_joint(data, num_samples, seed), self.log_q(num_samples, seed)
 
     def elbo(
-        self, data: Rows, num_samples: int | None = None, seed: int = 0
+        self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> tuple[float, float]:
         """ELBO on ``data`` in nats and its Monte Carlo standard error.
 
@@ -480,17 +489,25 @@ class GuidePosterior(Posterior):
         """The guide's ``has_moments``."""
         return self.guide.has_moments
 
-    def _draw(self, num_samples: int, seed: int) -> Tensor:
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """Draws of the guide; see the base class."""
+
+        def blocks() -> Iterator[Tensor]:
+            return self.guide.in_blocks(self._draws, num_samples, seed)
+
+        return Draws(blocks, num_samples)
+
+    def _draws(self, noise: Tensor) -> Tensor:
         with torch.no_grad():
-            draws = self.guide.draws(self.guide.seeded_noise(num_samples, seed))
-        return draws.detach().unsqueeze(0)
+            return self.guide.draws(noise).detach()
 
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
         if not self.has_log_prob:
             return super().log_q(num_samples, seed)
         with torch.no_grad():
-            return self.guide.log_q(self.guide.seeded_noise(self.count(num_samples), seed))
+            blocks = self.guide.in_blocks(self.guide.log_q, self.count(num_samples), seed)
+            return torch.cat(list(blocks))
 
 
 class DrawsPosterior(Posterior):
@@ -551,8 +568,9 @@ class DrawsPosterior(Posterior):
         """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
         return chosen_draws(self._z.shape[0], self._z.shape[1], num_samples, seed)
 
-    def _draw(self, num_samples: int, seed: int) -> Tensor:
-        return self._z[:, self.chosen(num_samples, seed)]
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """Stored draws; see the base class."""
+        return stored_draws(self._z, self.chosen(num_samples, seed))
 
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
@@ -561,47 +579,6 @@ class DrawsPosterior(Posterior):
         return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
 
 
-def chosen_draws(num_chains: int, stored: int, num_samples: int, seed: int) -> Int[Tensor, " S"]:
-    """Which stored draws of each chain make up ``num_samples``, in their order.
-
-    Args:
-        num_chains: Number of chains C.
-        stored: Stored draws of each chain.
-        num_samples: Number of draws, the total over chains.
-        seed: Of the choice; the same for every chain.
-
-    Returns:
-        Positions ``[num_samples / C]``, all of them where more draws are asked for.
-
-    Raises:
-        OptionError: If ``num_samples`` is less than one draw a chain.
-
-    Warns:
-        BNNWarning: If more draws are asked for than are stored.
-
-    Example:
-        >>> len(chosen_draws(4, 300, 1_000, seed=0))
-        250
-    """
-    if num_samples < num_chains:
-        raise OptionError(
-            f"num_samples is the total over {num_chains} chains: at least {num_chains}, not "
-            f"{num_samples}"
-        )
-    if num_samples > num_chains * stored:
-        warnings.warn(
-            f"{num_samples} draws were asked for and {num_chains * stored} are stored: all of "
-            "them are used, each once",
-            BNNWarning,
-            stacklevel=3,
-        )
-    count = min(stored, num_samples // num_chains)
-    if count == stored:
-        return torch.arange(stored)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(stored, generator=generator)[:count].sort().values
-
-
-def _pair(data: Rows) -> tuple[Tensor, Tensor]:
+def _pair(data: Data) -> tuple[Tensor, Tensor]:
     x, y = (data.x, data.y) if isinstance(data, Dataset) else data
     return torch.as_tensor(x), torch.as_tensor(y)

@@ -2,92 +2,146 @@ r"""Posterior predictive, :math:`p(y \mid x, D) \approx \tfrac1S \sum_s p(y \mid
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias, cast
 
-import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Num
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
+from pyro_bnn.chunks import Chunks, Pass, Rows
+from pyro_bnn.conditional import COPIES, Conditional
 from pyro_bnn.data import Standardiser
-from pyro_bnn.effects import base_distribution, derived_seed, isolated
+from pyro_bnn.draws import Draws
+from pyro_bnn.effects import derived_seed, isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
-from pyro_bnn.memory import draw_chunks
-from pyro_bnn.program import Params, Program
+from pyro_bnn.memory import WORKING_SET
+from pyro_bnn.program import Batch, Params, Program
+from pyro_bnn.streams import RunningLogMean, RunningMoments
+
+LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
 
 
-@dataclass(frozen=True, eq=False)
 class Prediction:
     """The predictive distribution of y at N rows, as a mixture over S draws of the posterior.
 
-    Attributes:
+    Args:
         draws: One draw of y from each draw of the posterior, ``[S, N, O]``; class labels
-            ``[S, N, 1]``.
+            ``[S, N, 1]``. This and the others may be a function that gives the tensor, which is
+            called when it is first read.
         function_draws: Network output f ``[S, N, F]``, in the model's units.
         means: Mean of y given each draw ``[S, N, O]``, in the units of y; None for classes.
         variances: Variance of y given each draw ``[S, N, O]``; None for classes.
         class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
+        _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
     """
 
-    draws: Num[Tensor, "S N O"]
-    function_draws: Float[Tensor, "S N F"]
-    means: Float[Tensor, "S N O"] | None = field(repr=False)
-    variances: Float[Tensor, "S N O"] | None = field(repr=False)
-    class_probs: Float[Tensor, "S N C"] | None = field(repr=False)
-    _log_likelihood: Callable[[Tensor], Float[Tensor, "S N"]] = field(repr=False)
+    def __init__(
+        self,
+        draws: Tensor | Callable[[], Tensor],
+        function_draws: Tensor | Callable[[], Tensor],
+        means: Tensor | Callable[[], Tensor] | None,
+        variances: Tensor | Callable[[], Tensor] | None,
+        class_probs: Tensor | Callable[[], Tensor] | None,
+        _log_likelihood: LogLikelihood,
+    ) -> None:
+        self._stored: dict[str, Any] = {
+            "draws": draws,
+            "function_draws": function_draws,
+            "means": means,
+            "variances": variances,
+            "class_probs": class_probs,
+        }
+        self._log_likelihood = _log_likelihood
+
+    @property
+    def draws(self) -> Num[Tensor, "S N O"]:
+        """One draw of y from each draw of the posterior ``[S, N, O]``; classes ``[S, N, 1]``."""
+        return cast(Tensor, self._read("draws"))
+
+    @property
+    def function_draws(self) -> Float[Tensor, "S N F"]:
+        """Network output f ``[S, N, F]``, in the model's units."""
+        return cast(Tensor, self._read("function_draws"))
+
+    @property
+    def means(self) -> Float[Tensor, "S N O"] | None:
+        """Mean of y given each draw ``[S, N, O]``, in the units of y; None for classes."""
+        return self._read("means")
+
+    @property
+    def variances(self) -> Float[Tensor, "S N O"] | None:
+        """Variance of y given each draw ``[S, N, O]``; None for classes."""
+        return self._read("variances")
+
+    @property
+    def class_probs(self) -> Float[Tensor, "S N C"] | None:
+        """Class probabilities given each draw ``[S, N, C]``; None for numbers."""
+        return self._read("class_probs")
+
+    # Numbers
 
     @property
     def mean(self) -> Float[Tensor, "N O"]:
         """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist."""
-        return _existing(self._moments()[0].mean(0), "mean")
+        return _existing(self._mean_of("means"), "mean")
 
     @property
     def sd_epistemic(self) -> Float[Tensor, "N O"]:
         """Sd over draws of the mean of y ``[N, O]``: what more data would remove."""
-        return self._moments()[0].std(0, correction=0)
+        return self._variance_of_means().sqrt()
 
     @property
     def sd_aleatoric(self) -> Float[Tensor, "N O"]:
         """Root of the mean over draws of the variance of y ``[N, O]``: noise."""
-        return self._moments()[1].mean(0).sqrt()
+        return self._mean_of("variances").sqrt()
 
     @property
     def sd(self) -> Float[Tensor, "N O"]:
         """Predictive standard deviation ``[N, O]``: mean variance plus variance of means."""
-        means, variances = self._moments()
-        return _existing((variances.mean(0) + means.var(0, correction=0)).sqrt(), "sd")
-
-    @property
-    def probs(self) -> Float[Tensor, "N C"]:
-        """Predictive class probabilities ``[N, C]``: the mean over draws."""
-        return self._class_probs().mean(0)
-
-    @property
-    def entropy(self) -> Float[Tensor, " N"]:
-        """Entropy of the predictive class probabilities ``[N]``, nats: total uncertainty."""
-        return _entropy(self.probs)
-
-    @property
-    def mutual_information(self) -> Float[Tensor, " N"]:
-        """Entropy minus its expectation over draws ``[N]``, nats: epistemic uncertainty."""
-        return (self.entropy - _entropy(self._class_probs()).mean(0)).clamp(min=0)
+        return _existing((self._mean_of("variances") + self._variance_of_means()).sqrt(), "sd")
 
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
-        """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several."""
+        """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
+
+        Raises:
+            OptionError: If a level is not between 0 and 1, or the draws exceed the memory bound.
+        """
         of = self.draws if self.draws.is_floating_point() else self.function_draws
         levels = torch.as_tensor(q, dtype=of.dtype)
         if not bool(((levels >= 0) & (levels <= 1)).all()):
             raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
-        draws = self.draws.to(levels.dtype).sort(0).values  # [S, N, O]
-        position = levels * (len(draws) - 1)
+        position = levels * (len(self.draws) - 1)
         low = position.floor().long()
-        high = (low + 1).clamp(max=len(draws) - 1)
+        high = (low + 1).clamp(max=len(self.draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
-        return draws[low] * (1 - weight) + draws[high] * weight
+        quantiles = []
+        at_once = max(1, WORKING_SET // max(1, self.draws[:, :1].nbytes))  # sorting takes copies
+        for rows in self.draws.split(at_once, dim=1):
+            draws = rows.to(levels.dtype).sort(0).values  # [S, n, O]
+            quantiles.append(draws[low] * (1 - weight) + draws[high] * weight)
+        return torch.cat(quantiles, -2)
+
+    # Classes
+
+    @property
+    def probs(self) -> Float[Tensor, "N C"]:
+        """Predictive class probabilities ``[N, C]``: the mean over draws."""
+        return self._mean_of("class_probs")
+
+    @property
+    def entropy(self) -> Float[Tensor, " N"]:
+        """Entropy of the predictive class probabilities ``[N]``, nats: total uncertainty."""
+        return entropy(self.probs)
+
+    @property
+    def mutual_information(self) -> Float[Tensor, " N"]:
+        """Entropy minus its expectation over draws ``[N]``, nats: epistemic uncertainty."""
+        return (self.entropy - self._expected_entropy()).clamp(min=0)
+
+    # Densities
 
     def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:
         r"""Log of the mean density over draws ``[N]``.
@@ -100,85 +154,202 @@ class Prediction:
         Raises:
             ShapeError: If y does not have one row for each row of x.
         """
-        log_likelihood = self._log_likelihood(torch.as_tensor(y))  # [S, N]
-        return log_likelihood.logsumexp(0) - math.log(log_likelihood.shape[0])
+        found = self._log_likelihood(torch.as_tensor(y))
+        if isinstance(found, RunningLogMean):
+            return found.value
+        log_mean = RunningLogMean()
+        log_mean.add(found)
+        return log_mean.value
 
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        if self.means is None or self.variances is None:
-            raise OptionError("mean and sd describe numbers; for classes read probs and entropy")
-        return self.means, self.variances
+    # What a mixture whose draws are not stored does otherwise
 
-    def _class_probs(self) -> Tensor:
-        if self.class_probs is None:
-            raise OptionError("probs describe classes; for numbers read mean, sd and quantile(q)")
-        return self.class_probs
+    def _read(self, name: str) -> Tensor | None:
+        value = self._stored[name]
+        if callable(value):
+            value = self._stored[name] = value()
+        return cast("Tensor | None", value)
+
+    def _mean_of(self, name: str) -> Tensor:
+        return self._of_kind(name).mean(0)
+
+    def _variance_of_means(self) -> Tensor:
+        return self._of_kind("means").var(0, correction=0)
+
+    def _expected_entropy(self) -> Tensor:
+        return entropy(self._of_kind("class_probs")).mean(0)
+
+    def _of_kind(self, name: str) -> Tensor:
+        value = self._read(name)
+        return require_kind(name) if value is None else value
+
+
+class StreamedPrediction(Prediction):
+    """A prediction whose draws exceed the memory bound: moments and densities, no draws.
+
+    Args:
+        moments: By name, over ``means`` and ``variances``, or over ``class_probs`` and
+            ``entropies``.
+        refusal: Why the draws cannot be read, and what to do.
+        _log_likelihood: Log densities of observations, over all draws.
+    """
+
+    def __init__(
+        self, moments: dict[str, RunningMoments], refusal: str, _log_likelihood: LogLikelihood
+    ) -> None:
+        is_number = "means" in moments
+
+        def refuse() -> NoReturn:
+            raise OptionError(refusal)
+
+        super().__init__(
+            draws=refuse,
+            function_draws=refuse,
+            means=refuse if is_number else None,
+            variances=refuse if is_number else None,
+            class_probs=None if is_number else refuse,
+            _log_likelihood=_log_likelihood,
+        )
+        self._moments = moments
+
+    def _mean_of(self, name: str) -> Tensor:
+        return self._moments[name].mean if name in self._moments else require_kind(name)
+
+    def _variance_of_means(self) -> Tensor:
+        return (
+            self._moments["means"].variance if "means" in self._moments else require_kind("means")
+        )
+
+    def _expected_entropy(self) -> Tensor:
+        return self._mean_of("entropies")
+
+
+def require_kind(name: str) -> NoReturn:
+    """Refuse moments of classes, and probabilities of numbers.
+
+    Raises:
+        OptionError: Always; says what to read instead.
+    """
+    if name in ("means", "variances"):
+        raise OptionError("mean and sd describe numbers; for classes read probs and entropy")
+    raise OptionError("probs describe classes; for numbers read mean, sd and quantile(q)")
 
 
 def predict(
     program: Program,
     params: Params,
-    z: Float[Tensor, "S P"],
+    z: Float[Tensor, "S Q"] | Draws,
     x: Tensor,
     *,
     seed: int,
     memory: int,
     target: Standardiser | None = None,
     has_moments: bool = True,
+    chunks: Chunks | None = None,
 ) -> Prediction:
     """Predict y at x from draws of the posterior, in chunks over the draws.
 
     Args:
         program: The model.
         params: Values of the model's point-estimated parameters.
-        z: Draws ``[S, P]``.
+        z: Draws ``[S, Q]``.
         x: Inputs ``[N, ...]`` in the model's units.
         seed: Seed of the draws of y.
-        memory: Bound in bytes on results and intermediate results.
+        memory: Bound in bytes on results and intermediate results, draws of weights included.
+            Beyond it the prediction keeps moments alone.
         target: Carries y to the user's units, in the wider of its dtype and the model's; None
             leaves y in the model's units.
         has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
+        chunks: What was learned of the program in earlier calls.
 
     Raises:
         DataError: If x holds NaN or infinite values.
+        OptionError: If a single draw exceeds the bound.
     """
+    chunks = Chunks(program) if chunks is None else chunks
+    draws = z if isinstance(z, Draws) else Draws.of(z)
     x = x.to(device=program.device, dtype=program.dtype)
     units = None if target is None else target.to(program.device)
+    stream = derived_seed(seed, 1)  # z has the stream of seed
+    with torch.no_grad(), isolated(stream):
+        run = chunks.over(
+            "predictive",
+            lambda z, rows, params: program.predictive_tensors(z, rows[0], params),
+            draws,
+            (x,),
+            params,
+        )
+        fn, is_masked = chunks.observed(run)
+        of_one = Conditional(fn, (), units, has_moments).one
+        is_number = of_one.is_number
+        means = of_one.means() if is_number else of_one.class_probs()  # [1, N, O] or [1, N, C]
+        of_y = 3 * means.nbytes if is_number else means.nbytes + 8 * len(x)  # with draws of y
+        refusal = run.excess(memory, run.stored + of_y)
 
-    def run(chunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        f, y = program.predictive(chunk, rows, params)
-        return {"f": f, **_in_units(_summaries(y), units)}
+        def given(tensors: Sequence[Tensor]) -> Conditional:
+            return Conditional(fn, tensors, units, has_moments)
 
-    with torch.no_grad(), isolated(derived_seed(seed, 1)):  # z has the stream of seed
-        probe = run(z[:1], x[:1])
-        result_bytes = sum(v.nbytes for v in probe.values()) * len(z) * len(x)
-        parts = [
-            run(chunk, x)
-            for chunk in draw_chunks(run, z, x, memory=memory, result_bytes=result_bytes)
-        ]
-        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    is_number = "means" in whole
-    if is_number and not has_moments:
-        whole["means"] = torch.full_like(whole["means"], torch.nan)
+        if refusal is None:
+            f, *tensors = run.together(memory, kept=run.stored + of_y)
+            whole = given(tensors)
+        else:
+            moments = _streamed(given(t) for _, *t in run.parts(memory, beside=COPIES * of_y))
 
-    def log_likelihood(y: Tensor) -> Tensor:
+    def log_likelihood(y: Tensor) -> RunningLogMean:
         if is_number and target is not None:
             y = target.to("cpu").transform(y.cpu())  # before y is rounded to the model's dtype
         if is_number:
             y = y.to(device=program.device, dtype=program.dtype)
-        values = log_likelihood_of(program, params, z, x, y, memory=memory)
-        if units is None:
-            return values
-        num_targets = whole["means"].shape[-1]
-        return values - units.scale.log().expand(num_targets).sum()  # density in the user's units
+        batch = program.batch(x, y)
+        log_mean = RunningLogMean()
+        found: Iterable[Tensor]
+        with isolated(stream):
+            if is_masked:
+                parts = log_likelihoods(chunks, draws, batch, params).parts(memory)
+                found = (part for (part,) in parts)
+            elif refusal is None:
+                found = whole.log_prob(batch.y)
+            else:
+                parts = run.parts(memory, beside=COPIES * of_y)
+                found = (part for _, *t in parts for part in given(t).log_prob(batch.y))
+            for part in found:
+                log_mean.add(part)
+        if units is not None and is_number:  # the density in the user's units
+            log_mean.shift(-units.scale.log().expand(means.shape[-1]).sum())
+        return log_mean
 
+    if refusal is not None:
+        message = f"{refusal}; moments and log_prob(y) need no draws in memory"
+        return StreamedPrediction(moments, message, log_likelihood)
     return Prediction(
-        draws=whole["y"],
-        function_draws=whole["f"],
-        means=whole.get("means"),
-        variances=whole.get("variances"),
-        class_probs=whole.get("probs"),
+        draws=lambda: whole.sample(stream),
+        function_draws=f,
+        means=whole.means if is_number else None,
+        variances=whole.variances if is_number else None,
+        class_probs=None if is_number else whole.class_probs,
         _log_likelihood=log_likelihood,
     )
+
+
+def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) -> Pass:
+    """A pass that gives log p(y_n | x_n, z_s) ``[S, N]``."""
+
+    def log_likelihood(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        return (chunks.program.log_likelihood(z, Batch(*rows), params),)
+
+    return chunks.over("log likelihood", log_likelihood, draws, batch, params)
+
+
+def _streamed(parts: Iterable[Conditional]) -> dict[str, RunningMoments]:
+    moments: defaultdict[str, RunningMoments] = defaultdict(RunningMoments)
+    for part in parts:
+        if part.is_number:
+            moments["means"].add(part.means())
+            moments["variances"].add(part.variances())
+        else:
+            probs = part.class_probs()
+            moments["class_probs"].add(probs)
+            moments["entropies"].add(entropy(probs))
+    return dict(moments)
 
 
 def require_finite(x: Tensor) -> None:
@@ -197,52 +368,10 @@ def require_finite(x: Tensor) -> None:
         )
 
 
-def log_likelihood_of(
-    program: Program, params: Params, z: Tensor, x: Tensor, y: Tensor, *, memory: int
-) -> Float[Tensor, "S N"]:
-    """Log p(y_n | x_n, z_s) ``[S, N]``, in chunks over the draws."""
-    batch = program.batch(x, y)
-
-    def run(chunk: Tensor, rows: Tensor) -> Tensor:
-        part = batch._replace(x=rows, y=batch.y[: len(rows)])
-        return program.log_likelihood(chunk, part, params)
-
-    result_bytes = len(z) * len(x) * z.element_size()
-    with torch.no_grad():
-        chunks = draw_chunks(run, z, batch.x, memory=memory, result_bytes=result_bytes)
-        return torch.cat([run(chunk, batch.x) for chunk in chunks])
-
-
-def _summaries(y: Distribution) -> dict[str, Tensor]:
-    """Draws of y ``[S, N, O]`` and its moments, or class probabilities."""
-    base = base_distribution(y)
-    draws = y.sample()
-    columns = draws if len(y.event_shape) else draws.unsqueeze(-1)  # [S, N, O]
-    if isinstance(base, dist.Categorical):
-        return {"y": columns, "probs": base.probs}
-    if isinstance(base, dist.Bernoulli):
-        p = base.probs.unsqueeze(-1)
-        return {"y": columns.long(), "probs": torch.cat([1 - p, p], -1)}
-    means, variances = (v if len(y.event_shape) else v.unsqueeze(-1) for v in (y.mean, y.variance))
-    return {
-        "y": columns,
-        "means": means,
-        "variances": torch.where(variances.isfinite(), variances, torch.nan),
-    }
-
-
-def _in_units(summaries: dict[str, Tensor], units: Standardiser | None) -> dict[str, Tensor]:
-    """Summaries of numbers in the user's units; those of classes have none."""
-    if units is None or "means" not in summaries:
-        return summaries
-    draws, means = (units.inverse(summaries[name]) for name in ("y", "means"))
-    variances = summaries["variances"].to(means.dtype) * units.scale**2
-    return {"y": draws, "means": means, "variances": variances}
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(probs).sum(-1)
-    return entropy
+def entropy(probs: Float[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
+    """Entropy of class probabilities, nats."""
+    value: Tensor = torch.special.entr(probs).sum(-1)
+    return value
 
 
 def _existing(value: Tensor, name: str) -> Tensor:

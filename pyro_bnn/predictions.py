@@ -19,6 +19,7 @@ from pyro_bnn.data.csv_file import count_rows
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
 from pyro_bnn.diagnostics.calibration import coverage, pit
 from pyro_bnn.diagnostics.scores import accuracy, rmse
+from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.memory import GIB
@@ -135,8 +136,9 @@ def predict_file(
         raise OptionError(f"the fit holds {stored:,} draws: take at most that, not {num_samples:,}")
     rows = read_new_rows(path, fit.columns, fit.target_name, fit.class_names)
     posterior, blocks = fit.posterior, []
-    z = posterior.draws(num_samples, seed)
-    yardstick = posterior.draws(None, posterior.seed)  # what measured the training rows
+    z = posterior.in_blocks(posterior.count(num_samples), seed)
+    yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
+    is_same = (len(z), seed) == (len(yardstick), posterior.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, index in enumerate(torch.arange(len(rows.x)).split(ROWS_AT_ONCE)):
@@ -144,7 +146,7 @@ def predict_file(
             prediction = _predict(fit, rows.x[index], z, noise_seed)
             y = None if rows.y is None else rows.y[index]
             columns, extra = _predict_block(fit, prediction, y, level, noise_seed)
-            if not torch.equal(z, yardstick):
+            if not is_same:
                 prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
             extra["epistemic"] = to_numpy(epistemic(prediction, fit.uncertainty.measure))
             blocks.append((columns, extra))
@@ -215,7 +217,7 @@ def _holds_predictions(path: Path) -> bool:
     return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
 
 
-def _predict(fit: SavedFit, x: Tensor, z: Tensor, seed: int) -> Prediction:
+def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
     posterior = fit.posterior
     inputs, target = posterior.provenance.inputs, posterior.provenance.target
@@ -228,6 +230,7 @@ def _predict(fit: SavedFit, x: Tensor, z: Tensor, seed: int) -> Prediction:
         memory=GIB,
         target=target,
         has_moments=posterior.has_moments,
+        chunks=posterior.chunks,
     )
 
 

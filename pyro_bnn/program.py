@@ -295,23 +295,41 @@ class Program:
             ModelError: If the distribution of y cannot be batched over draws.
             ShapeError: If the model fails on x, whose columns are not those it was fitted to.
         """
+        f, *values = self.predictive_tensors(z, x, params)
+        return Predictive(f, with_tensors(self.observed(z[0], x, params)[0], values, z.shape[0]))
+
+    def predictive_tensors(
+        self, z: Tensor, x: Tensor, params: Params | None = None
+    ) -> tuple[Tensor, ...]:
+        """Network output f ``[S, N, F]`` and the tensors ``[S, ...]`` of the distribution of y.
+
+        Raises:
+            ModelError: If the distribution of y cannot be batched over draws.
+            ShapeError: If the model fails on x, whose columns are not those it was fitted to.
+        """
         if not self._predictive_is_checked:
             self._check_predictive(params)
         with self._naming_columns(x):
-            return self._predictive(z, x, params)
+            return self._predictive_tensors(z, x, params)
 
-    def _predictive(self, z: Tensor, x: Tensor, params: Params | None) -> Predictive:
-        skeleton: list[Distribution] = []
-
+    def _predictive_tensors(
+        self, z: Tensor, x: Tensor, params: Params | None
+    ) -> tuple[Tensor, ...]:
         def tensors(row: Tensor) -> tuple[Tensor, ...]:
             own, own_params = self._split(row, params)
             run = self._run(own, x, None, own_params)
-            fn = unvalidated(run.observed["fn"])
-            skeleton[:] = [fn]
-            return (cast(Tensor, run.f), *distribution_tensors(fn))
+            return (cast(Tensor, run.f), *distribution_tensors(unvalidated(run.observed["fn"])))
 
-        f, *values = self._vmap(tensors, z)
-        return Predictive(f, with_tensors(skeleton[0], values, z.shape[0]))
+        return self._vmap(tensors, z)
+
+    def observed(
+        self, z: Tensor, x: Tensor, params: Params | None = None
+    ) -> tuple[Distribution, bool]:
+        """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
+        own, own_params = self._split(z, params)
+        with self._naming_columns(x):
+            msg = self._run(own, x, None, own_params).observed
+        return unvalidated(msg["fn"]), msg["mask"] is not None
 
     def _check_predictive(self, params: Params | None) -> None:
         """Compare the batched distribution of y with the model's own, a draw at a time."""
@@ -320,7 +338,9 @@ class Program:
         with torch.no_grad():
             expected = torch.stack([self.log_likelihood(row, self.example, params) for row in z])
             try:
-                actual = self._predictive(z, x, params).y.log_prob(y)
+                _, *values = self._predictive_tensors(z, x, params)
+                fn, _ = self.observed(z[0], x, params)
+                actual = with_tensors(fn, values, len(z)).log_prob(y)
                 fits = torch.allclose(actual, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
             except RuntimeError:
                 fits = False
@@ -517,6 +537,11 @@ class Program:
                 )
             return rows, scale
         return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether draws are computed as one batch; False once a model was found to refuse that."""
+        return self._is_batched
 
     def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""

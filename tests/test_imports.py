@@ -18,9 +18,15 @@ ROOMS = (
     ("errors",),
     ("data",),
     ("models", "layers", "priors", "likelihoods"),
-    ("program", "capture", "effects", "families", "latents", "simplify", "snapshot"),
+    (
+        *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
+        *("cuda_graph", "noise"),
+    ),
     ("guides",),
-    ("posterior", "prediction", "memory", "export", "storage"),
+    (
+        *("posterior", "prediction", "memory", "export", "storage"),
+        *("draws", "streams", "provenance", "chunks", "conditional"),
+    ),
     ("infer",),
     ("arviz_io", "trees"),
     ("diagnostics",),

@@ -1,20 +1,23 @@
-"""Chunks of draws: all of them, in order, and under the bound as measured."""
+"""What a draw costs, and how many are computed at once under a bound."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, memory, models
+from pyro_bnn.chunks import Chunks
+from pyro_bnn.draws import Draws
 from pyro_bnn.errors import OptionError
-from pyro_bnn.memory import GIB, bytes_per_draw, draw_chunks
+from pyro_bnn.memory import GIB, CountBytes, bytes_per_draw, draws_at_once
 from pyro_bnn.program import Program
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def product(z: Tensor, x: Tensor) -> Tensor:
@@ -22,10 +25,10 @@ def product(z: Tensor, x: Tensor) -> Tensor:
     return z @ x.T
 
 
-def measured(fn: Callable[[Tensor, Tensor], object], z: Tensor, x: Tensor) -> int:
+def measured(fn: Callable[..., object], *args: object) -> int:
     """Bytes that one call allocates, by the counter."""
-    with torch.no_grad(), memory._CountBytes(z, x) as counter:
-        fn(z, x)
+    with torch.no_grad(), CountBytes() as counter:
+        fn(*args)
     return int(counter.total)
 
 
@@ -33,41 +36,36 @@ def measured(fn: Callable[[Tensor, Tensor], object], z: Tensor, x: Tensor) -> in
 @pytest.mark.parametrize("num_stored", [1, 500])
 def test_bytes_of_one_draw_are_those_of_its_results(num_rows: int, num_stored: int) -> None:
     z, x = torch.randn(num_stored, 3), torch.randn(num_rows, 3)
-    assert bytes_per_draw(product, z, x) == 4 * num_rows
+    assert bytes_per_draw(product, z, (x,)) == 4 * num_rows
 
 
-def test_views_of_the_inputs_cost_nothing() -> None:
-    z, x = torch.randn(500, 4), torch.randn(80, 4)
-    assert bytes_per_draw(lambda z, x: (z[:, :2].reshape(-1, 2, 1), x.T, x[3:]), z, x) == 1
+def test_views_of_what_is_read_cost_nothing() -> None:
+    z, x, w = torch.randn(500, 4), torch.randn(80, 4), torch.randn(9, 9)
+    assert bytes_per_draw(lambda z, x: (z[:, :2].reshape(-1, 2, 1), x.T, w.T), z, (x,)) == 1
 
 
 def test_what_does_not_grow_with_the_rows_is_counted_once() -> None:
     z, x = torch.randn(2, 4), torch.randn(1000, 4)
-    assert bytes_per_draw(lambda z, x: (z.repeat(1, 100), z @ x.T), z, x) == 4 * (400 + 1000)
+    counted = bytes_per_draw(lambda z, x: (z.repeat(1, 100), z @ x.T), z, (x,))
+    assert counted == 4 * (400 + 1000)
 
 
 @pytest.mark.parametrize("num_draws", [1, 7, 100])
 @pytest.mark.parametrize("draws_that_fit", [1, 3, 10])
-def test_chunks_cover_all_draws_in_order(num_draws: int, draws_that_fit: int) -> None:
-    z, x = torch.randn(num_draws, 3), torch.randn(32, 3)
-    bound = 4 * 32 * draws_that_fit
-    chunks = list(draw_chunks(product, z, x, memory=bound))
-    assert_close(torch.cat(chunks), z, rtol=0, atol=0)
-    assert max(len(chunk) for chunk in chunks) == min(num_draws, draws_that_fit)
-    assert all(measured(product, chunk, x) <= bound for chunk in chunks)
+def test_as_many_draws_are_computed_as_fit(num_draws: int, draws_that_fit: int) -> None:
+    per_draw = 4 * 32
+    bound = per_draw * draws_that_fit + per_draw - 1
+    size = draws_at_once(num_draws, 32, per_draw, memory=bound)
+    assert size == min(num_draws, draws_that_fit)
 
 
-def test_the_result_counts_against_the_bound() -> None:
-    z, x = torch.randn(10, 3), torch.randn(32, 3)
-    result = 4 * 32 * 10
-    chunks = list(draw_chunks(product, z, x, memory=result + 4 * 32 * 2, result_bytes=result))
-    assert [len(chunk) for chunk in chunks] == [2] * 5
+def test_results_and_fixed_costs_count_against_the_bound() -> None:
+    assert draws_at_once(10, 32, 100, memory=1_350, result_bytes=1_000, fixed_bytes=150) == 2
 
 
 def test_chunks_are_no_larger_than_the_working_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "WORKING_SET", 4 * 32 * 4)
-    z, x = torch.randn(10, 3), torch.randn(32, 3)
-    assert [len(chunk) for chunk in draw_chunks(product, z, x, memory=GIB)] == [4, 4, 2]
+    assert draws_at_once(10, 32, 4 * 32, memory=GIB) == 4
 
 
 @pytest.mark.parametrize("num_rows", [40, 500])
@@ -76,35 +74,97 @@ def test_predictions_of_a_network_stay_under_the_bound(num_rows: int) -> None:
     x = torch.randn(num_rows, 4)
     program = Program(model, x, torch.arange(num_rows) % 3)
     z = program.initial.expand(64, -1).contiguous()
-    for fn in (program.function, program.predictive):
-        bound = 10 * bytes_per_draw(fn, z, x)
+    for fn in (program.function, program.predictive_tensors):
         fn(z[:1], x)
-        chunks = list(draw_chunks(fn, z, x, memory=bound))
-        assert len(chunks) > 1
-        assert torch.equal(torch.cat(chunks), z)
-        for chunk in chunks:
-            assert measured(fn, chunk, x) <= bound
+        size = draws_at_once(64, num_rows, per_draw := bytes_per_draw(fn, z, (x,)), memory=GIB)
+        assert measured(fn, z[:size], x) <= size * per_draw
+
+
+def test_what_is_stored_of_a_draw_is_counted_once() -> None:
+    """f and the mean of y are one tensor, and the noise sd is one number a draw, not N."""
+    model = models.MLP(4, hidden=(5,))
+    x = torch.randn(30, 4)
+    program = Program(model, x, x[:, 0])
+    draws = Draws.of(program.initial.expand(8, -1).contiguous())
+    run = Chunks(program).over(
+        "y", lambda z, rows, p: program.predictive_tensors(z, rows[0], p), draws, (x,), {}
+    )
+    assert run.stored == 4 * (30 + 1)
+    assert sum(v.untyped_storage().nbytes() for v in set(run.together(GIB))) == 8 * run.stored
 
 
 def test_too_many_draws_are_refused_with_the_number_that_fits() -> None:
-    z, x = torch.randn(100, 3), torch.randn(32, 3)
     per_draw = 4 * 32
     bound = per_draw + 60 * per_draw  # one draw at work beside the results of 60
-    with pytest.raises(OptionError) as caught:
-        list(draw_chunks(product, z, x, memory=bound, result_bytes=100 * per_draw))
-    message = str(caught.value)
-    assert message.startswith("100 draws at 32 rows need about 0.00 GiB, more than the bound of ")
-    assert "num_samples=60 fits, or raise memory=" in message
-    assert list(draw_chunks(product, z[:60], x, memory=bound, result_bytes=60 * per_draw))
+    message = (
+        r"^100 draws at 32 rows need about 12\.6 KiB, more than the bound of 7\.6 KiB: "
+        "num_samples=60 fits, or raise memory=$"
+    )
+    with pytest.raises(OptionError, match=message):
+        draws_at_once(100, 32, per_draw, memory=bound, result_bytes=100 * per_draw)
+    assert draws_at_once(60, 32, per_draw, memory=bound, result_bytes=60 * per_draw) == 1
     with pytest.raises(OptionError, match="num_samples=60 fits"):
-        list(draw_chunks(product, z[:61], x, memory=bound, result_bytes=61 * per_draw))
+        draws_at_once(61, 32, per_draw, memory=bound, result_bytes=61 * per_draw)
 
 
 def test_where_no_draw_fits_fewer_rows_are_proposed() -> None:
-    z, x = torch.randn(5, 3), torch.randn(4 * MIB, 3)
-    with pytest.raises(
-        OptionError,
-        match=r"5 draws at 4194304 rows need about 0\.02 GiB, more than the bound of 0\.01 GiB: "
-        r"pass fewer rows at a time, or raise memory=",
-    ):
-        list(draw_chunks(product, z, x, memory=10 * MIB))
+    message = (
+        r"5 draws at 4194304 rows need about 16\.00 MiB, more than the bound of 10\.00 MiB: "
+        "pass fewer rows at a time, or raise memory="
+    )
+    with pytest.raises(OptionError, match=message):
+        draws_at_once(5, 4 * MIB, 16 * MIB, memory=10 * MIB)
+    with pytest.raises(OptionError, match=r"2\.00 GiB, more than the bound of 1\.00 GiB"):
+        draws_at_once(5, 4 * MIB, 2 * GIB, memory=GIB)
+
+
+PROCESS = """
+import gc, torch
+from pyro_bnn import chunks, guides, models
+from pyro_bnn.posterior import GuidePosterior, Provenance
+from pyro_bnn.program import Program
+
+def kib(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key))
+
+torch.set_num_threads(1)
+
+def posterior(hidden):
+    torch.manual_seed(0)
+    model = models.MLP(5, hidden=hidden)
+    program = Program(model, x, y)
+    guide = guides.AutoNormal(model)
+    guide.setup(x[:1])
+    return GuidePosterior(program, guide, Provenance("AutoNormal", "SVI"))
+
+x, y = torch.randn(2_000, 5), torch.randn(2_000)
+chunks.CAPTURE_FROM = 0
+posterior((3,)).predict(x[:5], 8).log_prob(y[:5])  # whatever the first call loads
+fit = posterior((250, 250))
+print(fit.program.num_latents * 4 * 800 >> 10)
+gc.collect()
+for call in (
+    lambda: fit.predict(x[:100], 800, memory=BOUND).mean,
+    lambda: fit.log_likelihood((x[:100], y[:100]), 800, memory=BOUND),
+    lambda: fit.predict(x, 800, memory=BOUND).log_prob(y),
+):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = kib("VmRSS")
+    call()
+    print(kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from /proc")
+def test_a_process_stays_under_the_bound() -> None:
+    bound = 64 * MIB
+    script = PROCESS.replace("BOUND", str(bound))
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+    weights, *peaks = (int(number) * KIB for number in out)
+    assert weights > 3 * bound  # all draws together do not fit
+    assert len(peaks) == 3
+    assert max(peaks) <= bound

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -13,11 +14,21 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn import Prediction, Program, bayesian, likelihoods, memory, models
+from pyro_bnn import (
+    Prediction,
+    Program,
+    bayesian,
+    chunks,
+    guides,
+    likelihoods,
+    memory,
+    models,
+)
 from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.effects import isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.export import _prior_groups
-from pyro_bnn.posterior import DrawsPosterior, Provenance
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.prediction import predict
 from tests.guides.exact import exact_posterior
 from tests.oracle import design, linear_gaussian, log_normal
@@ -352,47 +363,176 @@ def test_one_seed_gives_one_prediction_and_leaves_the_random_state_alone() -> No
     assert bool((first.draws != other.draws).all())
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def evaluations(posterior: Posterior, x: Tensor, y: Tensor, num_draws: int) -> list[Tensor]:
+    """Everything that depends on draws, of weights or of y."""
+    prediction = posterior.predict(x, num_draws)
+    return [
+        prediction.function_draws,
+        prediction.draws,
+        prediction.mean,
+        prediction.sd,
+        prediction.log_prob(y),
+        posterior.log_likelihood((x, y), num_draws),
+        posterior.function_draws(x, num_draws),
+        posterior.log_joint((x, y), num_draws),
+    ]
+
+
+def of_a_guide(x: Tensor, y: Tensor, **provenance: Any) -> GuidePosterior:
+    """A guide on a small network, around a draw from its prior."""
     model = models.MLP(3, hidden=(8,)).double()
+    program = Program(model, x, y)
+    guide = guides.AutoNormal(model, init_scale=0.3)
+    with isolated(0):
+        guide.setup(x[:1])
+    guide.double()
+    return GuidePosterior(program, guide, Provenance("AutoNormal", "SVI", **provenance))
+
+
+@pytest.mark.parametrize("kind", ["guide", "stored"])
+@pytest.mark.parametrize("capture_from", [0, 1 << 60])
+def test_chunks_change_nothing(
+    kind: str, capture_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = inputs(40), inputs(40)[:, 0]
-    posterior = drawn(model, x, y, 100)
-
-    def evaluate() -> tuple[Tensor, ...]:
-        prediction = posterior.predict(x, 100)
-        data = Dataset(x, y)
-        return (
-            prediction.function_draws,
-            prediction.mean,
-            prediction.sd,
-            prediction.log_prob(y),
-            posterior.log_likelihood(data, 100),
-            posterior.function_draws(x, 100),
-        )
-
-    whole = evaluate()
+    posterior: Posterior = of_a_guide(x, y)
+    if kind == "stored":
+        posterior = drawn(models.MLP(3, hidden=(8,)).double(), x, y, 100)
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 1 << 60)
+    whole = evaluations(posterior, x, y, 100)
     sizes: list[int] = []
-    predictive = Program.predictive
+    draws_at_once = memory.draws_at_once
 
-    def counted(self: Program, z: Tensor, *args: Any) -> object:
-        sizes.append(len(z))
-        return predictive(self, z, *args)
+    def counted(*args: Any, **kwargs: Any) -> int:
+        sizes.append(draws_at_once(*args, **kwargs))
+        return sizes[-1]
 
-    monkeypatch.setattr(Program, "predictive", counted)
+    monkeypatch.setattr(chunks, "draws_at_once", counted)
     monkeypatch.setattr(memory, "WORKING_SET", 100_000)
-    chunked = evaluate()
-    assert max(sizes) < 20
-    assert sum(size for size in sizes if size > 1) >= 100 - max(sizes)
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", capture_from)
+    chunked = evaluations(posterior, x, y, 100)
+    assert sizes
+    assert max(sizes) < 30
     for a, b in zip(chunked, whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_a_result_beyond_the_memory_bound_is_refused_with_what_fits() -> None:
+@pytest.mark.parametrize("num_draws", [1, 10, 257])
+def test_the_first_draws_are_those_of_fewer(num_draws: int) -> None:
+    x, y = inputs(9), inputs(9)[:, 0]
+    posterior = of_a_guide(x, y)
+    few, many = posterior.predict(x, num_draws), posterior.predict(x, 300)
+    torch.testing.assert_close(few.draws, many.draws[:num_draws], rtol=1e-12, atol=1e-12)
+    z, of_many = posterior.unconstrained(num_draws), posterior.unconstrained(300)
+    torch.testing.assert_close(z, of_many[:num_draws], rtol=0, atol=0)
+    torch.testing.assert_close(
+        posterior.log_q(num_draws), posterior.log_q(300)[:num_draws], rtol=0, atol=0
+    )
+
+
+def test_draws_of_y_of_different_posterior_draws_are_independent() -> None:
+    """A block of noise of y that recurred would correlate draws that lie a block apart."""
     oracle = linear_gaussian()
-    posterior = exact_posterior(oracle)
-    with pytest.raises(OptionError, match=r"1000 draws at 20 rows need .*num_samples=\d+ fits"):
-        posterior.predict(oracle.x, 1_000, memory=200_000)
-    with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
-        posterior.function_draws(oracle.x, 1_000, memory=100)
+    prediction = exact_posterior(oracle).predict(oracle.x[:2], 2_048)
+    noise = (prediction.draws - prediction.function_draws).flatten(1)  # [S, 2]
+    for lag in (1, 128, 256, 512, 1_024):
+        product = noise[lag:] * noise[:-lag] / oracle.noise**2
+        assert abs(float(product.mean())) < 5 / math.sqrt(product.numel())
+
+
+# Beyond the memory bound
+
+BOUND = 700_000  # bytes: one block of draws and a third of what they predict
+
+
+def categorical(x: Tensor) -> Posterior:
+    model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Categorical(3)).double()
+    return drawn(model, x, torch.arange(len(x)) % 3, 2_000)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_beyond_the_bound_moments_and_densities_stream(raw: bool) -> None:
+    units = Standardiser(torch.tensor(1e6).double(), torch.tensor(3.0).double())
+    x, y = inputs(40), inputs(40)[:, 0]
+    posterior = of_a_guide(x, y, target=units)
+    whole = posterior.predict(x, 2_000, raw=raw)
+    streamed = posterior.predict(x, 2_000, raw=raw, memory=BOUND)
+    for name in ("mean", "sd", "sd_epistemic", "sd_aleatoric"):
+        expected = getattr(whole, name)
+        torch.testing.assert_close(getattr(streamed, name), expected, rtol=1e-9, atol=1e-12)
+    of_y = units.inverse(y) if raw else y
+    log_prob = whole.log_prob(of_y)
+    torch.testing.assert_close(streamed.log_prob(of_y), log_prob, rtol=1e-9, atol=1e-12)
+    with pytest.raises(OptionError, match="probs describe classes"):
+        _ = streamed.probs
+    with pytest.raises(OptionError, match="probs describe classes"):
+        _ = streamed.mutual_information
+    assert streamed.class_probs is None
+
+
+def test_beyond_the_bound_class_probabilities_stream() -> None:
+    x = inputs(40)
+    posterior = categorical(x)
+    whole, streamed = posterior.predict(x, 2_000), posterior.predict(x, 2_000, memory=BOUND)
+    for name in ("probs", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(streamed, name), getattr(whole, name))
+    y = torch.arange(40) % 3
+    torch.testing.assert_close(streamed.log_prob(y), whole.log_prob(y))
+    for name in ("mean", "sd_epistemic", "sd"):
+        with pytest.raises(OptionError, match="mean and sd describe numbers; for classes read"):
+            getattr(streamed, name)
+    assert streamed.means is None
+
+
+def test_beyond_the_bound_draws_are_refused_with_what_fits() -> None:
+    x, y = inputs(40), inputs(40)[:, 0]
+    posterior = of_a_guide(x, y)
+    streamed = posterior.predict(x, 2_000, memory=BOUND)
+    message = (
+        r"^2000 draws at 40 rows need about .* MiB, more than the bound of 683\.6 KiB: "
+        r"num_samples=(\d+) fits, or raise memory=; moments and log_prob\(y\) need no draws"
+    )
+    for name in ("draws", "function_draws", "means", "variances"):
+        with pytest.raises(OptionError, match=message):
+            getattr(streamed, name)
+    with pytest.raises(OptionError, match=message) as refused:
+        streamed.quantile(0.5)
+    fits = int(re.findall(r"num_samples=(\d+)", str(refused.value))[0])
+    assert posterior.predict(x, fits, memory=BOUND).draws.shape == (fits, 40, 1)
+    with pytest.raises(OptionError, match="fits, or raise memory="):
+        _ = posterior.predict(x, fits + 1, memory=BOUND).draws
+    with pytest.raises(OptionError, match="num_samples="):
+        _ = categorical(x).predict(x, 2_000, memory=BOUND).class_probs
+
+
+def test_draws_beyond_the_bound_are_refused_where_they_are_the_result() -> None:
+    x, y = inputs(40), inputs(40)[:, 0]
+    posterior = of_a_guide(x, y)
+    with pytest.raises(OptionError, match=r"10000 draws at 40 rows need .*num_samples=\d+ fits"):
+        posterior.function_draws(x, 10_000, memory=BOUND)
+    with pytest.raises(OptionError, match=r"10000 draws at 40 rows need .*num_samples=\d+ fits"):
+        posterior.log_likelihood((x, y), 10_000, memory=BOUND)
+    for call in (posterior.predict, posterior.function_draws):
+        with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
+            call(x, 1_000, memory=100)
+
+
+def test_masked_rows_have_no_density_in_a_prediction() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(x.new_zeros(3, 1), 1.0).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        mask: Any = x[:, 0] < 0.5
+        with pyro.plate("data", x.shape[0]), pyro.poutine.mask(mask=mask):
+            pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+    x = inputs(12)
+    posterior = drawn(cast(PyroModule, model), x, x[:, 0])
+    log_prob = posterior.predict(x, 30).log_prob(x[:, 0])
+    f = posterior.function_draws(x, 30)[..., 0]
+    expected = log_normal(x[:, 0] - f, 0.7).exp().mean(0).log()
+    seen = x[:, 0] < 0.5
+    assert 0 < int(seen.sum()) < 12
+    torch.testing.assert_close(log_prob, torch.where(seen, expected, 0.0))
 
 
 # Inputs and streams

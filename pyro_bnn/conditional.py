@@ -1,0 +1,121 @@
+"""The distribution of y given each of many draws, as tensors that are taken apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Num
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+
+from pyro_bnn.chunks import together
+from pyro_bnn.data import Standardiser
+from pyro_bnn.effects import base_distribution, distribution_tensors, isolated, with_tensors
+from pyro_bnn.memory import WORKING_SET
+
+BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
+COPIES = 8  # of the values of y, that its moments and densities take at most
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """The distribution of y at N rows given each of S draws.
+
+    Attributes:
+        fn: The distribution ``[N]`` at one draw.
+        tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
+        units: Carries y to the user's units; None leaves it in the model's.
+        has_moments: Whether the mixture over draws has a mean; without, means are NaN.
+    """
+
+    fn: Distribution
+    tensors: Sequence[Tensor]
+    units: Standardiser | None
+    has_moments: bool
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    @property
+    def one(self) -> Conditional:
+        """The same at the one draw of ``fn``."""
+        tensors = [value.unsqueeze(0) for value in distribution_tensors(self.fn)]
+        return Conditional(self.fn, tensors, self.units, self.has_moments)
+
+    def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:
+        """The distribution ``[s, N]`` at some draws; with ``size``, the last one fills up."""
+        values = [value[start:stop] for value in self.tensors]
+        count = len(values[0])
+        if size is not None and size > count:
+            values = [
+                torch.cat([value, value[-1:].expand(size - count, *value.shape[1:])])
+                for value in values
+            ]
+            count = size
+        return with_tensors(self.fn, values, count)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether y is a number, with means and variances, and no class."""
+        return not isinstance(base_distribution(self.fn), dist.Categorical | dist.Bernoulli)
+
+    def means(self) -> Float[Tensor, "S N O"]:
+        """Mean of y given each draw."""
+        y = self.of(0, len(self))
+        means: Tensor = y.mean if len(y.event_shape) else y.mean.unsqueeze(-1)
+        if self.units is not None:
+            means = self.units.inverse(means)
+        return means if self.has_moments else torch.full_like(means, torch.nan)
+
+    def variances(self) -> Float[Tensor, "S N O"]:
+        """Variance of y given each draw, NaN where it does not exist."""
+        y = self.of(0, len(self))
+        variances: Tensor = y.variance if len(y.event_shape) else y.variance.unsqueeze(-1)
+        variances = torch.where(variances.isfinite(), variances, torch.nan)
+        if self.units is None:
+            return variances
+        dtype = torch.promote_types(variances.dtype, self.units.scale.dtype)
+        return variances.to(dtype) * self.units.scale**2
+
+    def class_probs(self) -> Float[Tensor, "S N C"]:
+        """Class probabilities given each draw."""
+        base = base_distribution(self.of(0, len(self)))
+        if isinstance(base, dist.Categorical):
+            return base.probs
+        p = base.probs.unsqueeze(-1)
+        return torch.cat([1 - p, p], -1)
+
+    def sample(self, seed: int) -> Num[Tensor, "S N O"]:
+        """One y from each draw; the first of them for a larger S."""
+        num_rows = self.fn.batch_shape.numel()
+        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // num_rows))
+
+        def blocks() -> Iterator[tuple[Tensor]]:
+            for start in range(0, len(self), size):
+                y = self.of(start, start + size, size=size)  # whole: the stream of y is that of S
+                draws = y.sample()[: len(self) - start]
+                yield (self._columns(draws),)
+
+        with torch.no_grad(), isolated(seed):
+            return together(blocks(), len(self))[0]
+
+    def log_prob(self, y: Tensor) -> Iterator[Float[Tensor, "s N"]]:
+        """Log densities of y in the model's units, chunk by chunk."""
+        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
+        for start in range(0, len(self), size):
+            with torch.no_grad():
+                values = self.of(start, start + size).log_prob(y)
+            yield values
+
+    def _columns(self, draws: Tensor) -> Tensor:
+        """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
+        columns = draws if len(self.fn.event_shape) else draws.unsqueeze(-1)
+        base = base_distribution(self.fn)
+        if isinstance(base, dist.Bernoulli):
+            return columns.long()
+        if self.units is None or isinstance(base, dist.Categorical):
+            return columns
+        return self.units.inverse(columns)

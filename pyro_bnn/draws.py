@@ -1,0 +1,113 @@
+"""Draws of a posterior, made or read a few at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_bnn.errors import BNNWarning, OptionError
+
+STORED_AT_ONCE = 256  # draws that are copied out of a store at once
+
+
+@dataclass(frozen=True)
+class Draws:
+    """S draws ``[Q]`` as the functions of a program take them.
+
+    Attributes:
+        blocks: Gives the draws in their order, in blocks ``[B, Q]`` of any size; each call starts
+            over and gives the same ones.
+        num_draws: Number of draws S.
+        num_chains: Number of chains C that they come from, one after the other.
+    """
+
+    blocks: Callable[[], Iterator[Float[Tensor, "B Q"]]]
+    num_draws: int
+    num_chains: int = 1
+
+    @classmethod
+    def of(cls, z: Float[Tensor, "S Q"]) -> Draws:
+        """The draws of a tensor."""
+        return cls(lambda: iter((z,)), len(z))
+
+    def __len__(self) -> int:
+        return self.num_draws
+
+    def chunks(self, size: int) -> Iterator[Float[Tensor, "s Q"]]:
+        """The draws in chunks of ``size``, the last one with what is left."""
+        held: list[Tensor] = []
+        for block in self.blocks():
+            rest = block
+            while len(rest):
+                missing = size - sum(map(len, held))
+                held.append(rest[:missing])
+                rest = rest[missing:]
+                if len(held[-1]) == missing:
+                    yield torch.cat(held) if len(held) > 1 else held[0]
+                    held.clear()
+        if held:
+            yield torch.cat(held) if len(held) > 1 else held[0]
+
+    def together(self) -> Float[Tensor, "C S Q"]:
+        """All draws ``[C, S/C, Q]`` at once."""
+        z = torch.cat(list(self.blocks()))
+        return z.reshape(self.num_chains, -1, z.shape[-1])
+
+
+def stored_draws(
+    z: Float[Tensor, "C S Q"], chosen: Int[Tensor, " s"], *, at_once: int = STORED_AT_ONCE
+) -> Draws:
+    """Chosen ones ``[s]`` of the draws that are stored for each chain."""
+
+    def blocks() -> Iterator[Tensor]:
+        for chain in z:
+            for positions in chosen.split(at_once):
+                yield chain[positions]
+
+    return Draws(blocks, z.shape[0] * len(chosen), z.shape[0])
+
+
+def chosen_draws(num_chains: int, stored: int, num_samples: int, seed: int) -> Int[Tensor, " S"]:
+    """Which stored draws of each chain make up ``num_samples``, in their order.
+
+    Args:
+        num_chains: Number of chains C.
+        stored: Stored draws of each chain.
+        num_samples: Number of draws, the total over chains.
+        seed: Of the choice; the same for every chain.
+
+    Returns:
+        Positions ``[num_samples / C]``, all of them where more draws are asked for.
+
+    Raises:
+        OptionError: If ``num_samples`` is less than one draw a chain.
+
+    Warns:
+        BNNWarning: If more draws are asked for than are stored.
+
+    Example:
+        >>> len(chosen_draws(4, 300, 1_000, seed=0))
+        250
+    """
+    if num_samples < num_chains:
+        raise OptionError(
+            f"num_samples is the total over {num_chains} chains: at least {num_chains}, not "
+            f"{num_samples}"
+        )
+    if num_samples > num_chains * stored:
+        warnings.warn(
+            f"{num_samples} draws were asked for and {num_chains * stored} are stored: all of "
+            "them are used, each once",
+            BNNWarning,
+            stacklevel=3,
+        )
+    count = min(stored, num_samples // num_chains)
+    if count == stored:
+        return torch.arange(stored)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(stored, generator=generator)[:count].sort().values

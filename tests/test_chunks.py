@@ -1,0 +1,93 @@
+"""Functions over chunks of draws: captured where it pays, put together without copies."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_bnn import chunks, memory, models
+from pyro_bnn.chunks import Chunks, together
+from pyro_bnn.draws import Draws
+from pyro_bnn.memory import GIB
+from pyro_bnn.program import Params, Program
+
+
+@pytest.fixture
+def program() -> Program:
+    x = torch.linspace(-1, 1, 36).reshape(12, 3)
+    return Program(models.MLP(3, hidden=(6,)), x, x[:, 0])
+
+
+def test_parts_are_put_together_with_what_they_share() -> None:
+    f = torch.arange(24.0).reshape(6, 4)
+    scale = torch.arange(6.0).reshape(6, 1)
+
+    def parts() -> Any:
+        for start in (0, 4):
+            part = f[start : start + 4].clone()
+            yield part, part, scale[start : start + 4].expand(-1, 4)
+
+    whole, twin, expanded = together(parts(), 6)
+    assert torch.equal(whole, f)
+    assert twin is whole
+    assert torch.equal(expanded, scale.expand(6, 4))
+    assert expanded.untyped_storage().nbytes() == 6 * 4
+
+
+def test_a_graph_replays_without_the_model(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)
+    monkeypatch.setattr(memory, "WORKING_SET", 8_000)
+    calls: list[int] = []
+    kept = Chunks(program)
+    x = program.example.x
+
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        calls.append(len(z))
+        return (program.function(z, rows[0], params),)
+
+    z = program.prior_draws(50, x[:1])
+    expected = program.function(z, x)
+    first = kept.over("f", fn, Draws.of(z), (x,), {}).together(GIB)[0]
+    torch.testing.assert_close(first, expected)
+    assert 0 < len(calls) < 10  # looks at its cost, and the capture
+    calls.clear()
+    second = kept.over("f", fn, Draws.of(z.flip(0)), (x,), {}).together(GIB)[0]
+    torch.testing.assert_close(second, expected.flip(0))
+    assert calls == []
+
+
+def test_graphs_that_are_kept_are_few(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)
+    monkeypatch.setattr(chunks, "GRAPHS_KEPT", 2)
+    kept = Chunks(program)
+    z = program.prior_draws(3, program.example.x[:1])
+    for count in (3, 4, 5, 3):
+        x = torch.ones(count, 3)
+        run = kept.over(
+            "f", lambda z, rows, p: (program.function(z, rows[0], p),), Draws.of(z), (x,), {}
+        )
+        torch.testing.assert_close(run.together(GIB)[0], program.function(z, x))
+        assert len(kept._graphs) <= 2
+
+
+def test_what_cannot_be_captured_runs_as_it_is(
+    program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)
+
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        sign = 1 if float(z.sum()) > 0 else -1  # depends on the numbers
+        return (sign * z.sum(-1, keepdim=True) * rows[0][:, 0],)
+
+    z = torch.ones(4, 2)
+    run = Chunks(program).over("a function with a branch", fn, Draws.of(z), (torch.ones(5, 1),), {})
+    with caplog.at_level(logging.WARNING):
+        (values,) = run.together(GIB)
+    assert values.tolist() == [[2.0] * 5] * 4
+    assert "a function with a branch cannot be captured as a graph and runs through" in caplog.text
