@@ -1,78 +1,313 @@
 """Pure tensor functions captured as one graph of tensor operations, without Pyro or autograd.
 
-``make_fx`` records the operations of one call, gradient included; replaying them costs the
-arithmetic and a Python call each. A graph is specialised to the shapes and dtypes of its inputs,
-so one is kept for each.
+``make_fx`` records the operations of one call on tensors without data, gradient included.
+Replaying the graph costs the arithmetic and a Python call for each operation; compiled by
+Inductor, the arithmetic alone; on a GPU it becomes one launch of a CUDA graph. A graph serves all
+numbers of rows of a batch, if it is told which dimensions these are; for the rest it is specialised
+to the shapes and dtypes of its inputs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from pyro_bnn.cuda_graph import CudaGraphs
 from pyro_bnn.effects import without_validation
+from pyro_bnn.errors import CaptureError
 from pyro_bnn.simplify import simplify
 
 logger = logging.getLogger("pyro_bnn")
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
+RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a replay, against the function itself
+
 
 class Captured:
     """A tensor function that replays a captured graph where it can, and says where it cannot.
+
+    At its capture every graph is compared with the function itself, at other values and at another
+    number of rows: a function whose operations depend on the values of its inputs is found out.
 
     Args:
         fn: Pure function of tensors that returns a tuple of tensors. It draws no random numbers:
             noise is an input.
         name: What it is, for the one line that says it could not be captured.
         enabled: With False the function runs as it is.
+        compiled: Whether graphs are compiled.
+        rows: Number of the input to its dimension of rows, where one graph serves all numbers of
+            rows of at least 2; empty for a graph a shape.
+        num_state: How many leading inputs are overwritten by as many trailing outputs, which are
+            not returned.
+        strict: Whether a failure is an error, instead of a line and a slower path.
 
     Attributes:
         is_captured: False once a capture failed; the function then runs through plain Pyro.
+        is_compiled: Whether new graphs are compiled; False once a compilation failed.
     """
 
-    def __init__(self, fn: TensorFunction, name: str, *, enabled: bool = True) -> None:
-        self._fn, self._name = fn, name
+    def __init__(
+        self,
+        fn: TensorFunction,
+        name: str,
+        *,
+        enabled: bool = True,
+        compiled: bool = False,
+        rows: Mapping[int, int] | None = None,
+        num_state: int = 0,
+        strict: bool = False,
+    ) -> None:
+        self._fn, self._name, self._strict = fn, name, strict
+        self._rows, self._num_state = dict(rows or {}), num_state
         self._graphs: dict[object, TensorFunction] = {}
-        self.is_captured = enabled
+        self.is_captured, self.is_compiled = enabled, compiled
 
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """The function's outputs, detached."""
-        if not self.is_captured:
-            return tuple(value.detach() for value in self._fn(*args))
-        key = tuple((a.shape, a.dtype, a.device) for a in args)
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = capture(self._fn, args)
-            except Exception as error:
-                self.is_captured = False
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                logger.warning(
-                    "%s cannot be captured as a graph and runs through plain Pyro, which is "
-                    "slower: %s",
-                    self._name,
-                    reason[0],
-                )
-                return tuple(value.detach() for value in self._fn(*args))
+        """The function's outputs, detached.
+
+        Raises:
+            CaptureError: If ``strict`` and the function cannot be captured or compiled.
+        """
+        graph = self._graph(args) if self.is_captured else None
+        if graph is None:
+            return self._directly(args)
         with torch.no_grad():
-            return self._graphs[key](*args)
+            return graph(*args)
+
+    def _directly(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        values = tuple(value.detach() for value in self._fn(*args))
+        return _write_back(args, values, self._num_state)
+
+    def _graph(self, args: Sequence[Tensor]) -> TensorFunction | None:
+        counts = {args[i].shape[dim] for i, dim in self._rows.items()}
+        rows = self._rows if len(counts) == 1 and counts.isdisjoint((0, 1)) else {}
+        key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
+        if key not in self._graphs:
+            graph = self._make(args, rows)
+            if graph is None:
+                return None
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _make(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> TensorFunction | None:
+        """A new graph, compiled if it can be; None, with a line, where there is none."""
+        if self.is_compiled:
+            try:
+                return self._checked(compile_graph, args, rows)
+            except Exception as error:
+                self._failed("cannot be compiled", "and runs as an uncompiled graph", error)
+                self.is_compiled = False
+        try:
+            return self._checked(capture, args, rows)
+        except Exception as error:
+            self._failed(
+                "cannot be captured as a graph",
+                "and runs through plain Pyro, which is slower",
+                error,
+            )
+            self.is_captured = False
+            return None
+
+    def _failed(self, what: str, instead: str, error: Exception) -> None:
+        reason = _reason(error)
+        if self._strict:
+            raise CaptureError(f"{self._name} {what}: {reason}") from error
+        logger.warning("%s %s %s: %s", self._name, what, instead, reason)
+
+    def _checked(
+        self,
+        make: Callable[..., TensorFunction],
+        args: Sequence[Tensor],
+        rows: Mapping[int, int],
+    ) -> TensorFunction:
+        """A graph, compared with the function at other values and another number of rows.
+
+        Raises:
+            CaptureError: If they differ.
+        """
+        graph = make(self._fn, args, rows=rows, num_state=self._num_state)
+        if all(a.is_cuda for a in args):
+            graph = CudaGraphs(graph, self._num_state)
+        for other in (_moved(args, 0.1), _fewer_rows(_moved(args, -0.1), rows)):
+            copies = [a.clone() for a in other]
+            with torch.random.fork_rng():
+                expected = self._directly(other)
+            with torch.random.fork_rng(), torch.no_grad():
+                actual = graph(*copies)
+            state = list(zip(copies, other, strict=True))[: self._num_state]
+            for value, wanted in [*zip(actual, expected, strict=True), *state]:
+                if not _is_close(value, wanted):
+                    raise CaptureError(
+                        "a graph of its operations gives other numbers than the function itself; "
+                        "do they depend on the values of its inputs?"
+                    )
+        return graph
 
 
-def capture(fn: TensorFunction, args: Sequence[Tensor]) -> TensorFunction:
-    """Record one call of ``fn`` as a graph for inputs of these shapes and dtypes.
+def capture(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    *,
+    rows: Mapping[int, int] | None = None,
+    num_state: int = 0,
+) -> TensorFunction:
+    """Record ``fn`` as a graph for inputs of these shapes and dtypes.
 
-    Two inputs that are one tensor object would become one input of the graph, so the recording
-    runs on distinct clones.
+    Args:
+        fn: Pure function of tensors that returns a tuple of tensors.
+        args: Example inputs; nothing is written to them.
+        rows: Number of the input to its dimension of rows; the graph serves any number of them.
+        num_state: How many leading inputs the graph overwrites with its trailing outputs.
+
+    Raises:
+        CaptureError: If the operations depend on the number of rows.
     """
-    clones = [a.detach().clone() for a in args]
-    with without_validation():
-        graph = make_fx(fn)(*clones)
+    graph, _ = _record(fn, args, rows or {}, {})
     simplify(graph)
-    return graph.forward
+    _end_with_writes(graph, num_state)
+    return cast(TensorFunction, graph.forward)
+
+
+def compile_graph(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    *,
+    rows: Mapping[int, int] | None = None,
+    num_state: int = 0,
+) -> TensorFunction:
+    """Record ``fn`` as a graph and compile it with Inductor; arguments as of :func:`capture`.
+
+    Raises:
+        CaptureError: If the operations depend on the number of rows.
+    """
+    from torch import _inductor as inductor
+    from torch._inductor.decomposition import select_decomp_table
+
+    graph, examples = _record(fn, args, rows or {}, select_decomp_table())
+    simplify(graph)
+    _end_with_writes(graph, num_state)
+    with torch.no_grad():
+        compiled = inductor.compile(graph, list(examples), options=_OPTIONS)
+    return cast(TensorFunction, compiled)
+
+
+# scales of weights are read by several kernels: computed once and stored, not once in each
+_OPTIONS: dict[str, Any] = {
+    "realize_opcount_threshold": 4,
+    "realize_reads_threshold": 1,
+    "cpp.enable_floating_point_contract_flag": "fast",
+}
+
+
+def _record(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    rows: Mapping[int, int],
+    decompositions: Mapping[Any, Any],
+) -> tuple[GraphModule, list[Tensor]]:
+    """The operations of ``fn``, and inputs without data of the shapes that they take.
+
+    Inputs without data are distinct objects: two that are one tensor stay two inputs.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    examples: list[Tensor] = []
+    for i, arg in enumerate(args):
+        dims = [DimDynamic.STATIC] * arg.ndim
+        if i in rows:
+            dims[rows[i]] = DimDynamic.DYNAMIC
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        examples.append(mode.from_tensor(arg.detach(), symbolic_context=context))
+    symbols: list[Any] = [examples[i].shape[dim] for i, dim in rows.items()]
+    trace = make_fx(
+        fn,
+        decomposition_table=dict(decompositions),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )
+    with mode, without_validation():
+        graph = trace(*examples)
+    for size in symbols:
+        if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
+            raise CaptureError(f"its operations are those of {int(size)} rows only")
+    return graph, examples
+
+
+def _end_with_writes(graph: GraphModule, num_state: int) -> None:
+    """Write the trailing outputs into the leading inputs, and return the others."""
+    if not num_state:
+        return
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    output = graph.graph.output_node()
+    values = list(cast(Sequence[Any], output.args[0]))
+    with graph.graph.inserting_before(output):
+        for target, value in zip(placeholders[:num_state], values[-num_state:], strict=True):
+            graph.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+    output.args = (tuple(values[:-num_state]),)
+    graph.recompile()
+
+
+def _write_back(
+    args: Sequence[Tensor], values: tuple[Tensor, ...], num_state: int
+) -> tuple[Tensor, ...]:
+    if not num_state:
+        return values
+    with torch.no_grad():
+        for target, value in zip(args[:num_state], values[-num_state:], strict=True):
+            target.copy_(value)
+    return values[:-num_state]
+
+
+def _signature(arg: Tensor, row_dim: int | None) -> object:
+    shape = tuple(None if dim == row_dim else size for dim, size in enumerate(arg.shape))
+    return shape, arg.dtype, arg.device
+
+
+def _moved(args: Sequence[Tensor], by: float) -> list[Tensor]:
+    """The inputs at other values, of the same sign; integers as they are."""
+    moved = []
+    for arg in args:
+        value = arg.detach().clone()
+        if value.is_floating_point():
+            ramp = torch.linspace(0.5, 1, value.numel(), dtype=value.dtype, device=value.device)
+            value = value * (1 + by * ramp.reshape(value.shape))
+        moved.append(value)
+    return moved
+
+
+def _fewer_rows(args: list[Tensor], rows: Mapping[int, int]) -> list[Tensor]:
+    for i, dim in rows.items():
+        count = args[i].shape[dim]
+        args[i] = args[i].narrow(dim, 0, max(2, count // 2)).clone()
+    return args
+
+
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
+    if not expected.is_floating_point():
+        return bool(torch.equal(actual, expected))
+    rtol = RTOL.get(expected.dtype, 1e-2)
+    finite = expected[expected.isfinite()]
+    size = float(finite.abs().max()) if finite.numel() else 0.0
+    return bool(torch.allclose(actual, expected, rtol=rtol, atol=rtol * size, equal_nan=True))
+
+
+def _reason(error: Exception) -> str:
+    """One line of what went wrong."""
+    name = type(error).__name__
+    if "DataDependent" in name or "data-dependent" in str(error):
+        return "it has data-dependent control flow: its operations depend on values of tensors"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else name
 
 
 def value_and_grad(

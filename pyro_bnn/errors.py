@@ -54,6 +54,10 @@ class DivergenceError(BNNError, ArithmeticError):
     posterior: object | None = None
 
 
+class CaptureError(BNNError, RuntimeError):
+    """A function of tensors that cannot be recorded as a graph of operations, or compiled."""
+
+
 class FileFormatError(BNNError, ValueError):
     """A file that is truncated, foreign, or written by a newer version."""
 

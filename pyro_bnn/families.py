@@ -45,7 +45,8 @@ class Family:
 
 
 def _normal_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    return -0.5 * ((z - loc) / scale) ** 2 - scale.log() - 0.5 * math.log(2 * math.pi)
+    u = (z - loc) * scale.reciprocal()  # a constant in a graph: no division is left in it
+    return -0.5 * u**2 - scale.log() - 0.5 * math.log(2 * math.pi)
 
 
 def _normal_expected(mean: Tensor, sd: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -87,8 +88,8 @@ class Block:
     Attributes:
         family: The family.
         index: Where the entries stand in z: a slice where they are contiguous.
-        loc: Locations ``[n]``.
-        scale: Scales ``[n]``, > 0.
+        loc: Locations ``[n]``, or ``[]`` where they are all the same.
+        scale: Scales ``[n]``, or ``[]``, > 0.
     """
 
     family: Family

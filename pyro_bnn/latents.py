@@ -197,6 +197,12 @@ def _block(family: type, members: Sequence[Member]) -> Block:
     return Block(
         FAMILIES[family],
         make_index([slice(s.start, s.stop) for s, _, _ in members], members[0][1].device),
-        torch.cat([loc for _, loc, _ in members]),
-        torch.cat([scale for _, _, scale in members]),
+        _merged([loc for _, loc, _ in members]),
+        _merged([scale for _, _, scale in members]),
     )
+
+
+def _merged(values: Sequence[Tensor]) -> Tensor:
+    """One vector of several, or the number ``[]`` that all its entries are."""
+    merged = torch.cat(list(values))
+    return merged[0].clone() if bool((merged == merged[0]).all()) else merged

@@ -31,6 +31,7 @@ _FILLS: Mapping[Any, Callable[[Node], Any]] = {  # value of a tensor that depend
     aten.new_ones.default: lambda _: 1.0,
     aten.full_like.default: lambda node: node.args[1],
 }
+_CHEAP = (aten.arange.default, aten.arange.start, aten.arange.start_step)  # dearer to read
 
 
 def simplify(module: GraphModule) -> None:
@@ -39,7 +40,7 @@ def simplify(module: GraphModule) -> None:
     A graph with operations that write into their inputs or draw random numbers stays as it is.
 
     Args:
-        module: Captured with ``make_fx``, specialised to the shapes of its inputs.
+        module: Captured with ``make_fx``; sizes that are symbols are never taken for known ones.
     """
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     if any(_is_impure(node) for node in calls):
@@ -70,7 +71,8 @@ def _equal_argument(node: Node) -> Node | None:
         is_neutral = not isinstance(node.args[1], Node) and node.args[1] == _NEUTRAL[node.target]
         return first if is_neutral else None
     if node.target in (aten.expand.default, aten.view.default):
-        return first if _value(first).shape == _value(node).shape else None
+        sizes = _shape(first), _shape(node)
+        return first if sizes[0] is not None and sizes[0] == sizes[1] else None
     if node.target is aten.t.default and first.target is aten.t.default:
         return cast(Node, first.args[0])
     return None
@@ -83,9 +85,13 @@ def _fold_constants(module: GraphModule) -> None:
             known[node] = getattr(module, cast(str, node.target))
         elif node.op == "call_function":
             if node.target in _FILLS:
-                like = _value(node)
+                like, shape = _value(node), _shape(node)
+                if shape is None:
+                    continue
                 fill = _FILLS[node.target](node)
-                known[node] = torch.full(like.shape, fill, dtype=like.dtype, device=like.device)
+                known[node] = torch.full(shape, fill, dtype=like.dtype, device=like.device)
+            elif node.target in _CHEAP:
+                continue
             elif all(source in known for source in node.all_input_nodes):
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
                 known[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
@@ -127,3 +133,9 @@ def _is_impure(node: Node) -> bool:
 def _value(node: Node) -> Any:
     """What is known of a node's tensor: shape, dtype, device."""
     return node.meta["val"] if "val" in node.meta else node.meta["tensor_meta"]
+
+
+def _shape(node: Node) -> tuple[int, ...] | None:
+    """A node's shape, or None where a size is a symbol."""
+    shape = tuple(_value(node).shape)
+    return shape if all(isinstance(size, int) for size in shape) else None

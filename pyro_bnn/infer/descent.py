@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.adam import Adam, clip
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 Schedule: TypeAlias = Literal["cosine", "constant"]
@@ -30,6 +31,9 @@ class Descent:
 
     Raises:
         OptionError: If ``optimizer`` makes something else, or LBFGS.
+
+    Attributes:
+        adam: The update as a pure function, after :meth:`make_pure`.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Descent:
             )
         self._optimizer = made
         self._rates = [group["lr"] for group in made.param_groups]
+        self.adam: Adam | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -77,10 +82,55 @@ class Descent:
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         if self._schedule == "cosine":
-            factor = 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
+            factor = self._factor(step)
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
+        if self.adam is None:
+            self._optimizer.step()
+            return
+        self.adam.store_counts()
         self._optimizer.step()
+        self.adam.read_counts()
+
+    # A step as a pure function
+
+    def make_pure(self) -> bool:
+        """Make ready for steps inside a graph; False where the optimiser has no such form."""
+        if not Adam.suits(self._optimizer):
+            return False
+        if self.adam is None:
+            assert isinstance(self._optimizer, torch.optim.Adam)
+            self.adam = Adam(self._optimizer, self._parameters)
+        return True
+
+    def controls(self, step: int, held: Sequence[bool]) -> list[float]:
+        """What step number ``step`` needs to be told; for :meth:`update`, after ``make_pure``.
+
+        Args:
+            step: From 0; the step is counted.
+            held: Which parameters stay as they are.
+        """
+        assert self.adam is not None
+        return self.adam.controls(self._rates[0] * self._factor(step), held)
+
+    def update(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Tensor],
+        controls: Sequence[Tensor],
+        is_finite: Tensor,
+    ) -> list[Tensor]:
+        """New parameters, then new moments; arguments as of ``Adam.update``."""
+        assert self.adam is not None
+        if self._clip_norm is not None:
+            gradients = clip(gradients, self._clip_norm, controls[2::3])
+        return self.adam.update(parameters, gradients, moments, controls, is_finite)
+
+    def _factor(self, step: int) -> float:
+        if self._schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
 
 
 def takes_learning_rate(optimizer: MakeOptimizer | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program import Batch, Program
 
+COMPILE_TIME = 10.0  # seconds, with an empty cache
+GAIN_PER_CALL = 5e-4  # seconds that a compiled step of a small network saves
+GAIN_PER_NUMBER = 1e-8  # and for each weight of a large one
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
 
 Data: TypeAlias = "Dataset | tuple[Tensor, Tensor] | DataLoader[Any]"
@@ -121,7 +124,7 @@ def unchanged(model: Model) -> Iterator[None]:
                 parameter.grad = grad
 
 
-def refuse_unbuilt(*, checkpoint: object, resume: bool, compile: object) -> None:  # noqa: A002
+def refuse_unbuilt(*, checkpoint: object, resume: bool) -> None:
     """Refuse what is documented but not there yet, rather than ignore it.
 
     Raises:
@@ -131,12 +134,32 @@ def refuse_unbuilt(*, checkpoint: object, resume: bool, compile: object) -> None
         raise OptionError(
             "checkpoint and resume are not built yet: leave checkpoint=None and resume=False"
         )
-    if compile is True:
-        raise OptionError(
-            'compile=True is not built yet: "auto" replays the model as an uncompiled graph'
-        )
-    if compile not in ("auto", False):
-        raise OptionError(f'compile is "auto", True or False, not {compile!r}')
+
+
+def check_compile(value: object) -> None:
+    """Check the option ``compile``.
+
+    Raises:
+        OptionError: If it is not one of its three values.
+    """
+    if value not in ("auto", True, False):
+        raise OptionError(f'compile is "auto", True or False, not {value!r}')
+
+
+def is_compiled(option: Literal["auto"] | bool, num_calls: int, num_numbers: int) -> bool:
+    """Whether a graph is compiled.
+
+    A rule of sizes alone, not of measured times, so that a run with one seed stays the same.
+
+    Args:
+        option: The engine's option ``compile``.
+        num_calls: How often the graph is replayed.
+        num_numbers: Entries of its largest vectors, such as P.
+    """
+    if option != "auto":
+        return option
+    gain = num_calls * (GAIN_PER_CALL + GAIN_PER_NUMBER * num_numbers)
+    return gain >= COMPILE_TIME
 
 
 def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.capture import Captured, value_and_grad
+from pyro_bnn.capture import Captured, TensorFunction, value_and_grad
 from pyro_bnn.effects import Model, isolated, trace_model, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.chains import Report, State, chain_seeds, run_chains
@@ -27,7 +27,9 @@ from pyro_bnn.infer.engine import (
     Data,
     Init,
     as_dataset,
+    check_compile,
     check_positive_int,
+    is_compiled,
     refuse_unbuilt,
     starting_points,
     unchanged,
@@ -39,6 +41,7 @@ from pyro_bnn.program import Batch, Params, Program
 logger = logging.getLogger("pyro_bnn")
 
 MAX_STARTS = 20  # prior draws tried for each chain
+TYPICAL_STEPS = 64  # of leapfrog a draw
 STATISTICS: dict[str, type[np.generic]] = {
     "lp": np.float64,
     "energy": np.float64,
@@ -67,8 +70,9 @@ class NUTS:
         target_accept: Mean acceptance rate that the step size aims at, in (0, 1); raise it where
             draws diverge.
         max_tree_depth: A trajectory has fewer than 2 to this power leapfrog steps.
-        compile: ``"auto"`` or False: the gradient is replayed as a graph (compiling it is not
-            built).
+        compile: Whether the gradient is compiled: ``"auto"`` where the run is long enough to gain
+            from it, True always, an error where that cannot be, False never. Uncompiled it is
+            replayed as a graph of operations.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -103,7 +107,7 @@ class NUTS:
             raise OptionError(
                 f"target_accept is a number between 0 and 1, not {self.target_accept!r}"
             )
-        refuse_unbuilt(checkpoint=None, resume=False, compile=self.compile)
+        check_compile(self.compile)
 
     def run(
         self,
@@ -138,7 +142,7 @@ class NUTS:
             ModelError: If the model breaks the contract.
             OptionError: If the seed is negative, or an option is not built.
         """
-        refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
+        refuse_unbuilt(checkpoint=checkpoint, resume=resume)
         check_positive_int("seed", seed, minimum=0)
         start = time.perf_counter()
         with isolated(seed):
@@ -201,20 +205,30 @@ class _Chains:
         with isolated(self.seeds[0]):
             program = Program(self.model, *self.batch)
 
-        def potential(z: Any, _: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-            return -program.log_joint(z[0], self.batch, self.params), ()
+        def negative_log_joint(z: Any, batch: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+            return -program.log_joint(z[0], Batch(*batch), self.params), ()
 
+        options = self.options
+        num_calls = TYPICAL_STEPS * (options.warmup_steps + options.num_samples)
         name = getattr(self.model, "__name__", type(self.model).__name__)
-        captured = Captured(value_and_grad(potential, 1), f"the log density of {name}")
+        captured = Captured(
+            value_and_grad(negative_log_joint, 1),
+            f"the log density of {name}",
+            compiled=is_compiled(options.compile, num_calls, program.num_latents),
+            strict=options.compile is True,
+        )
+
+        def potential(z: Tensor) -> tuple[Tensor, ...]:
+            return captured(z, *self.batch)
 
         def run(chain: int, report: Report) -> tuple[Tensor, dict[str, NDArray[Any]]]:
             with isolated(self.seeds[chain]):
-                return self._sample(captured, self.starts[chain], report)
+                return self._sample(potential, self.starts[chain], report)
 
         return run
 
     def _sample(
-        self, potential: Captured, start: Tensor, report: Report
+        self, potential: TensorFunction, start: Tensor, report: Report
     ) -> tuple[Tensor, dict[str, NDArray[Any]]]:
         options = self.options
         kernel = FlatNUTS(

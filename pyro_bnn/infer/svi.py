@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -36,17 +36,21 @@ from pyro_bnn.infer.engine import (
     Init,
     as_dataset,
     batches_of,
+    check_compile,
     check_positive,
     check_positive_int,
+    is_compiled,
     refuse_unbuilt,
     starting_points,
     unchanged,
 )
 from pyro_bnn.infer.stock import run_stock_guide
+from pyro_bnn.noise import make_key, normal
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Batch, Program
 
 LEARNING_RATE = 1e-2
+COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on all cores
 
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
@@ -82,7 +86,10 @@ class SVI:
             of ``kl_warmup`` and ``loc_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
         clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
-        compile: ``"auto"`` or False: the step is replayed as a graph (compiling it is not built).
+        compile: Whether the step is compiled, which takes about ten seconds the first time and a
+            second or two once it is cached: ``"auto"`` where the run is long enough to gain from
+            it, True always, an error where that cannot be, False never. Uncompiled the step is
+            replayed as a graph of operations.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -142,7 +149,7 @@ class SVI:
             check_positive("clip_norm", self.clip_norm)
         if self.schedule not in ("cosine", "constant"):
             raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
-        refuse_unbuilt(checkpoint=None, resume=False, compile=self.compile)
+        check_compile(self.compile)
 
     def run(
         self,
@@ -176,7 +183,7 @@ class SVI:
             OptionError: If the seed is negative, or an option is not built or has no effect.
             SiteError: If the guide does not cover a site of the model.
         """
-        refuse_unbuilt(checkpoint=checkpoint, resume=resume, compile=self.compile)
+        refuse_unbuilt(checkpoint=checkpoint, resume=resume)
         check_positive_int("seed", seed, minimum=0)
         if self.batch_size is not None and isinstance(data, DataLoader):
             raise OptionError(
@@ -218,8 +225,9 @@ class SVI:
                 guide.move_to(z[0])
                 guide.set_member_params(program.params)
             batches = batches_of(data, program, batch, self.batch_size, seed)
+            rows_vary = isinstance(data, DataLoader) or len(batch.x) % (self.batch_size or 1) > 0
             loc_warmup = self._loc_warmup(guide, is_new=is_new and init is None)
-            run = _Run(self, program, guide, seed, loc_warmup)
+            run = _Run(self, program, guide, seed, loc_warmup, rows_vary=rows_vary)
 
             def posterior() -> GuidePosterior:
                 provenance = Provenance(
@@ -315,10 +323,21 @@ class SVI:
 
 
 class _Run:
-    """One training run: parameters, captured step, optimiser, losses."""
+    """One training run: parameters, captured step, optimiser, losses.
+
+    Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
+    the optimiser does its update.
+    """
 
     def __init__(
-        self, svi: SVI, program: Program, guide: Guide, seed: int, loc_warmup: int = 0
+        self,
+        svi: SVI,
+        program: Program,
+        guide: Guide,
+        seed: int,
+        loc_warmup: int = 0,
+        *,
+        rows_vary: bool = False,
     ) -> None:
         self.svi, self.program, self.guide = svi, program, guide
         self.loc_warmup = loc_warmup
@@ -329,11 +348,39 @@ class _Run:
         self.names, self.parameters = list(named), list(named.values())
         self._held = {n for n in named if n.startswith("guide.") and n != "guide.loc"}
         self.losses: list[float] = []
-        self._noise = torch.Generator(program.device).manual_seed(seed + 1)
-        step = value_and_grad(self._loss, len(self.parameters))
-        self._step = Captured(step, f"{type(guide).__name__} on {_name(program.model)}")
+        self._generator = torch.Generator(program.device).manual_seed(seed + 1)
+        self._num_normals = svi.num_particles * guide.noise_dim
+        self._counts_noise = self._num_normals > COUNTED_NORMALS and not svi.per_example_draws
+        self._key = make_key(seed + 1)
         self.descent = svi.descent(self.parameters)
         self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
+        compiled = is_compiled(svi.compile, svi.num_steps, self._num_normals)
+        is_whole = compiled and self.descent.make_pure()
+        name = f"{type(guide).__name__} on {_name(program.model)}"
+        self._step = Captured(
+            value_and_grad(self._loss, len(self.parameters)),
+            name,
+            compiled=compiled and not is_whole,
+            rows=self._row_dims(len(self.parameters), rows_vary),
+            strict=svi.compile is True,
+        )
+        num_state = 3 * len(self.parameters)
+        self._whole_step = Captured(
+            self._step_and_update,
+            name,
+            enabled=is_whole,
+            compiled=is_whole,
+            rows=self._row_dims(num_state, rows_vary),
+            num_state=num_state,
+            strict=svi.compile is True,
+        )
+
+    def _row_dims(self, first: int, vary: bool) -> dict[int, int]:
+        """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
+        if not vary:
+            return {}
+        by_row = {first: 1} if self.svi.per_example_draws else {}
+        return {**by_row, first + 1: 0, first + 2: 0}
 
     def train(self, batches: Any, *, progress: bool) -> None:
         svi = self.svi
@@ -358,44 +405,97 @@ class _Run:
         self._check_last()
 
     def _advance(self, step: int, batch: Batch) -> None:
-        svi, z = self.svi, self.program.initial
-        noise = self._draw_noise(len(batch.x))
+        svi = self.svi
+        noise = self._draw_noise(step, len(batch.x))
         weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (step + 1) / svi.kl_warmup)
-        out = self._step(*self.parameters, noise, batch.x, batch.y, z.new_tensor(weight))
-        loss = float(out[1])  # minus the ELBO, with the whole KL
-        if not (math.isfinite(loss) and math.isfinite(float(out[0]))):
-            self._diverged(step, noise, batch)
-        self.losses.append(loss)
+        held = [step < self.loc_warmup and name in self._held for name in self.names]
         if step % WINDOW == 0:
             self._last_good = (step, self._snapshot())
-        held = self._held if step < self.loc_warmup else ()
-        for name, parameter, gradient in zip(self.names, self.parameters, out[2:], strict=True):
-            if name in held:  # without a gradient an optimiser neither moves nor counts the step
+        if self._whole_step.is_compiled:
+            value, loss = self._advance_whole(step, noise, batch, weight, held)
+        else:
+            value, loss = self._advance_in_parts(step, noise, batch, weight, held)
+        if not (math.isfinite(value) and math.isfinite(loss)):
+            self._diverged(step, noise, batch)
+        self.losses.append(loss)  # minus the ELBO, with the whole KL
+
+    def _advance_whole(
+        self, step: int, noise: Tensor, batch: Batch, weight: float, held: Sequence[bool]
+    ) -> Sequence[float]:
+        assert self.descent.adam is not None
+        controls = [weight, *self.descent.controls(step, held)]
+        (values,) = self._whole_step(
+            *self.parameters,
+            *self.descent.adam.moments,
+            noise,
+            *batch,
+            self.program.initial.new_tensor(controls),
+        )
+        return cast(list[float], values.tolist())
+
+    def _advance_in_parts(
+        self, step: int, noise: Tensor, batch: Batch, weight: float, held: Sequence[bool]
+    ) -> Sequence[float]:
+        out = self._step(*self.parameters, noise, *batch, self.program.initial.new_tensor(weight))
+        values = float(out[0]), float(out[1])
+        if not all(map(math.isfinite, values)):
+            return values
+        for parameter, gradient, is_held in zip(self.parameters, out[2:], held, strict=True):
+            if is_held:  # without a gradient an optimiser neither moves nor counts the step
                 parameter.grad = None
                 continue
             # clipping scales in place, and a graph's gradients may be one tensor
-            parameter.grad = gradient if svi.clip_norm is None else gradient.clone()
+            parameter.grad = gradient if self.svi.clip_norm is None else gradient.clone()
         self.descent.step(step)
+        return values
+
+    def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """Loss and minus the ELBO ``[2]``, then new parameters and moments.
+
+        Args:
+            args: The n parameters, their 2n moments, noise, x, y, and the controls ``[1 + 3n]``:
+                the KL's weight, then those of the optimiser.
+        """
+        n = len(self.parameters)
+        parameters, moments, (noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
+        weight, *rest = controls.unbind()
+        gradient = value_and_grad(self._loss, n)
+        value, loss, *gradients = gradient(*parameters, noise, x, y, weight)
+        with torch.no_grad():
+            values = torch.stack([value, loss])
+            is_finite = values.isfinite().all()
+            state = self.descent.update(parameters, gradients, moments, rest, is_finite)
+        return (values, *state)
 
     def _loss(
         self, variables: Sequence[Tensor], rest: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         noise, x, y, kl_weight = rest
         params = dict(zip(self.names, variables, strict=True))
-        terms = self.program.elbo(self.guide, params, noise, Batch(x, y))
+        terms = self.program.elbo(self.guide, params, self._noise_of(noise), Batch(x, y))
         elbo = terms.expected_log_likelihood - terms.kl
         loss = kl_weight * terms.kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
             loss = loss - terms.log_factors
         return loss, (-elbo,)
 
-    def _draw_noise(self, num_rows: int) -> Tensor:
-        """Noise ``[S, M]``, or ``[S, B, M]`` with draws for each row."""
+    def _draw_noise(self, step: int, num_rows: int) -> Tensor:
+        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
         svi, guide = self.svi, self.guide
+        if self._counts_noise:
+            return torch.tensor(step * self._num_normals, device=self.program.device)
         if not svi.per_example_draws:
-            return guide.draw_noise(svi.num_particles, self._noise)
-        noise = guide.draw_noise(svi.num_particles * num_rows, self._noise)
+            return guide.draw_noise(svi.num_particles, self._generator)
+        noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
         return noise.reshape(svi.num_particles, num_rows, -1)
+
+    def _noise_of(self, counter: Tensor) -> Tensor:
+        """The noise itself: made of a counter inside the step, or as it was drawn before it."""
+        if not self._counts_noise:
+            return counter
+        like = next(self.guide.parameters())
+        values = normal(counter, self._num_normals, self._key, like.dtype)
+        return values.reshape(self.svi.num_particles, -1)
 
     def _snapshot(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.parameters]
@@ -409,7 +509,8 @@ class _Run:
 
     def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
         with torch.no_grad():
-            draws = self.guide.make_terms(noise.flatten(0, -2), density=False).z
+            noise = self._noise_of(noise).flatten(0, -2)
+            draws = self.guide.make_terms(noise, density=False).z
             named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
             sites = next((names for names in named if names), [])
         good = self._restore()

@@ -1,0 +1,134 @@
+r"""Adam as a pure function of tensors, so that a whole step of descent is one graph.
+
+.. math:: m \leftarrow m + (1 - \beta_1)(g - m), \quad
+          v \leftarrow v + (1 - \beta_2)(g^2 - v), \quad
+          \theta \leftarrow \theta - \frac{\eta_t}{1 - \beta_1^t}
+          \frac{m}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+
+Kingma & Ba, ICLR 2015, arXiv:1412.6980.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_PLAIN = ("weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "differentiable")
+
+
+class Adam:
+    """The update of a ``torch.optim.Adam`` as a function of its parameters, gradients and moments.
+
+    The moments and counts of steps are those in the optimiser's own state, so that steps in a
+    graph and steps of the optimiser itself can follow each other.
+
+    Args:
+        optimizer: An Adam with one group, without weight decay or variants: see :meth:`suits`.
+        parameters: Its parameters.
+
+    Attributes:
+        moments: First moments m of all parameters, then second moments v.
+    """
+
+    def __init__(self, optimizer: torch.optim.Adam, parameters: Sequence[Tensor]) -> None:
+        group = optimizer.param_groups[0]
+        self._beta1, self._beta2 = map(float, group["betas"])
+        self._eps = float(group["eps"])
+        for p in parameters:
+            state = optimizer.state[p]
+            if not state:
+                on_device = group["fused"] or group["capturable"]
+                state["step"] = torch.zeros((), device=p.device if on_device else None)
+                state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        states = [optimizer.state[p] for p in parameters]
+        self._steps = [state["step"] for state in states]
+        self._counts = [int(step) for step in self._steps]
+        self.moments = [s["exp_avg"] for s in states] + [s["exp_avg_sq"] for s in states]
+
+    @staticmethod
+    def suits(optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimiser is such an Adam."""
+        if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
+            return False
+        group = optimizer.param_groups[0]
+        plain = not any(group.get(option) for option in _PLAIN)
+        return plain and not any(isinstance(v, Tensor) for v in (group["lr"], *group["betas"]))
+
+    def controls(self, rate: float, held: Sequence[bool]) -> list[float]:
+        """Count a step; the numbers that the update needs of it, three for each parameter.
+
+        Args:
+            rate: Step size.
+            held: Which parameters stay as they are.
+        """
+        controls = []
+        for i, is_held in enumerate(held):
+            if is_held:
+                controls += [0.0, 1.0, 0.0]
+                continue
+            self._counts[i] += 1
+            t = self._counts[i]
+            correction = math.sqrt(1 - self._beta2**t)
+            controls += [rate / (1 - self._beta1**t), 1 / correction, 1.0]
+        return controls
+
+    def store_counts(self) -> None:
+        """Write the counts of steps into the optimiser's state."""
+        for step, count in zip(self._steps, self._counts, strict=True):
+            step.fill_(count)
+
+    def read_counts(self) -> None:
+        """Take the counts of steps from the optimiser's state."""
+        self._counts = [int(step) for step in self._steps]
+
+    def update(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Tensor],
+        controls: Sequence[Tensor],
+        is_finite: Tensor,
+    ) -> list[Tensor]:
+        """New parameters, then new moments; a step whose loss is not finite changes nothing.
+
+        Args:
+            parameters: Values of the n parameters.
+            gradients: Gradients of the loss by them.
+            moments: The 2n moments.
+            controls: Numbers of :meth:`controls`, each ``[]``.
+            is_finite: Whether the loss is finite, ``[]``.
+        """
+        n = len(parameters)
+        new: list[list[Tensor]] = [[], [], []]
+        for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
+            rate, inverse_root, on = controls[3 * i : 3 * i + 3]
+            m, v = moments[i], moments[n + i]
+            new_m = m + (1 - self._beta1) * (g - m)
+            new_v = v + (1 - self._beta2) * (g * g - v)
+            new_p = p - rate * new_m / (new_v.sqrt() * inverse_root + self._eps)
+            moves = is_finite & (on > 0)
+            pairs = ((new_p, p), (new_m, m), (new_v, v))
+            for values, (moved, stays) in zip(new, pairs, strict=True):
+                values.append(torch.where(moves, moved, stays))
+        return [*new[0], *new[1], *new[2]]
+
+
+def clip(gradients: Sequence[Tensor], max_norm: float, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients scaled down to a norm of at most ``max_norm``.
+
+    As ``torch.nn.utils.clip_grad_norm_`` does it, over the gradients of weight 1, not those of
+    weight 0.
+
+    Args:
+        gradients: Gradients.
+        max_norm: Largest norm.
+        weights: 0 or 1 for each of them, ``[]``.
+    """
+    squares = [w * g.square().sum() for g, w in zip(gradients, weights, strict=True)]
+    norm = torch.stack(squares).sum().sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [g * factor for g in gradients]
