@@ -11,6 +11,7 @@ PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 NOTEBOOKS = $(wildcard tutorials/*.ipynb)
 BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._%, \
 	$(subst /,.,$(basename $(wildcard benchmarks/*.py))))
+BENCH_PYTHON ?= $(BIN)/python
 METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multivariate-normal,nuts,auto-rank1-mixture,auto-normal@half-cauchy-scale
 
 .DEFAULT_GOAL := help
@@ -65,10 +66,10 @@ tutorials: $(STAMP) ## Execute the notebooks of tutorials/ in place
 	@if [ -z "$(NOTEBOOKS)" ]; then echo "make tutorials: there is no notebook in tutorials/" >&2; exit 1; fi
 	$(BIN)/python tests/run_tutorials.py $(NOTEBOOKS)
 
-bench: $(STAMP) ## Run the comparisons in benchmarks/ one after another
+bench: $(STAMP) ## Run the comparisons in benchmarks/ (BENCH_PYTHON names the Python of an environment with peers)
 	@if [ -z "$(BENCHMARKS)" ]; then echo "make bench: there is no module in benchmarks/" >&2; exit 1; fi
 	@set -e; for module in $(BENCHMARKS); do \
-	    echo "$(BIN)/python -m $$module"; $(BIN)/python -m "$$module"; \
+	    echo "$(BENCH_PYTHON) -m $$module"; $(BENCH_PYTHON) -m "$$module"; \
 	done
 
 clean: ## Remove what the other targets wrote; environments stay

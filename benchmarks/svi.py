@@ -1,110 +1,127 @@
-"""One step of mean-field SVI: this package, stock Pyro, and a deterministic torch step.
+"""One step of SVI: this package beside a deterministic torch step, stock Pyro and other peers.
 
-Run ``python -m benchmarks.svi``. Medians of interleaved blocks of steps on one thread; set-up
-(tracing, graph capture) is outside the blocks and printed on its own.
+Medians of interleaved blocks of steps. Setting up (tracing, capture, compiling) ends before the
+blocks begin and is printed on its own.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import pyro
-import torch
-from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
-from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
-from torch import Tensor, nn
+from pyro.infer import autoguide
 
 import pyro_bnn as bnn
-from benchmarks._timing import medians, print_table
-from pyro_bnn.infer.svi import _Run
+from benchmarks import _plots, _settings, _tables
+from benchmarks._contenders import Compile, deterministic, ours, started, stock_pyro
+from benchmarks._peers import peers
+from benchmarks._problem import NOISE_SD, Contender, Problem
+from benchmarks._settings import Settings
+from benchmarks._timing import Spread, spreads
 
-STEPS = 50
-
-
-def data(num_rows: int, num_inputs: int) -> tuple[Tensor, Tensor]:
-    """Rows of a random regression problem."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_rows, num_inputs, generator=generator)
-    return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(num_rows, generator=generator)
-
-
-def ours(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> tuple[Callable[[], None], float]:
-    """Steps of ``SVI(AutoNormal)``, and the seconds before the first can start."""
-    start = time.perf_counter()
-    model = bnn.models.MLP(x.shape[1], hidden=hidden)
-    program = bnn.Program(model, x, y)
-    guide = bnn.guides.AutoNormal(model)
-    guide.setup(x)
-    run = _Run(bnn.SVI(bnn.guides.AutoNormal, num_steps=10**9), program, guide, seed=0)
-    batch = program.batch(x, y)
-    run._advance(1, batch)
-    setup = time.perf_counter() - start
-
-    def block() -> None:
-        for _ in range(STEPS):
-            run._advance(1, batch)
-
-    return block, setup
+RANK = 10
+COMPONENTS = 4
+ROUNDS = 15
 
 
-def stock_pyro(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> Callable[[], None]:
-    """Steps of ``pyro.infer.SVI`` with Pyro's AutoNormal on the same model.
+class Case(NamedTuple):
+    """A problem and the steps of one timed block."""
 
-    Without clearing the store the second network would meet the first one's parameters.
-    """
-    pyro.clear_param_store()
-    model = bnn.models.MLP(x.shape[1], hidden=hidden)
-    svi = pyro.infer.SVI(model, AutoNormal(model), Adam({"lr": 0.01}), Trace_ELBO())
-
-    def block() -> None:
-        for _ in range(STEPS):
-            svi.step(x, y)
-
-    return block
+    problem: Problem
+    steps: int
 
 
-def deterministic(x: Tensor, y: Tensor, hidden: tuple[int, ...]) -> Callable[[], None]:
-    """Steps of a torch network of the same shape under fused Adam."""
-    sizes = (x.shape[1], *hidden, 1)
-    layers: list[nn.Module] = []
-    for i in range(len(sizes) - 1):
-        layers += [nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU()]
-    net = nn.Sequential(*layers[:-1])
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
-    target = y.unsqueeze(-1)
-
-    def block() -> None:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(net(x), target).backward()
-            optimizer.step()
-
-    return block
+CASES = (
+    Case(Problem(10, (50,), 128), 50),
+    Case(Problem(10, (50,), 1_000), 50),
+    Case(Problem(10, (50, 50, 50, 50), 128), 40),
+    Case(Problem(784, (400, 400), 256), 10),
+)
+QUICK = (Case(Problem(3, (4,), 16, num_data=32), 2),)
 
 
-def main() -> None:
-    """Print one table a network."""
-    torch.set_num_threads(1)
-    for num_inputs, hidden, rows in ((10, (50,), 128), (10, (50,), 1000), (784, (400, 400), 256)):
-        x, y = data(rows, num_inputs)
-        block, setup = ours(x, y, hidden)
-        seconds = medians(
-            {
-                "deterministic torch, fused Adam": deterministic(x, y, hidden),
-                "pyro_bnn SVI(AutoNormal), captured graph": block,
-                "pyro.infer.SVI, pyro's AutoNormal": stock_pyro(x, y, hidden),
-            }
-        )
-        per_step = {name: value / STEPS for name, value in seconds.items()}
-        net = "-".join(map(str, (num_inputs, *hidden, 1)))
-        print_table(
-            f"{net}, batch {rows}, one thread: a step, and its ratio to the deterministic one "
-            f"(our set-up: {setup:.2f} s, not in the step)",
-            per_step,
-            "deterministic torch, fused Adam",
-        )
+def own(problem: Problem, device: str, *, compiled: bool = True) -> Iterator[Contender]:
+    """This package's guides; the mean-field one compiled and not, and with learned noise."""
+    guides = bnn.guides
+    normal = started(guides.AutoNormal)
+    low_rank = started(guides.AutoLowRankMultivariateNormal, rank=RANK)
+    mixture = functools.partial(guides.AutoRank1Mixture, num_components=COMPONENTS)
+    learned = bnn.models.MLP(problem.num_inputs, hidden=problem.hidden)
+    rank1 = bnn.models.Rank1MLP(
+        problem.num_inputs,
+        hidden=problem.hidden,
+        likelihood=bnn.likelihoods.Normal(scale=NOISE_SD),
+    )
+    compile_option: Compile = "auto" if compiled else False  # a line of warning where it cannot be
+    make = functools.partial(ours, problem, device=device, compile=compile_option)
+    yield make(normal, "pyro_bnn, AutoNormal")
+    yield make(normal, "pyro_bnn, AutoNormal, learned noise", model=learned)
+    if compiled:
+        yield make(normal, "pyro_bnn, AutoNormal, compile=False", compile=False)
+    yield make(low_rank, f"pyro_bnn, low rank {RANK}")
+    yield make(mixture, f"pyro_bnn, rank-1 mixture of {COMPONENTS}", model=rank1, copies=COMPONENTS)
+
+
+def contenders(case: Case, settings: Settings) -> Iterator[Contender]:
+    """Everyone on one problem; the first is what the others are divided by."""
+    problem, device = case.problem, settings.device
+    yield deterministic(problem, device)
+    if not settings.quick:
+        yield deterministic(problem, device, compiled=True)
+    yield from own(problem, device, compiled=not settings.quick)
+    yield stock_pyro(problem, autoguide.AutoNormal, "Pyro, AutoNormal", device)
+    low_rank = functools.partial(autoguide.AutoLowRankMultivariateNormal, rank=RANK)
+    yield stock_pyro(problem, low_rank, f"Pyro, low rank {RANK}", device)
+    if device == "cpu" and not settings.quick:
+        yield from peers(problem, case.steps)
+
+
+def measure(case: Case, settings: Settings) -> list[dict[str, Any]]:
+    """A row for each contender, with its ratio to the deterministic step of the same run."""
+    entered = []
+    for contender in contenders(case, settings):
+        print(f"  set up in {contender.setup:6.2f} s: {contender.name}", flush=True)
+        entered.append(contender)
+    blocks = {c.name: functools.partial(c.advance, case.steps) for c in entered}
+    return rows(case, entered, spreads(blocks, rounds=settings.rounds))
+
+
+def rows(
+    case: Case, entered: Sequence[Contender], found: Mapping[str, Spread]
+) -> list[dict[str, Any]]:
+    """Seconds a step with quartiles, and ratios to the first contender."""
+    base = found[entered[0].name].median
+    return [
+        {
+            "net": case.problem.net,
+            "batch": case.problem.batch,
+            "contender": c.name,
+            "seconds": found[c.name].median / case.steps,
+            "low": found[c.name].low / case.steps,
+            "high": found[c.name].high / case.steps,
+            "ratio": found[c.name].median / base,
+            "copies": c.copies,
+            "setup_seconds": c.setup,
+        }
+        for c in entered
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure, print, and write ``svi.json`` and ``svi.png``."""
+    settings = _settings.parse("svi", __doc__, argv, rounds=ROUNDS, devices=True)
+    measured = []
+    for case in QUICK if settings.quick else CASES:
+        print(f"{case.problem.net}, batch {case.problem.batch}, N = {case.problem.num_data}")
+        measured += measure(case, settings)
+    found = _settings.result("svi", settings, measured)
+    print(_tables.svi(found))
+    if settings.out is not None:
+        _settings.write(found, settings.out)
+        _plots.svi(found, settings.out / f"{_settings.stem(found)}.png")
+        _tables.update(settings.out)
+    return found
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ to the shapes and dtypes of its inputs.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -136,7 +137,8 @@ class Captured:
         graph = make(self._fn, args, rows=rows, num_state=self._num_state)
         if all(a.is_cuda for a in args):
             graph = CudaGraphs(graph, self._num_state)
-        for other in (_moved(args, 0.1), _fewer_rows(_moved(args, -0.1), rows)):
+        first, second = (_moved(args, by, self._num_state) for by in (0.1, -0.1))
+        for other in (first, _fewer_rows(second, rows)):
             copies = [a.clone() for a in other]
             with torch.random.fork_rng():
                 expected = self._directly(other)
@@ -194,13 +196,16 @@ def compile_graph(
     graph, examples = _record(fn, args, rows or {}, select_decomp_table())
     simplify(graph)
     _end_with_writes(graph, num_state)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about its own parts
         compiled = inductor.compile(graph, list(examples), options=_OPTIONS)
     return cast(TensorFunction, compiled)
 
 
-# scales of weights are read by several kernels: computed once and stored, not once in each
+# what several kernels read, such as scales of weights, is computed once and stored, and gradients
+# of the sites are written side by side, not chosen among by every kernel that reads them
 _OPTIONS: dict[str, Any] = {
+    "max_pointwise_cat_inputs": 0,
     "realize_opcount_threshold": 4,
     "realize_reads_threshold": 1,
     "cpp.enable_floating_point_contract_flag": "fast",
@@ -273,14 +278,18 @@ def _signature(arg: Tensor, row_dim: int | None) -> object:
     return shape, arg.dtype, arg.device
 
 
-def _moved(args: Sequence[Tensor], by: float) -> list[Tensor]:
-    """The inputs at other values, of the same sign; integers as they are."""
+def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
+    """The inputs at other values, of the same sign; integers as they are.
+
+    State is moved away from 0 too: an update by moments of 0 has the sign of the gradient for its
+    size, and rounding decides it.
+    """
     moved = []
-    for arg in args:
+    for i, arg in enumerate(args):
         value = arg.detach().clone()
         if value.is_floating_point():
             ramp = torch.linspace(0.5, 1, value.numel(), dtype=value.dtype, device=value.device)
-            value = value * (1 + by * ramp.reshape(value.shape))
+            value = value * (1 + by * ramp.reshape(value.shape)) + (0.1 if i < num_state else 0)
         moved.append(value)
     return moved
 

@@ -1,18 +1,521 @@
-"""The benchmarks still fit the library: each side makes its step."""
+"""The benchmarks: one problem for all sides, fair timing, figures that the README cannot lose."""
 
 from __future__ import annotations
 
+import functools
+import json
+import math
+import re
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 import pyro
 import pytest
+import torch
+from pyro import poutine
+from pyro.infer import autoguide
+from torch import Tensor, nn
 
-from benchmarks import svi
+import pyro_bnn as bnn
+from benchmarks import (
+    _contenders,
+    _fit,
+    _plots,
+    _problem,
+    _settings,
+    _tables,
+    _timing,
+    cold,
+    predict,
+    scaling,
+    svi,
+)
+from benchmarks._networks import PyroMLP, sequential
+from benchmarks._problem import Contender, Problem
+from pyro_bnn.infer.svi import _Run
+
+SMALL = Problem(3, (4, 5), batch=16, num_data=64)
+NUM_SMALL = (3 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 1
+RESULTS = sorted(_settings.RESULTS.glob("*.json"))
+MODULES = {"svi": svi, "cold": cold, "predict": predict, "scaling": scaling}
 
 
-@pytest.mark.parametrize("side", [svi.ours, svi.stock_pyro, svi.deterministic])
-def test_each_side_makes_a_block_of_steps(side: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svi, "STEPS", 2)
-    assert callable(side)
-    with pyro.get_param_store().scope():
-        made = side(*svi.data(16, 3), (4,))
-        block = made[0] if isinstance(made, tuple) else made
-        assert block() is None
+# One problem for all
+
+
+def value_of(trace: poutine.Trace, site: str) -> Tensor:
+    """What a trace drew at a site."""
+    value = trace.nodes[site]["value"]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def test_the_problem_counts_its_weights() -> None:
+    assert SMALL.num_weights == NUM_SMALL
+    assert sum(p.numel() for p in sequential(SMALL).parameters()) == NUM_SMALL
+    assert SMALL.net == "3-4-5-1"
+
+
+def test_a_batch_is_the_first_rows_of_the_data_every_time() -> None:
+    x, y = SMALL.data()
+    assert (x.shape, y.shape) == ((64, 3), (64,))
+    for _ in range(2):
+        torch.testing.assert_close(SMALL.batch_of(), (x[:16], y[:16]), rtol=0, atol=0)
+
+
+def test_the_models_of_pyro_and_of_this_package_are_one() -> None:
+    x, y = SMALL.batch_of()
+    program = bnn.Program(_contenders.mlp(SMALL), *SMALL.data())
+    trace = poutine.trace(PyroMLP(SMALL)).get_trace(x, y)
+    trace.compute_log_prob()
+    z = torch.cat([value_of(trace, site.name).flatten() for site in program.sites])
+    assert len(z) == NUM_SMALL
+    expected = trace.log_prob_sum()
+    torch.testing.assert_close(program.log_joint(z, program.batch(x, y)), expected)
+
+
+def test_pyros_likelihood_is_that_of_the_torch_network_scaled_to_the_data() -> None:
+    x, y = SMALL.batch_of()
+    trace = poutine.trace(PyroMLP(SMALL)).get_trace(x, y)
+    net = sequential(SMALL)
+    layers = [m for m in net if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        for index, layer in enumerate(layers):
+            layer.weight.copy_(value_of(trace, f"layers.{index}.weight"))
+            layer.bias.copy_(value_of(trace, f"layers.{index}.bias"))
+        f = net(x).squeeze(-1)
+    sd = _problem.NOISE_SD
+    rows = -0.5 * ((y - f) / sd).square() - math.log(sd * math.sqrt(2 * math.pi))
+    trace.compute_log_prob()
+    torch.testing.assert_close(trace.nodes["y"]["log_prob_sum"], 64 / 16 * rows.sum())
+
+
+def test_predictive_of_pyro_has_one_draw_of_y_a_row() -> None:
+    problem = Problem(3, (4,), batch=8, num_data=8)
+    x, y = problem.data()
+    posterior = bnn.SVI(bnn.guides.AutoNormal, num_steps=2).run(
+        _contenders.mlp(problem), (x, y), progress=False
+    )
+    predictive = pyro.infer.Predictive(PyroMLP(problem), posterior_samples=posterior.sample(5))
+    assert predictive(x)["y"].shape == (5, 8)
+
+
+# Contenders
+
+
+def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """What every later call of ``batch_of`` gives out."""
+    given: list[tuple[Tensor, Tensor]] = []
+    original = Problem.batch_of
+
+    def batch_of(self: Problem, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        given.append(original(self, device))
+        return given[-1]
+
+    monkeypatch.setattr(Problem, "batch_of", batch_of)
+    return given
+
+
+def test_every_side_takes_the_same_rows_and_makes_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = seen_by(monkeypatch)
+    sides = [
+        _contenders.deterministic(SMALL),
+        _contenders.ours(SMALL, bnn.guides.AutoNormal, "ours", compile=False),
+        _contenders.stock_pyro(SMALL, autoguide.AutoNormal, "pyro"),
+    ]
+    assert len(given) == 3
+    for rows in given[1:]:
+        torch.testing.assert_close(rows, given[0], rtol=0, atol=0)
+    for side in sides:
+        assert side.setup > 0
+        side.advance(2)
+
+
+def test_a_block_of_ours_makes_as_many_optimiser_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    original = _Run._advance
+
+    def counted(run: Any, step: int, batch: Any) -> None:
+        made.append(step)
+        original(run, step, batch)
+
+    monkeypatch.setattr(_Run, "_advance", counted)
+    ours = _contenders.ours(SMALL, bnn.guides.AutoNormal, "ours", compile=False)
+    made.clear()
+    ours.advance(3)
+    assert made == [1, 1, 1]
+
+
+def test_two_guides_of_stock_pyro_train_their_own_parameters() -> None:
+    before = dict(pyro.get_param_store())
+    first = _contenders.stock_pyro(SMALL, autoguide.AutoNormal, "first")
+    wider = Problem(3, (6, 5), batch=16, num_data=64)  # the sites have the same names
+    _contenders.stock_pyro(wider, autoguide.AutoNormal, "second").advance(1)
+    first.advance(1)
+    assert dict(pyro.get_param_store()) == before
+
+
+def test_the_mixture_is_divided_by_its_copies() -> None:
+    case = svi.QUICK[0]
+    sides = [Contender("deterministic", print, 0.0), Contender("mixture", print, 0.0, copies=4)]
+    found = {"deterministic": _timing.Spread(2, 1, 3), "mixture": _timing.Spread(12, 9, 15)}
+    rows = svi.rows(case, sides, found)
+    assert [r["ratio"] for r in rows] == [1, 6]
+    assert [r["seconds"] for r in rows] == [2 / case.steps, 12 / case.steps]
+    assert "6.00 (1.50 a copy)" in _tables.svi({"rows": rows})
+
+
+# Timing
+
+
+def test_contenders_take_turns_after_their_warm_up() -> None:
+    calls: list[str] = []
+    seconds = _timing.samples(
+        {name: functools.partial(calls.append, name) for name in "ab"}, rounds=3, warmup=1
+    )
+    assert "".join(calls) == "ab" + "ababab"
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_medians_and_quartiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _timing.spread([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
+    assert _timing.spread([5.0, 1.0, 3.0]) == (3.0, 1.0, 5.0)
+    ticks = iter([0.0, 1.0, 10.0, 15.0, 20.0, 22.0, 30.0, 36.0, 40.0, 43.0, 50.0, 57.0])
+    monkeypatch.setattr("time.perf_counter", functools.partial(next, ticks))
+    assert _timing.medians({"a": tuple, "b": tuple}, rounds=3) == {"a": 2.0, "b": 6.0}
+
+
+def test_a_known_exponent_is_recovered() -> None:
+    sizes = [10, 20, 50, 100]
+    slope = _timing.fit_exponent(sizes, [3e-7 * n**2.5 for n in sizes])
+    torch.testing.assert_close(torch.tensor(slope), torch.tensor([2.5, 0.0]), rtol=1e-6, atol=1e-6)
+
+
+def test_the_exponents_error_is_that_of_the_regression() -> None:
+    # log t = 2 log n + (1, -2, 1) a: residuals orthogonal to 1 and to log n
+    a = 0.1
+    sizes = [1.0, math.e, math.e**2]
+    times = [math.exp(2 * k + a * r) for k, r in zip(range(3), (1, -2, 1), strict=True)]
+    slope = _timing.fit_exponent(sizes, times)
+    assert slope.exponent == pytest.approx(2, rel=1e-12)
+    assert slope.standard_error == pytest.approx(math.sqrt(6 * a**2 / 1 / 2), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds"), [([10], [1.0]), ([3, 3], [1.0, 2.0]), ([1, 2], [1.0])]
+)
+def test_a_slope_needs_two_sizes(sizes: list[float], seconds: list[float]) -> None:
+    with pytest.raises(ValueError, match="a slope needs two sizes or more, with a time each"):
+        _timing.fit_exponent(sizes, seconds)
+
+
+def test_a_short_call_is_repeated_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("time.perf_counter", lambda: 2**-7 * len(calls))  # 7.8 ms a call
+    found = scaling.timed({"one": lambda: calls.append(1)}, parse(["--rounds", "5"]))
+    assert len(calls) == 1 + 1 + 5 * 2  # a first one, one to tell how short it is, blocks of 20 ms
+    assert found == {"one": 2**-7}
+
+
+@pytest.mark.parametrize("number", [10**2, 10**4, 10**7])
+def test_the_net_has_about_as_many_weights_as_asked_for(number: int) -> None:
+    have = scaling.of_weights(number).num_weights
+    near = [scaling.square(w).num_weights for w in range(1, 4_000)]
+    assert abs(have - number) == min(abs(n - number) for n in near)
+
+
+# Runs in quick mode
+
+
+def quick(name: str, out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = MODULES[name].main(["--quick", "--threads", "1", "--out", str(out)])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    allowed = _settings.allowed_cores()
+    yield
+    torch.set_num_threads(before)
+    _settings.hold_to(allowed)
+
+
+@pytest.mark.parametrize("name", ["svi", "predict", "scaling"])
+def test_a_quick_run_writes_its_figures_and_pictures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _tables.README.read_text()
+    found = quick(name, tmp_path)
+    assert check_schema(json.loads((tmp_path / f"{name}.json").read_text())) == name
+    assert list(tmp_path.glob(f"{name}*.png"))
+    assert _tables.TABLES[name](found) in capsys.readouterr().out
+    assert _tables.README.read_text() == before
+
+
+def parse(argv: list[str]) -> _settings.Settings:
+    """Options of a benchmark with 9 rounds that runs on GPUs."""
+    return _settings.parse("svi", None, argv, rounds=9, devices=True)
+
+
+def test_a_quick_run_keeps_nothing_unasked() -> None:
+    settings = parse(["--quick", "--threads", "1"])
+    assert settings.out is None
+    assert parse(["--threads", "1"]).out == _settings.RESULTS
+
+
+def test_the_command_is_kept_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(_settings, "set_threads", lambda threads: None)
+    typed = "python -m benchmarks.svi --threads 2 --rounds 3"
+    assert parse(["--rounds", "3", "--threads", "2"]).command == typed
+    assert parse(["--threads", "4"]).command == "python -m benchmarks.svi"
+
+
+def test_rounds_are_those_asked_for() -> None:
+    assert [parse(argv).rounds for argv in ([], ["--quick"], ["--quick", "--rounds", "5"])] == [
+        9,
+        2,
+        5,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--threads", "0"], "--threads is between 1 and"),
+        (["--threads", "100000"], "--threads is between 1 and"),
+        (["--rounds", "0"], "--rounds is at least 1, not 0"),
+        (
+            ["--device", "cuda"],
+            "--device cuda needs a GPU that torch can use, and",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        parse(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_a_fit_from_cold_has_a_process_of_its_own(tmp_path: Path) -> None:
+    found = cold.fit("pyro", 2, 1, tmp_path)
+    assert found["process_seconds"] > found["fit_seconds"] > 0
+    assert math.isfinite(found["loss"])
+    assert "loss" not in cold.fit("deterministic", 2, 1, tmp_path)
+
+
+def test_a_failed_fit_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)_fit unknown 2 1 failed:.*KeyError: 'unknown'"):
+        cold.fit("unknown", 2, 1, tmp_path)
+
+
+def test_every_entry_from_cold_can_be_fitted() -> None:
+    assert {entry.library for entry in cold.ENTRIES} == set(_fit.FITS)
+    assert not cold.ENTRIES[0].warm
+
+
+@pytest.mark.parametrize("library", ["pyro_bnn", "pyro", "deterministic"])
+def test_a_fit_returns_a_loss_a_step(library: str) -> None:
+    losses = _fit.FITS[library]()(3)
+    assert len(losses) == 3
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_warm_fits_find_the_cache_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[Path] = []
+
+    def fit(library: str, steps: int, threads: int, cache: Path) -> dict[str, float]:
+        assert not cache.exists() or library == "warm"
+        cache.mkdir(exist_ok=True)
+        caches.append(cache)
+        return {"process_seconds": 1.0}
+
+    monkeypatch.setattr(cold, "fit", fit)
+    entries = [cold.Entry("", "cold"), cold.Entry("", "warm", warm=True), cold.Entry("", "other")]
+    cold.one_round(entries, 2, 1)
+    assert caches[0] == caches[1] != caches[2]
+
+
+# Figures and the README
+
+
+def check_schema(found: Mapping[str, Any]) -> str:
+    """The name of a result, every field of which is there and of its kind."""
+    fields: dict[str, type | types.UnionType] = {
+        "schema": int,
+        "benchmark": str,
+        "date": str,
+        "command": str,
+        "threads": int,
+        "rounds": int,
+        "device": str,
+        "machine": dict,
+        "versions": dict,
+        "rows": list,
+    }
+    assert {key: isinstance(found.get(key), kind) for key, kind in fields.items()} == dict.fromkeys(
+        fields, True
+    )
+    assert {"cpu", "cores", "python", "system"} <= set(found["machine"])
+    assert set(found["versions"]) == set(_settings.LIBRARIES)
+    assert found["command"].startswith(f"python -m benchmarks.{found['benchmark']}")
+    for row in found["rows"]:
+        seconds = row.get("seconds", row.get("fit_seconds"))
+        times = seconds if isinstance(seconds, list) else [seconds]
+        assert row["contender"]
+        assert all(0 < time < math.inf for time in times)
+    return str(found["benchmark"])
+
+
+def test_kept_results_have_their_fields() -> None:
+    for path in RESULTS:
+        found = json.loads(path.read_text())
+        assert check_schema(found) == path.stem.removesuffix("-cuda")
+        assert "--quick" not in found["command"]
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results() -> None:
+    text = _tables.README.read_text()
+    assert _tables.filled(text, _settings.RESULTS) == text
+    for name in _tables.TABLES:
+        assert f"<!-- table: {name} -->" in text
+
+
+def test_pictures_of_the_readme_are_there() -> None:
+    text = _tables.README.read_text()
+    shown = set(re.findall(r"\]\(results/([a-z-]+\.png)\)", text))
+    there = {path.name for path in _settings.RESULTS.glob("*.png")}
+    measured = {path.stem for path in RESULTS}
+    assert there <= shown
+    assert {name for name in shown if name.removesuffix(".png").split("-")[0] in measured} <= there
+
+
+def test_a_table_is_written_between_its_markers(tmp_path: Path) -> None:
+    rows = [
+        {"contender": "ours", "seconds": 0.25, "low": 0.2, "high": 0.3},
+        {"contender": "theirs", "seconds": 2.5, "low": 2.0, "high": 3.0},
+    ]
+    found = {
+        "benchmark": "predict",
+        "device": "cpu",
+        "date": "2026-01-02",
+        "command": "python -m benchmarks.predict",
+        "threads": 2,
+        "machine": {"cpu": "Abacus", "cores": 4, "python": "3.11.1"},
+        "versions": {"torch": "2.0", "tyxe": "not installed"},
+        "rows": rows,
+    }
+    (tmp_path / "predict.json").write_text(json.dumps(found))
+    text = "before\n<!-- table: predict -->\nold\n<!-- end -->\nafter\n"
+    expected = """before
+<!-- table: predict -->
+Abacus, 4 cores, 2 threads, Python 3.11.1, torch 2.0; not installed: tyxe; 2026-01-02, \
+`python -m benchmarks.predict`.
+
+| contender | one prediction | quartiles | over this package's |
+| --- | --- | --- | --- |
+| ours | 250 ms | 200 ms to 300 ms | 1.0 |
+| theirs | 2.5 s | 2 s to 3 s | 10.0 |
+<!-- end -->
+after
+"""
+    assert _tables.filled(text, tmp_path) == expected
+    assert _tables.filled(expected, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("name", "missing"), [("svi", "svi"), ("goals", "svi, cold, predict")])
+def test_a_table_without_its_result_says_so(name: str, missing: str, tmp_path: Path) -> None:
+    text = _tables.filled(f"<!-- table: {name} -->\nold\n<!-- end -->", tmp_path)
+    assert text == f"<!-- table: {name} -->\nNot measured yet: {missing}.\n<!-- end -->"
+
+
+def test_goals_say_what_was_missed(tmp_path: Path) -> None:
+    step: dict[str, Any] = {"net": "1-1", "batch": 8, "copies": 1}
+    steps = [
+        {**step, "contender": "pyro_bnn, AutoNormal", "ratio": 1.3},
+        {**step, "contender": "pyro_bnn, low rank 10", "ratio": 2.1},
+        {**step, "contender": "pyro_bnn, rank-1 mixture of 4", "ratio": 6.0, "copies": 4},
+        {**step, "contender": "Pyro, AutoNormal", "ratio": 20.0},
+    ]
+    fits = [
+        {"contender": "pyro_bnn", "process_seconds": 6.0, "fit_seconds": 2.0},
+        {"contender": "Pyro", "process_seconds": 10.0, "fit_seconds": 8.0},
+    ]
+    calls = [{"contender": "pyro_bnn", "seconds": 1.0}, {"contender": "Pyro", "seconds": 25.0}]
+    for name, more in {
+        "svi": {"rows": steps},
+        "cold": {"rows": fits, "base": "Pyro", "steps": 10},
+        "predict": {"rows": calls, "base": "Pyro"},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(more))
+    cells = [line.split(" | ")[1:] for line in _tables.made("goals", tmp_path).splitlines()[2:]]
+    assert cells == [
+        ["1.30", "at most 1.3", "yes |"],
+        ["2.10", "at most 2", "**no** |"],
+        ["1.50", "at most 2", "yes |"],
+        ["0.60", "at most 0.5", "**no** |"],
+        ["0.25", "at most 0.5", "yes |"],
+        ["25.00", "at least 20", "yes |"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (5e-5, "50 µs"),
+        (1.234e-3, "1.23 ms"),
+        (0.9999, "1.00 s"),
+        (0.25, "250 ms"),
+        (61.5, "61.5 s"),
+    ],
+)
+def test_durations_have_a_fitting_unit(seconds: float, text: str) -> None:
+    assert _tables.duration(seconds) == text
+
+
+def test_pictures_leave_the_settings_of_matplotlib(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    found = {
+        "rows": [{"contender": "ours", "seconds": 0.2, "low": 0.1, "high": 0.3}],
+        "net": "1-1",
+        "draws": 10,
+        "rows_of_x": 10,
+    }
+    _plots.predict(found, tmp_path / "predict.png")
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_library_has_one_colour() -> None:
+    shades = {_plots.colour(n) for n in ("pyro_bnn, a", "Pyro, a", "NumPyro, a", "deterministic")}
+    assert len(shades) == 4
+    assert _plots.colour("Pyro, a") == _plots.colour("Pyro, b")
+
+
+def test_no_benchmark_imports_a_peer_by_being_imported() -> None:
+    from tests.test_imports import loaded_by
+
+    root = Path(__file__).parent.parent
+    loaded = loaded_by("import benchmarks.svi, benchmarks.cold, benchmarks.predict", root)
+    assert loaded & {"numpyro", "jax", "bayesian_torch", "tyxe"} == set()
+
+
+def test_the_fit_of_pyro_imports_none_of_this_package() -> None:
+    from tests.test_imports import loaded_by
+
+    root = Path(__file__).parent.parent
+    loaded = loaded_by("from benchmarks._fit import FITS; FITS['pyro']()", root)
+    assert "pyro" in loaded
+    assert "pyro_bnn" not in loaded

@@ -142,7 +142,7 @@ def check_compile(value: object) -> None:
     Raises:
         OptionError: If it is not one of its three values.
     """
-    if value not in ("auto", True, False):
+    if not isinstance(value, bool) and value != "auto":
         raise OptionError(f'compile is "auto", True or False, not {value!r}')
 
 

@@ -17,8 +17,10 @@ from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.infer.engine import (
     as_dataset,
     batches_of,
+    check_compile,
     check_positive,
     check_positive_int,
+    is_compiled,
     minibatches,
     refuse_unbuilt,
     starting_points,
@@ -92,14 +94,35 @@ def test_a_loader_keeps_its_own_batches() -> None:
 
 def test_what_is_not_built_is_refused() -> None:
     with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-        refuse_unbuilt(checkpoint="run.pt", resume=False, compile="auto")
+        refuse_unbuilt(checkpoint="run.pt", resume=False)
     with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-        refuse_unbuilt(checkpoint=None, resume=True, compile="auto")
-    with pytest.raises(OptionError, match="compile=True is not built yet"):
-        refuse_unbuilt(checkpoint=None, resume=False, compile=True)
-    with pytest.raises(OptionError, match="compile is \"auto\", True or False, not 'max'"):
-        refuse_unbuilt(checkpoint=None, resume=False, compile="max")
-    refuse_unbuilt(checkpoint=None, resume=False, compile=False)
+        refuse_unbuilt(checkpoint=None, resume=True)
+    refuse_unbuilt(checkpoint=None, resume=False)
+
+
+@pytest.mark.parametrize("value", ["max", None, 1, 0, 1.0])
+def test_another_value_of_compile_is_refused(value: object) -> None:
+    with pytest.raises(OptionError, match='compile is "auto", True or False, not '):
+        check_compile(value)
+    for known in ("auto", True, False):
+        check_compile(known)
+
+
+@pytest.mark.parametrize(
+    ("option", "num_calls", "num_numbers", "expected"),
+    [
+        ("auto", 10_000, 600, False),  # 5 s saved, 10 s to compile
+        ("auto", 20_000, 600, True),
+        ("auto", 2_000, 475_000, True),  # 5.25 ms a step
+        ("auto", 1_800, 475_000, False),
+        (True, 1, 1, True),
+        (False, 10**9, 10**9, False),
+    ],
+)
+def test_a_graph_is_compiled_where_the_run_gains_more_than_compiling_takes(
+    option: Any, num_calls: int, num_numbers: int, expected: bool
+) -> None:
+    assert is_compiled(option, num_calls, num_numbers) is expected
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])

@@ -1,0 +1,187 @@
+"""Pictures of the results, one idea each; ratios and times on logarithmic axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyro_bnn.report.theme import DASHES, LIGHT, MARKS, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Result = Mapping[str, Any]
+DPI = 150
+OURS = "pyro_bnn"
+
+
+def colour(name: str) -> str:
+    """One colour a library, the same in every picture."""
+    families = (OURS, "Pyro", "NumPyro", "bayesian-torch", "TyXe")
+    for family, shade in zip(families, LIGHT.methods, strict=False):
+        if name.startswith(family):
+            return shade
+    return LIGHT.ink
+
+
+def svi(found: Result, path: Path) -> None:
+    """Ratio of each step to the deterministic one, a panel a network."""
+    rows = found["rows"]
+    cases = list(dict.fromkeys((r["net"], r["batch"]) for r in rows))
+    names = list(dict.fromkeys(r["contender"] for r in rows))[::-1]
+    rows_of_axes, columns = -(-len(cases) // 2), min(2, len(cases))
+    height = 0.8 + (0.4 + 0.27 * len(names)) * rows_of_axes
+    shape = (11, height, rows_of_axes, columns)
+    with canvas(LIGHT, *shape, sharex=True, sharey=True) as (figure, axes):
+        for place, (net, batch) in enumerate(cases):
+            ax = axes[place]
+            here = [r for r in rows if (r["net"], r["batch"]) == (net, batch)]
+            base = here[0]["seconds"]
+            dots(ax, names, {r["contender"]: [r[k] / base for k in QUARTILES] for r in here})
+            ax.axvline(1, color=LIGHT.muted, linewidth=1, zorder=0)
+            ax.set_title(f"{net}, batch {batch:,}; 1 is {base * 1e3:.3g} ms")
+            if place >= len(cases) - columns:
+                ax.set_xlabel("time of a step over the deterministic eager step")
+        for ax in axes[len(cases) :]:
+            ax.set_visible(False)
+        figure.savefig(path, dpi=DPI)
+
+
+QUARTILES = ("low", "seconds", "high")
+
+
+def dots(ax: Axes, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> None:
+    """Median and quartiles of each name on its line, with the median in figures."""
+    for place, name in enumerate(names):
+        if name not in values:
+            continue
+        low, middle, high = values[name]
+        ax.plot([low, high], [place, place], color=colour(name), linewidth=2)
+        ax.plot(middle, place, "o", color=colour(name), markersize=6)
+        ax.annotate(
+            f"{middle:.2f}" if middle < 9.95 else f"{middle:.0f}",
+            (high, place),
+            textcoords="offset points",
+            xytext=(7, 0),
+            va="center",
+            fontsize=9,
+            color=LIGHT.ink,
+        )
+    ax.set_xscale("log")
+    logarithmic(ax.xaxis, [v for triple in values.values() for v in triple])
+    ax.margins(x=0.12)
+    ax.set_yticks(range(len(names)), names, fontsize=9)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", which="major", color=LIGHT.band, linewidth=0.7)
+    ax.set_axisbelow(True)
+
+
+def logarithmic(axis: Any, values: Sequence[float]) -> None:
+    """Ticks at 1, 2, 5 times the powers of ten, in plain figures, where the range is short."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    short = max(values) < 1e3 * min(values)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if short else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def cold(found: Result, path: Path) -> None:
+    """Wall time of each fresh process: the fit, and the imports and exit around it."""
+    rows = found["rows"][::-1]
+    with canvas(LIGHT, 8, 1.1 + 0.42 * len(rows)) as (figure, axes):
+        ax = axes[0]
+        for place, r in enumerate(rows):
+            around = r["process_seconds"] - r["fit_seconds"]
+            ax.barh(place, around, color=LIGHT.band, height=0.6)
+            ax.barh(place, r["fit_seconds"], left=around, color=colour(r["contender"]), height=0.6)
+            ax.annotate(
+                f"{r['process_seconds']:.1f}",
+                (r["process_seconds"], place),
+                textcoords="offset points",
+                xytext=(5, 0),
+                va="center",
+                fontsize=9,
+            )
+        ax.set_yticks(range(len(rows)), [r["contender"] for r in rows])
+        ax.tick_params(axis="y", length=0)
+        ax.margins(x=0.08)
+        ax.set_xlabel("wall time of a fresh process, s (grey: imports and exit; colour: the fit)")
+        ax.set_title(f"{found['steps']:,} steps of SVI on {found['net']}, cold caches")
+        figure.savefig(path, dpi=DPI)
+
+
+def predict(found: Result, path: Path) -> None:
+    """Time of one prediction by every contender."""
+    rows = found["rows"]
+    names = [r["contender"] for r in rows][::-1]
+    with canvas(LIGHT, 8, 1.3 + 0.36 * len(rows)) as (figure, axes):
+        ax = axes[0]
+        dots(ax, names, {r["contender"]: [1e3 * r[k] for k in QUARTILES] for r in rows})
+        ax.set_xlabel("time of one prediction, ms")
+        ax.set_title(f"{found['draws']:,} draws of {found['net']} at {found['rows_of_x']:,} rows")
+        figure.savefig(path, dpi=DPI)
+
+
+class Axis(NamedTuple):
+    """Texts of a scaling picture."""
+
+    xlabel: str
+    ylabel: str
+    title: str
+
+
+SCALING: Mapping[str, Axis] = {
+    "parameters": Axis(
+        "weights and biases P",
+        "time of a step, ms",
+        "A step against the size of the network, batch 128",
+    ),
+    "rows": Axis(
+        "rows N, all in every step", "time of a step, ms", "A step of 10-50-1 against its rows"
+    ),
+    "draws": Axis("draws S", "time of a prediction, ms", "Prediction of 10-50-1 at 1,000 rows"),
+    "width": Axis(
+        "units n of each of two hidden layers, with about n² weights",
+        "time of a step, ms",
+        "A step against the width, by family of posterior, batch 128",
+    ),
+}
+
+
+def scaling(found: Result, over: str, path: Path) -> None:
+    """Time against size, a line a contender, with the exponent fitted at the large end."""
+    xlabel, ylabel, title = SCALING[over]
+    rows = [r for r in found["rows"] if r["over"] == over]
+    with canvas(LIGHT, 8, 5) as (figure, axes):
+        ax = axes[0]
+        seen: dict[str, int] = {}
+        for place, r in enumerate(rows):
+            own = place if over == "width" else 0
+            shade = LIGHT.methods[own] if over == "width" else colour(r["contender"])
+            again = seen.setdefault(shade, 0)
+            seen[shade] += 1
+            milliseconds = [1e3 * t for t in r["seconds"]]
+            ax.plot(
+                r["sizes"],
+                milliseconds,
+                color=shade,
+                marker=MARKS[place % len(MARKS)],
+                markersize=5,
+                linestyle=DASHES[again % len(DASHES)] if again else "-",
+                label=f"{r['contender']}: exponent {r['exponent']:.2f} ± {r['standard_error']:.2f}",
+            )
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        sizes = sorted({n for r in rows for n in r["sizes"]})
+        ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
+        ax.minorticks_off()
+        logarithmic(ax.yaxis, [1e3 * t for r in rows for t in r["seconds"]])
+        ax.grid(which="major", color=LIGHT.band, linewidth=0.7)
+        ax.set_axisbelow(True)
+        ax.set_xlabel(xlabel)
+        ax.set_ylabel(ylabel)
+        ax.set_title(title)
+        ax.legend(fontsize=9, loc="best")
+        figure.savefig(path, dpi=DPI)
