@@ -32,6 +32,33 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a replay, against the function itself
 
 
+class RowsError(CaptureError):
+    """Operations that are those of one number of rows."""
+
+
+class Graph:
+    """A function recorded for inputs of given shapes, and the numbers of rows that it serves.
+
+    Args:
+        run: The recorded operations.
+        shapes: What was found of the sizes while they were recorded.
+    """
+
+    def __init__(self, run: TensorFunction, shapes: ShapeEnv) -> None:
+        self.run, self._shapes = run, shapes
+
+    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """The operations at other inputs."""
+        return self.run(*args)
+
+    def serves(self, num_rows: int) -> bool:
+        """Whether all choices that the recorded code made by its number of rows are the same."""
+        for guard in self._shapes.guards:  # of the recording, and of the compiler
+            if not bool(guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, num_rows))):
+                return False
+        return True
+
+
 class Captured:
     """A tensor function that replays a captured graph where it can, and says where it cannot.
 
@@ -69,6 +96,7 @@ class Captured:
         self._fn, self._name, self._strict = fn, name, strict
         self._rows, self._num_state = dict(rows or {}), num_state
         self._graphs: dict[object, TensorFunction] = {}
+        self._by_rows: dict[object, list[Graph]] = {}  # that serve several numbers of rows
         self.is_captured, self.is_compiled = enabled, compiled
 
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
@@ -88,47 +116,76 @@ class Captured:
         return _write_back(args, values, self._num_state)
 
     def _graph(self, args: Sequence[Tensor]) -> TensorFunction | None:
-        counts = {args[i].shape[dim] for i, dim in self._rows.items()}
-        rows = self._rows if len(counts) == 1 and counts.isdisjoint((0, 1)) else {}
-        key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
+        key = tuple(_signature(a) for a in args)
         if key not in self._graphs:
-            graph = self._make(args, rows)
+            graph = self._find(args) or self._make(args, self._shared_rows(args))
             if graph is None:
                 return None
-            self._graphs[key] = graph
+            self._graphs[key] = graph.run
         return self._graphs[key]
 
-    def _make(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> TensorFunction | None:
+    def _shared_rows(self, args: Sequence[Tensor]) -> Mapping[int, int]:
+        """The dimensions of rows, where a graph can serve several numbers of them."""
+        counts = {args[i].shape[dim] for i, dim in self._rows.items()}
+        return self._rows if len(counts) == 1 and counts.isdisjoint((0, 1)) else {}
+
+    def _find(self, args: Sequence[Tensor]) -> Graph | None:
+        """A graph made for another number of rows that serves this one too."""
+        rows = self._shared_rows(args)
+        if not rows:
+            return None
+        key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
+        count = _count(args, rows)
+        return next((g for g in self._by_rows.setdefault(key, []) if g.serves(count)), None)
+
+    def _make(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> Graph | None:
         """A new graph, compiled if it can be; None, with a line, where there is none."""
+        try:
+            graph = self._try(args, rows)
+        except RowsError:  # a graph for each number of rows
+            self._rows, rows = {}, {}
+            graph = self._try(args, rows)
+        if graph is not None and rows:
+            key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
+            self._by_rows.setdefault(key, []).append(graph)
+        return graph
+
+    def _try(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> Graph | None:
+        failure = None
         if self.is_compiled:
             try:
                 return self._checked(compile_graph, args, rows)
+            except RowsError:
+                raise
             except Exception as error:
-                self._failed("cannot be compiled", "and runs as an uncompiled graph", error)
-                self.is_compiled = False
+                self._refuse("cannot be compiled", error)
+                failure, self.is_compiled = error, False
         try:
-            return self._checked(capture, args, rows)
+            graph = self._checked(capture, args, rows)
+        except RowsError:
+            raise
         except Exception as error:
-            self._failed(
-                "cannot be captured as a graph",
-                "and runs through plain Pyro, which is slower",
-                error,
+            self._refuse("cannot be captured as a graph", error)
+            failure, graph, self.is_captured = error, None, False
+        if failure is not None:
+            what = (
+                "compiled and runs as an uncompiled graph"
+                if self.is_captured
+                else "captured as a graph and runs through plain Pyro, which is slower"
             )
-            self.is_captured = False
-            return None
+            logger.warning("%s cannot be %s: %s", self._name, what, _reason(failure))
+        return graph
 
-    def _failed(self, what: str, instead: str, error: Exception) -> None:
-        reason = _reason(error)
+    def _refuse(self, what: str, error: Exception) -> None:
         if self._strict:
-            raise CaptureError(f"{self._name} {what}: {reason}") from error
-        logger.warning("%s %s %s: %s", self._name, what, instead, reason)
+            raise CaptureError(f"{self._name} {what}: {_reason(error)}") from error
 
     def _checked(
         self,
-        make: Callable[..., TensorFunction],
+        make: Callable[..., Graph],
         args: Sequence[Tensor],
         rows: Mapping[int, int],
-    ) -> TensorFunction:
+    ) -> Graph:
         """A graph, compared with the function at other values and another number of rows.
 
         Raises:
@@ -136,17 +193,21 @@ class Captured:
         """
         graph = make(self._fn, args, rows=rows, num_state=self._num_state)
         if all(a.is_cuda for a in args):
-            graph = CudaGraphs(graph, self._num_state)
-        first, second = (_moved(args, by, self._num_state) for by in (0.1, -0.1))
-        for other in (first, _fewer_rows(second, rows)):
+            graph.run = CudaGraphs(graph.run, self._num_state)
+        others = [_moved(args, by, self._num_state) for by in (0.1, -0.1)]
+        if rows and graph.serves(fewer := max(2, _count(args, rows) // 2)):
+            others[1] = _first_rows(others[1], rows, fewer)
+        for other in others:
             copies = [a.clone() for a in other]
             with torch.random.fork_rng():
                 expected = self._directly(other)
             with torch.random.fork_rng(), torch.no_grad():
                 actual = graph(*copies)
             state = list(zip(copies, other, strict=True))[: self._num_state]
-            for value, wanted in [*zip(actual, expected, strict=True), *state]:
-                if not _is_close(value, wanted):
+            pairs = [*zip(actual, expected, strict=True), *state]
+            largest = max((_size(wanted) for wanted in expected), default=0.0)
+            for value, wanted in pairs:
+                if not _is_close(value, wanted, largest):
                     raise CaptureError(
                         "a graph of its operations gives other numbers than the function itself; "
                         "do they depend on the values of its inputs?"
@@ -160,7 +221,7 @@ def capture(
     *,
     rows: Mapping[int, int] | None = None,
     num_state: int = 0,
-) -> TensorFunction:
+) -> Graph:
     """Record ``fn`` as a graph for inputs of these shapes and dtypes.
 
     Args:
@@ -172,10 +233,10 @@ def capture(
     Raises:
         CaptureError: If the operations depend on the number of rows.
     """
-    graph, _ = _record(fn, args, rows or {}, {})
+    graph, _, shapes = _record(fn, args, rows or {}, {})
     simplify(graph)
     _end_with_writes(graph, num_state)
-    return cast(TensorFunction, graph.forward)
+    return Graph(graph.forward, shapes)
 
 
 def compile_graph(
@@ -184,22 +245,22 @@ def compile_graph(
     *,
     rows: Mapping[int, int] | None = None,
     num_state: int = 0,
-) -> TensorFunction:
+) -> Graph:
     """Record ``fn`` as a graph and compile it with Inductor; arguments as of :func:`capture`.
 
     Raises:
         CaptureError: If the operations depend on the number of rows.
     """
-    from torch import _inductor as inductor
-    from torch._inductor.decomposition import select_decomp_table
-
-    graph, examples = _record(fn, args, rows or {}, select_decomp_table())
-    simplify(graph)
-    _end_with_writes(graph, num_state)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler, about its own parts
+        warnings.simplefilter("ignore")  # of the compiler, about its own code
+        from torch import _inductor as inductor
+        from torch._inductor.decomposition import select_decomp_table
+
+        graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
+        simplify(graph)
+        _end_with_writes(graph, num_state)
         compiled = inductor.compile(graph, list(examples), options=_OPTIONS)
-    return cast(TensorFunction, compiled)
+    return Graph(cast(TensorFunction, compiled), shapes)
 
 
 # what several kernels read, such as scales of weights, is computed once and stored, and gradients
@@ -217,7 +278,7 @@ def _record(
     args: Sequence[Tensor],
     rows: Mapping[int, int],
     decompositions: Mapping[Any, Any],
-) -> tuple[GraphModule, list[Tensor]]:
+) -> tuple[GraphModule, list[Tensor], ShapeEnv]:
     """The operations of ``fn``, and inputs without data of the shapes that they take.
 
     Inputs without data are distinct objects: two that are one tensor stay two inputs.
@@ -244,8 +305,8 @@ def _record(
         graph = trace(*examples)
     for size in symbols:
         if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
-            raise CaptureError(f"its operations are those of {int(size)} rows only")
-    return graph, examples
+            raise RowsError(f"its operations are those of {int(size)} rows only")
+    return graph, examples, shapes
 
 
 def _end_with_writes(graph: GraphModule, num_state: int) -> None:
@@ -273,9 +334,13 @@ def _write_back(
     return values[:-num_state]
 
 
-def _signature(arg: Tensor, row_dim: int | None) -> object:
+def _signature(arg: Tensor, row_dim: int | None = None) -> object:
     shape = tuple(None if dim == row_dim else size for dim, size in enumerate(arg.shape))
     return shape, arg.dtype, arg.device
+
+
+def _count(args: Sequence[Tensor], rows: Mapping[int, int]) -> int:
+    return next(args[i].shape[dim] for i, dim in rows.items())
 
 
 def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
@@ -294,20 +359,24 @@ def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
     return moved
 
 
-def _fewer_rows(args: list[Tensor], rows: Mapping[int, int]) -> list[Tensor]:
+def _first_rows(args: list[Tensor], rows: Mapping[int, int], count: int) -> list[Tensor]:
     for i, dim in rows.items():
-        count = args[i].shape[dim]
-        args[i] = args[i].narrow(dim, 0, max(2, count // 2)).clone()
+        args[i] = args[i].narrow(dim, 0, count).clone()
     return args
 
 
-def _is_close(actual: Tensor, expected: Tensor) -> bool:
+def _is_close(actual: Tensor, expected: Tensor, largest: float) -> bool:
+    """Whether a value agrees, up to the rounding of sums as large as the largest output."""
     if not expected.is_floating_point():
         return bool(torch.equal(actual, expected))
     rtol = RTOL.get(expected.dtype, 1e-2)
-    finite = expected[expected.isfinite()]
-    size = float(finite.abs().max()) if finite.numel() else 0.0
-    return bool(torch.allclose(actual, expected, rtol=rtol, atol=rtol * size, equal_nan=True))
+    atol = rtol * _size(expected) + 10 * torch.finfo(expected.dtype).eps * largest
+    return bool(torch.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True))
+
+
+def _size(value: Tensor) -> float:
+    finite = value[value.isfinite()] if value.is_floating_point() else value[:0]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _reason(error: Exception) -> str:

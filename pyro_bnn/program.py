@@ -246,7 +246,7 @@ class Program:
                 f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
                 f"{self.likelihood_family.__name__} likelihood, {fn.support}"
             )
-        return Batch(x, y.to(self._y_dtype))
+        return Batch(x.contiguous(), y.to(self._y_dtype).contiguous())  # as graphs expect them
 
     # Densities
 

@@ -86,9 +86,9 @@ def _fold_constants(module: GraphModule) -> None:
         elif node.op == "call_function":
             if node.target in _FILLS:
                 like, shape = _value(node), _shape(node)
-                if shape is None:
-                    continue
                 fill = _FILLS[node.target](node)
+                if shape is None or isinstance(fill, Node):
+                    continue
                 known[node] = torch.full(shape, fill, dtype=like.dtype, device=like.device)
             elif node.target in _CHEAP:
                 continue

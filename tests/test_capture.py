@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyro.distributions as dist
 import pytest
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import capture as capture_module
 from pyro_bnn.capture import Captured, capture, value_and_grad
+from pyro_bnn.errors import CaptureError
 from pyro_bnn.program import Batch, Program
 from tests.plain_pyro import CASES, data, log_joint
 from tests.test_program import branching
@@ -35,10 +38,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "pyro_bnn"]
 
 
+CALLS = 3  # of the function for a new graph: one is recorded, two are compared with it
+
+
 def test_a_graph_is_recorded_once_for_each_shape_and_dtype() -> None:
     fn = Counting(lambda a, b: (a * b.sum(),))
     captured = Captured(fn, "product")
-    for size, dtype, calls in [
+    for size, dtype, graphs in [
         (3, torch.float32, 1),
         (3, torch.float32, 1),
         (4, torch.float32, 2),
@@ -48,7 +54,7 @@ def test_a_graph_is_recorded_once_for_each_shape_and_dtype() -> None:
         a, b = torch.arange(float(size), dtype=dtype), torch.ones(2, dtype=dtype)
         (value,) = captured(a, b)
         assert_close(value, 2 * a)
-        assert fn.calls == calls
+        assert fn.calls == CALLS * graphs
     assert captured.is_captured
 
 
@@ -187,3 +193,323 @@ def test_validation_is_on_again_after_a_capture_and_after_one_that_failed() -> N
 
 def test_the_logger_is_the_packages_own() -> None:
     assert capture_module.logger.name == "pyro_bnn"
+
+
+# Numbers of rows
+
+ROWS = {1: 0, 2: 0}  # of the inputs w, x, y
+
+
+def squared_error(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Mean over the rows and each row's, of a network of three units."""
+    rows = (torch.tanh(x @ w).sum(-1) - y).square()
+    return rows.sum() * (10 / x.shape[0]), rows
+
+
+def rows_of(count: int, num_inputs: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, num_inputs, generator=generator, dtype=torch.float64)
+    return x, torch.randn(count, generator=generator, dtype=torch.float64)
+
+
+def weights(num_inputs: int = 4, num_units: int = 3) -> Tensor:
+    return torch.linspace(-1, 1, num_inputs * num_units).double().reshape(num_inputs, num_units)
+
+
+# the first number is recorded: equal to the inputs, the units, to neither
+@pytest.mark.parametrize("first", [4, 3, 2, 7])
+def test_one_graph_serves_all_numbers_of_rows_but_one(first: int) -> None:
+    """At 4 rows of 4 inputs, and 3 of 3 units, sizes of the model are not taken for rows."""
+    fn = Counting(squared_error)
+    captured = Captured(fn, "error", rows=ROWS)
+    for count in (first, 2, 3, 4, 5, 12, 100):
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), squared_error(*inputs), rtol=1e-12, atol=0)
+    assert fn.calls == CALLS
+    for _ in range(2):  # one row has a graph of its own
+        inputs = weights(), *rows_of(1)
+        assert_close(captured(*inputs), squared_error(*inputs), rtol=1e-12, atol=0)
+    assert fn.calls == 2 * CALLS
+    assert captured.is_captured
+
+
+def test_one_row_first_leaves_the_other_numbers_to_a_graph_of_their_own() -> None:
+    fn = Counting(squared_error)
+    captured = Captured(fn, "error", rows=ROWS)
+    for count in (1, 5, 1, 6):
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), squared_error(*inputs), rtol=1e-12, atol=0)
+    assert fn.calls == 2 * CALLS
+
+
+def test_without_rows_a_graph_is_made_for_each_number_of_them() -> None:
+    fn = Counting(squared_error)
+    captured = Captured(fn, "error")
+    for count in (5, 6, 5):
+        captured(weights(), *rows_of(count))
+    assert fn.calls == 2 * CALLS
+
+
+def branching_on_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return tuple(value * (2.0 if x.shape[0] > 4 else 1.0) for value in squared_error(w, x, y))
+
+
+def even_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    total, rows = squared_error(w, x, y)
+    return total, rows.reshape(-1, 2).sum(-1) if x.shape[0] % 2 == 0 else rows
+
+
+@pytest.mark.parametrize("fn", [branching_on_rows, even_rows])
+@pytest.mark.parametrize("counts", [(20, 3, 8, 4, 5), (3, 20, 4, 12, 7)])
+def test_a_branch_on_the_number_of_rows_makes_two_graphs(
+    fn: Callable[..., tuple[Tensor, ...]], counts: tuple[int, ...]
+) -> None:
+    counting = Counting(fn)
+    captured = Captured(counting, "error", rows=ROWS, strict=True)
+    for count in counts:
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), fn(*inputs), rtol=1e-12, atol=0)
+    assert counting.calls == 2 * CALLS
+
+
+def counting_by_len(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    total, rows = squared_error(w, x, y)
+    return total / len(x), rows
+
+
+def with_a_constant_of_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    total, rows = squared_error(w, x, y)
+    return total * torch.tensor(float(x.shape[0])), rows
+
+
+def looping_over_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    total, rows = squared_error(w, x, y)
+    return total + sum(rows[i] for i in range(x.shape[0])), rows
+
+
+@pytest.mark.parametrize("fn", [counting_by_len, with_a_constant_of_rows, looping_over_rows])
+def test_operations_of_one_number_of_rows_have_a_graph_for_each(
+    fn: Callable[..., tuple[Tensor, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """``len(x)`` is an integer of Python, in which no other number of rows can stand."""
+    captured = Captured(fn, "error", rows=ROWS, strict=True)
+    for count in (6, 4, 6, 9):
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), fn(*inputs), rtol=1e-12, atol=0)
+    assert captured.is_captured
+    assert not lines(caplog)
+
+
+def test_the_function_that_records_says_of_which_rows_it_is() -> None:
+    inputs = [weights(), *rows_of(6)]
+    with pytest.raises(CaptureError, match="its operations are those of 6 rows only"):
+        capture(counting_by_len, inputs, rows=ROWS)
+
+
+# The check of a new graph
+
+
+class CountingInPython:
+    """Its result depends on how often Python ran it, which no graph can know."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, a: Tensor) -> tuple[Tensor, ...]:
+        self.calls += 1
+        return (a * self.calls,)
+
+
+def through_numbers(a: Tensor) -> tuple[Tensor, ...]:
+    """Reads its own values, but those of the tensor it closes over where none are to be had."""
+    try:
+        size = float(a.detach().abs().max())
+    except Exception:  # of a tensor without data
+        size = 1.0
+    return (a / size,)
+
+
+OTHER_NUMBERS = (
+    "a graph of its operations gives other numbers than the function itself; do they depend on "
+    "the values of its inputs?"
+)
+
+
+@pytest.mark.parametrize("make", [CountingInPython, lambda: through_numbers])
+def test_a_function_that_depends_on_more_than_its_inputs_is_found_out(
+    make: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    fn = make()
+    captured = Captured(fn, "it")
+    a = torch.tensor([1.0, -3.0])
+    for factor in (1.0, 2.0):
+        actual = captured(factor * a)[0]
+        expected = factor * a * fn.calls if fn is not through_numbers else a / 3
+        assert_close(actual, expected)
+    assert not captured.is_captured
+    (record,) = lines(caplog)
+    assert record.message.endswith(OTHER_NUMBERS)
+
+
+def test_strict_the_reason_is_an_error() -> None:
+    with pytest.raises(CaptureError) as caught:
+        Captured(CountingInPython(), "it", strict=True)(torch.ones(2))
+    assert str(caught.value) == f"it cannot be captured as a graph: {OTHER_NUMBERS}"
+    x, y = data()
+    program = Program(branching, x, y)
+    batch = program.batch(x, y)
+    captured = Captured(
+        lambda z, x, y: (program.log_joint(z, Batch(x, y)),), "log joint", strict=True
+    )
+    with pytest.raises(
+        CaptureError, match=r"log joint cannot be captured .* data-dependent control"
+    ):
+        captured(program.initial, *batch)
+
+
+def test_random_numbers_of_the_caller_are_left_alone_by_the_check() -> None:
+    state = torch.get_rng_state()
+    Captured(lambda a: (a + 1,), "it")(torch.zeros(2))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_rounding_alone_is_no_other_number() -> None:
+    """A bias before a normalisation has none: what comes out differs with every order of sums."""
+
+    def fn(variables: Any, rest: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (weight, bias), (x,) = variables, rest
+        h = x @ weight + bias  # [N, 5]
+        return ((h - h.mean(0)) / h.std(0)).pow(3).sum(), ()
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(50, 3, generator=generator), torch.randn(3, 5, generator=generator)
+    direct = value_and_grad(fn, 2)
+    captured = Captured(direct, "skewness", compiled=True, rows={2: 0}, strict=True)
+    bias = torch.linspace(-1, 1, 5)
+    out = captured(weight, bias, x)
+    assert float(out[2].abs().max()) < 1e-3 * float(out[1].abs().max())
+    assert_close(out[1], direct(weight, bias, x)[1], rtol=1e-4, atol=1e-3)
+
+
+# State
+
+
+def with_state(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Outputs, then new values of a and b, which depend on the old ones of both."""
+    return (a * x).sum(), x + b, a + b, b * x.sum()
+
+
+@pytest.mark.parametrize("path", ["plain", "captured", "compiled"])
+def test_trailing_outputs_are_written_into_leading_inputs(path: str) -> None:
+    captured = Captured(
+        with_state,
+        "it",
+        enabled=path != "plain",
+        compiled=path == "compiled",
+        num_state=2,
+        strict=True,
+    )
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    expected_a, expected_b = a.clone(), b.clone()
+    owned = a, b
+    for x in (torch.tensor([0.5, -1.5]), torch.tensor([2.0, 1.0])):
+        *expected, new_a, new_b = with_state(expected_a, expected_b, x)
+        before = x.clone()
+        out = captured(a, b, x)
+        assert_close(out, tuple(expected))  # without the state
+        assert_close((a, b), (new_a, new_b))
+        assert_close(x, before, rtol=0, atol=0)
+        expected_a, expected_b = new_a, new_b
+    assert all(now is before for now, before in zip((a, b), owned, strict=True))
+    assert captured.is_captured == (path != "plain")
+
+
+def test_state_that_requires_gradients_is_written_too() -> None:
+    p, x = torch.ones(2, requires_grad=True), torch.tensor([3.0, 5.0])
+    for enabled in (True, False):
+        Captured(lambda p, x: (p.sum(), p + x), "it", enabled=enabled, num_state=1)(p, x)
+    assert_close(p.detach(), 1 + 2 * x)
+    assert p.requires_grad
+    assert p.is_leaf
+
+
+@pytest.mark.parametrize("num_state", [0, 2])
+def test_a_capture_leaves_its_inputs_as_they_are(num_state: int) -> None:
+    inputs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.5])]
+    before = [value.clone() for value in inputs]
+    capture(with_state, inputs, num_state=num_state)
+    assert_close(inputs, before, rtol=0, atol=0)
+
+
+# The compiler
+
+
+def fails(*_: object, **__: object) -> None:
+    raise RuntimeError("no C++ compiler\nsecond line")
+
+
+def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", fails)
+    fn = Counting(squared_error)
+    captured = Captured(fn, "error", compiled=True, rows=ROWS)
+    for count in (6, 1, 6, 9):  # two graphs
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), squared_error(*inputs), rtol=1e-12, atol=0)
+    assert captured.is_captured
+    assert not captured.is_compiled
+    assert fn.calls == 2 * CALLS + 1  # one was recorded for the compiler
+    (record,) = lines(caplog)
+    assert record.message == (
+        "error cannot be compiled and runs as an uncompiled graph: no C++ compiler"
+    )
+    assert record.levelname == "WARNING"
+
+
+def test_strict_a_failing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", fails)
+    captured = Captured(squared_error, "error", compiled=True, strict=True)
+    with pytest.raises(CaptureError, match=r"^error cannot be compiled: no C\+\+ compiler$"):
+        captured(weights(), *rows_of(3))
+
+
+def test_what_cannot_be_recorded_is_not_compiled_either_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y = data()
+    program = Program(branching, x, y)
+    batch = program.batch(x, y)
+    captured = Captured(
+        lambda z, x, y: (program.log_joint(z, Batch(x, y)),), "log joint", compiled=True
+    )
+    expected = program.log_joint(program.initial, batch)
+    assert_close(captured(program.initial, *batch)[0], expected)
+    (record,) = lines(caplog)
+    assert "cannot be captured as a graph and runs through plain Pyro" in record.message
+
+
+@pytest.mark.slow
+def test_compiled_one_graph_serves_all_numbers_of_rows_but_one(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fn = Counting(squared_error)
+    captured = Captured(fn, "error", compiled=True, rows=ROWS, strict=True)
+    for count in (4, 2, 3, 5, 12, 100, 1, 7):
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), squared_error(*inputs), rtol=1e-12, atol=0)
+    assert fn.calls == 2 * CALLS
+    assert capfd.readouterr() == ("", "")  # a compiler is silent, and
+    assert not list(tmp_path.iterdir())  # writes nothing where the user is
+
+
+@pytest.mark.slow
+def test_compiled_a_branch_on_the_number_of_rows_makes_two_graphs() -> None:
+    counting = Counting(branching_on_rows)
+    captured = Captured(counting, "error", compiled=True, rows=ROWS, strict=True)
+    for count in (20, 3, 8, 4):
+        inputs = weights(), *rows_of(count)
+        assert_close(captured(*inputs), branching_on_rows(*inputs), rtol=1e-12, atol=0)
+    assert counting.calls == 2 * CALLS

@@ -15,6 +15,7 @@ BUILT_IN = {
     "OptionError": ValueError,
     "UnknownNameError": KeyError,
     "DivergenceError": ArithmeticError,
+    "CaptureError": RuntimeError,
     "FileFormatError": ValueError,
     "OutputError": OSError,
 }

@@ -81,3 +81,45 @@ def test_gradients_of_a_small_network_keep_their_bits() -> None:
     simplify(module)
     assert _num_calls(module) < before
     torch.testing.assert_close(module(2 * w), expected, rtol=0, atol=0)
+
+
+def _ones_of_rows(x: Tensor) -> Tensor:
+    return x * torch.ones_like(x).cumsum(0) + torch.zeros_like(x[:, 0]).sum()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _ones_of_rows,
+        lambda x: x @ torch.full_like(x, 2.0).mT @ x,
+        lambda x: x.sum(0).expand(x.shape[0], 3) + x.mT.reshape(3, -1).mT,
+        lambda x: x.view(x.shape[0], 3).expand(x.shape[0], -1) * (6 / x.shape[0]),
+        lambda x: x.new_zeros(x.shape[0], 3).add(1.0).mul(x).mT,
+        lambda x: x + torch.arange(x.shape[0]).unsqueeze(-1),
+        lambda x: x * torch.full_like(CONSTANT, x.shape[0]),
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 4])
+def test_sizes_that_are_symbols_are_not_taken_for_those_of_the_example(
+    fn: Callable[[Tensor], Tensor], rows: int
+) -> None:
+    """Three rows of three columns: the example's sizes are equal, others are not."""
+    example = torch.arange(3.0 * rows).reshape(rows, 3)
+    trace = make_fx(fn, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+    module = trace(torch.cat([example, example]))
+    before = _num_calls(module)
+    simplify(module)
+    assert _num_calls(module) <= before
+    for count in (2 * rows, 2, 3, 5):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(module(x), fn(x), rtol=0, atol=0)
+
+
+def test_operations_that_do_nothing_go_where_sizes_are_symbols_too() -> None:
+    module = make_fx(lambda x: ((x * 1.0) ** 1.0).detach() - 0, tracing_mode="symbolic")(
+        torch.zeros(5, 3)
+    )
+    simplify(module)
+    assert _num_calls(module) == 0
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(module(x), x, rtol=0, atol=0)

@@ -107,7 +107,9 @@ class Adam:
         for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
             rate, inverse_root, on = controls[3 * i : 3 * i + 3]
             m, v = moments[i], moments[n + i]
-            new_m = m + (1 - self._beta1) * (g - m)
+            # the form of the two whose terms do not cancel
+            near_m, near_g = m + (1 - self._beta1) * (g - m), g + self._beta1 * (m - g)
+            new_m = near_m if self._beta1 >= 0.5 else near_g
             new_v = v + (1 - self._beta2) * (g * g - v)
             new_p = p - rate * new_m / (new_v.sqrt() * inverse_root + self._eps)
             moves = is_finite & (on > 0)

@@ -431,6 +431,8 @@ class _Run:
             *batch,
             self.program.initial.new_tensor(controls),
         )
+        if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
+            self._step.is_captured = False
         return cast(list[float], values.tolist())
 
     def _advance_in_parts(

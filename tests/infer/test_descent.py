@@ -95,3 +95,52 @@ def test_what_makes_no_torch_optimizer_is_refused() -> None:
         descent([], optimizer=Adam({"lr": 0.1}))
     with pytest.raises(OptionError, match="LBFGS evaluates the loss many times a step"):
         descent([leaf], optimizer=torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_pure_steps_are_those_of_the_optimiser(schedule: Schedule, clip_norm: float | None) -> None:
+    """Schedule, clipping and held parameters; the two kinds of steps follow each other."""
+    generator = torch.Generator().manual_seed(0)
+    pure, plain = (
+        [torch.ones(3, dtype=torch.float64).requires_grad_() for _ in range(2)] for _ in "ab"
+    )
+    options: dict[str, Any] = {
+        "optimizer": None,
+        "schedule": schedule,
+        "clip_norm": clip_norm,
+        "num_steps": 20,
+    }
+    by_function, by_optimiser = descent(pure, **options), descent(plain, **options)
+    assert by_function.make_pure()
+    assert by_function.make_pure()  # asked twice, it stays the same update
+    assert by_function.adam is not None
+    for step in range(20):
+        gradients = [torch.randn(3, generator=generator, dtype=torch.float64) for _ in pure]
+        held = [False, step < 5]
+        for parameters, steps in ((pure, by_function), (plain, by_optimiser)):
+            for parameter, gradient, is_held in zip(parameters, gradients, held, strict=True):
+                parameter.grad = None if is_held else gradient.clone()
+            if parameters is plain or step in (3, 4, 12):
+                steps.step(step)
+        if step not in (3, 4, 12):
+            controls = torch.tensor(by_function.controls(step, held), dtype=torch.float64)
+            state = [*pure, *by_function.adam.moments]
+            with torch.no_grad():
+                new = by_function.update(
+                    pure, gradients, state[2:], controls.unbind(), torch.tensor(data=True)
+                )
+                for old, value in zip(state, new, strict=True):
+                    old.copy_(value)
+        torch.testing.assert_close(
+            [p.detach() for p in pure], [p.detach() for p in plain], rtol=1e-12, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.AdamW, lambda p: torch.optim.Adam(p, amsgrad=True)]
+)
+def test_optimisers_without_a_pure_form_say_so(optimizer: MakeOptimizer) -> None:
+    steps = descent([torch.zeros((), requires_grad=True)], optimizer=optimizer)
+    assert not steps.make_pure()
+    assert steps.adam is None

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import arviz_io
-from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
+from pyro_bnn.errors import CaptureError, DivergenceError, ModelError, OptionError, SiteError
+from pyro_bnn.infer import engine
 from pyro_bnn.infer.nuts import NUTS, _starts
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Program
 from tests.oracle import LinearGaussian, linear_gaussian
+from tests.plain_pyro import data
+from tests.test_program import branching
 
 SMALL = NUTS(num_chains=2, warmup_steps=10, num_samples=6)
 
@@ -349,7 +352,7 @@ def test_a_start_of_finite_density_but_no_gradient_names_the_site() -> None:
         ({"max_tree_depth": 0}, "max_tree_depth is an integer of at least 1, not 0"),
         ({"target_accept": 1.0}, "target_accept is a number between 0 and 1, not 1.0"),
         ({"target_accept": "high"}, "target_accept is a number between 0 and 1, not 'high'"),
-        ({"compile": True}, "compile=True is not built yet"),
+        ({"compile": 1.5}, 'compile is "auto", True or False, not 1.5'),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
@@ -456,3 +459,38 @@ def test_a_frozen_parameter_of_the_users_model_stays_frozen() -> None:
     model, x = FrozenOffset(), torch.ones(4, 1)
     NUTS(num_chains=1, warmup_steps=5, num_samples=5).run(model, (x, x), progress=False)
     assert not model.a.requires_grad
+
+
+# --- the compiled gradient ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["linear", "network"])
+def test_compiled_the_first_draws_are_the_same(model: str) -> None:
+    """Trajectories multiply rounding; over the first draws it stays far below their spread."""
+    oracle = linear_gaussian()
+    net = oracle.model if model == "linear" else MLP(3, hidden=(4,), activation="tanh").double()
+    compiled, captured = (
+        NUTS(num_chains=2, warmup_steps=3, num_samples=4, compile=option).run(
+            net, (oracle.x, oracle.y), progress=False
+        )
+        for option in (True, False)
+    )
+    draws, expected = (fit.unconstrained(8, group_by_chain=True) for fit in (compiled, captured))
+    torch.testing.assert_close(draws, expected, rtol=1e-6, atol=1e-6)
+    for name, values in captured.sample_stats.items():
+        np.testing.assert_allclose(compiled.sample_stats[name], values, rtol=1e-5)
+
+
+def test_a_density_that_cannot_be_compiled_is_refused_or_runs_slower(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nuts: dict[str, Any] = {"num_chains": 1, "warmup_steps": 2, "num_samples": 2}
+    with pytest.raises(CaptureError, match=r"log density of branching cannot be compiled: .* flow"):
+        NUTS(compile=True, **nuts).run(branching, data(), progress=False)
+    monkeypatch.setattr(engine, "COMPILE_TIME", 0.0)
+    slower = NUTS(**nuts).run(branching, data(), progress=False)
+    (record,) = [record for record in caplog.records if record.name == "pyro_bnn"]
+    assert "runs through plain Pyro, which is slower" in record.message
+    expected = NUTS(compile=False, **nuts).run(branching, data(), progress=False)
+    torch.testing.assert_close(slower.unconstrained(2), expected.unconstrained(2), rtol=0, atol=0)

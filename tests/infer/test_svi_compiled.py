@@ -1,0 +1,244 @@
+"""SVI compiled, captured and through plain Pyro: the same steps, the same complaints."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch._inductor
+from torch import Tensor, nn
+
+from pyro_bnn import SVI, guides, likelihoods, models, priors
+from pyro_bnn.capture import Captured
+from pyro_bnn.errors import CaptureError
+from pyro_bnn.infer import engine as engine_module
+from pyro_bnn.infer import svi as svi_module
+from pyro_bnn.posterior import GuidePosterior
+from tests.infer.test_svi import breaking_at, diverged, mlp, params_of, run
+from tests.oracle import linear_gaussian
+from tests.plain_pyro import data
+from tests.test_program import branching
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "pyro_bnn"]
+
+
+def partly_bayesian() -> models.BayesianModule:
+    """A net whose first layer is a point estimate."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    return models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+
+
+def rank1() -> models.Rank1MLP:
+    return models.Rank1MLP(3, hidden=(4,), activation="tanh").double()
+
+
+def decayed(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.1)
+
+
+PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "minibatches": (
+        lambda: mlp(None),
+        guides.AutoNormal,
+        {"batch_size": 8, "loc_warmup": 40, "kl_warmup": 60, "clip_norm": 20.0},
+    ),
+    "one row left over": (
+        lambda: mlp(None),
+        guides.AutoDelta,
+        {"batch_size": 19, "schedule": "constant"},
+    ),
+    "draws for each row": (
+        lambda: mlp(None),
+        guides.AutoLowRankMultivariateNormal,
+        {"batch_size": 6, "per_example_draws": True, "num_particles": 2},
+    ),
+    "point estimates": (
+        partly_bayesian,
+        guides.AutoMultivariateNormal,
+        {"batch_size": 7, "num_particles": 2, "clip_norm": 5.0},
+    ),
+    "mixture with weight decay": (
+        rank1,
+        functools.partial(guides.AutoRank1Mixture, num_components=2),
+        {"batch_size": 6, "kl_warmup": 100},
+    ),
+    "all rows, AdamW": (
+        lambda: mlp(None),
+        guides.AutoNormal,
+        {"optimizer": functools.partial(decayed, lr=0.02), "loc_warmup": 40},
+    ),
+    "SGD": (
+        lambda: mlp(None),
+        guides.AutoNormal,
+        {
+            "optimizer": torch.optim.SGD,
+            "learning_rate": 1e-4,
+            "batch_size": 8,
+            "clip_norm": 50.0,
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATHS)
+def test_compiled_captured_and_plain_runs_agree_for_200_steps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding differs in its last digit, and 200 steps multiply it by less than 10^4."""
+    oracle = linear_gaussian()
+    make, guide, options = PATHS[name]
+    fits = []
+    for path in ("compiled", "captured", "plain"):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            model = make()
+        if path == "plain":
+            monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+        engine = SVI(guide, num_steps=200, compile=path == "compiled", **options)
+        fit = engine.run(model, (oracle.x, oracle.y), progress=False)
+        assert isinstance(fit, GuidePosterior)
+        fits.append(fit)
+    compiled, captured, plain = fits
+    for fit in (compiled, captured):
+        np.testing.assert_allclose(fit.losses, plain.losses, rtol=1e-9)
+        torch.testing.assert_close(params_of(fit), params_of(plain), rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(dict(fit.params), dict(plain.params), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_steps": 200, "data": 171},
+        {"num_steps": 10, "learning_rate": 1e200},
+        {"num_steps": 10, "learning_rate": 1e200, "optimizer": torch.optim.SGD},
+        {"num_steps": 1, "learning_rate": 1.7e308, "clip_norm": 1e3, "optimizer": torch.optim.SGD},
+    ],
+    ids=["a broken batch", "a large step", "SGD", "the last step"],
+)
+def test_a_compiled_step_tells_the_same_of_a_divergence(options: dict[str, Any]) -> None:
+    oracle = linear_gaussian()
+    told = []
+    for compiled in (False, True):
+        own = dict(options)
+        if "data" in own:
+            own["data"] = breaking_at(oracle, own["data"])
+        told.append(diverged(oracle, compile=compiled, **own))
+    (expected, plain), (message, posterior) = told
+    assert message == expected
+    np.testing.assert_allclose(posterior.losses, plain.losses, rtol=1e-9)
+    torch.testing.assert_close(params_of(posterior), params_of(plain), rtol=1e-9, atol=1e-12)
+
+
+# The compiler
+
+
+def no_compiler(*_: object, **__: object) -> None:
+    raise RuntimeError("no C++ compiler")
+
+
+@pytest.fixture
+def compiling_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``compile="auto"`` compile a run of any length."""
+    monkeypatch.setattr(engine_module, "COMPILE_TIME", 0.0)
+
+
+@pytest.mark.usefixtures("compiling_always")
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    oracle = linear_gaussian()
+    options: dict[str, Any] = {"num_steps": 20, "batch_size": 19, "learning_rate": 1e-3}
+    expected = run(oracle, compile=False, optimizer=optimizer, **options)
+    monkeypatch.setattr(torch._inductor, "compile", no_compiler)
+    posterior = run(oracle, optimizer=optimizer, **options)
+    np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-9)
+    torch.testing.assert_close(params_of(posterior), params_of(expected), rtol=1e-9, atol=1e-12)
+    (line,) = lines(caplog)
+    assert line == (
+        "AutoNormal on LinearModel cannot be compiled and runs as an uncompiled graph: no C++ "
+        "compiler"
+    )
+    with pytest.raises(CaptureError, match=r"cannot be compiled: no C\+\+ compiler"):
+        run(oracle, compile=True, optimizer=optimizer, **options)
+
+
+@pytest.mark.usefixtures("compiling_always")
+@pytest.mark.parametrize("option", ["auto", False])
+def test_a_model_that_branches_on_a_tensor_says_so_once_and_goes_on(
+    option: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = data()
+    engine = SVI(guides.AutoNormal, num_steps=20, batch_size=8, compile=option)
+    posterior = engine.run(branching, (x, y), progress=False)
+    (line,) = lines(caplog)
+    assert "cannot be captured as a graph and runs through plain Pyro, which is slower" in line
+    monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+    plain = SVI(guides.AutoNormal, num_steps=20, batch_size=8, compile=False)
+    expected = plain.run(branching, (x, y), progress=False)
+    np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-5)
+
+
+def test_compiling_a_model_that_branches_on_a_tensor_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"AutoNormal on branching cannot be compiled: .* flow"):
+        SVI(guides.AutoNormal, num_steps=2, compile=True).run(branching, data(), progress=False)
+
+
+def changing(x: Tensor, y: Tensor | None = None) -> None:
+    """A model that is another one for few rows."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+    f = pyro.deterministic("f", x @ w * (2.0 if x.shape[0] > 4 else 1.0))
+    with pyro.plate("data", x.shape[0]):
+        pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
+def counting(x: Tensor, y: Tensor | None = None) -> None:
+    """A model whose number of rows is an integer of Python."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+    f = pyro.deterministic("f", x @ w)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [changing, counting])
+def test_models_that_know_the_number_of_rows_are_captured_for_each(
+    model: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = torch.randn(23, 3), torch.randn(23, 1)
+    options: dict[str, Any] = {"num_steps": 6, "batch_size": 20}
+    posterior = SVI(guides.AutoNormal, compile=compiled, **options).run(
+        model, (x, y), progress=False
+    )
+    assert not lines(caplog)
+    monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+    expected = SVI(guides.AutoNormal, compile=False, **options).run(model, (x, y), progress=False)
+    np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_parameter_without_effect_is_compiled() -> None:
+    """The gradient by a bias before a normalisation is rounding alone, which Adam divides by."""
+    net = nn.Sequential(
+        nn.Unflatten(1, (1, 3)),
+        nn.Conv1d(1, 4, 2),
+        nn.GroupNorm(4, 4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8, 1),
+    )
+    model = models.bayesian(net, {"5.*": priors.Normal()}, likelihoods.Normal(0.3))
+    x = torch.randn(20, 3)
+    posterior = SVI(guides.AutoNormal, num_steps=3, compile=True).run(
+        model, (x, x[:, :1]), progress=False
+    )
+    assert len(posterior.losses) == 3

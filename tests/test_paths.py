@@ -1,0 +1,441 @@
+"""Compiled, captured and plain Pyro: the same values and gradients on the same noise.
+
+Plain Pyro is the model under Pyro's own handlers, a draw at a time; KL terms in closed form are
+those of ``torch.distributions``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.capture import Captured, value_and_grad
+from pyro_bnn.effects import Site
+from pyro_bnn.errors import SiteError
+from pyro_bnn.guides import AutoRank1Mixture, Guide
+from pyro_bnn.program import Batch, Program
+from tests.plain_pyro import CASES, NORMAL, Case, conditioned, data, default_dtype, mlp
+from tests.test_laws import GENERAL, RANK1, mixture
+
+NUM_ROWS = 6  # of a batch, of 12
+NUM_PARTICLES = 2
+Make = Callable[..., Guide]
+
+
+def rank1(**options: Any) -> Case:
+    return Case(lambda: models.Rank1MLP(3, hidden=(4,), activation="tanh", **options))
+
+
+HIERARCHIES: Mapping[str, Case] = {
+    "prior-cauchy": Case(mlp(NORMAL, prior=priors.Cauchy)),
+    "half-cauchy-scale": Case(mlp(NORMAL, prior=priors.HalfCauchyScale)),
+    "half-cauchy-scale-centred": Case(
+        mlp(
+            likelihoods.Bernoulli,
+            prior=lambda: priors.HalfCauchyScale(per="unit", centred=True),
+        ),
+        "binary",
+    ),
+    "horseshoe": Case(mlp(NORMAL, prior=lambda: priors.Horseshoe(slab_scale=2.0))),
+    "horseshoe-classes": Case(
+        mlp(lambda: likelihoods.Categorical(3), prior=priors.Horseshoe), "classes"
+    ),
+}
+RANK1_MODELS: Mapping[str, Case] = {
+    "rank-1": rank1(),
+    "rank-1-cauchy": rank1(prior=priors.Cauchy(scale=0.1, loc=1.0)),
+    "rank-1-half-cauchy-scale": rank1(prior=priors.HalfCauchyScale(loc=1.0)),
+    "rank-1-log-normal": rank1(prior=priors.LogNormal(0.1), weight_prior=None),
+}
+MODELS: Mapping[str, Case] = {**CASES, **HIERARCHIES, **RANK1_MODELS}
+
+cauchy = functools.partial(mixture, family="cauchy")
+MIXTURES: Mapping[str, Make] = {
+    **RANK1,
+    "log-mixture": functools.partial(mixture, objective="log_mixture"),
+    "averaged-kl": functools.partial(mixture, objective="log_mixture_averaged_kl"),
+    "delta": functools.partial(mixture, family="delta"),
+    "cauchy": cauchy,
+    "cauchy-mixture": functools.partial(cauchy, objective="mixture", separate_biases=False),
+}
+GUIDES: Mapping[str, Make] = {**GENERAL, **MIXTURES}
+
+
+def suits(guide: str, model: str) -> bool:
+    """Whether a mixture goes with a model; of other guides, whether a guide is not a mixture."""
+    if guide not in MIXTURES:
+        return True
+    return model in RANK1_MODELS and ("cauchy" not in guide or model == "rank-1-cauchy")
+
+
+PAIRS = [(model, guide) for model in MODELS for guide in GUIDES if suits(guide, model)]
+
+# one graph a model, the guides taking turns, and one a mixture
+TURNS = [(model, list(GENERAL)[i % len(GENERAL)]) for i, model in enumerate(MODELS)]
+MIXED = {"cauchy": "rank-1-cauchy", "cauchy-mixture": "rank-1-cauchy"}
+MIXED["averaged-kl"] = "rank-1-half-cauchy-scale"
+COMPILED = [*TURNS, *((MIXED.get(guide, "rank-1"), guide) for guide in MIXTURES)]
+SINGLE = [
+    ("normal-learned", "auto-normal"),
+    ("bernoulli", "auto-multivariate-normal"),
+    ("rank-1", "own biases"),
+]
+
+
+@dataclass
+class Values:
+    """What a path gives: the objective's loss, densities at z ``[S, P]``, and gradients.
+
+    The gradients are those of the loss plus the sum of the log joints, by name of the parameter;
+    ``"z"`` for those of the log joint.
+    """
+
+    loss: Tensor
+    log_joint: Tensor  # [S]
+    log_likelihood: Tensor  # [S, B]
+    function: Tensor  # [S, B, F]
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Pair:
+    """A model, a guide moved off its start, a batch of half the rows, noise, and points z."""
+
+    program: Program
+    guide: Guide
+    batch: Batch
+    noise: Tensor  # [S, M]
+    z: Tensor  # [S, P]
+
+    @property
+    def scale(self) -> float:
+        return self.program.num_data / len(self.batch.x)
+
+
+def pair(case: Case, make: Make) -> Pair:
+    x, y = data(case.target)
+    model = case.build()
+    program = Program(model, x, y)
+    guide = make(model)
+    guide.setup(x[:1])
+    guide.to(program.dtype)
+    program.prepare(guide)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    noise = guide.draw_noise(NUM_PARTICLES, generator)
+    z = 0.3 * torch.randn(NUM_PARTICLES + 1, program.num_latents, generator=generator)
+    batch = program.batch(x, y)
+    return Pair(program, guide, Batch(batch.x[:NUM_ROWS], batch.y[:NUM_ROWS]), noise, z)
+
+
+# The library
+
+
+def by_library(given: Pair, *, compiled: bool) -> Values:
+    """All of it by one graph, compiled or not."""
+    program, guide = given.program, given.guide
+    named: dict[str, Tensor] = {f"guide.{k}": value for k, value in guide.named_parameters()}
+    named |= {f"model.{name}": value for name, value in program.params.items()}
+    names = [*named, "z"]
+
+    def fn(
+        variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        *parameters, z = variables
+        noise, *rows = rest
+        batch = Batch(*rows)
+        params = dict(zip(named, parameters, strict=True))
+        terms = program.elbo(guide, params, noise, batch)
+        loss = terms.kl - terms.expected_log_likelihood
+        if terms.log_factors is not None:
+            loss = loss - terms.log_factors
+        own = {name: params[f"model.{name}"] for name in program.params}
+        log_joint = program.log_joint(z, batch, own)
+        log_likelihood = program.log_likelihood(z, batch, own)
+        function = program.function(z, batch.x, own)
+        return loss + log_joint.sum(), (loss, log_joint, log_likelihood, function)
+
+    step = Captured(value_and_grad(fn, len(names)), "step", compiled=compiled, strict=True)
+    out = step(*named.values(), given.z, given.noise, *given.batch)
+    assert step.is_captured
+    assert step.is_compiled == compiled
+    loss, log_joint, log_likelihood, function = out[1:5]
+    gradients = dict(zip(names, out[5:], strict=True))
+    return Values(loss, log_joint, log_likelihood, function, gradients)
+
+
+# Plain Pyro
+
+
+class PlainPyro:
+    """A model's terms at a z by Pyro's traces, with the leaves to differentiate by.
+
+    The model's own parameters are leaves; of a plain function, whose parameters Pyro makes anew,
+    those of each trace.
+    """
+
+    def __init__(self, given: Pair) -> None:
+        self.model, self.batch = given.program.model, given.batch
+        own = dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
+        self.leaves = {name: [own[name]] if name in own else [] for name in given.program.params}
+        self._made_anew = self.leaves.keys() - own.keys()
+
+    def at(self, z: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        """Nodes of the trace at z, and the log Jacobian."""
+        trace, log_det = conditioned(self.model, z, *self.batch)
+        for name in self._made_anew:
+            self.leaves[name].append(trace.nodes[name]["value"].unconstrained())
+        return trace.nodes, log_det
+
+    def gradient(self, total: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        found = torch.autograd.grad(
+            total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return torch.stack(found).sum(0)
+
+
+def latents(given: Pair, nodes: Mapping[str, Any]) -> Iterator[tuple[Site, Any]]:
+    return ((site, nodes[site.name]) for site in given.program.sites)
+
+
+def log_factors(nodes: Mapping[str, Any]) -> Tensor | float:
+    total: Tensor | float = 0.0
+    for node in nodes.values():
+        if node["type"] == "sample" and type(node["fn"]).__name__ == "Unit":
+            total = total + node["log_prob_sum"]
+    return total
+
+
+def base(fn: Any) -> Any:
+    while type(fn).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
+        fn = fn.base_dist
+    return fn
+
+
+def expected_log_prob(node: Any, q: Any) -> Tensor | None:
+    """E_q log p ``[...]`` where torch has the KL of this pair, the prior being constant."""
+    prior = base(node["fn"])
+    kinds: tuple[type, ...] = (dist.Normal, dist.Laplace)
+    if isinstance(q, torch.distributions.Cauchy):
+        kinds = (dist.Cauchy,)
+    if type(prior) not in kinds or prior.loc.requires_grad or prior.scale.requires_grad:
+        return None
+    family = getattr(torch.distributions, type(prior).__name__)
+    kl = torch.distributions.kl_divergence(q, family(prior.loc, prior.scale))
+    total: Tensor = -(kl + q.entropy()).sum()
+    return total
+
+
+def components_of(guide: Guide) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Loc, scale ``[P]`` and entropy ``[]`` of each component of a guide with a density."""
+    if isinstance(guide, AutoRank1Mixture):
+        heavy = guide.cauchy_entries
+        found = []
+        for loc, scale in zip(guide.loc, guide.scale, strict=True):
+            normal = torch.distributions.Normal(loc, scale).entropy()
+            cauchy = torch.distributions.Cauchy(loc, scale).entropy()
+            found.append((loc, scale, torch.where(heavy, cauchy, normal).sum()))
+        return found
+    # a linear map of the noise: its columns are where the unit vectors go
+    origin = torch.zeros(guide.noise_dim, dtype=guide.loc.dtype)
+    loc = guide.transport(origin)
+    columns = guide.transport(torch.eye(guide.noise_dim, dtype=loc.dtype)) - loc  # [M, P]
+    covariance = columns.T @ columns
+    q = torch.distributions.MultivariateNormal(loc, covariance)
+    return [(loc, covariance.diagonal().sqrt(), q.entropy())]
+
+
+def log_density(guide: Guide, z: Tensor) -> Tensor:
+    """Log q of a mixture at z ``[P]``, by torch's distributions."""
+    assert isinstance(guide, AutoRank1Mixture)
+    normal = torch.distributions.Normal(guide.loc, guide.scale).log_prob(z)
+    cauchy = torch.distributions.Cauchy(guide.loc, guide.scale).log_prob(z)
+    rows = torch.where(guide.cauchy_entries, cauchy, normal).sum(-1)
+    return rows.logsumexp(0) - math.log(len(rows))
+
+
+def by_plain_pyro(given: Pair) -> Values:
+    """All of it by Pyro's traces, at one z after another."""
+    plain, guide = PlainPyro(given), given.guide
+    z = given.z.clone().requires_grad_()
+    joints, rows, functions = [], [], []
+    for point in z:
+        nodes, log_det = plain.at(point)
+        rows.append(nodes["y"]["log_prob"])
+        functions.append(nodes["f"]["value"])
+        prior = sum(node["log_prob_sum"] for _, node in latents(given, nodes))
+        joints.append(given.scale * rows[-1].sum() + prior + log_det)
+    own_biases: dict[str, list[Tensor]] = {}
+    loss = minus_objective(given, plain, own_biases)
+    total = loss + torch.stack(joints).sum()
+    gradients = {
+        f"guide.{name}": plain.gradient(total, [value]) for name, value in guide.named_parameters()
+    }
+    if own_biases:
+        by_layer = [
+            torch.stack([plain.gradient(total, [leaf]) for leaf in leaves])
+            for leaves in own_biases.values()
+        ]
+        gradients["guide.biases"] = torch.cat(by_layer, -1)
+    gradients |= {f"model.{k}": plain.gradient(total, v) for k, v in plain.leaves.items()}
+    gradients["z"] = plain.gradient(total, [z])
+    tensors = loss, torch.stack(joints), torch.stack(rows), torch.stack(functions)
+    loss, log_joint, log_likelihood, function = (value.detach() for value in tensors)
+    return Values(loss, log_joint, log_likelihood, function, gradients)
+
+
+def minus_objective(given: Pair, plain: PlainPyro, own_biases: dict[str, list[Tensor]]) -> Tensor:
+    """KL less the expected log likelihood, less the model's factors.
+
+    Args:
+        given: The pair.
+        plain: Its model.
+        own_biases: Receives leaves for each component's own biases, by layer.
+    """
+    guide = given.guide
+    is_mixture = isinstance(guide, AutoRank1Mixture)
+    draws = guide.members(given.noise) if is_mixture else guide.transport(given.noise)[:, None]
+    num_members = draws.shape[1]  # draws are [S, K, P]
+    components = components_of(guide) if guide.has_log_prob else []
+    log_likelihoods, sampled, factors = [], [], []
+    expected: Tensor | float = 0.0
+    for k in range(num_members):
+        with_own = owning(given, k, own_biases)
+        for draw in draws[:, k]:
+            nodes, log_det = plain.at(draw)
+            log_likelihoods.append(nodes["y"]["log_prob"])
+            factors.append(log_factors(nodes))
+            rest: Tensor | float = log_det if guide.has_log_prob else 0.0
+            for site, node in latents(given, nodes):
+                if not components or closed_form(given, site, node, components[k]) is None:
+                    rest = rest + node["log_prob_sum"]
+            sampled.append(rest)
+        for site, node in latents(given, nodes) if components else ():
+            value = closed_form(given, site, node, components[k])
+            if value is not None:
+                expected = expected + value / num_members
+        for layer, bias in with_own.items():
+            layer._parameters["bias"] = bias
+    kl = -expected - sum(sampled) / len(sampled)
+    if is_mixture and guide.objective_kind == "mixture" and num_members > 1:
+        kl = kl + torch.stack([log_density(guide, z) for z in draws.flatten(0, 1)]).mean()
+    elif components:
+        kl = kl - sum(entropy for _, _, entropy in components) / num_members
+    rows = torch.stack(log_likelihoods).unflatten(0, (num_members, -1))  # [K, S, B]
+    objective = guide.objective_kind if is_mixture else "average"
+    log_k = math.log(num_members)
+    if objective == "log_mixture":
+        likelihood = ((given.scale * rows.sum(-1)).logsumexp(0) - log_k).mean()
+        kl = num_members * kl
+    elif objective == "log_mixture_averaged_kl":
+        likelihood = given.scale * (rows.logsumexp(0) - log_k).sum(-1).mean()
+    else:
+        likelihood = given.scale * rows.sum(-1).mean()
+    total: Tensor = kl - likelihood - sum(factors) / len(factors)
+    return total
+
+
+def closed_form(
+    given: Pair, site: Site, node: Any, q: tuple[Tensor, Tensor, Tensor]
+) -> Tensor | None:
+    """Expected log prior of a site ``[]`` under a component, or None; see above."""
+    if not site.is_real:
+        return None
+    part = slice(site.start, site.stop)
+    is_cauchy = site.name in given.guide.cauchy_sites
+    family = torch.distributions.Cauchy if is_cauchy else torch.distributions.Normal
+    loc, scale = (value[part].reshape(site.shape) for value in q[:2])
+    return expected_log_prob(node, family(loc, scale))
+
+
+def owning(
+    given: Pair, k: int, own_biases: dict[str, list[Tensor]]
+) -> dict[nn.Module, nn.Parameter]:
+    """Give the model the biases of component k; returns those to put back, by layer."""
+    before: dict[nn.Module, nn.Parameter] = {}
+    guide, start = given.guide, 0
+    for name in guide.member_params:
+        assert isinstance(given.program.model, nn.Module)
+        layer = given.program.model.get_submodule(name.removesuffix(".bias"))
+        bias = layer._parameters["bias"]
+        assert bias is not None
+        before[layer] = bias
+        stop = start + bias.numel()
+        leaf = nn.Parameter(guide.biases[k, start:stop].detach().clone())
+        layer._parameters["bias"] = leaf
+        own_biases.setdefault(name, []).append(leaf)
+        start = stop
+    return before
+
+
+# The paths agree
+
+
+def assert_same(actual: Values, expected: Values, rtol: float) -> None:
+    assert set(actual.gradients) == set(expected.gradients)
+    for name in ("loss", "log_joint", "log_likelihood", "function"):
+        assert_same_tensor(getattr(actual, name), getattr(expected, name), rtol, name)
+    for name, value in expected.gradients.items():
+        assert_same_tensor(actual.gradients[name], value, rtol, name)
+
+
+def assert_same_tensor(actual: Tensor, expected: Tensor, rtol: float, name: str) -> None:
+    atol = rtol * float(expected.abs().max()) if expected.numel() else 0.0
+    assert_close(
+        actual, expected, rtol=rtol, atol=max(atol, 1e-14), msg=lambda text: f"{name}: {text}"
+    )
+
+
+def has_matrix(program: Program) -> bool:
+    return any(
+        site.is_real and len(site.shape) == 2 and min(site.shape) > 1 for site in program.sites
+    )
+
+
+def check(model: str, guide: str, *, compiled: bool, rtol: float) -> None:
+    try:
+        given = pair(MODELS[model], GUIDES[guide])
+    except SiteError:  # of the guide
+        x, y = data(MODELS[model].target)
+        assert guide == "auto-matrix-normal"
+        assert not has_matrix(Program(MODELS[model].build(), x, y))
+        return
+    expected = by_plain_pyro(given)
+    assert bool(expected.loss.isfinite())
+    assert_same(by_library(given, compiled=compiled), expected, rtol)
+
+
+@pytest.mark.parametrize(("model", "guide"), PAIRS)
+def test_captured_values_and_gradients_are_those_of_plain_pyro(model: str, guide: str) -> None:
+    with default_dtype(torch.float64):
+        check(model, guide, compiled=False, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "guide"), COMPILED)
+def test_compiled_values_and_gradients_are_those_of_plain_pyro(model: str, guide: str) -> None:
+    with default_dtype(torch.float64):
+        check(model, guide, compiled=True, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "guide"), SINGLE)
+def test_compiled_in_single_precision_they_agree_to_1e_5(model: str, guide: str) -> None:
+    check(model, guide, compiled=True, rtol=1e-5)
+
+
+def test_every_guide_and_model_is_compiled() -> None:
+    assert {model for model, _ in COMPILED} == {*MODELS}
+    assert {guide for _, guide in COMPILED} == {*GUIDES}
