@@ -210,7 +210,8 @@ class Captured:
                 if not _is_close(value, wanted, largest):
                     raise CaptureError(
                         "a graph of its operations gives other numbers than the function itself; "
-                        "do they depend on the values of its inputs?"
+                        "do they depend on values of its inputs, draw random numbers or change a "
+                        "buffer?"
                     )
         return graph
 
@@ -344,7 +345,7 @@ def _count(args: Sequence[Tensor], rows: Mapping[int, int]) -> int:
 
 
 def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
-    """The inputs at other values, of the same sign; integers as they are.
+    """The inputs at other values, of the same sign; whole numbers as they are.
 
     State is moved away from 0 too: an update by moments of 0 has the sign of the gradient for its
     size, and rounding decides it.
@@ -354,7 +355,11 @@ def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
         value = arg.detach().clone()
         if value.is_floating_point():
             ramp = torch.linspace(0.5, 1, value.numel(), dtype=value.dtype, device=value.device)
-            value = value * (1 + by * ramp.reshape(value.shape)) + (0.1 if i < num_state else 0)
+            moved_value = value * (1 + by * ramp.reshape(value.shape))
+            if i < num_state:
+                value = moved_value + 0.1
+            else:  # whole numbers may be labels or codes
+                value = torch.where(value == value.round(), value, moved_value)
         moved.append(value)
     return moved
 

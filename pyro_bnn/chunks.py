@@ -67,7 +67,7 @@ class Chunks:
 
     def graph(self, of: Pass, size: int) -> TensorFunction | None:
         """The function as a graph for ``size`` draws; None where it runs as it is."""
-        key = (of.name, size, _shapes(*of.rows, *of.params.values()))
+        key = (of.name, size, tuple(of.params), _shapes(*of.rows, *of.params.values()))
         if key not in self._graphs:
             worth = len(of.draws) * of.working >= CAPTURE_FROM
             if not worth or not self.program.is_batched:
@@ -169,8 +169,7 @@ def together(parts: Iterator[tuple[Tensor, ...]], num_draws: int) -> tuple[Tenso
         if not whole:
             first: dict[object, int] = {}
             for i, value in enumerate(values):
-                key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-                twins.append(first.setdefault(key, i))
+                twins.append(first.setdefault(_identity(value), i))
                 shapes.append(value.shape[1:])
                 whole.append(value.new_empty((num_draws, *_collapsed(value).shape[1:])))
         for i, value in enumerate(values):
@@ -181,6 +180,11 @@ def together(parts: Iterator[tuple[Tensor, ...]], num_draws: int) -> tuple[Tenso
         whole[twin].expand(num_draws, *shape) for twin, shape in zip(twins, shapes, strict=True)
     ]
     return tuple(full[twin] for twin in twins)
+
+
+def _identity(value: Tensor) -> tuple[object, ...]:
+    """What two tensors share that are one."""
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _collapsed(value: Tensor, like: Tensor | None = None) -> Tensor:
@@ -230,7 +234,7 @@ def _stored_bytes(fn: Function, z: Tensor, rows: Rows, params: Params) -> int:
     for count in (1, 2):
         with torch.no_grad():
             values = fn(z, tuple(value[:count] for value in rows), params)
-        distinct = {value.data_ptr(): _collapsed(value) for value in values}
+        distinct = {_identity(value): _collapsed(value) for value in values}
         totals.append(sum(value.nbytes for value in distinct.values()))
     return totals[0] + (totals[1] - totals[0]) * (len(rows[0]) - 1)
 

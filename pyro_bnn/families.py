@@ -99,13 +99,22 @@ class Block:
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Summed log density ``[...]`` of z ``[..., P]``."""
-        return self.family.log_prob(z[..., self.index], self.loc, self.scale).sum(-1)
+        return self.family.log_prob(self._of(z), self.loc, self.scale).sum(-1)
 
     def expected_log_prob(self, q_loc: Tensor, q_scale: Tensor, marginal: Marginal) -> Tensor:
         """Summed expectation ``[...]`` under q's marginals of loc and scale ``[..., P]``."""
         return self.family.expected_log_prob[marginal](
-            q_loc[..., self.index], q_scale[..., self.index], self.loc, self.scale
+            self._of(q_loc), self._of(q_scale), self.loc, self.scale
         ).sum(-1)
+
+    def _of(self, z: Tensor) -> Tensor:
+        """The block's entries ``[..., n]`` of z ``[..., P]``."""
+        if not isinstance(self.index, slice):
+            return z[..., self.index]
+        start, stop = self.index.start, self.index.stop
+        # a split, whose gradient is a concatenation; a slice's is a sum over all of z
+        _, own, _ = z.split([start, stop - start, z.shape[-1] - stop], -1)
+        return own
 
 
 def make_index(slices: list[slice], device: torch.device) -> slice | Tensor:

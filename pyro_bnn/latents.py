@@ -205,4 +205,4 @@ def _block(family: type, members: Sequence[Member]) -> Block:
 def _merged(values: Sequence[Tensor]) -> Tensor:
     """One vector of several, or the number ``[]`` that all its entries are."""
     merged = torch.cat(list(values))
-    return merged[0].clone() if bool((merged == merged[0]).all()) else merged
+    return merged[0].clone() if len(merged) and bool((merged == merged[0]).all()) else merged

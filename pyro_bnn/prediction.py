@@ -166,7 +166,9 @@ class Prediction:
     def _read(self, name: str) -> Tensor | None:
         value = self._stored[name]
         if callable(value):
-            value = self._stored[name] = value()
+            value = value()
+            if name != "class_probs":  # as large as the logits that they come from: not kept
+                self._stored[name] = value
         return cast("Tensor | None", value)
 
     def _mean_of(self, name: str) -> Tensor:
@@ -282,7 +284,7 @@ def predict(
         of_one = Conditional(fn, (), units, has_moments).one
         is_number = of_one.is_number
         means = of_one.means() if is_number else of_one.class_probs()  # [1, N, O] or [1, N, C]
-        of_y = 3 * means.nbytes if is_number else means.nbytes + 8 * len(x)  # with draws of y
+        of_y = 3 * means.nbytes if is_number else 8 * len(x)  # with draws of y
         refusal = run.excess(memory, run.stored + of_y)
 
         def given(tensors: Sequence[Tensor]) -> Conditional:
@@ -292,7 +294,9 @@ def predict(
             f, *tensors = run.together(memory, kept=run.stored + of_y)
             whole = given(tensors)
         else:
-            moments = _streamed(given(t) for _, *t in run.parts(memory, beside=COPIES * of_y))
+            moments = _streamed(
+                given(t) for _, *t in run.parts(memory, beside=COPIES * (of_y + means.nbytes))
+            )
 
     def log_likelihood(y: Tensor) -> RunningLogMean:
         if is_number and target is not None:
@@ -309,7 +313,7 @@ def predict(
             elif refusal is None:
                 found = whole.log_prob(batch.y)
             else:
-                parts = run.parts(memory, beside=COPIES * of_y)
+                parts = run.parts(memory, beside=COPIES * (of_y + means.nbytes))
                 found = (part for _, *t in parts for part in given(t).log_prob(batch.y))
             for part in found:
                 log_mean.add(part)

@@ -405,7 +405,7 @@ class Program:
             return rows, prior, _log_factors(run, like=z)
 
         if terms.z.shape[0] == 1:
-            rows, log_prior, log_factors = one(terms.z[0])
+            rows, log_prior, log_factors = one(terms.z.squeeze(0))
             rows = rows.unsqueeze(0)  # [D, B]
         else:
             rows, log_prior, log_factors = self._vmap(one, terms.z)
@@ -437,7 +437,7 @@ class Program:
             nonlocal scale
             own, own_params = self._split(z, params)
             run = self._run(own, x.unsqueeze(0), y.unsqueeze(0), own_params)
-            rows, scale = self._log_likelihood(run, num_rows=len(batch.x))
+            rows, scale = self._log_likelihood(run, num_rows=batch.x.shape[0])
             return rows.squeeze(0)
 
         try:

@@ -40,7 +40,8 @@ class RunningMoments:
         else:
             total = self.count + new
             delta = mean - self._mean
-            self._mean = self._mean + delta * (new / total)
+            moved = self._mean + delta * (new / total)
+            self._mean = torch.where(delta.isfinite(), moved, self._mean + mean)  # inf stays inf
             self._squares = self._squares + squares + delta.square() * (self.count * new / total)
         self.count += new
 

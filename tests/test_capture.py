@@ -331,7 +331,7 @@ def through_numbers(a: Tensor) -> tuple[Tensor, ...]:
 
 OTHER_NUMBERS = (
     "a graph of its operations gives other numbers than the function itself; do they depend on "
-    "the values of its inputs?"
+    "values of its inputs, draw random numbers or change a buffer?"
 )
 
 
@@ -513,3 +513,13 @@ def test_compiled_a_branch_on_the_number_of_rows_makes_two_graphs() -> None:
         inputs = weights(), *rows_of(count)
         assert_close(captured(*inputs), branching_on_rows(*inputs), rtol=1e-12, atol=0)
     assert counting.calls == 2 * CALLS
+
+
+def test_codes_in_columns_of_numbers_stay_whole_where_a_graph_is_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = torch.arange(40.0) ** 2
+    captured = Captured(lambda t, x: (t[x.long()],), "table", strict=True)
+    x = torch.tensor([39.0, 0.0, 12.0])
+    assert_close(captured(table, x)[0], torch.tensor([1521.0, 0.0, 144.0]))
+    assert not lines(caplog)

@@ -50,11 +50,14 @@ class Adam:
         self.moments = [s["exp_avg"] for s in states] + [s["exp_avg_sq"] for s in states]
 
     @staticmethod
-    def suits(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimiser is such an Adam."""
+    def suits(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+        """Whether an optimiser is such an Adam, of exactly these parameters."""
         if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
             return False
         group = optimizer.param_groups[0]
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if hooks or {id(p) for p in group["params"]} != {id(p) for p in parameters}:
+            return False
         plain = not any(group.get(option) for option in _PLAIN)
         return plain and not any(isinstance(v, Tensor) for v in (group["lr"], *group["betas"]))
 
@@ -130,7 +133,10 @@ def clip(gradients: Sequence[Tensor], max_norm: float, weights: Sequence[Tensor]
         max_norm: Largest norm.
         weights: 0 or 1 for each of them, ``[]``.
     """
-    squares = [w * g.square().sum() for g, w in zip(gradients, weights, strict=True)]
+    squares = [
+        torch.where(w > 0, g.square().sum(), torch.zeros_like(w))
+        for g, w in zip(gradients, weights, strict=True)
+    ]
     norm = torch.stack(squares).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * factor for g in gradients]

@@ -96,7 +96,7 @@ class Descent:
 
     def make_pure(self) -> bool:
         """Make ready for steps inside a graph; False where the optimiser has no such form."""
-        if not Adam.suits(self._optimizer):
+        if not Adam.suits(self._optimizer, self._parameters):
             return False
         if self.adam is None:
             assert isinstance(self._optimizer, torch.optim.Adam)

@@ -137,6 +137,7 @@ class NUTS:
             The draws, with the statistics of each in ``sample_stats``.
 
         Raises:
+            CaptureError: If ``compile=True`` and the gradient cannot be compiled.
             DivergenceError: If a chain finds no starting point of finite density; names the chain
                 and the sites.
             ModelError: If the model breaks the contract.

@@ -177,6 +177,7 @@ class SVI:
             The fitted posterior; the model's point parameters are trained in it, not in ``model``.
 
         Raises:
+            CaptureError: If ``compile=True`` and the step cannot be compiled.
             DivergenceError: If the loss becomes NaN or infinite; names the step and the sites, and
                 holds the posterior at the last good state.
             ModelError: If the model breaks the contract.
@@ -198,6 +199,11 @@ class SVI:
             with isolated():
                 guide = make_guide(self.guide, model)
             if not isinstance(guide, Guide):
+                if self.compile is True:
+                    raise OptionError(
+                        "compile=True is not built for guides of stock Pyro: leave it at "
+                        '"auto", or use a guide of pyro_bnn.guides'
+                    )
                 if init is not None or self.patience is not None or self.per_example_draws:
                     raise OptionError(
                         "init, patience and per_example_draws are not built for guides of stock "
@@ -225,7 +231,8 @@ class SVI:
                 guide.move_to(z[0])
                 guide.set_member_params(program.params)
             batches = batches_of(data, program, batch, self.batch_size, seed)
-            rows_vary = isinstance(data, DataLoader) or len(batch.x) % (self.batch_size or 1) > 0
+            size = min(self.batch_size or len(batch.x), len(batch.x))
+            rows_vary = isinstance(data, DataLoader) or len(batch.x) % size > 0
             loc_warmup = self._loc_warmup(guide, is_new=is_new and init is None)
             run = _Run(self, program, guide, seed, loc_warmup, rows_vary=rows_vary)
 
@@ -233,7 +240,9 @@ class SVI:
                 provenance = Provenance(
                     method=type(guide).__name__,
                     engine="SVI",
-                    options=self.describe(guide, run.descent.learning_rate, loc_warmup),
+                    options=self.describe(
+                        guide, run.descent.learning_rate, loc_warmup, is_compiled=run.is_compiled
+                    ),
                     seed=seed,
                     wall_time=time.perf_counter() - start,
                     num_parameters=sum(p.numel() for p in run.parameters),
@@ -296,8 +305,15 @@ class SVI:
             clip_norm=self.clip_norm,
         )
 
-    def describe(self, guide: object, learning_rate: float, loc_warmup: int = 0) -> dict[str, Any]:
-        """The options as JSON-able values, with the actual learning rate and ``loc_warmup``."""
+    def describe(
+        self,
+        guide: object,
+        learning_rate: float,
+        loc_warmup: int = 0,
+        *,
+        is_compiled: bool = False,
+    ) -> dict[str, Any]:
+        """The options as JSON-able values, and what became of those that were left open."""
         options: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -315,6 +331,7 @@ class SVI:
         }
         options["learning_rate"] = learning_rate
         options["loc_warmup"] = loc_warmup
+        options["compiled"] = is_compiled
         options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
         options["guide"] = _name(guide)
         if isinstance(guide, Guide):
@@ -374,6 +391,11 @@ class _Run:
             num_state=num_state,
             strict=svi.compile is True,
         )
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether steps are compiled."""
+        return any(c.is_captured and c.is_compiled for c in (self._whole_step, self._step))
 
     def _row_dims(self, first: int, vary: bool) -> dict[int, int]:
         """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""

@@ -216,4 +216,19 @@ def groups(parameters: Sequence[Tensor], **options: Any) -> torch.optim.Optimize
     ],
 )
 def test_plain_adam_of_one_group_suits_and_nothing_else(make: Any, suits: bool) -> None:
-    assert Adam.suits(make(leaves())) == suits
+    parameters = leaves()
+    assert Adam.suits(make(parameters), parameters) == suits
+
+
+def test_an_adam_of_other_parameters_or_with_hooks_does_not_suit() -> None:
+    parameters = leaves()
+    assert not Adam.suits(torch.optim.Adam(parameters[:1]), parameters)
+    optimizer = torch.optim.Adam(parameters)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert not Adam.suits(optimizer, parameters)
+
+
+def test_a_held_gradient_that_overflows_does_not_reach_the_others() -> None:
+    one, zero = torch.ones(()), torch.zeros(())
+    (clipped, _) = clip([torch.ones(2), torch.tensor([1e30])], 1.0, [one, zero])
+    assert_close(clipped, torch.full((2,), 2**-0.5), rtol=1e-5, atol=0)

@@ -219,6 +219,7 @@ def test_the_options_are_described() -> None:
         "schedule": "cosine",
         "clip_norm": None,
         "compile": "auto",
+        "compiled": False,
         "optimizer": "SGD",
         "guide": "AutoLowRankMultivariateNormal",
         "init_scale": 0.01,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
-from pyro_bnn.errors import CaptureError
+from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import engine as engine_module
 from pyro_bnn.infer import svi as svi_module
 from pyro_bnn.posterior import GuidePosterior
@@ -242,3 +242,40 @@ def test_a_parameter_without_effect_is_compiled() -> None:
         model, (x, x[:, :1]), progress=False
     )
     assert len(posterior.losses) == 3
+
+
+def test_a_guide_of_stock_pyro_is_not_compiled_and_says_so() -> None:
+    oracle = linear_gaussian()
+    svi = SVI(pyro.infer.autoguide.AutoNormal, num_steps=2, compile=True)
+    with pytest.raises(OptionError, match="compile=True is not built for guides of stock Pyro"):
+        svi.run(oracle.model, (oracle.x, oracle.y), progress=False)
+
+
+def test_draws_for_each_row_and_minibatches_share_one_graph(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    svi = SVI(guides.AutoNormal, num_steps=6, batch_size=5, per_example_draws=True, compile=False)
+    x, y = data()
+    posterior = svi.run(mlp(None), (x, y), progress=False)
+    assert len(x) % 5  # the last batch is smaller
+    assert not lines(caplog)
+    assert posterior.options["compiled"] is False
+
+
+@pytest.mark.slow
+def test_an_adam_of_some_parameters_leaves_the_others_as_they_are() -> None:
+    def first_alone(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(list(parameters)[:1], lr=0.05)
+
+    kept = []
+    for compile_ in (True, False):
+        svi = SVI(
+            guides.AutoNormal, num_steps=3, loc_warmup=0, optimizer=first_alone, compile=compile_
+        )
+        torch.manual_seed(0)
+        posterior = svi.run(mlp(None), data(), progress=False)
+        assert isinstance(posterior, GuidePosterior)
+        assert posterior.options["compiled"] is compile_
+        kept.append(params_of(posterior))
+    for compiled, plain in zip(*kept, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
