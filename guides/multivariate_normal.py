@@ -43,14 +43,19 @@ class AutoMultivariateNormal(AutoNormal):
         A row of L has up to P noisy entries; with this factor one step of Adam changes its norm by
         a quarter of the learning rate, whatever P.
         """
-        root = 4 * math.sqrt(self.num_latents)
-        below = torch.tril(self.tril_times_root, -1) / root
+        below = torch.tril(self.tril_times_root, -1) / self._root
         eye = torch.eye(self.num_latents, dtype=below.dtype, device=below.device)
         return below + eye
 
+    @property
+    def _root(self) -> float:
+        """What the trained entries are divided by."""
+        return 4 * math.sqrt(self.num_latents)
+
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (L noise)``, ``[..., P]``."""
-        return self.loc + self.scale * (noise @ self.scale_tril.mT)
+        below = torch.tril(self.tril_times_root, -1)  # the one matrix that is made
+        return self.loc + self.scale * (noise @ below.mT / self._root + noise)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""

@@ -1,62 +1,24 @@
-"""Pure tensor functions captured as one graph of tensor operations, without Pyro or autograd.
+"""Pure tensor functions that replay a recording of themselves, without Pyro or autograd.
 
-``make_fx`` records the operations of one call on tensors without data, gradient included.
-Replaying the graph costs the arithmetic and a Python call for each operation; compiled by
-Inductor, the arithmetic alone; on a GPU it becomes one launch of a CUDA graph. A graph serves all
-numbers of rows of a batch, if it is told which dimensions these are; for the rest it is specialised
-to the shapes and dtypes of its inputs.
+Replaying a graph costs the arithmetic and a Python call for each operation; compiled by Inductor,
+the arithmetic alone; on a GPU it becomes one launch of a CUDA graph.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from pyro_bnn.cuda_graph import CudaGraphs
-from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import CaptureError
-from pyro_bnn.simplify import simplify
+from pyro_bnn.recording import Graph, RowsError, TensorFunction, capture, compile_graph
 
 logger = logging.getLogger("pyro_bnn")
 
-TensorFunction = Callable[..., tuple[Tensor, ...]]
-
 RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a replay, against the function itself
-
-
-class RowsError(CaptureError):
-    """Operations that are those of one number of rows."""
-
-
-class Graph:
-    """A function recorded for inputs of given shapes, and the numbers of rows that it serves.
-
-    Args:
-        run: The recorded operations.
-        shapes: What was found of the sizes while they were recorded.
-    """
-
-    def __init__(self, run: TensorFunction, shapes: ShapeEnv) -> None:
-        self.run, self._shapes = run, shapes
-
-    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """The operations at other inputs."""
-        return self.run(*args)
-
-    def serves(self, num_rows: int) -> bool:
-        """Whether all choices that the recorded code made by its number of rows are the same."""
-        for guard in self._shapes.guards:  # of the recording, and of the compiler
-            if not bool(guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, num_rows))):
-                return False
-        return True
 
 
 class Captured:
@@ -214,114 +176,6 @@ class Captured:
                         "buffer?"
                     )
         return graph
-
-
-def capture(
-    fn: TensorFunction,
-    args: Sequence[Tensor],
-    *,
-    rows: Mapping[int, int] | None = None,
-    num_state: int = 0,
-) -> Graph:
-    """Record ``fn`` as a graph for inputs of these shapes and dtypes.
-
-    Args:
-        fn: Pure function of tensors that returns a tuple of tensors.
-        args: Example inputs; nothing is written to them.
-        rows: Number of the input to its dimension of rows; the graph serves any number of them.
-        num_state: How many leading inputs the graph overwrites with its trailing outputs.
-
-    Raises:
-        CaptureError: If the operations depend on the number of rows.
-    """
-    graph, _, shapes = _record(fn, args, rows or {}, {})
-    simplify(graph)
-    _end_with_writes(graph, num_state)
-    return Graph(graph.forward, shapes)
-
-
-def compile_graph(
-    fn: TensorFunction,
-    args: Sequence[Tensor],
-    *,
-    rows: Mapping[int, int] | None = None,
-    num_state: int = 0,
-) -> Graph:
-    """Record ``fn`` as a graph and compile it with Inductor; arguments as of :func:`capture`.
-
-    Raises:
-        CaptureError: If the operations depend on the number of rows.
-    """
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler, about its own code
-        from torch import _inductor as inductor
-        from torch._inductor.decomposition import select_decomp_table
-
-        graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
-        simplify(graph)
-        _end_with_writes(graph, num_state)
-        compiled = inductor.compile(graph, list(examples), options=_OPTIONS)
-    return Graph(cast(TensorFunction, compiled), shapes)
-
-
-# what several kernels read, such as scales of weights, is computed once and stored, and gradients
-# of the sites are written side by side, not chosen among by every kernel that reads them
-_OPTIONS: dict[str, Any] = {
-    "max_pointwise_cat_inputs": 0,
-    "realize_opcount_threshold": 4,
-    "realize_reads_threshold": 1,
-    "cpp.enable_floating_point_contract_flag": "fast",
-}
-
-
-def _record(
-    fn: TensorFunction,
-    args: Sequence[Tensor],
-    rows: Mapping[int, int],
-    decompositions: Mapping[Any, Any],
-) -> tuple[GraphModule, list[Tensor], ShapeEnv]:
-    """The operations of ``fn``, and inputs without data of the shapes that they take.
-
-    Inputs without data are distinct objects: two that are one tensor stay two inputs.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    shapes = ShapeEnv()
-    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    examples: list[Tensor] = []
-    for i, arg in enumerate(args):
-        dims = [DimDynamic.STATIC] * arg.ndim
-        if i in rows:
-            dims[rows[i]] = DimDynamic.DYNAMIC
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        examples.append(mode.from_tensor(arg.detach(), symbolic_context=context))
-    symbols: list[Any] = [examples[i].shape[dim] for i, dim in rows.items()]
-    trace = make_fx(
-        fn,
-        decomposition_table=dict(decompositions),
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,
-    )
-    with mode, without_validation():
-        graph = trace(*examples)
-    for size in symbols:
-        if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
-            raise RowsError(f"its operations are those of {int(size)} rows only")
-    return graph, examples, shapes
-
-
-def _end_with_writes(graph: GraphModule, num_state: int) -> None:
-    """Write the trailing outputs into the leading inputs, and return the others."""
-    if not num_state:
-        return
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    output = graph.graph.output_node()
-    values = list(cast(Sequence[Any], output.args[0]))
-    with graph.graph.inserting_before(output):
-        for target, value in zip(placeholders[:num_state], values[-num_state:], strict=True):
-            graph.graph.call_function(torch.ops.aten.copy_.default, (target, value))
-    output.args = (tuple(values[:-num_state]),)
-    graph.recompile()
 
 
 def _write_back(

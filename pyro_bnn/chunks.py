@@ -12,12 +12,12 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_bnn.capture import TensorFunction
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import without_validation
 from pyro_bnn.fusion import fuse
-from pyro_bnn.memory import CountBytes, beyond, bytes_per_draw, draws_at_once
+from pyro_bnn.memory import CountBytes, beyond, bytes_per_draw, draws_at_once, require_bytes
 from pyro_bnn.program import Params, Program
+from pyro_bnn.recording import TensorFunction
 from pyro_bnn.simplify import simplify
 
 logger = logging.getLogger("pyro_bnn")
@@ -38,7 +38,7 @@ class Chunks:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._bytes: dict[object, tuple[int, int]] = {}
+        self._bytes: dict[object, tuple[int, int, int]] = {}
         self._graphs: dict[object, TensorFunction | None] = {}
         self._observed: dict[object, tuple[Distribution, bool]] = {}
 
@@ -59,11 +59,22 @@ class Chunks:
         key = (name, _shapes(z, *rows))
         if key not in self._bytes:
             stored = _stored_bytes(fn, z, rows, params)  # first calls may do more: not counted
-            working = bytes_per_draw(lambda z, *few: fn(z, few, params), z, rows)
-            self._bytes[key] = working, stored
-        working, stored = self._bytes[key]
-        working += 2 * z.nbytes  # in a chunk of draws, and in the blocks that it is cut from
-        return Pass(self, name, fn, draws, rows, params, working, stored, counter.total)
+            working, at_one_row = bytes_per_draw(lambda z, *few: fn(z, few, params), z, rows)
+            self._bytes[key] = working, at_one_row, stored
+        working, at_one_row, stored = self._bytes[key]
+        of_z = 2 * z.nbytes  # in a chunk of draws, and in the blocks that it is cut from
+        return Pass(
+            chunks=self,
+            name=name,
+            fn=fn,
+            draws=draws,
+            rows=rows,
+            params=params,
+            working=working + of_z,
+            at_one_row=at_one_row + of_z,
+            stored=stored,
+            fixed=counter.total,
+        )
 
     def graph(self, of: Pass, size: int) -> TensorFunction | None:
         """The function as a graph for ``size`` draws; None where it runs as it is."""
@@ -95,6 +106,7 @@ class Pass:
 
     Attributes:
         working: Bytes that a draw takes while it is computed.
+        at_one_row: Bytes that it takes at a single row.
         stored: Bytes of what is computed of a draw, each tensor once.
         fixed: Bytes that a block of draws takes in the making.
     """
@@ -106,16 +118,29 @@ class Pass:
     rows: Rows
     params: Params
     working: int
+    at_one_row: int
     stored: int
     fixed: int
 
     def excess(self, memory: int, kept: int) -> str | None:
-        """What to say where results of ``kept`` bytes a draw exceed the bound, else None."""
+        """What to say where results of ``kept`` bytes a draw exceed the bound, else None.
+
+        Raises:
+            OptionError: If the bound is no positive integer.
+        """
+        require_bytes(memory)
         working = self.working + self.fixed
         if working + kept * len(self.draws) <= memory:
             return None
-        num_rows = len(self.rows[0])
-        return beyond(len(self.draws), num_rows, working, memory, kept * len(self.draws))
+        return beyond(
+            len(self.draws),
+            len(self.rows[0]),
+            working,
+            memory,
+            kept * len(self.draws),
+            least=self.at_one_row + self.fixed,
+            num_chains=self.draws.num_chains,
+        )
 
     def parts(self, memory: int, *, kept: int = 0, beside: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The function of each chunk of draws ``[s, ...]``, in order.
@@ -136,6 +161,8 @@ class Pass:
             memory=memory,
             result_bytes=kept * len(self.draws),
             fixed_bytes=self.fixed,
+            at_one_row=self.at_one_row + beside // len(self.rows[0]),
+            num_chains=self.draws.num_chains,
         )
         graph = self.chunks.graph(self, size)
         for z in self.draws.chunks(size):

@@ -83,12 +83,16 @@ class Site:
 
     def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
         r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""
+        return self.log_abs_det_jacobian_of(z[..., self.start : self.stop])
+
+    def log_abs_det_jacobian_of(self, entries: Tensor) -> Tensor:
+        """The same, out of the site's own entries of z."""
         if self.is_real:
-            return z.new_zeros(z.shape[:-1])
-        u = self.unconstrained(z)
+            return entries.new_zeros(entries.shape[:-1])
+        u = self._shaped(entries)
         transform = biject_to(self.support)
         log_det = transform.log_abs_det_jacobian(u, transform(u))
-        return cast(Tensor, log_det.reshape((*z.shape[:-1], -1)).sum(-1))
+        return cast(Tensor, log_det.reshape((*entries.shape[:-1], -1)).sum(-1))
 
     def flatten(self, value: Tensor) -> Tensor:
         """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""

@@ -116,7 +116,7 @@ def arviz_groups(
         "objective": posterior.objective,
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
-        "task": "regression" if train_prediction.class_probs is None else "classification",
+        "task": "classification" if train_prediction.means is None else "regression",
         "rows": _rows(points),
         "model": _model(posterior.program, train),
         "params": {name: _digest(value) for name, value in posterior.params.items()},

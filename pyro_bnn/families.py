@@ -113,7 +113,7 @@ class Block:
             return z[..., self.index]
         start, stop = self.index.start, self.index.stop
         # a split, whose gradient is a concatenation; a slice's is a sum over all of z
-        _, own, _ = z.split([start, stop - start, z.shape[-1] - stop], -1)
+        own: Tensor = z.split([start, stop - start, z.shape[-1] - stop], -1)[1]
         return own
 
 

@@ -75,9 +75,8 @@ class Latents:
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
-        # one split, whose gradient is one concatenation; a slice a site would cost a sum each
-        parts = z.split([site.stop - site.start for site in self.sites], dim=-1)
-        return {s.name: s.value_of(part) for s, part in zip(self.sites, parts, strict=True)}
+        parts = self._split(z)
+        return {site.name: site.value_of(parts[site.name]) for site in self.sites}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
@@ -121,12 +120,19 @@ class Latents:
         total = z.new_zeros(())
         for block in self._blocks if blocks is None else blocks:
             total = total + block.log_prob(z)
+        parts = self._split(z) if self._other_sites and jacobian else {}
         for site in self._other_sites:
             msg = run.latent[site.name]
             total = total + (log_prob(msg) * msg["scale"]).sum()
             if jacobian:
-                total = total + site.log_abs_det_jacobian(z)
+                total = total + site.log_abs_det_jacobian_of(parts[site.name])
         return total
+
+    def _split(self, z: Tensor) -> dict[str, Tensor]:
+        """Entries ``[..., n]`` of all sites, by name, out of z ``[..., P]``."""
+        # one split, whose gradient is one concatenation; a slice a site would cost a sum each
+        parts = z.split([site.stop - site.start for site in self.sites], dim=-1)
+        return {site.name: part for site, part in zip(self.sites, parts, strict=True)}
 
     def expected_log_prior(self, q: Marginals) -> Tensor:
         """Closed-form part of E_q log p(z), ``[]``, averaged over q's components."""

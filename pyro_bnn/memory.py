@@ -14,7 +14,7 @@ from pyro_bnn.errors import OptionError
 
 GIB = 1 << 30
 WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
-_PROBE_ROWS = (16, 64)
+_PROBE_ROWS = 64
 
 
 class CountBytes(TorchDispatchMode):
@@ -54,26 +54,39 @@ class CountBytes(TorchDispatchMode):
         return new
 
 
-def bytes_per_draw(fn: Callable[..., object], z: Tensor, rows: Sequence[Tensor]) -> int:
+def bytes_per_draw(fn: Callable[..., object], z: Tensor, rows: Sequence[Tensor]) -> tuple[int, int]:
     """Bytes that ``fn(z, *rows)`` allocates for one draw, extrapolated from two looks at few rows.
 
     Args:
         fn: Function of draws ``[s, Q]`` and rows.
         z: Draws, at least one.
         rows: Tensors ``[N, ...]``.
+
+    Returns:
+        Bytes at all N rows, and at a single row.
     """
-    looks: list[tuple[int, int]] = []
     num_rows = len(rows[0])
-    for most in _PROBE_ROWS:
-        few = [value[:most] for value in rows]
+    more = min(num_rows, _PROBE_ROWS)
+    count = max(1, more // 4)
+    totals: list[int] = []
+    for most in (count, more):
         with torch.no_grad(), CountBytes() as counter:
-            fn(z[:1], *few)
-        looks.append((len(few[0]), counter.total))
-    (count, total), (more, more_total) = looks
-    if more == count:
-        return max(1, more_total)
-    per_row = (more_total - total) / (more - count)
-    return max(1, int(more_total + per_row * (num_rows - more)))
+            fn(z[:1], *(value[:most] for value in rows))
+        totals.append(counter.total)
+    total, more_total = totals
+    per_row = (more_total - total) / max(1, more - count)
+    at_all, at_one = (int(more_total + per_row * (at - more)) for at in (num_rows, 1))
+    return max(1, at_all), max(1, at_one)
+
+
+def require_bytes(memory: object) -> None:
+    """Check a bound on memory.
+
+    Raises:
+        OptionError: If it is no positive integer.
+    """
+    if not isinstance(memory, int) or isinstance(memory, bool) or memory < 1:
+        raise OptionError(f"memory is a positive integer, a number of bytes, not {memory!r}")
 
 
 def draws_at_once(
@@ -84,6 +97,8 @@ def draws_at_once(
     memory: int,
     result_bytes: int = 0,
     fixed_bytes: int = 0,
+    at_one_row: int = 0,
+    num_chains: int = 1,
 ) -> int:
     """How many of S draws are computed at once under a memory bound.
 
@@ -94,24 +109,63 @@ def draws_at_once(
         memory: Bound in bytes.
         result_bytes: Size of the collected result of all draws.
         fixed_bytes: What is taken however many are computed at once.
+        at_one_row: What one draw takes at a single row, for the message.
+        num_chains: Number of chains that the draws come from, for the message.
 
     Raises:
-        OptionError: If the result itself or a single draw exceeds the bound; names the number of
-            samples that fits.
+        OptionError: If the bound is no positive integer, or the result itself or a single draw
+            exceeds it; names the number of samples that fits.
     """
+    require_bytes(memory)
     left = memory - result_bytes - fixed_bytes
     if left < per_draw:
-        raise OptionError(beyond(num_draws, num_rows, per_draw + fixed_bytes, memory, result_bytes))
+        raise OptionError(
+            beyond(
+                num_draws,
+                num_rows,
+                per_draw + fixed_bytes,
+                memory,
+                result_bytes,
+                least=at_one_row + fixed_bytes,
+                num_chains=num_chains,
+            )
+        )
     return max(1, min(num_draws, min(left, WORKING_SET) // per_draw))
 
 
-def beyond(num_draws: int, num_rows: int, working: int, memory: int, result_bytes: int) -> str:
-    """What to say of a result that exceeds the bound, beside ``working`` bytes to compute it."""
-    fits = max(0, int((memory - working) * num_draws // max(result_bytes, 1)))
-    hint = f"num_samples={fits} fits" if 0 < fits < num_draws else "pass fewer rows at a time"
+def beyond(
+    num_draws: int,
+    num_rows: int,
+    working: int,
+    memory: int,
+    result_bytes: int,
+    *,
+    least: int = 0,
+    num_chains: int = 1,
+) -> str:
+    """What to say of a result that exceeds the bound.
+
+    Args:
+        num_draws: Number of draws S.
+        num_rows: Number of rows N.
+        working: Bytes to compute one draw.
+        memory: Bound in bytes.
+        result_bytes: Size of the collected result of all draws.
+        least: Bytes to compute one draw at a single row.
+        num_chains: Number of chains, of which each gives as many draws.
+    """
+    needed = working + result_bytes
+    fits = max(0, (memory - working) * num_draws // max(result_bytes, 1))
+    fits -= fits % num_chains
+    if 0 < fits < num_draws:
+        hint = f"num_samples={fits} fits, or raise memory="
+    elif num_rows > 1 and least <= memory:
+        hint = "pass fewer rows at a time, or raise memory="
+    else:
+        hint = f"pass memory={needed} or more"
     return (
-        f"{num_draws} draws at {num_rows} rows need about {_size(working + result_bytes)}, more "
-        f"than the bound of {_size(memory)}: {hint}, or raise memory="
+        f"{num_draws} draws at {num_rows} rows need about {_size(needed)}, more than the bound of "
+        f"{_size(memory)}: {hint}"
     )
 
 

@@ -110,7 +110,7 @@ class Prediction:
             OptionError: If a level is not between 0 and 1, or the draws exceed the memory bound.
         """
         of = self.draws if self.draws.is_floating_point() else self.function_draws
-        levels = torch.as_tensor(q, dtype=of.dtype)
+        levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
         if not bool(((levels >= 0) & (levels <= 1)).all()):
             raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
         position = levels * (len(self.draws) - 1)
@@ -167,7 +167,7 @@ class Prediction:
         value = self._stored[name]
         if callable(value):
             value = value()
-            if name != "class_probs":  # as large as the logits that they come from: not kept
+            if name != "class_probs":  # made of the logits, and as large: not kept
                 self._stored[name] = value
         return cast("Tensor | None", value)
 
@@ -265,7 +265,7 @@ def predict(
 
     Raises:
         DataError: If x holds NaN or infinite values.
-        OptionError: If a single draw exceeds the bound.
+        OptionError: If ``memory`` is no positive integer, or a single draw exceeds it.
     """
     chunks = Chunks(program) if chunks is None else chunks
     draws = z if isinstance(z, Draws) else Draws.of(z)
@@ -285,6 +285,7 @@ def predict(
         is_number = of_one.is_number
         means = of_one.means() if is_number else of_one.class_probs()  # [1, N, O] or [1, N, C]
         of_y = 3 * means.nbytes if is_number else 8 * len(x)  # with draws of y
+        beside = COPIES * (of_y if is_number else of_y + means.nbytes)
         refusal = run.excess(memory, run.stored + of_y)
 
         def given(tensors: Sequence[Tensor]) -> Conditional:
@@ -294,9 +295,7 @@ def predict(
             f, *tensors = run.together(memory, kept=run.stored + of_y)
             whole = given(tensors)
         else:
-            moments = _streamed(
-                given(t) for _, *t in run.parts(memory, beside=COPIES * (of_y + means.nbytes))
-            )
+            moments = _streamed(given(t) for _, *t in run.parts(memory, beside=beside))
 
     def log_likelihood(y: Tensor) -> RunningLogMean:
         if is_number and target is not None:
@@ -313,7 +312,7 @@ def predict(
             elif refusal is None:
                 found = whole.log_prob(batch.y)
             else:
-                parts = run.parts(memory, beside=COPIES * (of_y + means.nbytes))
+                parts = run.parts(memory, beside=beside)
                 found = (part for _, *t in parts for part in given(t).log_prob(batch.y))
             for part in found:
                 log_mean.add(part)

@@ -33,6 +33,7 @@ from pyro_bnn.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 RATIO = "uncertainty_vs_training"
 ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
 PLACES = tuple(f"predicted_{name}" for name in ("mean", "median", "low", "high"))
+KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
 DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
 
 
@@ -138,10 +139,11 @@ def predict_file(
     posterior, blocks = fit.posterior, []
     z = posterior.in_blocks(posterior.count(num_samples), seed)
     yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
-    is_same = (len(z), seed) == (len(yardstick), posterior.seed)
+    is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
+    at_once = _rows_at_once(len(z)) if fit.class_names is None else ROWS_AT_ONCE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
-        for block, index in enumerate(torch.arange(len(rows.x)).split(ROWS_AT_ONCE)):
+        for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
             noise_seed = derived_seed(seed, block + 2) if block else seed  # else noise recurs
             prediction = _predict(fit, rows.x[index], z, noise_seed)
             y = None if rows.y is None else rows.y[index]
@@ -215,6 +217,20 @@ def _holds_predictions(path: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
+
+
+def _rows_at_once(num_draws: int) -> int:
+    """How many rows of numbers are predicted together, so that their draws fit in half the bound.
+
+    Raises:
+        OptionError: If those of a single row do not.
+    """
+    most = GIB // 2 // KEPT
+    if num_draws > most:
+        raise OptionError(
+            f"{num_draws:,} draws are more than are kept of a row: take at most {most:,}"
+        )
+    return min(ROWS_AT_ONCE, most // num_draws)
 
 
 def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:

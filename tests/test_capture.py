@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import capture as capture_module
-from pyro_bnn.capture import Captured, capture, value_and_grad
+from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.program import Batch, Program
+from pyro_bnn.recording import capture
 from tests.plain_pyro import CASES, data, log_joint
 from tests.test_program import branching
 

@@ -62,6 +62,22 @@ def test_a_graph_replays_without_the_model(
     assert calls == []
 
 
+def test_parameters_in_another_order_have_a_graph_of_their_own(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)
+    kept = Chunks(program)
+    a, b = torch.tensor(3.0), torch.tensor(1.0)
+
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        return (z @ rows[0].T + params["a"] - params["b"],)
+
+    draws = Draws.of(torch.zeros(4, 2))
+    for params in ({"a": a, "b": b}, {"b": b, "a": a}):
+        (values,) = kept.over("f", fn, draws, (torch.ones(5, 2),), params).together(GIB)
+        assert values.tolist() == [[2.0] * 5] * 4
+
+
 def test_graphs_that_are_kept_are_few(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)
     monkeypatch.setattr(chunks, "GRAPHS_KEPT", 2)

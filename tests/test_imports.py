@@ -20,7 +20,7 @@ ROOMS = (
     ("models", "layers", "priors", "likelihoods"),
     (
         *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
-        *("cuda_graph", "noise"),
+        *("cuda_graph", "noise", "recording"),
     ),
     ("guides",),
     (

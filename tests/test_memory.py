@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn import likelihoods, memory, models
+from pyro_bnn import guides, likelihoods, memory, models
 from pyro_bnn.chunks import Chunks
 from pyro_bnn.draws import Draws
 from pyro_bnn.errors import OptionError
 from pyro_bnn.memory import GIB, CountBytes, bytes_per_draw, draws_at_once
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Provenance
 from pyro_bnn.program import Program
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,18 +42,18 @@ def measured(fn: Callable[..., object], *args: object) -> int:
 @pytest.mark.parametrize("num_stored", [1, 500])
 def test_bytes_of_one_draw_are_those_of_its_results(num_rows: int, num_stored: int) -> None:
     z, x = torch.randn(num_stored, 3), torch.randn(num_rows, 3)
-    assert bytes_per_draw(product, z, (x,)) == 4 * num_rows
+    assert bytes_per_draw(product, z, (x,)) == (4 * num_rows, 4)
 
 
 def test_views_of_what_is_read_cost_nothing() -> None:
     z, x, w = torch.randn(500, 4), torch.randn(80, 4), torch.randn(9, 9)
-    assert bytes_per_draw(lambda z, x: (z[:, :2].reshape(-1, 2, 1), x.T, w.T), z, (x,)) == 1
+    assert bytes_per_draw(lambda z, x: (z[:, :2].reshape(-1, 2, 1), x.T, w.T), z, (x,)) == (1, 1)
 
 
 def test_what_does_not_grow_with_the_rows_is_counted_once() -> None:
     z, x = torch.randn(2, 4), torch.randn(1000, 4)
     counted = bytes_per_draw(lambda z, x: (z.repeat(1, 100), z @ x.T), z, (x,))
-    assert counted == 4 * (400 + 1000)
+    assert counted == (4 * (400 + 1000), 4 * (400 + 1))
 
 
 @pytest.mark.parametrize("num_draws", [1, 7, 100])
@@ -76,7 +82,8 @@ def test_predictions_of_a_network_stay_under_the_bound(num_rows: int) -> None:
     z = program.initial.expand(64, -1).contiguous()
     for fn in (program.function, program.predictive_tensors):
         fn(z[:1], x)
-        size = draws_at_once(64, num_rows, per_draw := bytes_per_draw(fn, z, (x,)), memory=GIB)
+        per_draw, _ = bytes_per_draw(fn, z, (x,))
+        size = draws_at_once(64, num_rows, per_draw, memory=GIB)
         assert measured(fn, z[:size], x) <= size * per_draw
 
 
@@ -91,6 +98,41 @@ def test_what_is_stored_of_a_draw_is_counted_once() -> None:
     )
     assert run.stored == 4 * (30 + 1)
     assert sum(v.untyped_storage().nbytes() for v in set(run.together(GIB))) == 8 * run.stored
+
+
+class Squeezed(PyroModule):
+    """A linear model whose output ``[N, 1]`` is the mean of y ``[N]``."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(x.new_zeros(4, 1), 1).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        scale = pyro.sample("scale", dist.LogNormal(x.new_zeros(()), 1))
+        with pyro.plate("data", f.shape[-2]):
+            pyro.sample("y", dist.Normal(f.squeeze(-1), scale), obs=y)
+        return f
+
+
+MODELS: dict[str, Callable[[], PyroModule]] = {
+    "heteroscedastic": lambda: models.MLP(4, likelihood=likelihoods.HeteroscedasticNormal()),
+    "two columns": lambda: models.MLP(4, 2),
+    "Bernoulli": lambda: models.MLP(4, likelihood=likelihoods.Bernoulli()),
+    "Categorical": lambda: models.MLP(4, likelihood=likelihoods.Categorical(3)),
+    "squeezed": Squeezed,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_rows", [1, 2, 30])
+def test_what_is_counted_of_a_draw_is_what_is_stored(name: str, num_rows: int) -> None:
+    x = torch.linspace(-1, 1, 120).sin().reshape(30, 4)
+    y = x[:, :2] if name == "two columns" else (x[:, 0] > 0).to(x.dtype)
+    program, x = Program(MODELS[name](), x, y), x[:num_rows]
+    draws = Draws.of(program.prior_draws(8, x[:1]))
+    run = Chunks(program).over(
+        "y", lambda z, rows, p: program.predictive_tensors(z, rows[0], p), draws, (x,), {}
+    )
+    storages = {value.data_ptr(): value.untyped_storage().nbytes() for value in run.together(GIB)}
+    assert sum(storages.values()) == 8 * run.stored
 
 
 def test_too_many_draws_are_refused_with_the_number_that_fits() -> None:
@@ -116,6 +158,75 @@ def test_where_no_draw_fits_fewer_rows_are_proposed() -> None:
         draws_at_once(5, 4 * MIB, 16 * MIB, memory=10 * MIB)
     with pytest.raises(OptionError, match=r"2\.00 GiB, more than the bound of 1\.00 GiB"):
         draws_at_once(5, 4 * MIB, 2 * GIB, memory=GIB)
+
+
+def test_where_no_number_of_rows_fits_the_bound_that_does_is_named() -> None:
+    """A single row, or a cost that rows have no part in: fewer of them would not help."""
+    for num_rows, at_one_row in ((1, 16 * MIB), (40, 15 * MIB)):
+        with pytest.raises(OptionError, match=f": pass memory={17 * MIB} or more$"):
+            draws_at_once(
+                1, num_rows, 16 * MIB, memory=8 * MIB, fixed_bytes=MIB, at_one_row=at_one_row
+            )
+    assert draws_at_once(1, 1, 16 * MIB, memory=17 * MIB, fixed_bytes=MIB) == 1
+    with pytest.raises(OptionError, match="pass fewer rows at a time"):
+        draws_at_once(1, 40, 16 * MIB, memory=8 * MIB, fixed_bytes=MIB, at_one_row=7 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("num_chains", "hint"),
+    [(1, "num_samples=7 fits"), (3, "num_samples=6 fits"), (8, "pass fewer rows at a time")],
+)
+def test_the_number_that_fits_is_one_of_whole_chains(num_chains: int, hint: str) -> None:
+    with pytest.raises(OptionError, match=hint):
+        draws_at_once(24, 32, 100, memory=100 + 7 * 50, result_bytes=24 * 50, num_chains=num_chains)
+
+
+def test_the_number_that_is_named_is_not_refused_where_draws_are_of_chains() -> None:
+    x = torch.linspace(-1, 1, 60).reshape(20, 3)
+    program = Program(models.MLP(3, hidden=(4,)), x, x[:, 0])
+    z = program.prior_draws(160, x[:1]).reshape(4, 40, -1)
+    posterior = DrawsPosterior(program, z, Provenance("prior", "none"))
+    named = set()
+    for bound in range(4_000, 16_000, 500):
+        with pytest.raises(OptionError, match="or raise memory=") as refused:
+            posterior.function_draws(x, 160, memory=bound)
+        for number in re.findall(r"num_samples=(\d+)", str(refused.value)):
+            f = posterior.function_draws(x, int(number), memory=bound)
+            assert f.shape == (int(number), 20, 1)
+            named.add(len(f))
+    assert len(named) > 10
+
+
+@pytest.mark.parametrize("bound", [1e6, True, 0, -1, "1 GiB", None])
+def test_a_bound_that_is_no_number_of_bytes_is_refused(bound: Any) -> None:
+    message = re.escape(f"memory is a positive integer, a number of bytes, not {bound!r}")
+    x = torch.ones(4, 3)
+    program = Program(models.MLP(3, hidden=(4,)), x, x[:, 0])
+    z = program.prior_draws(8, x[:1]).unsqueeze(0)
+    posterior = DrawsPosterior(program, z, Provenance("prior", "none"))
+    for call in (posterior.predict, posterior.function_draws):
+        with pytest.raises(OptionError, match=message):
+            call(x, memory=bound)
+
+
+def test_a_full_covariance_is_drawn_beside_one_matrix_of_its_size() -> None:
+    x = torch.linspace(-1, 1, 50).reshape(10, 5)
+    model = models.MLP(5, hidden=(290,))
+    program = Program(model, x, x[:, 0])
+    guide = guides.AutoMultivariateNormal(model)
+    guide.setup(x[:1])
+    posterior = GuidePosterior(program, guide, Provenance("AutoMultivariateNormal", "SVI"))
+    num_latents = program.num_latents
+    matrix = 4 * num_latents**2
+    assert matrix > 15 * MIB
+    made = measured(lambda: next(posterior.in_blocks(1, 0).blocks()))
+    assert matrix <= made < 2 * matrix
+    assert posterior.predict(x[:1], 1, memory=2 * matrix).draws.shape == (1, 1, 1)
+    for num_rows in (1, 10):
+        with pytest.raises(OptionError, match=r": pass memory=\d+ or more$") as refused:
+            posterior.predict(x[:num_rows], 1, memory=matrix)
+        fits = int(re.findall(r"memory=(\d+)", str(refused.value))[0])
+        assert posterior.predict(x[:num_rows], 1, memory=fits).mean.shape == (num_rows, 1)
 
 
 PROCESS = """

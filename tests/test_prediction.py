@@ -133,6 +133,14 @@ def test_quantiles_interpolate_the_draws() -> None:
             prediction.quantile([0.5, level])
 
 
+def test_levels_of_quantiles_lie_where_the_draws_do() -> None:
+    draws = torch.arange(12.0).reshape(3, 4, 1)
+    prediction = Prediction(draws, draws, draws, draws, None, lambda y: y)
+    with torch.device("meta"):  # the default device need not be that of the model
+        quantiles = prediction.quantile([0.25, 0.5])
+    torch.testing.assert_close(quantiles, torch.stack([(draws[0] + draws[1]) / 2, draws[1]]))
+
+
 def test_each_draw_of_y_is_the_noise_around_its_own_f() -> None:
     oracle = linear_gaussian()
     prediction = exact_posterior(oracle).predict(oracle.x, NUM_DRAWS)
@@ -484,6 +492,19 @@ def test_beyond_the_bound_class_probabilities_stream() -> None:
     assert streamed.means is None
 
 
+def test_probabilities_of_classes_are_not_kept_beside_their_logits() -> None:
+    """A draw of 10 classes keeps the output, the logits made of it, and a label: 88 bytes a row."""
+    x = torch.linspace(-1, 1, 10_000).sin().reshape(2_000, 5)
+    posterior = drawn(
+        models.MLP(5, likelihood=likelihoods.Categorical(10)), x, torch.arange(2_000) % 10, 100
+    )
+    prediction = posterior.predict(x, 100, memory=memory.GIB // 50)
+    assert prediction.function_draws.shape == (100, 2_000, 10)
+    assert prediction.class_probs is not None
+    torch.testing.assert_close(prediction.class_probs, prediction.function_draws.softmax(-1))
+    assert prediction.class_probs is not prediction.class_probs
+
+
 def test_beyond_the_bound_draws_are_refused_with_what_fits() -> None:
     x, y = inputs(40), inputs(40)[:, 0]
     posterior = of_a_guide(x, y)
@@ -513,8 +534,10 @@ def test_draws_beyond_the_bound_are_refused_where_they_are_the_result() -> None:
     with pytest.raises(OptionError, match=r"10000 draws at 40 rows need .*num_samples=\d+ fits"):
         posterior.log_likelihood((x, y), 10_000, memory=BOUND)
     for call in (posterior.predict, posterior.function_draws):
-        with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
+        with pytest.raises(OptionError, match=r"of 0\.1 KiB: pass memory=\d+ or more$"):
             call(x, 1_000, memory=100)
+        with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
+            call(x.repeat(1_000, 1), 1_000, memory=BOUND)
 
 
 def test_masked_rows_have_no_density_in_a_prediction() -> None:

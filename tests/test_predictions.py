@@ -335,6 +335,52 @@ def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
         predict_file(saved, new, num_samples=1_000)
 
 
+def test_stored_draws_that_are_all_used_are_those_of_the_training_rows(
+    tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "houses.csv"
+    table().to_csv(path, index=False)
+    saved = fit(path, "nuts")
+    calls: list[int] = []
+    predict = predictions._predict
+
+    def counted(*args: Any) -> Any:
+        calls.append(len(args[2]))
+        return predict(*args)
+
+    monkeypatch.setattr(predictions, "_predict", counted)
+    same = predict_file(saved, new)
+    other = predict_file(saved, new, seed=saved.posterior.seed + 1)
+    np.testing.assert_array_equal(other.epistemic, same.epistemic)
+    assert calls == [10, 10]
+    predict_file(saved, new, num_samples=4)
+    assert calls[2:] == [4, 10]
+
+
+def test_many_draws_are_predicted_in_blocks_of_fewer_rows(
+    houses: SavedFit, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with 60,000 draws of 1,000 rows, at a smaller bound."""
+    expected = read(predict_file(houses, new, num_samples=4_000), sep=";")
+    monkeypatch.setattr(predictions, "GIB", 1 << 20)
+    sizes: list[int] = []
+    predict = predictions._predict
+
+    def counted(fit: SavedFit, x: torch.Tensor, *args: Any) -> Any:
+        sizes.append(len(x))
+        return predict(fit, x, *args)
+
+    monkeypatch.setattr(predictions, "_predict", counted)
+    found = read(predict_file(houses, new, num_samples=4_000), sep=";")
+    assert sizes[::2] == [2, 1]  # beside each, the draws that the training rows had
+    for name in ("predicted_mean", "predicted_sd", RATIO):  # free of the noise of y
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+    with pytest.raises(
+        OptionError, match=r"^9,000 draws are more than are kept of a row: take at most 8,192$"
+    ):
+        predict_file(houses, new, num_samples=9_000)
+
+
 def test_columns_that_are_taken(houses: SavedFit, tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     path.write_text("area,town,predicted_sd,uncertainty_vs_training\n80,Rome,1,2\n")

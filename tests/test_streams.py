@@ -43,6 +43,29 @@ def test_moments_of_two_chunks_by_hand() -> None:
     assert moments.mean.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, math.inf, math.inf, 2],
+        [math.inf, 1, 2],
+        [1, -math.inf, 3],
+        [math.inf, -math.inf, 1],
+        [1, math.nan, 2],
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_moments_of_infinite_values_are_those_of_all_at_once(
+    values: list[float], size: int
+) -> None:
+    stored = torch.tensor([[v, 5 + i] for i, v in enumerate(values)], dtype=torch.float64)
+    moments = RunningMoments()
+    for part in stored.split(size):
+        moments.add(part)
+    assert_close(moments.mean, stored.mean(0), rtol=1e-13, atol=0, equal_nan=True)
+    variance = stored.var(0, correction=0)
+    assert_close(moments.variance, variance, rtol=1e-13, atol=0, equal_nan=True)
+
+
 def test_the_log_mean_is_that_of_all_values() -> None:
     """Densities of e^-2000 vanish unless the sum is taken in logs."""
     values = -2_000 + 30 * torch.arange(36.0, dtype=torch.float64).cos().reshape(12, 3)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.capture import Captured, TensorFunction, value_and_grad
+from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.effects import Model, isolated, trace_model, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.chains import Report, State, chain_seeds, run_chains
@@ -37,6 +37,7 @@ from pyro_bnn.infer.engine import (
 from pyro_bnn.infer.nuts_kernel import Draw, FlatNUTS
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Params, Program
+from pyro_bnn.recording import TensorFunction
 
 logger = logging.getLogger("pyro_bnn")
 

@@ -52,6 +52,19 @@ def test_svi_reaches_the_exact_posterior() -> None:
     assert_svi_reaches(guide, oracle, oracle.mean, oracle.covariance)
 
 
+def test_draws_are_those_of_the_factor_of_the_covariance() -> None:
+    """Whatever stands above the diagonal of the parameter is not part of it."""
+    oracle = linear_gaussian()
+    guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)
+    noise = torch.arange(12.0, dtype=torch.float64).sin().reshape(3, 4)
+    factor = torch.linalg.cholesky(oracle.covariance)
+    with torch.no_grad():
+        guide.tril_times_root += torch.triu(torch.ones_like(guide.tril_times_root))
+        for eps in (noise, noise[0], noise.expand(2, 3, 4)):
+            z = guide.transport(eps)
+            torch.testing.assert_close(z, oracle.mean + eps @ factor.T, rtol=1e-10, atol=1e-12)
+
+
 def test_kl_is_the_closed_form_of_torch() -> None:
     oracle = linear_gaussian()
     guide = multivariate_normal(oracle, oracle.mean, oracle.covariance)

@@ -279,3 +279,23 @@ def test_an_adam_of_some_parameters_leaves_the_others_as_they_are() -> None:
         kept.append(params_of(posterior))
     for compiled, plain in zip(*kept, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(svi_module, "COUNTED_NORMALS", 10)
+    x, y = data()
+    losses = []
+    for compile_ in (True, False):
+        torch.manual_seed(0)
+        svi = SVI(guides.AutoNormal, num_steps=30, num_particles=2, compile=compile_)
+        losses.append(svi.run(mlp(None), (x, y), progress=False).losses)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    monkeypatch.setattr(svi_module, "COUNTED_NORMALS", 10**9)
+    torch.manual_seed(0)
+    drawn = SVI(guides.AutoNormal, num_steps=30, num_particles=2).run(
+        mlp(None), (x, y), progress=False
+    )
+    assert (drawn.losses != losses[1]).all()
