@@ -6,7 +6,7 @@ the same numbers to rounding:
 
 - a layer whose input is the same for all draws is one product ``[S H, I] [I, N]``, not S of them,
   and the layers after it keep that order, ``[S, H', H] [S, H, N]``;
-- a bias is added by the product itself;
+- a bias is added by the product itself, as the weight of an input that is 1 or as its start;
 - an activation overwrites its input where nothing else reads it.
 """
 
@@ -104,12 +104,14 @@ def _turn(module: GraphModule, node: Node, turned: set[Node]) -> None:
         else:
             x = _call(module, aten.reshape.default, shared, [num_rows, num_inputs])
             x = _call(module, aten.transpose.int, x, 0, 1)  # [I, N]
-            w = _call(module, aten.reshape.default, w, [num_draws * num_units, num_inputs])
-            if b is None:
-                product = _call(module, aten.mm.default, w, x)
-            else:
-                b = _call(module, aten.reshape.default, b, [num_draws * num_units, 1])
-                product = _call(module, aten.addmm.default, b, w, x)
+            num_columns = num_inputs
+            if b is not None:  # the weight of an input that is 1: an addmm would write it first
+                w = _call(module, aten.cat.default, [w, b], 2)
+                ones = _call(module, aten.new_ones.default, x, [1, num_rows])
+                x = _call(module, aten.cat.default, [x, ones], 0)
+                num_columns += 1
+            w = _call(module, aten.reshape.default, w, [num_draws * num_units, num_columns])
+            product = _call(module, aten.mm.default, w, x)
             product = _call(module, aten.reshape.default, product, [num_draws, num_units, num_rows])
         result = _call(module, aten.transpose.int, product, 1, 2)  # [S, N, H]
     last.replace_all_uses_with(result)
