@@ -31,7 +31,12 @@ _FILLS: Mapping[Any, Callable[[Node], Any]] = {  # value of a tensor that depend
     aten.new_ones.default: lambda _: 1.0,
     aten.full_like.default: lambda node: node.args[1],
 }
-_CHEAP = (aten.arange.default, aten.arange.start, aten.arange.start_step)  # dearer to read
+_CHEAP = (  # dearer to read than to make, and not all kinds of them can be made here
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    torch.ops.prims.iota.default,
+)
 
 
 def simplify(module: GraphModule) -> None:

@@ -299,3 +299,17 @@ def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
         mlp(None), (x, y), progress=False
     )
     assert (drawn.losses != losses[1]).all()
+
+
+@pytest.mark.slow
+def test_a_full_covariance_over_more_than_255_weights_is_compiled() -> None:
+    model = models.MLP(3, hidden=(16, 16)).double()  # positions beyond 8 bits
+    svi = SVI(guides.AutoMultivariateNormal, num_steps=2, compile=True)
+    torch.manual_seed(0)
+    posterior = svi.run(model, data(), progress=False)
+    assert posterior.program.num_latents > 255
+    svi = SVI(guides.AutoMultivariateNormal, num_steps=2, compile=False)
+    torch.manual_seed(0)
+    np.testing.assert_allclose(
+        posterior.losses, svi.run(model, data(), progress=False).losses, rtol=1e-9
+    )
