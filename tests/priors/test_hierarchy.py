@@ -329,8 +329,9 @@ def test_raw_values_have_closed_forms_and_centred_weights_have_none() -> None:
 
     def covered(prior: Any) -> int:
         model = models.MLP(3, hidden=(4,), prior=prior, likelihood=likelihoods.Normal(0.5))
-        blocks = Program(model, x, y).latents.closed_forms().expected
-        return sum(len(block.loc) for block, _ in blocks)
+        program = Program(model, x, y)
+        blocks = program.latents.closed_forms().expected
+        return sum(len(program.initial[block.index]) for block, _ in blocks)
 
     num_weights = 4 * 3 + 4 + 4 + 1
     for prior in HIERARCHIES.values():
