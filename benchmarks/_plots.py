@@ -183,5 +183,5 @@ def scaling(found: Result, over: str, path: Path) -> None:
         ax.set_xlabel(xlabel)
         ax.set_ylabel(ylabel)
         ax.set_title(title)
-        ax.legend(fontsize=9, loc="best")
+        ax.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         figure.savefig(path, dpi=DPI)
