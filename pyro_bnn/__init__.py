@@ -16,6 +16,7 @@ _NAMES = {
     "Split": "data",
     "bayesian": "models",
     "SVI": "infer",
+    "HMC": "infer",
     "NUTS": "infer",
     "Posterior": "posterior",
     "Prediction": "prediction",
@@ -26,6 +27,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "HMC",
     "NUTS",
     "SVI",
     "BNNError",
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     )
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.errors import BNNError
-    from pyro_bnn.infer import NUTS, SVI
+    from pyro_bnn.infer import HMC, NUTS, SVI
     from pyro_bnn.models import bayesian
     from pyro_bnn.posterior import Posterior
     from pyro_bnn.prediction import Prediction

@@ -42,6 +42,7 @@ class Captured:
     Attributes:
         is_captured: False once a capture failed; the function then runs through plain Pyro.
         is_compiled: Whether new graphs are compiled; False once a compilation failed.
+        is_strict: Whether a failure is an error; may be changed.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Captured:
         num_state: int = 0,
         strict: bool = False,
     ) -> None:
-        self._fn, self._name, self._strict = fn, name, strict
+        self._fn, self._name, self.is_strict = fn, name, strict
         self._rows, self._num_state = dict(rows or {}), num_state
         self._graphs: dict[object, TensorFunction] = {}
         self._by_rows: dict[object, list[Graph]] = {}  # that serve several numbers of rows
@@ -72,6 +73,27 @@ class Captured:
             return self._directly(args)
         with torch.no_grad():
             return graph(*args)
+
+    def serves(self, num_rows: int) -> bool:
+        """Whether a graph that was made, or plain Pyro, serves so many rows."""
+        graphs = [graph for found in self._by_rows.values() for graph in found]
+        return not self.is_captured or any(graph.serves(num_rows) for graph in graphs)
+
+    def bind(self, *args: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        """The function at these very tensors, to be called again as their values change.
+
+        Raises:
+            CaptureError: If ``strict`` and the function cannot be captured or compiled.
+        """
+        graph = self._graph(args) if self.is_captured else None
+        if graph is None:
+            return lambda: self._directly(args)
+
+        def replay() -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                return graph(*args)
+
+        return replay
 
     def _directly(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = tuple(value.detach() for value in self._fn(*args))
@@ -139,7 +161,7 @@ class Captured:
         return graph
 
     def _refuse(self, what: str, error: Exception) -> None:
-        if self._strict:
+        if self.is_strict:
             raise CaptureError(f"{self._name} {what}: {_reason(error)}") from error
 
     def _checked(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_bnn.errors import BNNWarning, OptionError
+from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
+from pyro_bnn.memory import WORKING_SET
 
-STORED_AT_ONCE = 256  # draws that are copied out of a store at once
+STORED_AT_ONCE = 256  # most draws that are copied out of a store at once
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,44 @@ class Draws:
             yield torch.cat(held) if len(held) > 1 else held[0]
 
     def together(self) -> Float[Tensor, "C S Q"]:
-        """All draws ``[C, S/C, Q]`` at once."""
-        z = torch.cat(list(self.blocks()))
+        """All draws ``[C, S/C, Q]`` at once, each held once while they are collected."""
+        blocks = self.blocks()
+        first = next(blocks)
+        z = first.new_empty(self.num_draws, first.shape[-1])
+        start = 0
+        for block in chain([first], blocks):
+            z[start : start + len(block)] = block
+            start += len(block)
+        if start != self.num_draws:
+            raise ShapeError(f"the blocks hold {start} draws, not {self.num_draws}")
         return z.reshape(self.num_chains, -1, z.shape[-1])
 
 
 def stored_draws(
-    z: Float[Tensor, "C S Q"], chosen: Int[Tensor, " s"], *, at_once: int = STORED_AT_ONCE
+    z: Float[Tensor, "C S Q"],
+    chosen: Int[Tensor, " s"],
+    *,
+    like: Tensor | None = None,
+    at_once: int | None = None,
 ) -> Draws:
-    """Chosen ones ``[s]`` of the draws that are stored for each chain."""
+    """Chosen ones ``[s]`` of the draws that are stored for each chain.
+
+    They may be stored in a file that is larger than the memory: a few are copied at once.
+
+    Args:
+        z: Draws ``[C, S, Q]`` of C chains.
+        chosen: Positions ``[s]`` within every chain.
+        like: Has the dtype and the device of the copies; by default those of z.
+        at_once: Most draws in a block, by default as many as fit a cache.
+    """
+    like = z if like is None else like
+    draw_bytes = max(1, z.shape[-1] * z.element_size())
+    size = at_once or max(1, min(STORED_AT_ONCE, WORKING_SET // draw_bytes))
 
     def blocks() -> Iterator[Tensor]:
-        for chain in z:
-            for positions in chosen.split(at_once):
-                yield chain[positions]
+        for of_chain in z:
+            for positions in chosen.split(size):
+                yield of_chain[positions].to(like)
 
     return Draws(blocks, z.shape[0] * len(chosen), z.shape[0])
 

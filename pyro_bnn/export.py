@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
 from pyro_bnn.models.description import describe
 
@@ -40,7 +42,7 @@ def arviz_groups(
     if stored is not None:
         num_samples = min(num_samples, stored)
     chains = posterior.num_chains
-    z = posterior.unconstrained(num_samples, seed, group_by_chain=True)  # [C, S, P]
+    draws = posterior.in_blocks(num_samples, seed)
     points = train if test is None else test
     num_points = min(NAMED_POINTS, len(points.x))
 
@@ -49,7 +51,7 @@ def arviz_groups(
 
     train_prediction = posterior.predict(train.x, num_samples, seed)
     groups: Groups = {
-        "posterior": _site_summaries(posterior, z, include_weights=include_weights),
+        "posterior": _site_summaries(posterior, draws, include_weights=include_weights),
         "posterior_predictive": {"y": by_chain(train_prediction.draws)},
         "log_likelihood": {
             "y": by_chain(posterior.log_likelihood(train, num_samples, seed)),
@@ -125,19 +127,25 @@ def arviz_groups(
 
 
 def _site_summaries(
-    posterior: Posterior, z: Tensor, *, include_weights: bool
+    posterior: Posterior, draws: Draws, *, include_weights: bool
 ) -> dict[str, NDArray[Any]]:
     """Scalars and constrained sites as they are, the Euclidean norm of every other site."""
-    values: dict[str, NDArray[Any]] = {}
-    for site in posterior.program.sites:
-        value = site.value(z)  # [C, S, *shape]
-        if not site.shape or not site.is_real:
-            values[site.name] = value.cpu().numpy()
-            continue
-        values[f"norm {site.name}"] = value.flatten(2).norm(dim=-1).cpu().numpy()
-        if include_weights:
-            values[site.name] = value.cpu().numpy()
-    return values
+    values: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
+    for z in draws.blocks():  # [s, Q]
+        for site in posterior.program.sites:
+            value = site.value(z)  # [s, *shape]
+            is_norm = bool(site.shape) and site.is_real
+            if is_norm:
+                norm = value.flatten(1).norm(dim=-1)
+                values[f"norm {site.name}"].append(norm.cpu().numpy())
+            if include_weights or not is_norm:
+                # a copy: a view would keep all of z
+                values[site.name].append(value.cpu().numpy().copy())
+    return {name: _by_chain(np.concatenate(parts), draws) for name, parts in values.items()}
+
+
+def _by_chain(value: NDArray[Any], draws: Draws) -> NDArray[Any]:
+    return value.reshape(draws.num_chains, -1, *value.shape[1:])  # [C, S, ...]
 
 
 def _sample_stats(
@@ -170,7 +178,7 @@ def _prior_groups(
         draws = y.sample()
     if draws.ndim == 2:
         draws = draws.unsqueeze(-1)
-    site_summaries = _site_summaries(posterior, z.unsqueeze(0), include_weights=False)
+    site_summaries = _site_summaries(posterior, Draws.of(z), include_weights=False)
     return {
         "prior": {**site_summaries, "f": f.unsqueeze(0).cpu().numpy()},
         "prior_predictive": {"y_at_points": draws.unsqueeze(0).cpu().numpy()},

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from pyro_bnn.errors import OptionError
 
 GIB = 1 << 30
+STORED_DRAWS = GIB  # bytes of stored draws beyond which they are on disk
 WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
 _PROBE_ROWS = 64
 
@@ -164,12 +165,17 @@ def beyond(
     else:
         hint = f"pass memory={needed} or more"
     return (
-        f"{num_draws} draws at {num_rows} rows need about {_size(needed)}, more than the bound of "
-        f"{_size(memory)}: {hint}"
+        f"{num_draws} draws at {num_rows} rows need about {readable(needed)}, more than the bound "
+        f"of {readable(memory)}: {hint}"
     )
 
 
-def _size(count: int) -> str:
-    """Bytes in a unit that leaves digits to compare."""
+def readable(count: int) -> str:
+    """Bytes in a unit that leaves digits to compare.
+
+    Example:
+        >>> readable(3 << 29)
+        '1.50 GiB'
+    """
     unit, name = (GIB, "GiB") if count >= GIB else (1 << 20, "MiB")
     return f"{count / unit:.2f} {name}" if count >= unit else f"{count / 1024:.1f} KiB"

@@ -515,7 +515,7 @@ class DrawsPosterior(Posterior):
 
     Args:
         program: The model as tensor functions.
-        z: Draws ``[C, S, P]`` of C chains.
+        z: Draws ``[C, S, P]`` of C chains; may be a map of a file, which is read a few at a time.
         provenance: How they came about.
         sample_stats: Sampler statistics of each draw ``[C, S]``.
         log_q: log q ``[C, S]`` of each draw, where the draws come from an approximation.
@@ -549,6 +549,11 @@ class DrawsPosterior(Posterior):
         return self._z.shape[0] * self._z.shape[1]
 
     @property
+    def stored(self) -> Float[Tensor, "C S P"]:
+        """All stored draws, the very tensor: to be read alone, and not all of a file at once."""
+        return self._z
+
+    @property
     def has_log_prob(self) -> bool:
         """Whether log q of each draw is stored."""
         return self._stored_log_q is not None
@@ -570,7 +575,8 @@ class DrawsPosterior(Posterior):
 
     def in_blocks(self, num_samples: int, seed: int) -> Draws:
         """Stored draws; see the base class."""
-        return stored_draws(self._z, self.chosen(num_samples, seed))
+        chosen = self.chosen(num_samples, seed)
+        return stored_draws(self._z, chosen, like=self.program.initial)
 
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""

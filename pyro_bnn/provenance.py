@@ -26,6 +26,7 @@ class Provenance:
         losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
         inputs: Units of x, or None.
         target: Units of y, or None.
+        phases: Seconds of each phase of the run, such as warm-up, by name; may be empty.
     """
 
     method: str
@@ -37,3 +38,4 @@ class Provenance:
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     inputs: Standardiser | None = None
     target: Standardiser | None = None
+    phases: dict[str, float] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -22,6 +23,9 @@ from pyro_bnn.errors import CaptureError
 from pyro_bnn.simplify import simplify
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
+
+
+ROWS = sympy.Symbol("rows", integer=True, positive=True)
 
 
 class RowsError(CaptureError):
@@ -38,6 +42,8 @@ class Graph:
 
     def __init__(self, run: TensorFunction, shapes: ShapeEnv) -> None:
         self.run, self._shapes = run, shapes
+        self._conditions: list[Any] = []
+        self._num_read = 0  # of the guards
 
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
         """The operations at other inputs."""
@@ -45,10 +51,16 @@ class Graph:
 
     def serves(self, num_rows: int) -> bool:
         """Whether all choices that the recorded code made by its number of rows are the same."""
-        for guard in self._shapes.guards:  # of the recording, and of the compiler
-            if not bool(guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, num_rows))):
-                return False
-        return True
+        guards = self._shapes.guards  # of the recording, and of the compiler
+        if self._num_read != len(guards):
+            self._conditions, self._num_read = _conditions(guards), len(guards)
+        return all(bool(condition.subs(ROWS, num_rows)) for condition in self._conditions)
+
+
+def _conditions(guards: Sequence[Any]) -> list[Any]:
+    """What guards say of the number of rows, once: all sizes that they know are that number."""
+    said = {guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, ROWS)) for guard in guards}
+    return [condition for condition in said if condition != sympy.true]
 
 
 def capture(
@@ -103,6 +115,7 @@ def compile_graph(
 # of the sites are written side by side, not chosen among by every kernel that reads them
 _OPTIONS: dict[str, Any] = {
     "max_pointwise_cat_inputs": 0,
+    "reorder_for_locality": False,
     "realize_opcount_threshold": 4,
     "realize_reads_threshold": 1,
     "cpp.enable_floating_point_contract_flag": "fast",

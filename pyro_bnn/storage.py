@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import secrets
 import zipfile
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from pyro_bnn import guides
+from pyro_bnn import guides, memory
 from pyro_bnn.data import Standardiser
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
@@ -43,6 +45,7 @@ def save(posterior: Posterior, path: Path) -> None:
                 "options": provenance.options,
                 "seed": provenance.seed,
                 "wall_time": provenance.wall_time,
+                "phases": provenance.phases,
                 "num_parameters": provenance.num_parameters,
                 "num_data": program.num_data,
                 "sites": [[site.name, list(site.shape)] for site in program.sites],
@@ -72,7 +75,11 @@ def save(posterior: Posterior, path: Path) -> None:
         }
     else:
         stored = posterior.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
-        document["z"] = posterior.unconstrained(stored, group_by_chain=True).contiguous()
+        document["z"] = _whole(
+            posterior.stored
+            if isinstance(posterior, DrawsPosterior)
+            else posterior.unconstrained(stored, group_by_chain=True)
+        )
         if posterior.has_log_prob:
             log_q = posterior.log_q(stored)
             document["log_q"] = log_q.reshape(document["z"].shape[:2])
@@ -108,6 +115,7 @@ def load(path: Path, model: Model) -> Posterior:
             options=header["options"],
             seed=header["seed"],
             wall_time=header["wall_time"],
+            phases=header.get("phases", {}),  # which older files lack
             num_parameters=header["num_parameters"],
             losses=document["losses"].numpy(),
             inputs=_standardiser(document["inputs"]),
@@ -120,7 +128,7 @@ def load(path: Path, model: Model) -> Posterior:
             return GuidePosterior(program, guide, provenance)
         return DrawsPosterior(
             program,
-            document["z"].to(program.initial),
+            _resident(document["z"], program),
             provenance,
             sample_stats={k: v.numpy() for k, v in document["sample_stats"].items()},
             log_q=document.get("log_q"),
@@ -151,7 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not zipfile.is_zipfile(path):
         raise FileFormatError(f"{path} is truncated, or is not a posterior saved by this package")
     try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
+        is_large = path.stat().st_size > memory.STORED_DRAWS
+        document = _mapped(path) if is_large else _loaded(path)
     except Exception as error:
         raise FileFormatError(f"{path} cannot be read as a saved posterior: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -162,6 +171,36 @@ def _read(path: Path) -> dict[str, Any]:
             "read it with the version that wrote it"
         )
     return document
+
+
+def _loaded(path: Path, *, mapped: bool = False) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _mapped(path: Path) -> Any:
+    """The document with its draws left in the file, and all else in memory."""
+    try:
+        document = _loaded(path, mapped=True)
+    except RuntimeError:  # Linux refuses a private map of a file that is larger than the memory
+        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+            document = _loaded(path, mapped=True)
+    if not isinstance(document, dict):
+        return document
+    return {
+        name: value if name == "z" else tree_map_only(Tensor, Tensor.clone, value)
+        for name, value in document.items()
+    }
+
+
+def _whole(z: Tensor) -> Tensor:
+    """The draws, or a copy of them where they are a part of a larger tensor, which is written."""
+    is_whole = z.is_contiguous() and z.untyped_storage().nbytes() == z.nbytes
+    return z if is_whole else z.clone(memory_format=torch.contiguous_format)
+
+
+def _resident(z: Tensor, program: Program) -> Tensor:
+    """Draws where and as the model computes, or as they are where they stay in the file."""
+    return z if z.nbytes > memory.STORED_DRAWS else z.to(program.initial)
 
 
 def _guide(document: dict[str, Any], model: Model, path: Path) -> Guide:

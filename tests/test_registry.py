@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from pyro_bnn import SVI, guides, infer, likelihoods, models, priors, registry
+from pyro_bnn import HMC, NUTS, SVI, guides, infer, likelihoods, models, priors, registry
 from pyro_bnn.errors import UnknownNameError
 
 
@@ -17,6 +17,7 @@ from pyro_bnn.errors import UnknownNameError
         ("AutoRank1Mixture", "auto-rank1-mixture"),
         ("SVI", "svi"),
         ("NUTS", "nuts"),
+        ("HMC", "hmc"),
         ("CyclicalSGLD", "cyclical-sgld"),
         ("MLP", "mlp"),
         ("auto-normal", "auto-normal"),
@@ -32,7 +33,7 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         getattr(guides, name) for name in guides.__all__ if name != "Guide"
     }
     assert guide_entries["auto-normal"] is guides.AutoNormal
-    assert registry.entries("engine")["svi"] is SVI
+    assert registry.entries("engine") == {"hmc": HMC, "nuts": NUTS, "svi": SVI}
     assert set(registry.entries("engine").values()) == {
         getattr(infer, name) for name in infer.__all__
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn import SVI, guides, likelihoods, models, priors, registry, storage
+from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry, storage
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import stock
-from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
+from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior
 from tests.laws import rank1_network
 from tests.oracle import linear_gaussian
@@ -39,8 +42,8 @@ def assert_same(a: Posterior, b: Posterior, x: Tensor, y: Tensor) -> None:
     assert a.has_log_prob == b.has_log_prob
     if a.has_log_prob:
         torch.testing.assert_close(a.log_q(20), b.log_q(20), rtol=0, atol=0)
-    for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters"):
-        assert getattr(a, name) == getattr(b, name)
+    for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters", "phases"):
+        assert getattr(a.provenance, name) == getattr(b.provenance, name)
     np.testing.assert_array_equal(a.losses, b.losses)
     assert a.sample_stats.keys() == b.sample_stats.keys()
     for name, value in a.sample_stats.items():
@@ -151,6 +154,97 @@ def test_a_file_is_replaced_and_readable_by_others(tmp_path: Path) -> None:
     umask = os.umask(0)
     os.umask(umask)
     assert fresh.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_phases_of_the_run_and_a_file_without_them(tmp_path: Path) -> None:
+    path, phases = tmp_path / "fit.pt", {"warm-up": 1.5, "sampling": 2.25}
+    exact_posterior(linear_gaussian(), phases=phases).save(path)
+    assert load(path).provenance.phases == phases
+
+    def as_before(document: dict[str, Any]) -> None:
+        header = json.loads(document["header"])
+        del header["phases"]
+        document["header"] = json.dumps(header)
+
+    assert load(changed(path, as_before)).provenance.phases == {}
+
+
+# Draws of any size
+
+
+def draws_posterior(z: Tensor) -> DrawsPosterior:
+    oracle = linear_gaussian()
+    return DrawsPosterior(Program(oracle.model, oracle.x, oracle.y), z, Provenance("NUTS", "NUTS"))
+
+
+def test_a_part_of_a_larger_tensor_is_written_alone(tmp_path: Path) -> None:
+    z = torch.randn(2, 1_000, 8, dtype=torch.float64)
+    for part in (z[:, :10, :4], z[..., :4].contiguous()[:, ::100], z.flatten()[:80].view(2, 10, 4)):
+        draws_posterior(part).save(tmp_path / "fit.pt")
+        assert (tmp_path / "fit.pt").stat().st_size < 20_000
+        loaded = load(tmp_path / "fit.pt")
+        assert isinstance(loaded, DrawsPosterior)
+        assert torch.equal(loaded.stored, part)
+
+
+@pytest.mark.parametrize("bound", [1, 1 << 20], ids=["mapped", "in memory"])
+def test_draws_of_another_precision(
+    bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model computes in its own, whatever the draws are stored in."""
+    monkeypatch.setattr(memory, "STORED_DRAWS", bound)
+    x = torch.linspace(-1, 1, 12).unsqueeze(-1)
+    model = models.MLP(1, hidden=(3,))
+    program = Program(model, x, x[:, 0])
+    z = torch.randn(2, 5, program.num_latents)
+    posterior = DrawsPosterior(program, z, Provenance("NUTS", "NUTS"))
+    posterior.save(tmp_path / "fit.pt")
+    double = Posterior.load(tmp_path / "fit.pt", models.MLP(1, hidden=(3,)).double())
+    assert isinstance(double, DrawsPosterior)
+    assert double.stored.dtype == (torch.float32 if bound == 1 else torch.float64)
+    assert torch.equal(double.unconstrained(), z.flatten(0, 1).double())
+    f = posterior.function_draws(x).double()
+    torch.testing.assert_close(double.function_draws(x), f, rtol=1e-5, atol=1e-5)
+
+
+LARGER_THAN_THE_MEMORY = """
+import resource, sys
+from pathlib import Path
+import torch
+from pyro_bnn import memory
+from pyro_bnn.errors import FileFormatError
+from pyro_bnn.posterior import Posterior
+from tests.oracle import linear_gaussian
+
+path = Path(sys.argv[1])
+model = linear_gaussian().model
+own = Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]
+limit = (int(own) << 10) + (80 << 20)  # of private memory, maps of files included
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+before = path.stat().st_mtime_ns
+try:
+    Posterior.load(path, model)
+except FileFormatError:  # the limit is one
+    memory.STORED_DRAWS = 1 << 20
+posterior = Posterior.load(path, model)
+print(float(posterior.log_joint((torch.zeros(1, 3), torch.zeros(1)), 10).sum()))
+assert path.stat().st_mtime_ns == before
+assert memory.STORED_DRAWS == 1 << 20
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_a_file_larger_than_the_memory_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "fit.pt"
+    z = torch.zeros(2, 2_000_000, 4, dtype=torch.float64)  # 128 MB
+    z[0, -1] = 1.0
+    posterior = draws_posterior(z)
+    posterior.save(path)
+    command = [sys.executable, "-c", LARGER_THAN_THE_MEMORY, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    expected = posterior.log_joint((torch.zeros(1, 3), torch.zeros(1)), 10).sum()
+    assert float(found.stdout) == pytest.approx(float(expected), rel=1e-12)
 
 
 # Files that cannot be read

@@ -1,281 +1,359 @@
-r"""Pyro's NUTS kernel on one flat vector, with what ArviZ wants to know of every draw.
+r"""The No-U-Turn sampler as a state machine: one leapfrog step of every chain at a time.
 
-The tree of Hoffman & Gelman with multinomial choice of the proposal (Betancourt) is Pyro's, step
-for step and random number for random number, and as in Stan a U-turn between two halves of a
-trajectory ends it too: without that check one that went round is doubled again. It works with
-momenta :math:`p = M^{-1/2} r \sim \mathcal N(0, I)`, so that a leapfrog step of size
-:math:`\epsilon` is
+The recursion of Hoffman & Gelman builds a trajectory by doubling: a subtree of :math:`2^d` new
+points at one of its ends, then the choice of a point, then the question whether the whole has
+turned. Here that is a loop without recursion. A call of :func:`step` moves every chain by one
+leapfrog step, adds the new point to the subtree that the chain is building, and where the subtree
+is complete joins it to the trajectory; where the trajectory ends its chosen point is a draw, and
+the next trajectory starts at once, so that no chain waits for another:
 
-.. math:: p \leftarrow p - \tfrac\epsilon2 s \odot \nabla U(z), \quad
-          z \leftarrow z + \epsilon\, s \odot p, \quad
-          p \leftarrow p - \tfrac\epsilon2 s \odot \nabla U(z), \qquad M^{-1} = \mathrm{diag}(s^2)
+    step:   new point at the end that grows                      grow
+            weigh it, maybe choose it                            add
+            has a finished subtree turned?                       subtree_turns
+            if the subtree is complete: join, choose, turned?    join
+            if the trajectory is over: a draw, and start anew    restart
 
-with one call of a captured gradient and no second pass through autograd.
+A subtree of points 0, 1, 2, ... contains smaller ones that end at its odd points: at point n, those
+of :math:`2^k` points for every k up to the number of trailing ones of n. Their first points are
+held in slots: an even point n goes to slot popcount(n), and at an odd point the slots of all
+subtrees that end there lie side by side. So a subtree of :math:`2^d` points needs d slots.
+
+Momenta are whitened, :math:`p = L^\top r \sim \mathcal N(0, I)` with :math:`M^{-1} = L L^\top`, and
+``sum`` is always a sum of momenta over points. Shapes: chains C, positions P, slots D.
 
 References:
-    Hoffman & Gelman, "The No-U-Turn Sampler: Adaptively Setting Path Lengths in Hamiltonian Monte
-    Carlo", JMLR 2014, arXiv:1111.4246. Betancourt, "A Conceptual Introduction to Hamiltonian Monte
-    Carlo", 2017, arXiv:1701.02434.
+    Hoffman & Gelman, "The No-U-Turn Sampler", JMLR 2014, arXiv:1111.4246. Betancourt, "A Conceptual
+    Introduction to Hamiltonian Monte Carlo", 2017, arXiv:1701.02434 (multinomial choice, U-turns by
+    sums of momenta). Lao et al., "tfp.mcmc: Modern Markov Chain Monte Carlo Tools Built for Modern
+    Hardware", 2020, arXiv:2002.01184 (slots instead of a recursion).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pyro.infer.mcmc import NUTS
 from torch import Tensor
 
-from pyro_bnn.infer.adaptation import (
-    FIRST_STEPS,
-    FIRST_WINDOW,
-    SITE,
-    GradientMassMatrix,
-    adaptation_windows,
+from pyro_bnn.infer.leapfrog import (
+    MAX_ENERGY_ERROR,
+    Point,
+    Potential,
+    energy_error,
+    kinetic,
+    leapfrog,
 )
+from pyro_bnn.infer.mass import Mass
 
-ValueAndGrad = Callable[[Tensor], tuple[Tensor, ...]]
-
-MAX_ENERGY_ERROR = 1_000.0  # nats above the start at which a trajectory counts as diverging
-SHORT_DEPTH = 6  # of the trajectories before the first mass matrix
+MAX_DEPTH = 20  # of trees: a million steps
 
 
-class Draw(NamedTuple):
-    """One draw and its statistics.
+class Tree(NamedTuple):
+    """Where every chain stands in its trajectory. Written in place by a captured :func:`step`.
+
+    The two ends lie at index 0 and 1 of ``end_*``. Of ``point_*``, index ``chosen`` is the point
+    chosen of the trajectory and ``1 - chosen`` that of the subtree; index 2 takes what is unused.
 
     Attributes:
-        z: The draw ``[P]``.
-        lp: Log density of z up to the evidence.
-        energy: Hamiltonian at the draw, with the momentum that led to it; at least -lp.
-        tree_depth: How often the trajectory was doubled.
-        n_steps: Leapfrog steps of the trajectory.
-        acceptance_rate: Mean acceptance probability of its points.
-        step_size: Step size of the integrator.
-        diverging: Whether the trajectory ended in a divergence.
+        end_z: Positions of the ends ``[C, 2, P]``; likewise momenta ``end_p``, gradients of the
+            potential ``end_grad``. While there is one point, it lies at the end that does not
+            grow.
+        point_z: Chosen positions ``[C, 3, P]``, their gradients ``point_grad``.
+        point_potential: U at them ``[C, 3]``, ``point_energy`` with the kinetic energy.
+        tree_sum: Sum of momenta of the trajectory ``[C, P]``; of the subtree ``subtree_sum``.
+        slot_p: Momentum of the first point of unfinished subtrees ``[C, D + 1, P]``; of the point
+            before it ``slot_before``; sum of the points before it, within the subtree,
+            ``slot_sum``. The last slot takes what is unused.
+        slot_turned: Whether the points from the slot before to this one have turned
+            ``[C, D + 1]``.
+        growing: Which end grows ``[C]``, 0 or 1.
+        size: Points of the trajectory ``[C]``, a power of 2.
+        leaf: Points of the subtree so far ``[C]``.
+        chosen: Index of the trajectory's point ``[C]``.
+        tree_weight: Log sum of weights of the trajectory ``[C]``; of the subtree
+            ``subtree_weight``.
+        start_energy: Energy at the start of the trajectory ``[C]``.
+        accept_sum: Sum of acceptance probabilities ``[C]``.
+        num_steps: Leapfrog steps of the trajectory ``[C]``.
+        ended: Whether the last step ended a trajectory ``[C]``.
+        stats: Of the last trajectory that ended ``[C, 6]``: see ``STATISTICS``.
     """
 
-    z: Tensor
-    lp: float
-    energy: float
-    tree_depth: int
-    n_steps: int
-    acceptance_rate: float
-    step_size: float
-    diverging: bool
+    end_z: Tensor
+    end_p: Tensor
+    end_grad: Tensor
+    point_z: Tensor
+    point_grad: Tensor
+    point_potential: Tensor
+    point_energy: Tensor
+    tree_sum: Tensor
+    subtree_sum: Tensor
+    slot_p: Tensor
+    slot_before: Tensor
+    slot_sum: Tensor
+    slot_turned: Tensor
+    growing: Tensor
+    size: Tensor
+    leaf: Tensor
+    chosen: Tensor
+    tree_weight: Tensor
+    subtree_weight: Tensor
+    start_energy: Tensor
+    accept_sum: Tensor
+    num_steps: Tensor
+    ended: Tensor
+    stats: Tensor
 
 
-@dataclass(slots=True)
-class _State:
-    """A point of a trajectory: position, scaled momentum, gradient ``[P]``; potential, energy."""
-
-    z: Tensor
-    p: Tensor
-    grad: Tensor
-    potential: float
-    energy: float
+STATISTICS = ("lp", "energy", "tree_depth", "n_steps", "acceptance_rate", "diverging")
+UNIFORMS = 3  # that a step uses of each chain: choice in the subtree, choice at a join, direction
 
 
-@dataclass(slots=True)
-class _Tree:
-    """A stretch of a trajectory: its ends, the point chosen in it, what joining it needs."""
-
-    left: _State
-    right: _State
-    chosen: _State
-    p_sum: Tensor
-    log_weight: float
-    turning: bool = False
-    diverging: bool = False
+def position(tree: Tree, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+    place = chains, tree.chosen[chains]
+    return tree.point_z[place], tree.point_potential[place], tree.point_grad[place]
 
 
-class FlatNUTS:
-    """The No-U-Turn sampler over a flat vector: Pyro's set-up and adaptation, lean trajectories.
+def begin(
+    z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
+) -> Tree:
+    """Trajectories of one point.
 
     Args:
-        value_and_grad: Maps z ``[P]`` to the potential, minus the log density, and its gradient.
-        start: Where the chain starts, ``[P]``.
-        warmup_steps: Draws during which step size and mass matrix adapt.
-        target_accept: Acceptance rate that the step size is adapted to.
-        max_tree_depth: Largest number of doublings of a trajectory.
-        step_size: Step size to start from, or to keep where ``adapt`` is False.
-        adapt: Whether step size and mass matrix adapt; else the matrix is the identity.
-        check_halves: Whether each half with the first point of the other is checked for a U-turn.
+        z: Positions ``[C, P]``.
+        potential: U at z ``[C]``.
+        grad: Its gradient ``[C, P]``.
+        momentum: Standard normal ``[C, P]``.
+        uniform: In [0, 1), ``[C, UNIFORMS]``; of it the direction.
+        limit: Largest number of points of a trajectory, a power of 2.
     """
-
-    def __init__(
-        self,
-        value_and_grad: ValueAndGrad,
-        start: Tensor,
-        *,
-        warmup_steps: int,
-        target_accept: float = 0.8,
-        max_tree_depth: int = 10,
-        step_size: float = 1.0,
-        adapt: bool = True,
-        check_halves: bool = True,
-    ) -> None:
-        differentiable: Any = _Potential
-
-        def potential(values: dict[str, Tensor]) -> Any:
-            return differentiable.apply(values[SITE], value_and_grad)
-
-        kernel: Any = NUTS(
-            potential_fn=potential,
-            step_size=step_size,
-            adapt_step_size=adapt,
-            adapt_mass_matrix=adapt,
-            target_accept_prob=target_accept,
-            max_tree_depth=max_tree_depth,
-        )
-        if adapt:
-            kernel.mass_matrix_adapter = GradientMassMatrix()
-        kernel.initial_params = {SITE: start.detach().clone()}
-        with torch.enable_grad():
-            kernel.setup(warmup_steps)
-        if adapt:
-            kernel._adapter._adaptation_schedule = adaptation_windows(warmup_steps)
-        self._kernel = kernel
-        self._value_and_grad = value_and_grad
-        self._max_tree_depth = max_tree_depth
-        self._check_halves = check_halves
-        self._warmup_steps = warmup_steps if adapt else 0
-        self._num_draws = 0
-        z, value, grads = kernel._fetch_from_cache()
-        self._position = (z[SITE], float(value), grads[SITE])
-        self._scale = torch.ones_like(start)
-        self._num_steps, self._sum_accept, self._initial_energy = 0, 0.0, 0.0
-
-    def draw(self) -> Draw:
-        """The next draw of the chain."""
-        kernel = self._kernel
-        step_size = float(kernel.step_size)
-        self._scale = kernel.inverse_mass_matrix[(SITE,)].sqrt()  # [P]
-        z, potential, grad = self._position
-        p = torch.normal(torch.zeros_like(z), torch.ones_like(z))
-        energy = potential + 0.5 * float(p.dot(p))
-        self._num_steps, self._sum_accept, self._initial_energy = 0, 0.0, energy
-        with torch.no_grad():
-            tree, depth = self._trajectory(_State(z, p, grad, potential, energy), step_size)
-        end, accept = tree.chosen, self._sum_accept / self._num_steps
-        self._position = (end.z, end.potential, end.grad)
-        self._num_draws += 1
-        if self._num_draws <= self._warmup_steps:
-            with torch.enable_grad():
-                kernel._adapter.step(
-                    self._num_draws, {SITE: end.z}, torch.tensor(accept), {SITE: end.grad}
-                )
-        return Draw(
-            z=end.z,
-            lp=-end.potential,
-            energy=end.energy,
-            tree_depth=depth,
-            n_steps=self._num_steps,
-            acceptance_rate=accept,
-            step_size=step_size,
-            diverging=tree.diverging,
-        )
-
-    def _trajectory(self, start: _State, step_size: float) -> tuple[_Tree, int]:
-        """Double the trajectory until it turns, diverges or is deep enough."""
-        tree = _Tree(start, start, start, start.p, 0.0)
-        # warm-up needs no exact trees: the first ones, with an untuned step, are kept short
-        short = self._num_draws < min(FIRST_STEPS + FIRST_WINDOW, self._warmup_steps)
-        max_depth = min(SHORT_DEPTH, self._max_tree_depth) if short else self._max_tree_depth
-        depth = 0
-        while depth < max_depth:
-            forward = float(torch.bernoulli(start.z.new_tensor(0.5))) == 1
-            end = tree.right if forward else tree.left
-            new = self._build(end, step_size if forward else -step_size, depth)
-            if new.turning or new.diverging:
-                tree.diverging = new.diverging
-                break
-            depth += 1
-            accept = math.exp(min(0.0, new.log_weight - tree.log_weight))
-            chosen = new.chosen if _uniform(start.z) < accept else tree.chosen
-            tree = self._join(tree, new, chosen) if forward else self._join(new, tree, chosen)
-            if tree.turning:
-                break
-        return tree, depth
-
-    def _build(self, end: _State, step_size: float, depth: int) -> _Tree:
-        """A tree of 2^depth points that continues a trajectory from its end."""
-        if depth == 0:
-            return self._leaf(end, step_size)
-        near = self._build(end, step_size, depth - 1)
-        if near.turning or near.diverging:
-            return near
-        forward = step_size > 0
-        far = self._build(near.right if forward else near.left, step_size, depth - 1)
-        log_weight = _log_add_exp(near.log_weight, far.log_weight)
-        probability = near.p_sum.new_tensor(math.exp(far.log_weight - log_weight))
-        chosen = far.chosen if float(torch.bernoulli(probability)) == 1 else near.chosen
-        if far.turning or far.diverging:
-            return far  # ends the trajectory: nobody looks at its points
-        return self._join(near, far, chosen) if forward else self._join(far, near, chosen)
-
-    def _join(self, left: _Tree, right: _Tree, chosen: _State) -> _Tree:
-        """Two neighbouring trees as one."""
-        p_sum = left.p_sum + right.p_sum
-        turning = _is_turning(left.left.p, right.right.p, p_sum)
-        if self._check_halves and not turning and left.left is not left.right:
-            turning = _is_turning(left.left.p, right.left.p, left.p_sum + right.left.p) or (
-                _is_turning(left.right.p, right.right.p, right.p_sum + left.right.p)
-            )
-        log_weight = _log_add_exp(left.log_weight, right.log_weight)
-        return _Tree(left.left, right.right, chosen, p_sum, log_weight, turning)
-
-    def _leaf(self, end: _State, step_size: float) -> _Tree:
-        """One leapfrog step."""
-        scale = self._scale
-        p = torch.addcmul(end.p, scale, end.grad, value=-0.5 * step_size)
-        z = torch.addcmul(end.z, scale, p, value=step_size)
-        value, grad = self._value_and_grad(z)
-        p = torch.addcmul(p, scale, grad, value=-0.5 * step_size)
-        potential = float(value)
-        energy = potential + 0.5 * float(p.dot(p))
-        error = energy - self._initial_energy
-        if not math.isfinite(error):
-            error = math.inf
-        self._num_steps += 1
-        self._sum_accept += math.exp(min(0.0, -error))
-        state = _State(z, p, grad, potential, energy)
-        return _Tree(state, state, state, p, -error, diverging=error > MAX_ENERGY_ERROR)
+    num_chains, num_latents = z.shape
+    zero = torch.zeros(num_chains, dtype=torch.int64, device=z.device)
+    num_slots = max(limit.bit_length() - 2, 1)
+    slots = z.new_zeros(num_chains, num_slots + 1, num_latents)
+    energy = potential + kinetic(momentum)
+    return Tree(
+        end_z=_repeated(z, 2),
+        end_p=_repeated(momentum, 2),
+        end_grad=_repeated(grad, 2),
+        point_z=_repeated(z, 3),
+        point_grad=_repeated(grad, 3),
+        point_potential=_repeated(potential, 3),
+        point_energy=_repeated(energy, 3),
+        tree_sum=momentum.clone(),
+        subtree_sum=torch.zeros_like(z),
+        slot_p=slots,
+        slot_before=slots.clone(),
+        slot_sum=slots.clone(),
+        slot_turned=slots[..., 0] > 0,
+        growing=(uniform[:, 2] < 0.5).long(),
+        size=torch.ones_like(zero),
+        leaf=zero,
+        chosen=zero.clone(),
+        tree_weight=torch.zeros_like(energy),
+        subtree_weight=torch.full_like(energy, -torch.inf),
+        start_energy=energy.clone(),
+        accept_sum=torch.zeros_like(energy),
+        num_steps=zero.clone(),
+        ended=zero > 0,
+        stats=z.new_zeros(num_chains, len(STATISTICS)),
+    )
 
 
-class _Potential(torch.autograd.Function):
-    """A potential whose gradient is known, for the parts of Pyro that ask autograd for it."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, value_and_grad: ValueAndGrad) -> Tensor:
-        value, grad = value_and_grad(z.detach())
-        ctx.save_for_backward(grad)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        (grad,) = ctx.saved_tensors
-        return cotangent * grad, None
-
-
-def _is_turning(left: Tensor, right: Tensor, p_sum: Tensor) -> bool:
-    """Whether either end moves back towards the rest (Betancourt, section A.4.2).
+def step(
+    tree: Tree,
+    potential: Potential,
+    mass: Mass,
+    step_size: Tensor,
+    momentum: Tensor,
+    uniform: Tensor,
+    limit: Tensor,
+) -> Tree:
+    """One leapfrog step of every chain, and all that follows from it.
 
     Args:
-        left: Momentum at the left end ``[P]``.
-        right: Momentum at the right end ``[P]``.
-        p_sum: Sum of the momenta from end to end ``[P]``.
+        tree: Where the chains stand; not changed.
+        potential: U and its gradient.
+        mass: The mass matrix.
+        step_size: Of each chain ``[C]``.
+        momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
+        uniform: In [0, 1), ``[C, UNIFORMS]``.
+        limit: Largest number of points of a trajectory, ``[]``.
     """
-    rho = torch.sub(p_sum, left + right, alpha=0.5)
-    return float(left.dot(rho)) <= 0 or float(right.dot(rho)) <= 0
+    before, new = _grow(tree, potential, mass, step_size)
+    tree, diverging = _add(tree, new, uniform[:, 0])
+    tree, turned = _subtree_turns(tree, before, new.p)
+    failed = diverging | turned
+    tree = tree._replace(leaf=tree.leaf + 1)
+    complete = ~failed & (tree.leaf == tree.size)
+    tree, over = _join(tree, new.p, complete, uniform[:, 1], limit)
+    return _restart(tree, new, complete, failed | over, diverging, momentum, uniform[:, 2])
 
 
-def _uniform(like: Tensor) -> float:
-    return float(torch.rand((), dtype=like.dtype, device=like.device))
+def _grow(tree: Tree, potential: Potential, mass: Mass, step_size: Tensor) -> tuple[Tensor, Point]:
+    """Momenta at the ends that grow, and the points one step beyond."""
+    source = torch.where(tree.size == 1, 1 - tree.growing, tree.growing)
+    z, p, grad = (_row(ends, source) for ends in (tree.end_z, tree.end_p, tree.end_grad))
+    epsilon = step_size * (2 * tree.growing - 1)
+    return p, leapfrog(z, p, grad, epsilon, potential, mass)
 
 
-def _log_add_exp(a: float, b: float) -> float:
-    high, low = max(a, b), min(a, b)
-    return high + math.log1p(math.exp(low - high))
+def _add(tree: Tree, new: Point, uniform: Tensor) -> tuple[Tree, Tensor]:
+    """Weigh the new points and choose them, each with its share of its subtree's weight."""
+    error = energy_error(new.energy, tree.start_energy)
+    weight = torch.logaddexp(tree.subtree_weight, -error)
+    take = uniform.log() < -error - weight
+    place = torch.where(take, 1 - tree.chosen, 2)
+    return tree._replace(
+        point_z=_with_row(tree.point_z, place, new.z),
+        point_grad=_with_row(tree.point_grad, place, new.grad),
+        point_potential=_with_row(tree.point_potential, place, new.potential),
+        point_energy=_with_row(tree.point_energy, place, new.energy),
+        subtree_weight=weight,
+        accept_sum=tree.accept_sum + (-error).clamp(max=0).exp(),
+        num_steps=tree.num_steps + 1,
+    ), error > MAX_ENERGY_ERROR
+
+
+def _subtree_turns(tree: Tree, before: Tensor, p: Tensor) -> tuple[Tree, Tensor]:
+    """Whether a subtree that ends at the new point has turned; a first point goes to its slot.
+
+    As in Stan a subtree has also turned if one of its halves and the next point of the other have.
+    """
+    num_slots = tree.slot_p.shape[1] - 1
+    slots = torch.arange(num_slots, device=p.device)
+    last = _popcount(tree.leaf) - tree.leaf % 2  # slot of the smallest subtree that ends here
+    largest = last - _popcount(tree.leaf ^ (tree.leaf + 1)) + 2  # and of the largest one
+    total = tree.subtree_sum + p
+    slot_p, slot_before, slot_sum = (
+        values[:, :num_slots] for values in (tree.slot_p, tree.slot_before, tree.slot_sum)
+    )
+    here, since = p.unsqueeze(1), total.unsqueeze(1) - slot_sum  # of the points from a slot on
+    whole = turns(slot_p, here, since)
+    second_half = turns(slot_before, here, since + slot_before)
+    is_first_point = tree.leaf % 2 == 0
+    ends = (slots >= largest.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))
+    halves = (second_half | tree.slot_turned[:, :num_slots]) & (slots > largest.unsqueeze(-1))
+    turned = (ends & (whole | halves)).any(-1) & ~is_first_point
+
+    place = torch.where(is_first_point, last, num_slots)
+    previous = (last - 1).clamp(min=0)
+    first_half = turns(_row(tree.slot_p, previous), p, total - _row(tree.slot_sum, previous))
+    return tree._replace(
+        subtree_sum=total,
+        slot_p=_with_row(tree.slot_p, place, p),
+        slot_before=_with_row(tree.slot_before, place, before),
+        slot_sum=_with_row(tree.slot_sum, place, tree.subtree_sum),
+        slot_turned=_with_row(tree.slot_turned, place, first_half),
+    ), turned
+
+
+def _join(
+    tree: Tree, p: Tensor, complete: Tensor, uniform: Tensor, limit: Tensor
+) -> tuple[Tree, Tensor]:
+    """Join complete subtrees to their trajectories; which of these are over."""
+    other = _row(tree.end_p, 1 - tree.growing)
+    first, inner = tree.slot_p[:, 0], tree.slot_before[:, 0]  # where subtree and rest meet
+    total = tree.tree_sum + tree.subtree_sum
+    turned = (
+        turns(other, p, total)
+        | turns(other, first, tree.tree_sum + first)
+        | turns(inner, p, tree.subtree_sum + inner)
+    )
+    take = complete & (uniform.log() < tree.subtree_weight - tree.tree_weight)
+    weight = torch.logaddexp(tree.tree_weight, tree.subtree_weight)
+    size = torch.where(complete, 2 * tree.size, tree.size)
+    return tree._replace(
+        tree_sum=torch.where(complete.unsqueeze(-1), total, tree.tree_sum),
+        tree_weight=torch.where(complete, weight, tree.tree_weight),
+        chosen=torch.where(take, 1 - tree.chosen, tree.chosen),
+        size=size,
+    ), complete & (turned | (size >= limit))
+
+
+def _restart(
+    tree: Tree,
+    new: Point,
+    complete: Tensor,
+    ended: Tensor,
+    diverging: Tensor,
+    momentum: Tensor,
+    uniform: Tensor,
+) -> Tree:
+    """Start a subtree where one is complete, and a trajectory where one has ended."""
+    z, grad = _row(tree.point_z, tree.chosen), _row(tree.point_grad, tree.chosen)
+    potential, energy = (
+        _row(tree.point_potential, tree.chosen),
+        _row(tree.point_energy, tree.chosen),
+    )
+    stats = torch.stack(
+        [
+            -potential,
+            energy,
+            tree.size.to(energy.dtype).log2(),
+            tree.num_steps.to(energy.dtype),
+            tree.accept_sum / tree.num_steps,
+            diverging.to(energy.dtype),
+        ],
+        -1,
+    )
+    fresh = ended | complete
+    growing = torch.where(fresh, (uniform < 0.5).long(), tree.growing)
+    place = torch.where(ended, 1 - growing, tree.growing)
+    start_energy = potential + kinetic(momentum)
+    ended_row = ended.unsqueeze(-1)
+    return tree._replace(
+        end_z=_with_row(tree.end_z, place, torch.where(ended_row, z, new.z)),
+        end_p=_with_row(tree.end_p, place, torch.where(ended_row, momentum, new.p)),
+        end_grad=_with_row(tree.end_grad, place, torch.where(ended_row, grad, new.grad)),
+        point_energy=_with_row(
+            tree.point_energy, tree.chosen, torch.where(ended, start_energy, energy)
+        ),
+        tree_sum=torch.where(ended_row, momentum, tree.tree_sum),
+        subtree_sum=torch.where(fresh.unsqueeze(-1), 0, tree.subtree_sum),
+        growing=growing,
+        size=torch.where(ended, 1, tree.size),
+        leaf=torch.where(fresh, 0, tree.leaf),
+        tree_weight=torch.where(ended, 0, tree.tree_weight),
+        subtree_weight=torch.where(fresh, -torch.inf, tree.subtree_weight),
+        start_energy=torch.where(ended, start_energy, tree.start_energy),
+        accept_sum=torch.where(ended, 0, tree.accept_sum),
+        num_steps=torch.where(ended, 0, tree.num_steps),
+        ended=ended,
+        stats=torch.where(ended_row, stats, tree.stats),
+    )
+
+
+def turns(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+    """Whether either end of a stretch moves back towards the rest (Betancourt, section A.4.2).
+
+    Args:
+        left: Momentum at one end ``[..., P]``.
+        right: Momentum at the other end ``[..., P]``.
+        total: Sum of the momenta from end to end ``[..., P]``.
+    """
+    rho = total - 0.5 * (left + right)
+    return ((left * rho).sum(-1) <= 0) | ((right * rho).sum(-1) <= 0)
+
+
+def _popcount(number: Tensor) -> Tensor:
+    """How many bits are set ``[C]``."""
+    bits = torch.tensor([1 << i for i in range(MAX_DEPTH + 1)], device=number.device)
+    return ((number.unsqueeze(-1) & bits) != 0).sum(-1)
+
+
+def _repeated(values: Tensor, times: int) -> Tensor:
+    """Values ``[C, ...]`` as ``[C, times, ...]``."""
+    return torch.stack([values] * times, 1)
+
+
+def _row(values: Tensor, place: Tensor) -> Tensor:
+    """Of each chain the row at its place."""
+    return values[torch.arange(values.shape[0], device=values.device), place]
+
+
+def _with_row(values: Tensor, place: Tensor, row: Tensor) -> Tensor:
+    """The values with a row of each chain replaced."""
+    chains = torch.arange(values.shape[0], device=values.device)
+    return values.index_put((chains, place), row)

@@ -1,216 +1,253 @@
-"""The trajectories are Pyro's, draw for draw; the statistics obey their definitions."""
+"""The state machine against a recursive tree on the same random numbers, and what it samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from pyro.infer import mcmc
 from torch import Tensor
+from torch.testing import assert_close
 
-from pyro_bnn.infer.nuts_kernel import FlatNUTS, _State, _Tree
+from pyro_bnn.infer import nuts_kernel
+from pyro_bnn.infer.leapfrog import Potential
+from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.nuts_kernel import turns
+from tests.infer import naive_nuts
+from tests.infer.densities import Density, banana, gaussian, rotated, scales, with_gradient
+from tests.infer.drive import (
+    Run,
+    assert_invariant,
+    diagonal,
+    low_rank,
+    normal,
+    trajectories,
+    uniform,
+)
 
-SD = torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64)
-
-
-def value_and_grad(potential: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    def both(z: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            value = potential(z)
-            return value.detach(), *torch.autograd.grad(value, z)
-
-    return both
-
-
-def gaussian(z: Tensor) -> Tensor:
-    return 0.5 * (z / SD).square().sum()
-
-
-def banana(z: Tensor) -> Tensor:
-    return 0.5 * (z[0].square() + (z[1] - z[0].square()).square() / 0.1 + z[2].square())
+SHORT_TO_LONG = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5]
 
 
-def chain(potential: Callable[[Tensor], Tensor], **options: Any) -> FlatNUTS:
-    start = torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)
-    return FlatNUTS(value_and_grad(potential), start, **{"warmup_steps": 0, **options})
+def steps(*sizes: float) -> Tensor:
+    return torch.tensor(sizes, dtype=torch.float64)
 
 
-# --- trajectories --------------------------------------------------------------------------------
+# --- the same trajectories as a recursive tree ---------------------------------------------------
 
 
-@pytest.mark.parametrize("potential", [gaussian, banana, lambda z: 1e3 * banana(z)])
-@pytest.mark.parametrize("max_tree_depth", [3, 10])
-def test_draws_are_those_of_pyros_kernel(
-    potential: Callable[[Tensor], Tensor], max_tree_depth: int
-) -> None:
-    inverse_mass = torch.tensor([0.5, 2.0, 1.3], dtype=torch.float64)
-    options = {"adapt": False, "check_halves": False}
-    ours = chain(potential, step_size=0.15, max_tree_depth=max_tree_depth, **options)
-    theirs: Any = mcmc.NUTS(
-        potential_fn=lambda values: potential(values["z"]),
-        step_size=0.15,
-        adapt_step_size=False,
-        adapt_mass_matrix=False,
-        max_tree_depth=max_tree_depth,
+def compared(
+    density: Density, mass: Mass, sizes: list[float], *, depth: int, num_steps: int = 500
+) -> list[Run]:
+    """Trajectories of chains with these step sizes side by side, each like its own naive one."""
+    runs = trajectories(
+        nuts_kernel,
+        density.potential,
+        mass,
+        density.draws(len(sizes), seed=1),
+        steps(*sizes),
+        num_steps=num_steps,
+        limit=1 << depth,
+        seed=2,
     )
-    theirs.initial_params = {"z": torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)}
-    theirs.setup(0)
-    for kernel in (ours._kernel, theirs):
-        kernel.mass_matrix_adapter.inverse_mass_matrix = {("z",): inverse_mass.clone()}
-    torch.manual_seed(1)
-    draws = [ours.draw() for _ in range(25)]
-    torch.manual_seed(1)
-    z = theirs.initial_params
-    expected, accepts = [], [0.0]
-    for _ in range(25):
-        z = theirs.sample(z)
-        expected.append(z["z"])
-        accepts.append(theirs._mean_accept_prob)
-    torch.testing.assert_close(torch.stack([d.z for d in draws]), torch.stack(expected))
-    assert [i for i, d in enumerate(draws) if d.diverging] == theirs._divergences
-    assert math.fsum(d.acceptance_rate for d in draws) / 25 == pytest.approx(accepts[-1])
+    of = naive_nuts.dynamics(density.potential, mass)
+    naive = []
+    for run in runs:
+        z, p, rows = run.z.numpy(), run.p.numpy(), run.uniforms.numpy()
+        size = sizes[run.chain]
+        naive.append(naive_nuts.trajectory(of, z, p, rows, step_size=size, max_depth=depth))
+    for name in nuts_kernel.STATISTICS:
+        exact = name in ("n_steps", "tree_depth", "diverging")
+        found = np.array([run.stats[name] for run in runs])
+        expected = np.array([float(getattr(draw, name)) for draw in naive])
+        tolerance = 0 if exact else 1e-9
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=name)
+    drawn = np.stack([run.drawn.numpy() for run in runs])
+    np.testing.assert_allclose(drawn, np.stack([n.z for n in naive]), rtol=1e-9, atol=1e-9)
+    return runs
 
 
-def test_statistics_of_one_leapfrog_step() -> None:
-    """A trajectory of one step from (z, p) on U = z^2 / 2, worked out by hand."""
-    z, e = 0.4, 1.7
-    start = torch.tensor([z], dtype=torch.float64)
-    kernel = FlatNUTS(
-        value_and_grad(lambda z: 0.5 * z.square().sum()),
-        start,
-        warmup_steps=0,
-        adapt=False,
-        step_size=e,
-        max_tree_depth=1,
+def count(runs: list[Run], name: str) -> list[int]:
+    return [int(run.stats[name]) for run in runs]
+
+
+def num_cut_short(runs: list[Run]) -> int:
+    """How many trajectories turned within their last subtree, or diverged there."""
+    return sum(int(r.stats["n_steps"]) != 2 ** int(r.stats["tree_depth"]) - 1 for r in runs)
+
+
+def test_trees_of_all_depths_on_a_sphere_and_beyond_its_longest_step() -> None:
+    runs = compared(scales(1, 1, 1), diagonal(1, 1, 1), SHORT_TO_LONG, depth=10)
+    assert set(range(1, 8)) <= set(count(runs, "tree_depth"))
+    assert sum(count(runs, "diverging")) > 20
+    assert num_cut_short(runs) > 100
+
+
+def test_trees_on_an_ill_conditioned_gaussian() -> None:
+    sizes = [0.03, 0.06, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2]
+    runs = compared(scales(0.05, 1, 5), diagonal(0.1, 0.8, 2), sizes, depth=10)
+    assert set(range(1, 7)) <= set(count(runs, "tree_depth"))
+    assert num_cut_short(runs) > 200
+
+
+def test_trees_under_a_low_rank_mass_matrix() -> None:
+    covariance = rotated(torch.tensor([0.1, 0.5, 1, 2, 9], dtype=torch.float64))
+    sizes = [0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5]
+    runs = compared(gaussian(covariance), low_rank(5), sizes, depth=10)
+    assert set(range(1, 7)) <= set(count(runs, "tree_depth"))
+
+
+def test_trees_on_a_bent_ridge() -> None:
+    sizes = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5]
+    runs = compared(banana(0.2), diagonal(1, 1), sizes, depth=10)
+    assert set(range(6)) <= set(count(runs, "tree_depth"))
+    assert sum(count(runs, "diverging")) > 20
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_trees_that_may_grow_no_further(depth: int) -> None:
+    runs = compared(scales(0.3, 1), diagonal(1, 1), SHORT_TO_LONG[:5], depth=depth)
+    full = [n == 2**depth - 1 for n in count(runs, "n_steps")]
+    assert sum(full) > 100
+    assert max(count(runs, "tree_depth")) == depth
+
+
+# --- what the papers say, without a tree ---------------------------------------------------------
+
+
+def test_draws_stay_draws_of_the_density() -> None:
+    """With steps so long that a quarter of the first draws stay where they are."""
+    assert_invariant(
+        nuts_kernel,
+        banana(0.7),
+        diagonal(0.9, 1.4),
+        step_size=0.55,
+        limit=16,
+        num_chains=3_000,
+        num_draws=2,
+        least_moved=0.7,
     )
-    torch.manual_seed(3)
-    p = float(torch.normal(torch.zeros_like(start), torch.ones_like(start)))
-    torch.manual_seed(3)
-    draw = kernel.draw()
+
+
+def test_one_step_worked_out_by_hand() -> None:
+    """A trajectory of one step from (z, p) on U = z^2 / 2, forwards, then backwards in time."""
+    z, p, e = 0.4, 0.9, 1.7
     energy = 0.5 * (z**2 + p**2)
-    ends = []
-    for d in (1, -1):  # forwards or backwards in time
+    start = torch.full((4, 1), z, dtype=torch.float64)
+    momentum = torch.full((4, 1), p, dtype=torch.float64)
+    potential = scales(1).potential
+    direction = torch.tensor([0.4999, 0.5, 0.4999, 0.5], dtype=torch.float64)
+    first = torch.stack([direction, direction, direction], -1)
+    tree = nuts_kernel.begin(start, *potential(start), momentum, first, 2)
+    rates, points = [], []
+    for d in (1, -1):
         z_new = z * (1 - e**2 / 2) + d * e * p
         p_new = p * (1 - e**2 / 2) - d * e * z * (1 - e**2 / 4)
-        ends.append((z_new, 0.5 * (z_new**2 + p_new**2)))
-    rates = [min(1.0, math.exp(energy - end)) for _, end in ends]
-    d = min((0, 1), key=lambda i: abs(rates[i] - draw.acceptance_rate))
-    assert draw.acceptance_rate == pytest.approx(rates[d], rel=1e-12)
-    point, total = ends[d] if float(draw.z) != z else (z, energy)
-    assert float(draw.z) == pytest.approx(point, rel=1e-12)
-    assert draw.energy == pytest.approx(total, rel=1e-12)
-    assert draw.lp == pytest.approx(-0.5 * point**2, rel=1e-12)
-    assert (draw.n_steps, draw.step_size, draw.diverging) == (1, e, False)
+        rates.append(math.exp(energy - 0.5 * (z_new**2 + p_new**2)))  # 0.55, 0.37
+        points.append((z_new, 0.5 * (z_new**2 + p_new**2)))
+    join = torch.tensor(rates, dtype=torch.float64).repeat(2) + steps(-0.01, -0.01, 0.01, 0.01)
+    second = torch.stack([torch.full_like(join, 0.99), join, direction], -1)
+    tree = nuts_kernel.step(
+        tree, potential, diagonal(1), steps(e, e, e, e), momentum, second, torch.tensor(2)
+    )
+    assert tree.ended.all()
+    drawn = nuts_kernel.position(tree, torch.arange(4))[0][:, 0].tolist()
+    ends = [*points, (z, energy), (z, energy)]
+    for i, (point, total) in enumerate(ends):
+        assert drawn[i] == pytest.approx(point, rel=1e-12)
+        expected = [-0.5 * point**2, total, 1, 1, rates[i % 2], 0]
+        assert tree.stats[i].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_trajectory_that_went_round_is_not_doubled_again() -> None:
     """On circles of period 2 pi, 127 steps of 0.0497 end a little further than they began.
 
-    Half of that, 63 steps, is just short of the half turn that the check of the ends finds.
+    Half of that, 63 steps, is just short of the half turn that the check of the ends finds; the
+    check of a half with the next point of the other finds it.
     """
-    potential = value_and_grad(lambda z: 0.5 * z.square().sum())
-    start = torch.randn(1_000, generator=torch.Generator().manual_seed(0)).double()
-    deepest = {}
-    for check_halves in (True, False):
-        torch.manual_seed(0)
-        kernel = FlatNUTS(
-            potential,
-            start,
-            warmup_steps=0,
-            adapt=False,
-            step_size=0.0497,
-            check_halves=check_halves,
-        )
-        deepest[check_halves] = max(kernel.draw().n_steps for _ in range(6))
-    assert deepest[True] == 127
-    assert deepest[False] > 127
+    runs = trajectories(
+        nuts_kernel,
+        scales(*[1.0] * 100).potential,
+        diagonal(*[1.0] * 100),
+        normal(8, 100, seed=0),
+        steps(*[0.0497] * 8),
+        num_steps=300,
+        limit=1024,
+        seed=1,
+    )
+    assert len(runs) >= 16
+    assert max(count(runs, "n_steps")) == 127
 
 
-@pytest.mark.parametrize("quarter_turns", [0.1, 0.5, 0.6, 0.7, 0.9, 1.1, 1.3, 1.4, 1.7, 1.9])
-def test_two_halves_turn_where_the_angle_between_their_ends_does(quarter_turns: float) -> None:
+@pytest.mark.parametrize("quarter_turns", [0.1, 0.5, 0.9, 1.1, 1.5, 1.9])
+def test_a_stretch_turns_where_the_angle_between_its_ends_does(quarter_turns: float) -> None:
     """Momenta at angles 0, a, 2a, 3a: the trapezoid sum over an angle T turns where sin T < 0."""
-    a = quarter_turns * math.pi / 2
-    p = [torch.tensor([math.cos(k * a), math.sin(k * a)]).double() for k in range(4)]
-    states = [_State(p_k, p_k, p_k, 0.0, 0.0) for p_k in p]
-    halves = [_Tree(states[i], states[i + 1], states[i], p[i] + p[i + 1], 0.0) for i in (0, 2)]
-    ends, half = math.sin(3 * a) < 0, math.sin(2 * a) < 0
-    for check_halves in (True, False):
-        joined = chain(gaussian, check_halves=check_halves)._join(halves[0], halves[1], states[1])
-        assert joined.turning == (ends or (half and check_halves))
-        assert (joined.left, joined.right, joined.chosen) == (states[0], states[3], states[1])
-        assert joined.log_weight == pytest.approx(math.log(2))
+    angles = torch.arange(4, dtype=torch.float64) * quarter_turns * math.pi / 2
+    p = torch.stack([angles.cos(), angles.sin()], -1)
+    for n in (2, 3, 4):
+        turned = bool(turns(p[0], p[n - 1], p[:n].sum(0)))
+        assert turned == (math.sin(angles[n - 1]) < 0)
+        assert bool(turns(p[n - 1], p[0], p[:n].sum(0))) == turned
 
 
-def test_depth_counts_doublings_and_steps_fill_them() -> None:
-    torch.manual_seed(0)
-    kernel = chain(gaussian, adapt=False, step_size=0.1)
-    for _ in range(50):
-        draw = kernel.draw()
-        assert 2**draw.tree_depth - 1 <= draw.n_steps <= 2 ** (draw.tree_depth + 1) - 1
-
-
-def test_short_steps_fill_the_deepest_tree() -> None:
-    draw = chain(gaussian, adapt=False, step_size=1e-6, max_tree_depth=4).draw()
-    assert (draw.tree_depth, draw.n_steps, draw.diverging) == (4, 15, False)
-    assert draw.acceptance_rate == pytest.approx(1.0, abs=1e-6)
-
-
-def test_energy_is_at_least_minus_lp() -> None:
-    torch.manual_seed(0)
-    kernel = chain(banana, adapt=False, step_size=0.2)
-    for _ in range(50):
-        draw = kernel.draw()
-        assert draw.lp == pytest.approx(-float(banana(draw.z)), rel=1e-12)
-        assert draw.energy >= -draw.lp
-
-
-@pytest.mark.parametrize("beyond", [math.nan, math.inf, 5_000.0])
+@pytest.mark.parametrize("beyond", [math.nan, math.inf, -math.inf, 5_000.0])
 def test_divergence_ends_the_trajectory_and_keeps_the_point(beyond: float) -> None:
-    start = torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)
+    start = normal(4, 3, seed=0)
 
     def cliff(z: Tensor) -> Tensor:
-        return z.sum() * 0 + (0.0 if torch.equal(z, start) else beyond)
+        return 0 * z.sum(-1) + torch.where((z == start).all(-1), 0.0, beyond)
 
-    draw = chain(cliff, adapt=False, step_size=0.1).draw()
-    assert (draw.diverging, draw.n_steps, draw.tree_depth) == (True, 1, 0)
-    assert draw.acceptance_rate == 0
-    assert torch.equal(draw.z, start)
-
-
-# --- adaptation ----------------------------------------------------------------------------------
-
-
-def test_warmup_finds_the_scales_and_a_step_size_for_the_target() -> None:
-    """The rule is exact on independent Gaussians; whatever the draws."""
-    torch.manual_seed(0)
-    steps = []
-    for target in (0.6, 0.95):
-        kernel = chain(gaussian, warmup_steps=100, target_accept=target)
-        for _ in range(100):
-            kernel.draw()
-        found = kernel._kernel.inverse_mass_matrix[("z",)].sqrt()
-        torch.testing.assert_close(found, SD, rtol=1e-8, atol=0)
-        steps.append(kernel.draw().step_size)
-        assert kernel.draw().step_size == steps[-1]  # fixed after warm-up
-    assert steps[0] > 1.3 * steps[1]
+    potential: Potential = with_gradient(cliff)
+    runs = trajectories(
+        nuts_kernel,
+        potential,
+        diagonal(1, 1, 1),
+        start,
+        steps(0.1, 0.1, 0.1, 0.1),
+        num_steps=5,
+        limit=1024,
+        seed=1,
+    )
+    assert len(runs) == 20
+    for run in runs:
+        expected = {"tree_depth": 0, "n_steps": 1, "acceptance_rate": 0, "diverging": 1, "lp": 0}
+        assert {name: run.stats[name] for name in expected} == expected
+        assert torch.equal(run.drawn, start[run.chain])
+        assert run.stats["energy"] == pytest.approx(0.5 * float(run.p.square().sum()), rel=1e-12)
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 1, 5, 30])
-def test_short_warmups_run(warmup_steps: int) -> None:
-    torch.manual_seed(0)
-    kernel = chain(gaussian, warmup_steps=warmup_steps)
-    draws = [kernel.draw() for _ in range(warmup_steps + 3)]
-    assert all(math.isfinite(draw.lp) and draw.step_size > 0 for draw in draws)
-    assert len({draw.step_size for draw in draws[warmup_steps:]}) == 1
+def test_a_step_changes_nothing_that_it_is_given() -> None:
+    z, potential = normal(3, 2, seed=0), banana(0.5).potential
+    tree = nuts_kernel.begin(z, *potential(z), normal(3, 2, seed=1), uniform(3, 3, seed=2), 8)
+    for i in range(6):
+        before = [value.clone() for value in tree]
+        numbers = normal(3, 2, seed=i), uniform(3, 3, seed=i)
+        new = nuts_kernel.step(
+            tree, potential, diagonal(1, 1), steps(0.1, 0.3, 0.6), *numbers, torch.tensor(8)
+        )
+        assert_close(list(tree), before, rtol=0, atol=0)
+        tree = new
 
 
-def test_first_trajectories_of_warmup_are_short() -> None:
-    """Under the identity matrix this Gaussian takes trees of about 2^11 steps."""
-    scales = torch.tensor([1e-3, 1.0, 1.0], dtype=torch.float64)
-    torch.manual_seed(0)
-    kernel = chain(lambda z: 0.5 * (z / scales).square().sum(), warmup_steps=40, target_accept=0.99)
-    assert max(kernel.draw().tree_depth for _ in range(19)) == 6
+def test_positions_are_the_latest_draws_with_their_potential_and_gradient() -> None:
+    """Of any chains, in any order, while their next trajectories are under way."""
+    density = banana(0.5)
+    z = density.draws(5)
+    tree = nuts_kernel.begin(
+        z, *density.potential(z), normal(5, 2, seed=1), uniform(5, 3, seed=2), 64
+    )
+    last = z.clone()
+    for i in range(50):
+        numbers = normal(5, 2, seed=i), uniform(5, 3, seed=i)
+        sizes = steps(0.1, 0.2, 0.3, 0.4, 0.5)
+        tree = nuts_kernel.step(
+            tree, density.potential, diagonal(1, 1), sizes, *numbers, torch.tensor(64)
+        )
+        chains = torch.tensor([4, 0, 3])
+        found, value, grad = nuts_kernel.position(tree, chains)
+        expected = density.potential(found)
+        assert_close((value, grad), expected, rtol=1e-12, atol=1e-12)
+        at_all = nuts_kernel.position(tree, torch.arange(5))[0]
+        assert torch.equal(at_all[chains], found)
+        last = torch.where(tree.ended[:, None], at_all, last)
+    assert not torch.equal(last, z)

@@ -1,0 +1,290 @@
+r"""Markov chains in lockstep: one batch, one captured step for all of them, no chain ever waits.
+
+Every step moves each chain by one leapfrog step. A chain whose trajectory ends hands over its draw
+and starts the next one in the same step. Step sizes are each chain's own, adapted in the same step:
+updates pooled over chains whose trajectories end at different times would favour the short, bad
+ones. The mass matrix is one for all chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.capture import Captured
+from pyro_bnn.infer import step_size as averaging
+from pyro_bnn.infer.leapfrog import Potential
+from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.step_size import DualAveraging
+
+UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
+
+
+class Kernel(Protocol):
+    """A sampler as a state machine: :mod:`~pyro_bnn.infer.nuts_kernel` and ``hmc_kernel``.
+
+    Its state is a named tuple of tensors with a row a chain, among them ``ended [C]``, whether the
+    last step ended a trajectory, ``stats [C, len(STATISTICS)]`` of the last trajectory that ended,
+    and ``accept_sum [C]``, the acceptance probability of a trajectory's first point.
+    """
+
+    @property
+    def STATISTICS(self) -> tuple[str, ...]:  # noqa: N802 - a constant of a module
+        """Names of the columns of ``stats``."""
+
+    @property
+    def UNIFORMS(self) -> int:  # noqa: N802
+        """How many uniform numbers a step takes for each chain."""
+
+    def begin(
+        self,
+        z: Tensor,
+        potential: Tensor,
+        grad: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: int,
+    ) -> Any:
+        """State of chains that start a trajectory at z."""
+
+    def step(
+        self,
+        state: Any,
+        potential: Potential,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Any:
+        """The state after one leapfrog step of every chain."""
+
+    def position(self, state: Any, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Latest draws z ``[K, P]`` of some chains, U there and its gradient."""
+
+
+class Lockstep:
+    """Chains of one kernel, moved by one captured step.
+
+    Args:
+        kernel: The state machine.
+        potential: U and its gradient at z ``[C, P]`` and other inputs; a pure function of tensors.
+        inputs: What the potential takes beside z, such as the data.
+        starts: Where the chains start ``[C, P]``.
+        mass: First mass matrix; later ones have its shapes.
+        limit: Length of trajectories, as the kernel counts: most points, or mean steps.
+        target_accept: Acceptance rate that step sizes aim at.
+        seed: Seed of momenta and choices.
+        name: What is sampled, for log lines.
+        compiled: Whether the step is compiled.
+        strict: Whether a step that cannot be compiled is an error.
+        own_inputs: Indices of the inputs that have a row a chain.
+
+    Attributes:
+        chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
+        mass: The mass matrix.
+        step_size: Step size of each ``[C]``.
+        is_compiled: Whether the step is compiled.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        potential: Potential,
+        inputs: Sequence[Tensor],
+        starts: Tensor,
+        mass: Mass,
+        *,
+        limit: int,
+        target_accept: float,
+        seed: int,
+        name: str,
+        compiled: bool,
+        strict: bool,
+        own_inputs: Sequence[int] = (),
+    ) -> None:
+        self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
+        self._own_inputs = own_inputs
+        self._like, self._limit, self._target = starts, limit, target_accept
+        self._acceptance = self.column("acceptance_rate")
+        self._generator = torch.Generator(starts.device).manual_seed(seed)
+        value, grad = (v.detach() for v in potential(starts, *inputs))
+        self.chains: NDArray[np.int64] = np.arange(len(starts))
+        self.mass = mass
+        self._uniforms = self._uniform_block()
+        self._uniform = self._uniforms[0].clone()
+        self._num_used = 0
+        self._points = torch.tensor(limit, device=starts.device)
+        momentum = self._normal(len(starts))
+        self._state = kernel.begin(starts, value, grad, momentum, self._uniform, limit)
+        self._momentum = self._normal(len(starts))  # of the next trajectories
+        self.step_size = torch.ones_like(value)
+        self._averages = averaging.start(self.step_size)
+        self._adapting = torch.ones_like(value, dtype=torch.bool)
+        num_state = len(self._state) + len(self._averages) + 1
+        first_input = len(self._tensors()) - len(self._inputs)
+        own = [*range(num_state + 3), *(first_input + i for i in own_inputs)]
+        self._captured = Captured(
+            self._iterate,
+            name,
+            compiled=compiled,
+            rows=dict.fromkeys(own, 0),  # tensors with a row a chain
+            num_state=num_state,
+            strict=strict,
+        )
+        self._advance = self._captured.bind(*self._tensors())
+        self._captured.is_strict = False  # a run that has begun ends, if slower
+        self.is_compiled = self._captured.is_compiled
+
+    def column(self, name: str) -> int:
+        """Place of a statistic."""
+        return list(self._kernel.STATISTICS).index(name)
+
+    def step(self) -> NDArray[np.int64]:
+        """Move all chains; places in the batch of those that drew ``[K]``."""
+        if self._num_used == UNIFORM_STEPS:
+            self._uniforms, self._num_used = self._uniform_block(), 0
+        self._uniform.copy_(self._uniforms[self._num_used])
+        self._num_used += 1
+        self._advance()
+        drew = np.flatnonzero(_on_host(self._state.ended))
+        if len(drew):
+            self._momentum[self._at(drew)] = self._normal(len(drew))
+        return drew
+
+    def draws(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Latest draws z ``[K, P]`` of chains at places in the batch, gradients of U there."""
+        z, _, grad = self._kernel.position(self._state, self._at(places))
+        return z, grad
+
+    def stats(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Statistics of the latest draws and step sizes ``[K, len(STATISTICS) + 1]``."""
+        stats = _on_host(self._state.stats)[places].astype(np.float64)
+        return np.column_stack([stats, _on_host(self.step_size)[places]])
+
+    def restart(self, mass: Mass, *, limit: int) -> None:
+        """Start all trajectories over from the latest draws, with step sizes found anew.
+
+        Args:
+            mass: The new mass matrix.
+            limit: Of the trajectories from now on, as the kernel counts.
+        """
+        for old, new in zip(_given(self.mass), _given(mass), strict=True):
+            old.copy_(new)
+        self._points.fill_(limit)
+        z, value, grad = self._kernel.position(self._state, self._at(self.chains))
+        momentum = self._normal(len(z))
+        self._adapting.zero_()
+
+        def energy_error(step_size: Tensor) -> Tensor:
+            self._begin(z, value, grad, momentum, step_size)
+            self._advance()
+            accepted = self._state.stats[:, self._acceptance]
+            return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
+
+        step_size = averaging.reasonable(energy_error, self.step_size.clone())
+        self._begin(z, value, grad, self._normal(len(z)), step_size)
+        self._momentum.copy_(self._normal(len(z)))
+        for old, new in zip(self._averages, averaging.start(step_size), strict=True):
+            old.copy_(new)
+        self._adapting.fill_(value=True)
+
+    def fix(self, places: NDArray[np.int64]) -> None:
+        """End the adaptation of the step sizes of chains at places in the batch."""
+        at = self._at(places)
+        self.step_size[at] = averaging.final(self._averages)[at]
+        self._adapting[at] = False
+
+    def serves(self, num_chains: int) -> bool:
+        """Whether the step is there for so many chains, without another graph."""
+        return self._captured.serves(num_chains)
+
+    def keep(self, chosen: NDArray[np.int64]) -> None:
+        """Go on with the chains at these places in the batch alone."""
+        self.chains, places = self.chains[chosen], self._at(chosen)
+        self._state = type(self._state)(*(value[places] for value in self._state))
+        self._averages = DualAveraging(*(value[places] for value in self._averages))
+        self.step_size, self._adapting = self.step_size[places], self._adapting[places]
+        self._momentum, self._uniform = self._momentum[places], self._uniform[places]
+        self._uniforms = self._uniforms[:, places]
+        self._inputs = tuple(
+            value[places] if i in self._own_inputs else value
+            for i, value in enumerate(self._inputs)
+        )
+        self._advance = self._captured.bind(*self._tensors())
+
+    def _at(self, places: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(places).to(self._like.device)
+
+    # The step as a pure function
+
+    def _tensors(self) -> list[Tensor]:
+        """What a step takes, in the order of :meth:`_iterate`."""
+        own = (*self._state, *self._averages, self.step_size)
+        own += (self._adapting, self._momentum, self._uniform)
+        return [*own, *_given(self.mass), self._points, *self._inputs]
+
+    def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """State, averages and step sizes after a step, from all that it takes."""
+        given = iter(tensors)
+        state = type(self._state)(*(next(given) for _ in self._state))
+        averages = DualAveraging(*(next(given) for _ in self._averages))
+        step_size, adapting, momentum, uniform = (next(given) for _ in range(4))
+        mass = Mass(*(next(given) for _ in _given(self.mass)))
+        points, *inputs = given
+
+        def potential(z: Tensor) -> tuple[Tensor, Tensor]:
+            return self._potential(z, *inputs)
+
+        state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
+        moved = state.ended & adapting
+        acceptance = state.stats[:, self._acceptance]
+        averages = averaging.update(averages, acceptance, moved, self._target)
+        step_size = torch.where(moved, averages.log_step.exp(), step_size)
+        return (*state, *averages, step_size)
+
+    def _begin(
+        self, z: Tensor, value: Tensor, grad: Tensor, momentum: Tensor, step_size: Tensor
+    ) -> None:
+        """Write the start of trajectories into the state."""
+        state = self._kernel.begin(z, value, grad, momentum, self._uniform, self._limit)
+        for old, new in zip(self._state, state, strict=True):
+            old.copy_(new)
+        self.step_size.copy_(step_size)
+
+    def _normal(self, num_chains: int) -> Tensor:
+        like = self._like
+        return torch.randn(
+            num_chains,
+            like.shape[-1],
+            dtype=like.dtype,
+            device=like.device,
+            generator=self._generator,
+        )
+
+    def _uniform_block(self) -> Tensor:
+        like = self._like
+        return torch.rand(
+            UNIFORM_STEPS,
+            len(self.chains),
+            self._kernel.UNIFORMS,
+            dtype=like.dtype,
+            device=like.device,
+            generator=self._generator,
+        )
+
+
+def _on_host(values: Tensor) -> NDArray[Any]:
+    """An array with the values; of a tensor on the CPU a view."""
+    array: NDArray[Any] = values.cpu().numpy()
+    return array
+
+
+def _given(mass: Mass) -> list[Tensor]:
+    """The tensors of a mass matrix that it has."""
+    return [value for value in mass if value is not None]

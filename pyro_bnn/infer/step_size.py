@@ -1,0 +1,125 @@
+r"""Step size of Hamiltonian Monte Carlo by dual averaging, for each chain on its own.
+
+.. math:: \bar H_m = \Bigl(1 - \frac1{m + t_0}\Bigr) \bar H_{m-1}
+          + \frac{\delta - \alpha_m}{m + t_0}, \quad
+          \log\epsilon_m = \mu - \frac{\sqrt m}{\gamma} \bar H_m, \quad
+          \log\bar\epsilon_m = m^{-\kappa} \log\epsilon_m
+          + (1 - m^{-\kappa}) \log\bar\epsilon_{m-1}
+
+with acceptance rates :math:`\alpha_m`, their target :math:`\delta` and :math:`\gamma = 0.05,
+t_0 = 10, \kappa = 0.75`. One recursion for all chains would follow those whose trajectories end
+first, which are the short and bad ones.
+
+References:
+    Hoffman & Gelman, "The No-U-Turn Sampler: Adaptively Setting Path Lengths in Hamiltonian Monte
+    Carlo", JMLR 2014, arXiv:1111.4246, section 3.2.1 and Algorithm 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SHRINKAGE = 0.05  # gamma
+DELAY = 10.0  # t_0
+DECAY = 0.75  # kappa
+CROSSING = 0.8  # acceptance of one step at a reasonable step size, as in Stan; the paper has 0.5
+MAX_ROUNDS = 50
+FEW = 3  # updates
+
+
+class DualAveraging(NamedTuple):
+    """State of the recursion, ``[C]`` each.
+
+    Attributes:
+        log_step: Log of the step size to use next.
+        log_average: Log of the averaged step size.
+        error_sum: Weighted mean of target less acceptance.
+        num_updates: Updates so far, in the dtype of the others.
+        centre: What log_step is drawn to, mu.
+    """
+
+    log_step: Tensor
+    log_average: Tensor
+    error_sum: Tensor
+    num_updates: Tensor
+    centre: Tensor
+
+
+def start(step: Tensor) -> DualAveraging:
+    """State before the first update, drawn to ten times the first step sizes.
+
+    Args:
+        step: Step sizes to start from ``[C]``, > 0.
+    """
+    log_step, zeros = step.log(), torch.zeros_like(step)
+    return DualAveraging(log_step, log_step.clone(), zeros, zeros.clone(), (10 * step).log())
+
+
+def update(
+    state: DualAveraging, acceptance: Tensor, active: Tensor, target: float
+) -> DualAveraging:
+    """State after one more trajectory of the active chains; plain operations, for a graph.
+
+    Args:
+        state: State before it.
+        acceptance: Mean acceptance probabilities of the trajectories ``[C]``; one that is not
+            finite counts as 0.
+        active: Chains whose trajectory ended ``[C]``, bool; the others keep their state.
+        target: Acceptance rate to reach.
+    """
+    acceptance = torch.where(acceptance.isfinite(), acceptance, 0.0)
+    num_updates = state.num_updates + 1
+    weight = 1 / (num_updates + DELAY)
+    error_sum = (1 - weight) * state.error_sum + weight * (target - acceptance)
+    log_step = state.centre - num_updates.sqrt() / SHRINKAGE * error_sum
+    weight = num_updates**-DECAY
+    log_average = weight * log_step + (1 - weight) * state.log_average
+    return DualAveraging(
+        torch.where(active, log_step, state.log_step),
+        torch.where(active, log_average, state.log_average),
+        torch.where(active, error_sum, state.error_sum),
+        torch.where(active, num_updates, state.num_updates),
+        state.centre,
+    )
+
+
+def final(state: DualAveraging) -> Tensor:
+    """Step sizes to keep ``[C]``: the averages.
+
+    After fewer than ``FEW`` updates these say nothing yet: half the first step size instead, which
+    :func:`reasonable` may have found just beyond what is accepted.
+    """
+    first = (state.centre - math.log(10)).exp()
+    return torch.where(state.num_updates < FEW, 0.5 * first, state.log_average.exp())
+
+
+def reasonable(energy_error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Step sizes of the right order of magnitude: the first at which acceptance crosses 0.8.
+
+    Each chain doubles its step while one leapfrog step is accepted more often than that, or halves
+    it until one is; at most 50 times.
+
+    Args:
+        energy_error: Maps step sizes ``[C]`` to the energy after one leapfrog step less that
+            before it ``[C]``; what is not finite counts as a rejection.
+        start: Step sizes to start from ``[C]``, > 0.
+    """
+    step = start
+    grows = _is_accepted(energy_error(step))
+    moves = torch.ones_like(grows)
+    for _ in range(MAX_ROUNDS):
+        step = torch.where(moves, torch.where(grows, 2 * step, 0.5 * step), step)
+        moves = moves & (_is_accepted(energy_error(step)) == grows)
+        if not bool(moves.any()):
+            break
+    return step
+
+
+def _is_accepted(energy_error: Tensor) -> Tensor:
+    """Whether the acceptance probability exceeds the crossing ``[C]``."""
+    return energy_error.isfinite() & (energy_error < -math.log(CROSSING))

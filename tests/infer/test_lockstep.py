@@ -1,0 +1,277 @@
+"""Chains in one batch: each goes its own way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.errors import CaptureError
+from pyro_bnn.infer import hmc_kernel, nuts_kernel
+from pyro_bnn.infer.lockstep import UNIFORM_STEPS, Lockstep
+from pyro_bnn.infer.mass import Mass
+
+KERNELS = pytest.mark.parametrize(("kernel", "limit"), [(nuts_kernel, 64), (hmc_kernel, 4)])
+P = 3
+
+
+def lockstep(
+    kernel: Any,
+    potential: Callable[..., tuple[Tensor, Tensor]],
+    starts: Tensor,
+    *inputs: Tensor,
+    **options: Any,
+) -> Lockstep:
+    mass = options.pop("mass", Mass(torch.ones(starts.shape[1], dtype=starts.dtype)))
+    given = {
+        "limit": 64,
+        "target_accept": 0.8,
+        "seed": 0,
+        "name": "the step",
+        "compiled": False,
+        "strict": False,
+        **options,
+    }
+    return Lockstep(kernel, potential, inputs, starts, mass, **given)
+
+
+def standard(z: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.5 * z.square().sum(-1), z
+
+
+def around(z: Tensor, loc: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
+    """Each chain has a Gaussian of its own: locations and standard deviations ``[C, 1]``."""
+    return 0.5 * ((z - loc) / sd).square().sum(-1), (z - loc) / sd**2
+
+
+def collect(chains: Lockstep, num_steps: int) -> list[tuple[NDArray[np.int64], Tensor]]:
+    """Numbers of chains that drew ``[K]`` and their draws ``[K, P]``, step by step."""
+    drawn = []
+    for _ in range(num_steps):
+        drew = chains.step()
+        drawn.append((chains.chains[drew], chains.draws(drew)[0].clone()))
+    return drawn
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a step was given, with ``ended`` at every other step of a chain."""
+
+    momentum: Tensor
+    uniform: Tensor
+    ended: Tensor
+    accept_sum: Tensor
+    stats: Tensor
+
+
+class Recorder:
+    """A kernel that keeps what it was given; chain c draws where uniform 0 is below 1/2."""
+
+    STATISTICS = ("acceptance_rate",)
+    UNIFORMS = 2
+
+    @staticmethod
+    def begin(
+        z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
+    ) -> Seen:
+        no = potential != potential
+        return Seen(momentum.clone(), uniform.clone(), no, potential * 0, potential[:, None] * 0)
+
+    @staticmethod
+    def step(
+        state: Seen,
+        potential: Any,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Seen:
+        return Seen(momentum + 0, uniform + 0, uniform[:, 0] < 0.5, state.accept_sum, state.stats)
+
+    @staticmethod
+    def position(state: Seen, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return state.momentum[chains], state.accept_sum[chains], state.momentum[chains]
+
+
+def test_no_random_number_is_used_twice() -> None:
+    chains = lockstep(Recorder, standard, torch.zeros(4, P, dtype=torch.float64))
+    uniforms: list[Tensor] = []
+    momenta: list[list[Tensor]] = [[] for _ in range(4)]
+    for _ in range(2 * UNIFORM_STEPS + 10):
+        drew = chains.step()
+        uniforms.append(chains._state.uniform.clone())
+        assert drew.tolist() == (uniforms[-1][:, 0] < 0.5).nonzero().flatten().tolist()
+        for place in drew.tolist():
+            momenta[place].append(chains._state.momentum[place].clone())
+    used = torch.stack(uniforms)
+    assert len(used.unique()) == used.numel()
+    assert used.min() >= 0
+    assert used.max() < 1
+    assert (used.mean(0) - 0.5).abs().max() < 4 / math.sqrt(12 * len(used))
+    used = torch.cat([torch.stack(m) for m in momenta])
+    assert len(used.unique()) == used.numel()
+    assert used.mean(0).abs().max() < 4 / math.sqrt(len(used))
+    assert (used.var(0) - 1).abs().max() < 4 * math.sqrt(2 / len(used))
+
+
+@KERNELS
+def test_steps_repeat_for_a_seed_whatever_the_global_state(kernel: Any, limit: int) -> None:
+    def run(seed: int) -> Tensor:
+        torch.randn(seed + 1)
+        chains = lockstep(kernel, standard, torch.ones(3, P), limit=limit, seed=seed)
+        chains.restart(chains.mass, limit=limit)
+        return torch.cat([z for _, z in collect(chains, 60)])
+
+    before = torch.get_rng_state()
+    first = run(0)
+    torch.set_rng_state(before)
+    assert torch.equal(run(0), first)
+    other = run(1)
+    assert not torch.equal(other[:5], first[:5])
+
+
+# --- each chain its own --------------------------------------------------------------------------
+
+
+@KERNELS
+def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: int) -> None:
+    """Every chain has its Gaussian a thousand standard deviations from the next."""
+    loc = 1000 * torch.arange(6.0, dtype=torch.float64)[:, None]
+    sd = torch.ones_like(loc)
+    chains = lockstep(
+        kernel, around, loc.expand(-1, P).clone(), loc, sd, limit=limit, own_inputs=(0, 1)
+    )
+    chains.restart(chains.mass, limit=limit)
+    for kept in ([0, 1, 2, 3, 4, 5], [5, 1, 3], [0, 2]):
+        if len(kept) < len(chains.chains):
+            chains.keep(np.array(kept))
+        drawn = collect(chains, 60)
+        numbers = np.concatenate([chain for chain, _ in drawn])
+        z = torch.cat([z for _, z in drawn])
+        assert set(numbers.tolist()) == set(chains.chains.tolist())
+        assert (z - loc[numbers]).abs().max() < 10
+        assert len(z.unique()) > len(z)  # they move
+    assert chains.chains.tolist() == [5, 3]
+    for _ in range(30):
+        drew = chains.step()
+        lp = torch.from_numpy(chains.stats(drew)[:, chains.column("lp")])
+        z, grad = chains.draws(drew)
+        value, expected = around(z, loc[[5, 3]][drew], sd[drew])
+        torch.testing.assert_close(lp, -value)
+        torch.testing.assert_close(grad, expected)
+
+
+def test_dropping_chains_needs_no_new_graph(caplog: pytest.LogCaptureFixture) -> None:
+    chains = lockstep(nuts_kernel, standard, torch.ones(6, P))
+    graphs = chains._captured._by_rows
+    chains.keep(np.array([0, 3, 5]))
+    chains.step()
+    assert sum(map(len, graphs.values())) == 1
+    assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
+
+
+@KERNELS
+def test_every_chain_finds_the_step_size_of_its_own_density(kernel: Any, limit: int) -> None:
+    """At a hundred times the width it is a hundred times as long; widths change over the batch."""
+    half = 12
+    sd = torch.tensor([0.1, 10.0], dtype=torch.float64).repeat(half)[:, None]
+    starts = sd * torch.randn(2 * half, P, dtype=torch.float64)
+    chains = lockstep(
+        kernel, around, starts, 0 * sd, sd, limit=limit, own_inputs=(0, 1), target_accept=0.7
+    )
+    chains.restart(chains.mass, limit=limit)
+    found = chains.step_size.clone()
+    # The first guess is a power of 2, the same for one width up to a factor that the start decides.
+    assert (found.log2() == found.log2().round()).all()
+    assert 2**4 < found[1::2].median() / found[::2].median() < 2**10
+    collect(chains, 400)
+    chains.fix(np.arange(2 * half))
+    log_step = chains.step_size.log().reshape(half, 2)
+    difference = log_step[:, 1] - log_step[:, 0]
+    error = difference.std() / math.sqrt(half)
+    assert (difference.mean() - math.log(100)).abs() < 4 * error
+    assert error < 0.2
+    column = chains.column("acceptance_rate")
+    rates = [chains.stats(chains.step())[:, column] for _ in range(300)]
+    assert 0.65 < np.concatenate(rates).mean() < 0.9
+
+
+def test_fixed_step_sizes_stay_and_the_others_go_on() -> None:
+    chains = lockstep(nuts_kernel, standard, torch.ones(3, P, dtype=torch.float64))
+    chains.restart(chains.mass, limit=64)
+    collect(chains, 60)
+    before = chains.step_size.clone()
+    chains.fix(np.array([1]))
+    fixed = chains.step_size.clone()
+    assert fixed[1] != before[1]  # the average, not the latest
+    assert torch.equal(fixed[[0, 2]], before[[0, 2]])
+    collect(chains, 60)
+    assert chains.step_size[1] == fixed[1]
+    assert (chains.step_size[[0, 2]] != fixed[[0, 2]]).all()
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+@KERNELS
+def test_a_restart_goes_on_from_the_latest_draws_under_the_new_matrix(
+    kernel: Any, limit: int
+) -> None:
+    chains = lockstep(kernel, standard, torch.ones(4, P, dtype=torch.float64), limit=limit)
+    chains.restart(chains.mass, limit=limit)
+    collect(chains, 50)
+    everyone = np.arange(4)
+    z, grad = (value.clone() for value in chains.draws(everyone))
+    scale = torch.tensor([0.01, 0.01, 0.01], dtype=torch.float64)
+    chains.restart(Mass(scale), limit=limit)
+    for now, then in zip(chains.draws(everyone), (z, grad), strict=True):
+        assert torch.equal(now, then)
+    assert torch.equal(chains.mass.scale, scale)
+    reach = 0.01 * chains.step_size  # of a step, where a standard deviation is 1
+    assert ((reach > 0.2) & (reach < 8)).all()
+
+
+def test_a_restart_sets_the_limit() -> None:
+    chains = lockstep(nuts_kernel, standard, torch.ones(4, P), limit=64)
+    column = chains.column("n_steps")
+    for limit in (2, 16, 4):
+        chains.restart(chains.mass, limit=limit)
+        chains.fix(np.arange(4))
+        chains.step_size.fill_(1e-3)  # so short that no trajectory turns
+        for _ in range(20):
+            drew = chains.step()
+            assert (chains.stats(drew)[:, column] == limit - 1).all()
+
+
+# --- models that cannot be captured --------------------------------------------------------------
+
+
+def branching(z: Tensor) -> tuple[Tensor, Tensor]:
+    return standard(z) if float(z.sum()) > 0 else standard(1.0 * z)
+
+
+def test_a_density_that_cannot_be_captured_runs_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chains = lockstep(nuts_kernel, branching, torch.ones(3, P))
+    (line,) = [r.message for r in caplog.records if r.name == "pyro_bnn"]
+    assert line.startswith("the step cannot be captured as a graph and runs through plain Pyro")
+    expected = lockstep(nuts_kernel, standard, torch.ones(3, P))
+    for (_, z), (_, as_captured) in zip(collect(chains, 20), collect(expected, 20), strict=True):
+        torch.testing.assert_close(z, as_captured)
+    chains.keep(np.array([2, 0]))
+    collect(chains, 20)
+
+
+def test_a_density_that_must_be_compiled_and_cannot_is_an_error() -> None:
+    with pytest.raises(CaptureError, match=r"the step cannot be compiled: .*control flow"):
+        lockstep(nuts_kernel, branching, torch.ones(3, P), compiled=True, strict=True)

@@ -1,0 +1,75 @@
+"""Compiled chains of NUTS and HMC: the same draws, and the same again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer import HMC, NUTS, engine, hamiltonian
+from pyro_bnn.models import MLP
+from tests.oracle import linear_gaussian
+
+ENGINES = pytest.mark.parametrize(
+    "sampler", [NUTS, lambda **options: HMC(num_steps=8, **options)], ids=["NUTS", "HMC"]
+)
+
+
+@pytest.mark.slow
+@ENGINES
+def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> None:
+    """Trajectories multiply rounding; over the first draws it stays far below their spread."""
+    oracle = linear_gaussian()
+    net = MLP(3, hidden=(4,), activation="tanh").double()
+    first, again, graph = (
+        sampler(num_chains=3, warmup_steps=3, num_samples=6, compile=option).run(
+            net, (oracle.x, oracle.y), seed=4, progress=False
+        )
+        for option in (True, True, False)
+    )
+    draws, repeated, expected = (
+        fit.unconstrained(18, group_by_chain=True) for fit in (first, again, graph)
+    )
+    assert "compile" in first.provenance.phases
+    assert first.options["compiled"] is True
+    assert torch.equal(draws, repeated)
+    torch.testing.assert_close(draws, expected, rtol=1e-6, atol=1e-6)
+    for name, values in graph.sample_stats.items():
+        np.testing.assert_allclose(first.sample_stats[name], values, rtol=1e-5)
+        np.testing.assert_array_equal(first.sample_stats[name], again.sample_stats[name])
+
+
+@pytest.mark.slow
+def test_compiled_each_data_set_has_its_chain() -> None:
+    """Draws of compiled chains that are dropped as they end, against those of the graph."""
+    oracle = linear_gaussian()
+    ys = torch.stack([oracle.y + 5 * i for i in range(6)])
+
+    def run(option: bool) -> Tensor:
+        hmc = HMC(warmup_steps=2, num_samples=4, num_steps=4, compile=option)
+        return hmc.run_each(oracle.model, oracle.x, ys, progress=False)[0]
+
+    torch.testing.assert_close(run(option=True), run(option=False), rtol=1e-6, atol=1e-6)
+
+
+def test_auto_compiles_where_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sizes alone: calls by the number of draws, numbers by those of all chains."""
+    oracle = linear_gaussian()
+    asked: list[tuple[object, int, int]] = []
+
+    def is_compiled(option: object, num_calls: int, num_numbers: int) -> bool:
+        asked.append((option, num_calls, num_numbers))
+        return False
+
+    monkeypatch.setattr(hamiltonian, "is_compiled", is_compiled)
+    for num_samples in (1, 7):
+        hmc = HMC(num_chains=2, warmup_steps=2, num_samples=num_samples, num_steps=2)
+        run = hmc.run(oracle.model, (oracle.x, oracle.y), progress=False)
+        assert run.options["compiled"] is False
+    (option, few, numbers), (_, many, _) = asked
+    assert (option, numbers, many) == ("auto", 2 * 4, 3 * few)
+    assert not engine.is_compiled("auto", few, numbers)
+    assert engine.is_compiled("auto", 1_300 * few // 3, numbers)  # at the defaults

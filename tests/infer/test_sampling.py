@@ -1,0 +1,331 @@
+"""A run of chains, on chains of a clock: what is kept, of whom, and when a window ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.infer import hmc_kernel, nuts_kernel, sampling
+from pyro_bnn.infer import mass as mass_matrices
+from pyro_bnn.infer.lockstep import Kernel, Lockstep
+from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.progress import Progress
+from pyro_bnn.infer.sampling import RANK, Sampled, first_mass, sample, windows_of
+from tests.infer.scores import moment_scores
+
+Places: TypeAlias = NDArray[np.int64]
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "windows"),
+    [
+        (0, [0]),
+        (1, [1]),
+        (14, [14]),  # 5 for the step size leave 9, too few for a window
+        (15, [10, 5]),
+        (45, [10, 20, 15]),
+        (90, [10, 20, 30, 30]),
+        (300, [10, 20, 30, 40, 50, 100, 50]),
+    ],
+)
+def test_windows(warmup_steps: int, windows: list[int]) -> None:
+    assert windows_of(warmup_steps) == windows
+
+
+def test_windows_of_any_warm_up() -> None:
+    """They add up; each is longer by 10 but the last before the step size, which is no shorter."""
+    for warmup_steps in range(700):
+        *lengths, last = windows_of(warmup_steps)
+        assert sum(lengths) + last == warmup_steps
+        assert lengths[:-1] == [10 * (i + 1) for i in range(len(lengths) - 1)]
+        if lengths:
+            assert 10 * len(lengths) <= lengths[-1] <= 20 * len(lengths) + 10
+            assert last == min(50, -(-warmup_steps // 3))
+
+
+# --- chains of a clock ---------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands for ``Lockstep``: chain c draws at every ``periods[c]``-th step.
+
+    Its n-th draw, from 1, is z = (c, n). Calls are written down.
+    """
+
+    def __init__(self, periods: Sequence[int], *, can_shrink: bool = True) -> None:
+        self.periods, self._can_shrink = np.array(periods), can_shrink
+        self.chains = np.arange(len(periods))
+        self.mass = Mass(torch.ones(2))
+        self.time = 0
+        self.counts = np.zeros(len(periods), np.int64)
+        self.fixed: dict[int, int] = {}  # draws of each chain when its step size was fixed
+        self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
+        self.batches = [len(periods)]
+
+    def column(self, name: str) -> int:
+        return ["acceptance_rate", "diverging", "lp"].index(name)
+
+    def restart(self, mass: Mass, *, limit: int) -> None:
+        self.restarts.append((limit, self.counts.tolist(), mass))
+
+    def fix(self, places: Places) -> None:
+        for chain in self.chains[places].tolist():
+            assert chain not in self.fixed
+            self.fixed[chain] = int(self.counts[chain])
+
+    def serves(self, num_chains: int) -> bool:
+        return self._can_shrink and num_chains > 1
+
+    def keep(self, places: Places) -> None:
+        self.chains = self.chains[places]
+        self.batches.append(len(places))
+
+    def step(self) -> Places:
+        self.time += 1
+        drew = np.flatnonzero(self.time % self.periods[self.chains] == 0)
+        self.counts[self.chains[drew]] += 1
+        return drew
+
+    def draws(self, places: Places) -> tuple[Tensor, Tensor]:
+        chains = self.chains[places]
+        z = torch.from_numpy(np.stack([chains, self.counts[chains]], -1)).float()
+        return z, 4 * z
+
+    def stats(self, places: Places) -> NDArray[np.float64]:
+        chains = self.chains[places]
+        count = self.counts[chains]
+        columns = [0.5 + 0 * count, count % 2, 1000 * chains + count, 1 + chains]
+        return np.stack(columns, -1).astype(np.float64)
+
+
+class Bar(Progress):
+    """A hidden bar that counts."""
+
+    def __init__(self, num_chains: int) -> None:
+        self.drawn, self.starts = np.zeros(num_chains, np.int64), 0
+        super().__init__("Clock", num_chains, 1, show=False)
+
+    def start_over(self) -> None:
+        super().start_over()
+        self.starts += 1  # the first is its own
+
+    def add(self, chains: Any, acceptance: Any, diverging: Any, step_size: Any) -> None:
+        super().add(chains, acceptance, diverging, step_size)
+        self.drawn[chains] += 1
+        assert (acceptance == 0.5).all()
+        assert diverging.dtype == bool
+        np.testing.assert_array_equal(step_size, 1 + chains)
+
+
+def run_clock(
+    periods: Sequence[int], warmup_steps: int, num_samples: int, *, can_shrink: bool = True
+) -> Any:
+    clock, bar = Clock(periods, can_shrink=can_shrink), Bar(len(periods))
+    chains: Any = clock
+    result = sample(
+        chains,
+        warmup_steps=warmup_steps,
+        num_samples=num_samples,
+        limit=1024,
+        kind="diagonal",
+        progress=bar,
+    )
+    return clock, result, bar
+
+
+SPEEDS = [1, 3, 2, 20, 5, 1, 1, 7]
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2, 14])
+def test_a_chain_keeps_its_draws_after_its_own_warm_up_whatever_its_speed(
+    warmup_steps: int,
+) -> None:
+    """With one window each chain drops that many draws of its own and keeps the next."""
+    clock, result, bar = run_clock(SPEEDS, warmup_steps, 9)
+    for chain in range(8):
+        expected = warmup_steps + 1 + torch.arange(9)
+        assert (result.z[chain, :, 0] == chain).all()
+        torch.testing.assert_close(result.z[chain, :, 1], expected.float(), rtol=0, atol=0)
+        assert clock.fixed[chain] == warmup_steps
+    assert (bar.drawn == warmup_steps + 9).all()  # what a chain draws beyond is not shown
+    assert bar.starts == (2 if warmup_steps else 1)
+
+
+def test_statistics_belong_to_their_draws_and_end_with_the_step_size() -> None:
+    _, result, _ = run_clock(SPEEDS, 4, 6)
+    assert result.stats.shape == (8, 6, 4)
+    chain, draw = result.z.double().numpy().transpose(2, 0, 1)
+    np.testing.assert_array_equal(result.stats[..., 1], draw % 2)
+    np.testing.assert_array_equal(result.stats[..., 2], 1000 * chain + draw)
+    np.testing.assert_array_equal(result.stats[..., 3], 1 + chain)
+
+
+def test_a_window_ends_when_the_chains_together_have_its_draws() -> None:
+    """Two fast chains of four, the others a hundred times slower, are waited for in no window."""
+    clock, result, _ = run_clock([1, 1, 100, 100], 45, 3)
+    assert windows_of(45) == [10, 20, 15]
+    first, second, third = clock.restarts
+    assert first[:2] == (sampling.SHORT, [0, 0, 0, 0])  # short trajectories at first
+    assert second[:2] == (1024, [20, 20, 0, 0])  # 4 * 10 draws
+    assert third[0] == 1024
+    assert third[1] == [60, 60, 0, 0]  # 4 * 20 more
+    assert clock.fixed == {0: 75, 1: 75, 2: 15, 3: 15}  # 15 draws of its own under the last matrix
+    torch.testing.assert_close(result.z[0, :, 1], torch.tensor([76.0, 77, 78]), rtol=0, atol=0)
+    torch.testing.assert_close(result.z[2, :, 1], torch.tensor([16.0, 17, 18]), rtol=0, atol=0)
+
+
+def test_windows_without_a_mass_matrix_start_at_full_length() -> None:
+    clock, _, _ = run_clock([1, 2], 4, 3)
+    ((limit, counts, mass),) = clock.restarts
+    assert (limit, counts, mass) == (1024, [0, 0], clock.mass)
+
+
+def test_the_mass_matrix_is_that_of_draws_and_gradients_of_the_window() -> None:
+    """Gradients are 4 z: scales are sqrt(1 / 4) where chains moved, and stay where none did."""
+    clock, _, _ = run_clock([1, 1], 15, 3)
+    _, (_, _, mass) = clock.restarts
+    torch.testing.assert_close(mass.scale, torch.tensor([1.0, 0.5]))
+
+
+def test_a_window_beyond_its_bound_is_estimated_from_some_of_its_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = []
+
+    def diagonal(z: Tensor, grad: Tensor, previous: Mass, chains: Tensor) -> Mass:
+        assert len(z) == len(grad) == len(chains)
+        sizes.append(len(z))
+        return previous
+
+    monkeypatch.setattr(mass_matrices, "diagonal", diagonal)
+    run_clock([1, 1, 1], 15, 2)
+    monkeypatch.setattr(sampling, "WINDOW_BYTES", 240)  # of 3 * 10 draws of 2 * 2 floats: 480
+    run_clock([1, 1, 1], 15, 2)
+    monkeypatch.setattr(sampling, "WINDOW_BYTES", 1)
+    run_clock([1, 1, 1], 15, 2)
+    assert sizes == [30, 15, 3 * sampling.LEAST_ROWS]
+
+
+def test_the_batch_shrinks_to_chains_that_are_not_done_and_never_to_one() -> None:
+    clock, result, _ = run_clock([1, 1, 2, 3, 10, 20, 30, 400], 0, 4)
+    assert clock.batches == sorted(clock.batches, reverse=True)
+    assert len(clock.batches) > 3
+    assert clock.batches[-1] == 2
+    assert 7 in clock.chains
+    for before, after in zip(clock.batches, clock.batches[1:], strict=False):
+        assert after <= 0.75 * before
+    torch.testing.assert_close(
+        result.z[..., 1], torch.arange(1.0, 5.0).expand(8, -1), rtol=0, atol=0
+    )
+
+
+def test_of_chains_that_end_together_one_stays_beside_the_last() -> None:
+    clock, result, _ = run_clock([1, 1, 50, 1], 0, 4)
+    assert clock.batches == [4, 2]
+    assert 2 in clock.chains
+    assert (result.z[2, :, 0] == 2).all()
+
+
+def test_a_batch_that_would_be_compiled_again_does_not_shrink() -> None:
+    clock, result, _ = run_clock([1, 1, 2, 3, 10, 20, 30, 400], 0, 4, can_shrink=False)
+    assert clock.batches == [8]
+    torch.testing.assert_close(
+        result.z[..., 1], torch.arange(1.0, 5.0).expand(8, -1), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("periods", [[3], [1, 50]])
+def test_one_and_two_chains_stay_together(periods: list[int]) -> None:
+    clock, result, _ = run_clock(periods, 3, 4)
+    assert clock.batches == [len(periods)]
+    torch.testing.assert_close(
+        result.z[..., 1], torch.arange(4.0, 8.0).expand(len(periods), -1), rtol=0, atol=0
+    )
+
+
+def test_phases_are_those_of_the_slowest_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up ends when the last chain keeps its first draw; by a clock of one second a step."""
+    clock = Clock([1, 10])
+    monkeypatch.setattr(time, "perf_counter", lambda: float(clock.time))
+    chains: Any = clock
+    result = sample(
+        chains, warmup_steps=3, num_samples=4, limit=8, kind="diagonal", progress=Bar(2)
+    )
+    assert result.phases == {"warm-up": 30.0, "sampling": 40.0}
+
+
+# --- kernels on a Gaussian -----------------------------------------------------------------------
+
+SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+
+
+def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.5 * (z / SD).square().sum(-1), z / SD**2
+
+
+def run_kernel(kernel: Any, num_chains: int, limit: int, kind: Any = "diagonal") -> Sampled:
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.randn(num_chains, 3, generator=generator, dtype=torch.float64)
+    chains = Lockstep(
+        kernel,
+        gaussian,
+        (),
+        starts,
+        first_mass(gaussian(starts)[1], kind),
+        limit=limit,
+        target_accept=0.8,
+        seed=0,
+        name="the step",
+        compiled=False,
+        strict=False,
+    )
+    return sample(
+        chains,
+        warmup_steps=45,
+        num_samples=40,
+        limit=limit,
+        kind=kind,
+        progress=Progress("made", num_chains, 85, show=False),
+    )
+
+
+@pytest.mark.parametrize(("kernel", "limit"), [(nuts_kernel, 256), (hmc_kernel, 4)])
+def test_dropping_chains_does_not_change_what_is_drawn(
+    kernel: Kernel, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NUTS drops chains as they end; the moments stay those of the Gaussian."""
+    sizes: list[int] = []
+    keep = Lockstep.keep
+
+    def counted(self: Lockstep, places: Places) -> None:
+        sizes.append(len(places))
+        keep(self, places)
+
+    monkeypatch.setattr(Lockstep, "keep", counted)
+    result = run_kernel(kernel, 40, limit)
+    assert sizes
+    assert sizes[-1] >= 2
+    assert result.z.shape == (40, 40, 3)
+    assert moment_scores(result.z, torch.zeros(3).double(), (SD**2).diag()).max() < 4.5
+    lp = torch.from_numpy(result.stats[..., 0])
+    torch.testing.assert_close(lp, -gaussian(result.z)[0])
+
+
+def test_the_first_mass_matrix_has_the_shapes_of_later_ones() -> None:
+    grad = torch.ones(4, 7)
+    low_rank = first_mass(grad, "low_rank")
+    assert low_rank.basis is not None
+    assert low_rank.stretch is not None
+    assert (low_rank.basis.shape, low_rank.stretch.shape) == ((7, RANK), (RANK,))
+    assert not low_rank.basis.any()
+    assert (low_rank.stretch == 1).all()
+    assert first_mass(grad, "diagonal").basis is None

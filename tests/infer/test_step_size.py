@@ -1,0 +1,151 @@
+"""Dual averaging against the paper's recursion for one chain, and where it settles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+
+from pyro_bnn.infer import step_size
+from pyro_bnn.infer.step_size import DualAveraging, reasonable
+
+C = 4
+STEPS = torch.tensor([0.01, 0.1, 1.0, 30.0], dtype=torch.float64)
+
+
+def by_the_paper(first: float, acceptances: list[float], target: float) -> tuple[float, float]:
+    """Last step size and averaged step size of Hoffman & Gelman's Algorithm 5."""
+    gamma, t0, kappa = 0.05, 10, 0.75
+    mu, h_bar, log_eps, log_eps_bar = np.log(10 * first), 0.0, np.log(first), 0.0
+    for m, alpha in enumerate(acceptances, start=1):
+        h_bar = (1 - 1 / (m + t0)) * h_bar + 1 / (m + t0) * (target - alpha)
+        log_eps = mu - np.sqrt(m) / gamma * h_bar
+        log_eps_bar = m**-kappa * log_eps + (1 - m**-kappa) * log_eps_bar
+    return float(np.exp(log_eps)), float(np.exp(log_eps_bar))
+
+
+@pytest.mark.parametrize("target", [0.65, 0.8])
+def test_each_chain_is_the_papers_recursion(target: float) -> None:
+    """Chains end trajectories at different times, and each counts its own."""
+    generator = torch.Generator().manual_seed(0)
+    state = step_size.start(STEPS)
+    seen: list[list[float]] = [[] for _ in range(C)]
+    for _ in range(60):
+        acceptance = torch.rand(C, generator=generator, dtype=torch.float64)
+        active = torch.rand(C, generator=generator) < 0.5
+        state = step_size.update(state, acceptance, active, target)
+        for i in active.nonzero()[:, 0].tolist():
+            seen[i].append(float(acceptance[i]))
+    assert len({len(s) for s in seen}) > 1
+    expected = [by_the_paper(float(first), s, target) for first, s in zip(STEPS, seen, strict=True)]
+    step, average = torch.tensor(expected, dtype=torch.float64).T
+    assert_close(state.log_step.exp(), step, rtol=1e-10, atol=0)
+    assert_close(step_size.final(state), average, rtol=1e-10, atol=0)
+
+
+def test_settles_where_acceptance_is_the_target() -> None:
+    """Acceptance exp(-step / width) is 0.8 at -width log 0.8."""
+    width = torch.tensor([0.03, 0.5, 2.0, 100.0], dtype=torch.float64)
+    state = step_size.start(STEPS)
+    for _ in range(2_000):
+        acceptance = (-state.log_step.exp() / width).exp()
+        state = step_size.update(state, acceptance, torch.ones(C, dtype=torch.bool), 0.8)
+    assert_close(step_size.final(state), -width * math.log(0.8), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inactive_chains_stay_to_the_bit(dtype: torch.dtype) -> None:
+    state = step_size.start(STEPS.to(dtype))
+    everyone = torch.ones(C, dtype=torch.bool)
+    state = step_size.update(state, torch.full((C,), 0.3, dtype=dtype), everyone, 0.8)
+    active = torch.tensor([True, False, True, False])
+    acceptance = torch.tensor([0.9, 0.9, torch.nan, torch.nan], dtype=dtype)
+    new = step_size.update(state, acceptance, active, 0.8)
+    for name, before, after in zip(DualAveraging._fields, state, new, strict=True):
+        assert after.dtype is dtype
+        assert torch.equal(before[~active], after[~active]), name
+        assert name == "centre" or not torch.isclose(before[active], after[active]).any(), name
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_acceptance_that_is_not_finite_counts_as_none(bad: float) -> None:
+    state, everyone = step_size.start(STEPS), torch.ones(C, dtype=torch.bool)
+    new = step_size.update(state, torch.full_like(STEPS, bad), everyone, 0.8)
+    expected = step_size.update(state, torch.zeros_like(STEPS), everyone, 0.8)
+    assert_close(list(new), list(expected), rtol=0, atol=0)
+
+
+def test_after_few_updates_half_the_first_step_size_is_final() -> None:
+    state = step_size.start(STEPS)
+    everyone = torch.ones(len(STEPS), dtype=torch.bool)
+    for _ in range(step_size.FEW):
+        assert_close(step_size.final(state), 0.5 * STEPS, rtol=1e-14, atol=0)
+        state = step_size.update(state, torch.full_like(STEPS, 0.8), everyone, 0.8)
+    assert_close(step_size.final(state), state.log_average.exp())
+
+
+def test_update_is_captured_as_one_graph() -> None:
+    def one(state: DualAveraging, acceptance: Tensor, active: Tensor) -> DualAveraging:
+        return step_size.update(state, acceptance, active, 0.8)
+
+    state, active = step_size.start(STEPS), torch.tensor([True, False, True, True])
+    acceptance = torch.tensor([0.1, 0.5, torch.nan, 1.0], dtype=torch.float64)
+    graph = make_fx(one)(state, torch.zeros_like(STEPS), ~active)
+    expected = one(one(state, acceptance, active), acceptance, active)
+    new = graph(graph(state, acceptance, active), acceptance, active)
+    assert_close(list(new), list(expected))
+
+
+def test_reasonable_step_brackets_the_crossing() -> None:
+    """One leapfrog step on N(0, sd^2) from z / sd = p = 1, where the energy is 1."""
+    sd = torch.tensor([1e-3, 0.3, 1.0, 50.0], dtype=torch.float64)
+
+    def energy_error(step: Tensor) -> Tensor:
+        e = step / sd
+        z = 1 + e - e**2 / 2
+        p = 1 - e / 2 - e / 2 * z
+        return (z**2 + p**2) / 2 - 1
+
+    step = reasonable(energy_error, STEPS)
+    powers = (step / STEPS).log2()
+    assert_close(powers, powers.round())
+    grew = powers > 0
+    assert grew.tolist() == [False, True, True, True]
+    accepted = (-energy_error(step)).exp() > 0.8
+    before = (-energy_error(torch.where(grew, step / 2, step * 2))).exp() > 0.8
+    assert accepted.tolist() == (~grew).tolist()
+    assert before.tolist() == grew.tolist()
+
+
+def test_reasonable_step_stops_at_an_acceptance_of_four_fifths() -> None:
+    """Acceptance exp(-step) is 0.8 at 0.223: 0.3 and 0.25 halve once, 0.2 doubles once."""
+    first = torch.tensor([0.3, 0.25, 0.2, 0.1, 2.0], dtype=torch.float64)
+    expected = torch.tensor([0.15, 0.125, 0.4, 0.4, 0.125], dtype=torch.float64)
+    assert_close(reasonable(lambda step: step, first), expected)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_reasonable_step_halves_what_is_not_finite(bad: float) -> None:
+    """Energies are finite below 1 only."""
+    calls: list[Tensor] = []
+
+    def energy_error(step: Tensor) -> Tensor:
+        calls.append(step)
+        return torch.where(step < 1, 0.0, bad)
+
+    first = torch.tensor([0.1, 0.75, 1.5, 40.0], dtype=torch.float32)
+    expected = torch.tensor([1.6, 1.5, 0.75, 0.625], dtype=torch.float32)
+    step = reasonable(energy_error, first)
+    assert step.dtype is torch.float32
+    assert_close(step, expected)
+    assert len(calls) == 1 + 6  # 40 is halved six times; the others wait
+
+
+def test_reasonable_step_ends_on_a_flat_potential() -> None:
+    step = reasonable(torch.zeros_like, torch.ones(2, dtype=torch.float64))
+    assert_close(step, torch.full((2,), 2.0**50, dtype=torch.float64))
