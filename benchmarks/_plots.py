@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
 from pyro_bnn.report.theme import DASHES, LIGHT, MARKS, canvas
 
 if TYPE_CHECKING:
@@ -121,6 +122,27 @@ def predict(found: Result, path: Path) -> None:
         dots(ax, names, {r["contender"]: [1e3 * r[k] for k in QUARTILES] for r in rows})
         ax.set_xlabel("time of one prediction, ms")
         ax.set_title(f"{found['draws']:,} draws of {found['net']} at {found['rows_of_x']:,} rows")
+        figure.savefig(path, dpi=DPI)
+
+
+def nuts(found: Result, path: Path) -> None:
+    """Effective samples a second of every entry; a hollow dot where R-hat is above 1.05."""
+    values: dict[str, list[float]] = {}
+    apart = []
+    for r in found["rows"]:
+        caches = f", {r['cache']} caches" if r["cache"] else ""
+        name = f"{r['contender']}, {r['warmup']} + {r['draws']:,} draws{caches}"
+        values[name] = [r["ess_per_second"]] * 3
+        if not r["rhat"] <= RHAT_THRESHOLD:
+            apart.append(name)
+    names = list(values)[::-1]
+    with canvas(LIGHT, 10, 1.3 + 0.3 * len(names)) as (figure, axes):
+        ax = axes[0]
+        dots(ax, names, values)
+        places = [names.index(name) for name in apart]
+        ax.plot([values[name][0] for name in apart], places, "o", color=LIGHT.paper, markersize=3)
+        ax.set_xlabel("smallest ESS of a logit, a second (hollow: R-hat > 1.05)")
+        ax.set_title(f"NUTS on {found['net']}, two moons, compiling and warm-up included")
         figure.savefig(path, dpi=DPI)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,19 @@ def filled(text: str, folder: Path) -> str:
 
 def made(name: str, folder: Path) -> str:
     """One table; ``goals`` is made from several results, the others from ``<name>.json``."""
-    needed = GOALS if name == "goals" else (name,)
-    paths = {part: folder / f"{part}.json" for part in needed}
-    if missing := [part for part, path in paths.items() if not path.exists()]:
-        return f"Not measured yet: {', '.join(missing)}."
-    found = {part: json.loads(path.read_text()) for part, path in paths.items()}
-    if name == "goals":
-        return goals(**found)
-    return f"{provenance(found[name])}\n\n{TABLES[found[name]['benchmark']](found[name])}"
+    paths = {part: folder / f"{part}.json" for part in (GOALS if name == "goals" else (name,))}
+    found = {part: json.loads(p.read_text()) for part, p in paths.items() if p.exists()}
+    missing = [part for part in paths if part not in found]
+    texts = [f"Not measured yet: {', '.join(missing)}."] if missing else []
+    if found:
+        table = goals if name == "goals" else _with_provenance
+        texts.insert(0, table(found))
+    return "\n\n".join(texts)
+
+
+def _with_provenance(found: Mapping[str, Result]) -> str:
+    (one,) = found.values()
+    return f"{provenance(one)}\n\n{TABLES[one['benchmark']](one)}"
 
 
 def provenance(found: Result) -> str:
@@ -129,45 +134,110 @@ def scaling(found: Result) -> str:
     )
 
 
+def nuts(found: Result) -> str:
+    """The ratios to the best of the peers; then a row an entry, with its phases."""
+    ratios = [
+        [CASES[r["case"]].format(**r), r["peer"], f"{r['warmup']}", f"{r['ratio']:.2f}"]
+        + [f"{value:.3f}" for value in r["rhat"]]
+        for r in found["ratios"]
+    ]
+    head = ["ESS/s of pyro_bnn over the best of", "which was", "its warm-up", "ratio"]
+    first = markdown([*head, "R-hat of ours", "of theirs"], ratios)
+    head = ["contender", "caches", "warm-up + draws", "smallest ESS", "a second", "largest R-hat"]
+    head += ["time", "of which", "steps a draw", "diverging", "process start and imports"]
+    rows = [
+        [
+            r["contender"],
+            r["cache"] or "none",
+            f"{r['warmup']} + {r['draws']:,}",
+            f"{r['ess']:,.0f}",
+            f"{r['ess_per_second']:.3g}",
+            f"{r['rhat']:.3f}",
+            duration(r["seconds"]),
+            ", ".join(f"{name} {duration(t)}" for name, t in r["phases"].items()) or "not told",
+            "not told" if r["steps"] is None else f"{r['steps']:.1f}",
+            "not told" if r["divergences"] is None else f"{r['divergences']:,.0f}",
+            duration(r["import_seconds"]),
+        ]
+        for r in found["rows"]
+    ]
+    return f"{first}\n\n{markdown(head, rows)}"
+
+
+CASES: Mapping[str, str] = {
+    "cold": "NumPyro, {draws:,} draws a chain, caches empty",
+    "cached": "NumPyro, {draws:,} draws a chain, caches filled",
+    "long": "NumPyro, {draws:,} draws a chain, caches empty",
+    "pyro": "Pyro, {draws:,} draws a chain, caches empty",
+}
+
+
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "svi": svi,
     "cold": cold,
     "predict": predict,
     "scaling": scaling,
+    "nuts": nuts,
 }
 
 
-GOALS = ("svi", "cold", "predict")
+def goals(found: Mapping[str, Result]) -> str:
+    """The figures to reach beside the figures reached, of what has been measured."""
+    lines = [line for name, result in found.items() for line in GOALS[name](result)]
+    return markdown(["what", "measured", "goal", "reached"], lines)
 
 
-def goals(svi: Result, cold: Result, predict: Result) -> str:
-    """The figures to reach beside the figures reached."""
-
-    def line(what: str, value: float, bound: float, *, least: bool = False) -> list[str]:
-        reached = value >= bound if least else value <= bound
-        goal = f"{'at least' if least else 'at most'} {bound:g}"
-        return [what, f"{value:.2f}", goal, "yes" if reached else "**no**"]
-
-    lines = []
+def svi_goals(found: Result) -> Iterator[list[str]]:
+    """A step over the deterministic one."""
     for prefix, bound in (
         ("pyro_bnn, AutoNormal", 1.3),
         ("pyro_bnn, low rank 10", 2.0),
         ("pyro_bnn, rank-1 mixture of 4", 2.0),
     ):
-        for r in (r for r in svi["rows"] if r["contender"] == prefix):
+        for r in (r for r in found["rows"] if r["contender"] == prefix):
             each = " for each of the copies of its batch" if r["copies"] > 1 else ""
             what = f"{prefix}{each} over the deterministic step, {r['net']}, batch {r['batch']:,}"
-            lines.append(line(what, r["ratio"] / r["copies"], bound))
-    fits = {r["contender"]: r for r in cold["rows"]}
-    mine, pyro = fits["pyro_bnn"], fits[cold["base"]]
+            yield goal(what, r["ratio"] / r["copies"], bound)
+
+
+def cold_goals(found: Result) -> Iterator[list[str]]:
+    """A whole fit over Pyro's."""
+    fits = {r["contender"]: r for r in found["rows"]}
+    mine, pyro = fits["pyro_bnn"], fits[found["base"]]
     for key, what in (("process_seconds", "whole process"), ("fit_seconds", "fit without imports")):
-        text = f"{cold['steps']:,} steps of 10-50-1 from cold over Pyro's, {what}"
-        lines.append(line(text, mine[key] / pyro[key], 0.5))
-    calls = {r["contender"]: r["seconds"] for r in predict["rows"]}
-    speed = calls[predict["base"]] / predict["rows"][0]["seconds"]
+        text = f"{found['steps']:,} steps of 10-50-1 from cold over Pyro's, {what}"
+        yield goal(text, mine[key] / pyro[key], 0.5)
+
+
+def predict_goals(found: Result) -> Iterator[list[str]]:
+    """Pyro's prediction over this package's."""
+    calls = {r["contender"]: r["seconds"] for r in found["rows"]}
+    speed = calls[found["base"]] / found["rows"][0]["seconds"]
     text = "Pyro's Predictive over this package, 1,000 draws at 1,000 rows"
-    lines.append(line(text, speed, 20, least=True))
-    return markdown(["what", "measured", "goal", "reached"], lines)
+    yield goal(text, speed, 20, least=True)
+
+
+def nuts_goals(found: Result) -> Iterator[list[str]]:
+    """This package's effective samples a second over the best of each peer."""
+    bounds = {"cold": 3, "cached": 5, "long": 3, "pyro": 30}
+    for r in found["ratios"]:
+        text = f"NUTS, ESS/s over the best of {CASES[r['case']].format(**r)}"
+        yield goal(text, r["ratio"], bounds[r["case"]], least=True)
+
+
+GOALS: Mapping[str, Callable[[Result], Iterator[list[str]]]] = {
+    "svi": svi_goals,
+    "cold": cold_goals,
+    "predict": predict_goals,
+    "nuts": nuts_goals,
+}
+
+
+def goal(what: str, value: float, bound: float, *, least: bool = False) -> list[str]:
+    """A line of the table of goals: what is measured, how much, and whether that is enough."""
+    reached = value >= bound if least else value <= bound
+    wanted = f"{'at least' if least else 'at most'} {bound:g}"
+    return [what, f"{value:.2f}", wanted, "yes" if reached else "**no**"]
 
 
 def duration(seconds: float) -> str:

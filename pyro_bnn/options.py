@@ -162,3 +162,23 @@ DrawsOption: TypeAlias = Annotated[
 ReportFolderOption: TypeAlias = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Folder of the report; made where it does not exist.")
 ]
+SBCFolderOption: TypeAlias = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Folder of the ranks; made where it does not exist.")
+]
+SimulationsOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Simulated data sets, at least 20.")
+]
+RankedDrawsOption: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Draws that the truth is ranked among, one less than a multiple of 20.",
+    ),
+]
+RowsOption: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="How many training rows, the first ones, each simulation has."
+    ),
+]

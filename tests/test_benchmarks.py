@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 import re
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,16 @@ import pyro_bnn as bnn
 from benchmarks import (
     _contenders,
     _fit,
+    _moons,
+    _peers,
     _plots,
     _problem,
+    _sampling,
     _settings,
     _tables,
     _timing,
     cold,
+    nuts,
     predict,
     scaling,
     svi,
@@ -39,7 +45,7 @@ from pyro_bnn.infer.svi import _Run
 SMALL = Problem(3, (4, 5), batch=16, num_data=64)
 NUM_SMALL = (3 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 1
 RESULTS = sorted(_settings.RESULTS.glob("*.json"))
-MODULES = {"svi": svi, "cold": cold, "predict": predict, "scaling": scaling}
+MODULES = {"svi": svi, "cold": cold, "predict": predict, "scaling": scaling, "nuts": nuts}
 
 
 # One problem for all
@@ -347,6 +353,208 @@ def test_warm_fits_find_the_cache_of_the_one_before(monkeypatch: pytest.MonkeyPa
     assert caches[0] == caches[1] != caches[2]
 
 
+# Samplers in processes of their own
+
+
+def at(weights: Mapping[str, Tensor]) -> Tensor:
+    """Network output ``[200]`` of torch's own layers at the rows of the moons."""
+    net = sequential(Problem(2, (20, 20), batch=1))
+    linear = [m for m in net if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        for index, layer in enumerate(linear):
+            layer.weight.copy_(weights[f"layers.{index}.weight"])
+            layer.bias.copy_(weights[f"layers.{index}.bias"])
+        f = net(torch.from_numpy(_moons.arrays()[0]))
+    assert isinstance(f, Tensor)
+    return f.squeeze(-1)
+
+
+def log_joint(weights: Mapping[str, Tensor]) -> Tensor:
+    """Log density of the posterior on two moons but for its constant, by hand."""
+    y, f = torch.from_numpy(_moons.arrays()[1]), at(weights)
+    total = (y * f - torch.nn.functional.softplus(f)).sum()
+    for name, w in weights.items():
+        inputs = w.shape[1] if name.endswith("weight") else 1  # biases have an sd of 1
+        total = total - 0.5 * (inputs * w.square() + math.log(2 * math.pi / inputs)).sum()
+    return total
+
+
+def moons_weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape, _ in _moons.priors()}
+
+
+def test_two_moons_have_501_weights_and_standardised_inputs() -> None:
+    assert (_moons.NET, _moons.NUM_WEIGHTS) == ("2-20-20-1", 501)
+    assert sum(math.prod(shape) for _, shape, _ in _moons.priors()) == 501
+    x, y = _moons.arrays()
+    assert (x.shape, y.shape, set(y)) == ((200, 2), (200,), {0, 1})
+    assert x.mean(0) == pytest.approx([0, 0], abs=1e-6)
+    assert x.std(0) == pytest.approx([1, 1], rel=1e-6)
+    assert len(set(map(tuple, _moons.points()))) == 50
+
+
+def test_this_package_samples_the_posterior_of_two_moons() -> None:
+    x, y = map(torch.from_numpy, _moons.arrays())
+    program = bnn.Program(_sampling.our_model(), x, y)
+    weights = moons_weights()
+    z = torch.cat([weights[site.name].flatten() for site in program.sites])
+    found = program.log_joint(z, program.batch(x, y))
+    torch.testing.assert_close(found, log_joint(weights), rtol=1e-5, atol=0)
+
+
+def test_pyro_samples_the_posterior_of_two_moons() -> None:
+    weights = moons_weights()
+    conditioned = poutine.condition(_sampling.pyro_model(), data=weights)
+    found = poutine.trace(conditioned).get_trace(*map(torch.from_numpy, _moons.arrays()))
+    torch.testing.assert_close(found.log_prob_sum(), log_joint(weights), rtol=1e-5, atol=0)
+
+
+@pytest.mark.skipif(not _peers.installed("numpyro"), reason="NumPyro is not installed")
+def test_numpyro_samples_the_posterior_of_two_moons() -> None:
+    weights = moons_weights()
+    log_density = importlib.import_module("numpyro.infer.util").log_density
+    params = {name: w.numpy() for name, w in weights.items()}
+    found, _ = log_density(_sampling.numpyro_model(), _moons.arrays(), {}, params)
+    assert float(found) == pytest.approx(log_joint(weights).item(), rel=1e-5)
+
+
+def test_functions_are_those_of_the_torch_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = _moons.arrays()[0]
+    monkeypatch.setattr(_moons, "points", lambda: x[:50])
+    weights = moons_weights()
+    draws = {
+        name: torch.stack([w, -w])[:, None].expand(2, 3, *w.shape) for name, w in weights.items()
+    }
+    f = torch.from_numpy(_moons.function_draws(draws))  # [C, S, 50, 1]
+    assert f.shape == (2, 3, 50, 1)
+    for chain, sign in enumerate((1, -1)):
+        expected = at({name: sign * w for name, w in weights.items()})[:50]
+        for draw in f[chain, :, :, 0]:
+            torch.testing.assert_close(draw, expected, rtol=1e-5, atol=1e-5)
+
+
+SHORT = _sampling.Options(chains=2, warmup=2, draws=8, depth=2)
+
+
+def test_a_sampler_has_a_process_of_its_own(tmp_path: Path) -> None:
+    found = nuts.sampled(nuts.Entry("Pyro", "pyro", SHORT), 1, 0, tmp_path)
+    assert found["process_seconds"] > found["import_seconds"] + found["seconds"] > 0
+    assert found["import_seconds"] > 0
+    assert found["ess_per_second"] == found["ess"] / found["seconds"]
+
+
+def test_a_failed_sampler_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)_sampling unknown .*KeyError: 'unknown'"):
+        nuts.sampled(nuts.Entry("", "unknown", SHORT), 1, 0, tmp_path)
+
+
+@pytest.mark.parametrize("library", ["pyro_bnn", "pyro"])
+def test_a_sampler_returns_functions_by_chain(library: str) -> None:
+    drawn = _sampling.SAMPLERS[library]()(replace(SHORT, chains=1))  # so in this process
+    assert drawn.function_draws().shape == (1, 8, 50, 1)
+    assert drawn.divergences is not None
+    assert drawn.steps is None or 1 <= drawn.steps <= 3
+
+
+def test_pyro_runs_its_chains_without_this_package() -> None:
+    from tests.test_imports import loaded_by
+
+    root = Path(__file__).parent.parent
+    loaded = loaded_by("from benchmarks._sampling import SAMPLERS; SAMPLERS['pyro']()", root)
+    assert "pyro" in loaded
+    assert "pyro_bnn" not in loaded
+
+
+class Stopwatch:
+    """Stands in for :func:`nuts.sampled`: a speed for each entry, and who ran with which cache."""
+
+    def __init__(self, speeds: Mapping[str, float], rhats: Mapping[str, float]) -> None:
+        self.speeds, self.rhats = speeds, rhats
+        self.caches: list[tuple[str, Path, bool]] = []
+
+    def __call__(self, entry: nuts.Entry, threads: int, seed: int, cache: Path) -> nuts.Row:
+        self.caches.append((entry.contender, cache, cache.exists()))
+        cache.mkdir(exist_ok=True)
+        speed = self.speeds[entry.contender]
+        if entry.library == "numpyro" and entry.options.warmup == 8:  # as long as ours
+            speed *= 2
+        return {
+            "import_seconds": 1.0,
+            "process_seconds": 9.0,
+            "seconds": 4.0,
+            "phases": {"compile": 3.0, "sampling": 1.0},
+            "steps": None,
+            "divergences": 0,
+            "ess": 4 * speed,
+            "ess_per_second": speed + (seed == 1),  # one turn in three is an outlier
+            "rhat": self.rhats.get(entry.contender, 1.0),
+        }
+
+
+def numpyros() -> list[nuts.Entry]:
+    return [
+        nuts.Entry(name, "numpyro", replace(SHORT, warmup=7)) for name in ("slow", "fast", "stuck")
+    ]
+
+
+@pytest.fixture
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    """Of NumPyro's entries the quickest has not converged."""
+    speeds = {"pyro_bnn, 4 chains": 30.0, "slow": 1.0, "fast": 5.0, "stuck": 50.0, "Pyro": 0.5}
+    fake = Stopwatch(speeds, {"stuck": 1.06})
+    pyro_entry = nuts.Entry("Pyro", "pyro", SHORT)
+    monkeypatch.setattr(nuts, "sampled", fake)
+    monkeypatch.setattr(nuts, "peers", lambda settings: [*numpyros(), pyro_entry])
+    return fake
+
+
+def test_ratios_are_to_the_best_peer_that_has_converged(stopwatch: Stopwatch) -> None:
+    rows, ratios = nuts.measure(parse(["--quick", "--threads", "1", "--rounds", "3"]))
+    assert [(r["case"], r["peer"], r["warmup"], r["ratio"]) for r in ratios] == [
+        ("cold", "fast", 8, 3.0),
+        ("cached", "fast", 8, 3.0),
+        ("long", "fast", 8, 3.0),
+        ("pyro", "Pyro", 2, 60.0),
+    ]
+    ran = [(r["contender"], r["warmup"]) for r in rows if r["library"] == "numpyro"]
+    assert ran[:4] == [("slow", 7), ("fast", 7), ("stuck", 7), ("fast", 8)]
+    assert ran[4:] == [("fast", 8), ("slow", 7)] * 2  # with filled caches, with many draws
+    assert {r["cache"] for r in rows if r["library"] == "pyro"} == {""}
+
+
+def test_caches_are_filled_where_they_are_said_to_be(stopwatch: Stopwatch) -> None:
+    rows, _ = nuts.measure(parse(["--quick", "--threads", "1", "--rounds", "1"]))
+    found = [
+        (name, "filled" if there else "empty")
+        for name, _, there in stopwatch.caches
+        if name != "Pyro"
+    ]
+    assert found == [(r["contender"], r["cache"]) for r in rows if r["library"] != "pyro"]
+    assert "filled" in {state for _, state in found}
+
+
+def test_where_no_chains_converge_the_quickest_are_taken() -> None:
+    rows = [{"rhat": 1.2, "ess_per_second": s, "library": "a"} for s in (1.0, 3.0, 2.0)]
+    assert nuts.ranked(rows) == [1, 2, 0]
+    rows[0]["rhat"] = 1.05
+    assert nuts.ranked(rows) == [0, 1, 2]
+    rows[0]["rhat"] = math.nan
+    assert nuts.ranked(rows) == [1, 2, 0]
+    assert nuts.best(rows, "b") is None
+
+
+def test_the_samplers_are_written_to_files(
+    stopwatch: Stopwatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = quick("nuts", tmp_path)
+    assert check_schema(json.loads((tmp_path / "nuts.json").read_text())) == "nuts"
+    assert (tmp_path / "nuts.png").exists()
+    printed = capsys.readouterr().out
+    assert _tables.nuts(found) in printed
+    assert "| stuck | empty | 7 + 8 | 200 | 50.5 | 1.060 | 4 s | compile 3 s, sampling" in printed
+
+
 # Figures and the README
 
 
@@ -434,7 +642,9 @@ after
     assert _tables.filled(expected, tmp_path) == expected
 
 
-@pytest.mark.parametrize(("name", "missing"), [("svi", "svi"), ("goals", "svi, cold, predict")])
+@pytest.mark.parametrize(
+    ("name", "missing"), [("svi", "svi"), ("goals", "svi, cold, predict, nuts")]
+)
 def test_a_table_without_its_result_says_so(name: str, missing: str, tmp_path: Path) -> None:
     text = _tables.filled(f"<!-- table: {name} -->\nold\n<!-- end -->", tmp_path)
     assert text == f"<!-- table: {name} -->\nNot measured yet: {missing}.\n<!-- end -->"
@@ -453,10 +663,15 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         {"contender": "Pyro", "process_seconds": 10.0, "fit_seconds": 8.0},
     ]
     calls = [{"contender": "pyro_bnn", "seconds": 1.0}, {"contender": "Pyro", "seconds": 25.0}]
+    ratios = [
+        {"case": case, "ratio": ratio, "draws": 200}
+        for case, ratio in {"cold": 3.0, "cached": 4.9, "long": 2.9, "pyro": 40.0}.items()
+    ]
     for name, more in {
         "svi": {"rows": steps},
         "cold": {"rows": fits, "base": "Pyro", "steps": 10},
         "predict": {"rows": calls, "base": "Pyro"},
+        "nuts": {"ratios": ratios},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(more))
     cells = [line.split(" | ")[1:] for line in _tables.made("goals", tmp_path).splitlines()[2:]]
@@ -467,7 +682,17 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         ["0.60", "at most 0.5", "**no** |"],
         ["0.25", "at most 0.5", "yes |"],
         ["25.00", "at least 20", "yes |"],
+        ["3.00", "at least 3", "yes |"],
+        ["4.90", "at least 5", "**no** |"],
+        ["2.90", "at least 3", "**no** |"],
+        ["40.00", "at least 30", "yes |"],
     ]
+
+
+def test_goals_of_what_is_not_measured_are_named(tmp_path: Path) -> None:
+    (tmp_path / "svi.json").write_text(json.dumps({"rows": []}))
+    text = _tables.made("goals", tmp_path)
+    assert text.endswith("| --- |\n\nNot measured yet: cold, predict, nuts.")
 
 
 @pytest.mark.parametrize(
@@ -508,7 +733,9 @@ def test_no_benchmark_imports_a_peer_by_being_imported() -> None:
     from tests.test_imports import loaded_by
 
     root = Path(__file__).parent.parent
-    loaded = loaded_by("import benchmarks.svi, benchmarks.cold, benchmarks.predict", root)
+    loaded = loaded_by(
+        "import benchmarks.svi, benchmarks.cold, benchmarks.predict, benchmarks.nuts", root
+    )
     assert loaded & {"numpyro", "jax", "bayesian_torch", "tyxe"} == set()
 
 

@@ -90,7 +90,7 @@ def test_help(args: tuple[str, ...]) -> None:
     assert "..." not in out.partition("\n")[2]  # no sentence is cut
 
 
-COMMANDS = ("compare", "fit", "predict")
+COMMANDS = ("compare", "fit", "predict", "sbc")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -119,8 +119,8 @@ def parameters_of(command: str) -> list[Any]:
 @pytest.mark.parametrize(
     "args",
     [
-        *(["--help"], ["compare", "--help"], ["fit", "--help"], ["predict", "--help"]),
-        *(["--version"], ["compare"], ["fit"], ["predict"]),
+        *(["--help"], *([command, "--help"] for command in COMMANDS)),
+        *(["--version"], *([command] for command in COMMANDS)),
     ],
 )
 def test_help_and_usage_errors_import_nothing_heavy(args: list[str], tmp_path: Path) -> None:

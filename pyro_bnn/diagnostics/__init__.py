@@ -1,4 +1,4 @@
-"""Diagnostics on NumPy arrays: convergence, calibration, scores, distance to a reference."""
+"""Diagnostics: convergence, calibration, scores, distance to a reference, simulated data."""
 
 from pyro_bnn.diagnostics.calibration import (
     Coverage,
@@ -20,6 +20,7 @@ from pyro_bnn.diagnostics.reference import (
     sd_ratio,
     w1,
 )
+from pyro_bnn.diagnostics.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.scores import (
     accuracy,
     brier,
@@ -28,6 +29,7 @@ from pyro_bnn.diagnostics.scores import (
     moment_matched_log_score,
     rmse,
 )
+from pyro_bnn.diagnostics.simulation_ranks import SimulationRanks
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "ReferenceDistance",
     "Reliability",
     "SdRatio",
+    "SimulationRanks",
     "Trend",
     "accuracy",
     "binomial_band",
@@ -59,5 +62,6 @@ __all__ = [
     "reliability_curve",
     "rmse",
     "sd_ratio",
+    "simulation_based_calibration",
     "w1",
 ]

@@ -1,0 +1,247 @@
+"""One run of one sampler in this process, for ``benchmarks.nuts``: prints its times as JSON.
+
+``python -m benchmarks._sampling LIBRARY OPTIONS OUT``: options as JSON; the function's draws go to
+OUT, an NPY file. Libraries are imported before the clock starts, and it stops when the draws are in
+memory; a process imports nothing of another library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import _moons
+from benchmarks._moons import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run samples.
+
+    Attributes:
+        chains: Number of chains C.
+        warmup: Warm-up draws of each chain.
+        draws: Draws S of each chain that are kept.
+        method: How NumPyro runs its chains: ``"vectorized"``, ``"parallel"``, ``"sequential"``.
+        depth: Trajectories have fewer than 2 to this power leapfrog steps; 10 is every default.
+        seed: Seed of the run.
+        threads: CPU threads.
+    """
+
+    chains: int
+    warmup: int
+    draws: int
+    method: str = ""
+    depth: int = 10
+    seed: int = 0
+    threads: int = 1
+
+
+class Drawn(NamedTuple):
+    """What a sampler has when its clock stops.
+
+    Attributes:
+        function_draws: Makes the logits ``[C, S, 50, 1]``, off the clock.
+        phases: Seconds of each phase that the library tells apart.
+        steps: Mean leapfrog steps of a kept draw; None where the library does not say.
+        divergences: Kept draws whose trajectory diverged; None where the library does not say.
+    """
+
+    function_draws: Callable[[], Array]
+    phases: Mapping[str, float]
+    steps: float | None = None
+    divergences: int | None = None
+
+
+Sampler = Callable[[Options], Drawn]
+
+
+def pyro_bnn() -> Sampler:
+    """``bnn.NUTS`` on ``bnn.models.MLP``."""
+    bnn, torch = (importlib.import_module(name) for name in ("pyro_bnn", "torch"))
+    x, y, points = (torch.from_numpy(a) for a in (*_moons.arrays(), _moons.points()))
+
+    def sample(options: Options) -> Drawn:
+        nuts = bnn.NUTS(
+            num_chains=options.chains,
+            warmup_steps=options.warmup,
+            num_samples=options.draws,
+            max_tree_depth=options.depth,
+        )
+        posterior = nuts.run(our_model(), (x, y), seed=options.seed, progress=False)
+        total = options.chains * options.draws
+
+        def function_draws() -> Array:
+            f: Array = posterior.function_draws(points, total, group_by_chain=True, memory=8 << 30)
+            return np.asarray(f)
+
+        stats = posterior.sample_stats
+        return Drawn(
+            function_draws,
+            getattr(posterior.provenance, "phases", {}),
+            float(stats["n_steps"].mean()),
+            int(stats["diverging"].sum()),
+        )
+
+    return sample
+
+
+def our_model() -> Any:
+    """The network and its priors, both at this package's defaults."""
+    bnn = importlib.import_module("pyro_bnn")
+    inputs, *hidden, _ = _moons.SIZES
+    return bnn.models.MLP(inputs, hidden=tuple(hidden), likelihood=bnn.likelihoods.Bernoulli())
+
+
+def stock_pyro() -> Sampler:
+    """``pyro.infer.MCMC`` of ``pyro.infer.NUTS`` at its defaults, without a progress bar."""
+    infer, torch = (importlib.import_module(name) for name in ("pyro.infer", "torch"))
+    pyro = importlib.import_module("pyro")
+    model = pyro_model()
+    x, y = (torch.from_numpy(a) for a in _moons.arrays())
+
+    def sample(options: Options) -> Drawn:
+        pyro.set_rng_seed(options.seed)
+        phases: dict[str, float] = defaultdict(float)
+        last = time.perf_counter()
+
+        def record(_kernel: Any, _samples: Any, stage: str, _index: int) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            phases["warm-up" if stage.startswith("Warmup") else "sampling"] += now - last
+            last = now
+
+        mcmc = infer.MCMC(
+            infer.NUTS(model, max_tree_depth=options.depth),
+            num_samples=options.draws,
+            warmup_steps=options.warmup,
+            num_chains=options.chains,
+            hook_fn=record,  # tells nothing where Pyro runs its chains in processes of their own
+            disable_progbar=True,
+        )
+        mcmc.run(x, y)
+        weights = mcmc.get_samples(group_by_chain=True)
+        divergences = sum(map(len, mcmc.diagnostics()["divergences"].values()))
+        return Drawn(lambda: _moons.function_draws(weights), dict(phases), divergences=divergences)
+
+    return sample
+
+
+def pyro_model() -> Callable[..., Any]:
+    """The model as a function of stock Pyro, which costs Pyro less than a ``PyroModule``."""
+    pyro, torch = (importlib.import_module(name) for name in ("pyro", "torch"))
+    dist = importlib.import_module("pyro.distributions")
+    sites = {
+        name: dist.Normal(torch.zeros(()), torch.tensor(sd)).expand(shape).to_event(len(shape))
+        for name, shape, sd in _moons.priors()
+    }
+
+    def model(x: Any, y: Any = None) -> None:
+        weights = {name: pyro.sample(name, prior) for name, prior in sites.items()}
+        f = _moons.logits(weights, x, torch.relu)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    return model
+
+
+def numpyro() -> Sampler:
+    """``numpyro.infer.MCMC`` of ``numpyro.infer.NUTS`` at its defaults, without a progress bar."""
+    jax, infer = (importlib.import_module(name) for name in ("jax", "numpyro.infer"))
+    library = importlib.import_module("numpyro")
+    model = numpyro_model()
+    x, y = _moons.arrays()
+    phases: dict[str, float] = defaultdict(float)
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):  # tracing, lowering, XLA
+            phases["compile"] += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+
+    def sample(options: Options) -> Drawn:
+        if options.method == "parallel":
+            library.set_host_device_count(options.chains)
+            if (devices := jax.local_device_count()) != options.chains:
+                raise RuntimeError(f"{options.chains} parallel chains would share {devices}")
+        start = time.perf_counter()
+        mcmc = infer.MCMC(
+            infer.NUTS(model, max_tree_depth=options.depth),
+            num_warmup=options.warmup,
+            num_samples=options.draws,
+            num_chains=options.chains,
+            chain_method=options.method,
+            progress_bar=False,  # its fastest way
+        )
+        key = jax.random.PRNGKey(options.seed)
+        mcmc.run(key, x, y, extra_fields=("num_steps", "diverging"))
+        weights = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
+        phases["warm-up and sampling"] = time.perf_counter() - start - phases["compile"]
+        extra = mcmc.get_extra_fields()
+        return Drawn(
+            lambda: _moons.function_draws(weights),
+            dict(phases),
+            float(extra["num_steps"].mean()),
+            int(extra["diverging"].sum()),
+        )
+
+    return sample
+
+
+def numpyro_model() -> Callable[..., Any]:
+    """The model as a function of NumPyro."""
+    names = ("numpyro", "numpyro.distributions", "jax.nn")
+    library, dist, nn = (importlib.import_module(name) for name in names)
+
+    def model(x: Any, y: Any = None) -> None:
+        weights = {
+            name: library.sample(name, dist.Normal(0.0, sd).expand(shape).to_event(len(shape)))
+            for name, shape, sd in _moons.priors()
+        }
+        f = _moons.logits(weights, x, nn.relu)
+        with library.plate("data", len(x)):
+            library.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    return model
+
+
+SAMPLERS: Mapping[str, Callable[[], Sampler]] = {
+    "pyro_bnn": pyro_bnn,
+    "numpyro": numpyro,
+    "pyro": stock_pyro,
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Sample, keep the function's draws and print one line of JSON."""
+    from benchmarks._settings import set_threads
+
+    name, options, out = argv
+    wanted = Options(**json.loads(options))
+    sample = SAMPLERS[name]()
+    set_threads(wanted.threads)
+    imported = time.time()  # the clock of the process that started this one
+    start = time.perf_counter()
+    drawn = sample(wanted)
+    seconds = time.perf_counter() - start
+    np.save(out, drawn.function_draws())
+    found = {
+        "imported": imported,
+        "seconds": seconds,
+        "phases": dict(drawn.phases),
+        "steps": drawn.steps,
+        "divergences": drawn.divergences,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,91 @@
+"""Simulation-based calibration of the real No-U-Turn sampler, as it is and broken on purpose.
+
+Every simulated data set has one chain, and all chains move together (``run_each``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.diagnostics import SimulationRanks, simulation_based_calibration
+from pyro_bnn.infer import NUTS
+from pyro_bnn.infer.lockstep import Lockstep
+
+X = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64).unsqueeze(1)
+HIERARCHY = {"*.weight": priors.HalfCauchyScale(0.3), "*.bias": priors.Normal()}
+
+
+def network(prior: Any) -> models.MLP:
+    """Three tanh units; noise sd around 0.37, rarely below 0.1, so that no chain is a crawl."""
+    noise = dist.LogNormal(torch.tensor(-1.0), torch.tensor(0.5))
+    likelihood = likelihoods.Normal(noise)
+    return models.MLP(
+        1, hidden=(3,), activation="tanh", prior=prior, likelihood=likelihood
+    ).double()
+
+
+def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> SimulationRanks:
+    nuts = NUTS(
+        warmup_steps=100,
+        num_samples=19 * thin,
+        target_accept=target_accept,
+        max_tree_depth=7,  # right all the same; large scales of the hierarchy make long ridges
+    )
+    return simulation_based_calibration(
+        model, X, nuts, num_simulations=100, num_draws=19, progress=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("prior", "thin", "target_accept"),
+    [(priors.Normal(), 5, 0.8), (HIERARCHY, 8, 0.9)],
+    ids=["network", "half-Cauchy hierarchy"],
+)
+def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float) -> None:
+    found = calibrate(network(prior), thin=thin, target_accept=target_accept)
+    assert found.num_failed == 0
+    assert (found.p_values > 0.001).all(), found.summary()
+    smooth = [uniformity.smooth_p_value for uniformity in found.uniformities.values()]
+    assert min(smooth) > 0.0005, found.summary()  # two degrees of freedom see more
+    assert found.ess > 0.8 * found.num_draws
+    assert sum(found.num_diverging) < 0.03 * 100 * 19 * thin  # in the tails of the prior
+
+
+# --- broken on purpose ---------------------------------------------------------------------------
+
+
+def fast_momenta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momenta of sd 1.25 under a kinetic energy for 1."""
+    right = Lockstep._normal
+    monkeypatch.setattr(Lockstep, "_normal", lambda self, count: 1.25 * right(self, count))
+
+
+def data_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that go on when others are done go on with the data of the first ones."""
+    right = Lockstep.keep
+
+    def keep(self: Lockstep, places: NDArray[np.int64]) -> None:
+        x, y = self._inputs
+        right(self, places)
+        self._inputs = (x, y[: len(places)].clone())
+        self._advance = self._captured.bind(*self._tensors())
+
+    monkeypatch.setattr(Lockstep, "keep", keep)
+
+
+@pytest.mark.parametrize("breaks", [fast_momenta, data_left_behind])
+def test_a_broken_sampler_is_found(
+    breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    found = calibrate(network(priors.Normal()), thin=3)
+    assert not found.is_calibrated, found.summary()
+    assert found.p_values.min() < 0.001, found.summary()
