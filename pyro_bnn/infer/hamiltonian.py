@@ -146,7 +146,8 @@ class HamiltonianSampler:
     ) -> tuple[Tensor, dict[str, NDArray[Any]]]:
         """Sample the posteriors of many data sets with the same inputs, one chain for each.
 
-        The mass matrix is that of all chains together; ``num_chains`` is not used.
+        Each chain has a diagonal mass matrix of its own; ``num_chains`` and ``mass_matrix`` are not
+        used.
 
         Args:
             model: Pyro model ``model(x, y=None)``.
@@ -209,7 +210,7 @@ class HamiltonianSampler:
             potential,
             tuple(batch),
             starts,
-            first_mass(potential(starts, *batch)[1], self.mass_matrix),
+            first_mass(potential(starts, *batch)[1], self.mass_matrix, each=len(batches) > 1),
             limit=self._limit,
             target_accept=self.target_accept,
             seed=stream_seed(seed, MAX_STARTS),
@@ -229,7 +230,6 @@ class HamiltonianSampler:
                 warmup_steps=self.warmup_steps,
                 num_samples=self.num_samples,
                 limit=self._limit,
-                kind=self.mass_matrix,
                 progress=board,
             )
         finally:

@@ -3,7 +3,7 @@ r"""Markov chains in lockstep: one batch, one captured step for all of them, no 
 Every step moves each chain by one leapfrog step. A chain whose trajectory ends hands over its draw
 and starts the next one in the same step. Step sizes are each chain's own, adapted in the same step:
 updates pooled over chains whose trajectories end at different times would favour the short, bad
-ones. The mass matrix is one for all chains.
+ones. The mass matrix is one for all chains, unless they sample densities of their own.
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ class Lockstep:
         num_state = len(self._state) + len(self._averages) + 1
         first_input = len(self._tensors()) - len(self._inputs)
         own = [*range(num_state + 3), *(first_input + i for i in own_inputs)]
+        if mass.scale.ndim == 2:
+            own.append(num_state + 3)
         self._captured = Captured(
             self._iterate,
             name,
@@ -212,6 +214,8 @@ class Lockstep:
         self.step_size, self._adapting = self.step_size[places], self._adapting[places]
         self._momentum, self._uniform = self._momentum[places], self._uniform[places]
         self._uniforms = self._uniforms[:, places]
+        if self.mass.scale.ndim == 2:
+            self.mass = Mass(self.mass.scale[places])
         self._inputs = tuple(
             value[places] if i in self._own_inputs else value
             for i, value in enumerate(self._inputs)

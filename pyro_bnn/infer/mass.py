@@ -41,7 +41,7 @@ class Mass(NamedTuple):
               p \leftarrow p - \tfrac\epsilon2 L^\top \nabla U(z)
 
     Attributes:
-        scale: Scales s ``[P]``, > 0, in the units of z.
+        scale: Scales s ``[P]``, > 0, in the units of z; ``[C, P]`` where each chain has its own.
         basis: Directions B ``[P, R]``, orthonormal columns or zero ones; None for a diagonal.
         stretch: Stretches t ``[R]``, > 0; 1 where the direction is zero.
     """
@@ -69,7 +69,7 @@ class Mass(NamedTuple):
         return p + ((p @ self.basis) * (self.stretch - 1)) @ self.basis.mT
 
 
-def from_gradients(grad: Tensor) -> Mass:
+def from_gradients(grad: Tensor, *, each: bool = False) -> Mass:
     r"""Diagonal matrix before there are draws: :math:`s_j^2 = (\frac1C \sum_c g_{cj}^2)^{-1/2}`.
 
     At one standard deviation sd from the mode of a Gaussian this is sd: half-way between no scaling
@@ -78,8 +78,10 @@ def from_gradients(grad: Tensor) -> Mass:
     Args:
         grad: Gradients at the chains' starts ``[C, P]``; an entry that is 0 in all chains or not
             finite in one gets scale 1.
+        each: Whether each chain gets a scale of its own.
     """
-    inverse_mass = grad.double().square().mean(0).rsqrt().to(grad.dtype)  # [P]
+    squares = grad.double().square()
+    inverse_mass = (squares if each else squares.mean(0)).rsqrt().to(grad.dtype)
     known = inverse_mass.isfinite() & (inverse_mass > 0)
     return Mass(torch.where(known, inverse_mass, 1.0).clamp(SMALLEST, LARGEST).sqrt())
 
@@ -91,6 +93,8 @@ def diagonal(z: Tensor, grad: Tensor, previous: Mass, chains: Tensor) -> Mass:
 
     Variances are within chains, pooled over them (see above); with one chain index for all rows
     they are total variances. Modes of different widths get the geometric mean of the extremes.
+    Where the previous scale is ``[C, P]``, chains of densities that have nothing to do with each
+    other, each has a matrix of its own, by its own variances.
 
     Args:
         z: Draws ``[n, P]``.
@@ -98,7 +102,12 @@ def diagonal(z: Tensor, grad: Tensor, previous: Mass, chains: Tensor) -> Mass:
         previous: Its scale stays where no chain moved, or a variance is not finite.
         chains: Index of each row's chain ``[n]``; rows in any order, chains of any length.
     """
-    return Mass(_scale(_centred(z, chains), _centred(grad, chains), previous)[0])
+    squares = _centred(z, chains).square(), _centred(grad, chains).square()
+    if previous.scale.ndim == 1:
+        return Mass(_scale(squares[0].sum(0), squares[1].sum(0), previous)[0])
+    none = torch.zeros_like(previous.scale)
+    x, g = (none.index_add(0, chains, values) for values in squares)
+    return Mass(_scale(x, g, previous)[0])
 
 
 def low_rank(
@@ -139,7 +148,7 @@ def low_rank(
         gamma: Regularisation of the covariances, in units of the scaled weights.
     """
     x, g = _centred(z, chains), _centred(grad, chains)
-    scale, known = _scale(x, g, previous)
+    scale, known = _scale(x.square().sum(0), g.square().sum(0), previous)
     rows = _thinned(chains)
     freedom = len(rows) - len(chains.unique())  # of the covariances within chains
     width = min(2 * rank, freedom // 2, scale.numel())
@@ -177,8 +186,8 @@ def _centred(rows: Tensor, chains: Tensor) -> Tensor:
 
 
 def _scale(z: Tensor, grad: Tensor, previous: Mass) -> tuple[Tensor, Tensor]:
-    """Scale by centred rows ``[n, P]``, and which entries they determine, ``[P]`` each."""
-    ratio = (z.square().sum(0) / grad.square().sum(0)).sqrt()
+    """Scale by sums of squares, and which entries they determine, ``[P]`` or ``[C, P]`` each."""
+    ratio = (z / grad).sqrt()
     known = ratio.isfinite() & (ratio > 0)
     new = ratio.clamp(SMALLEST, LARGEST).sqrt()
     return torch.where(known, new, previous.scale), known

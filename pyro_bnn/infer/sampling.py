@@ -45,10 +45,16 @@ class Sampled(NamedTuple):
     phases: dict[str, float]
 
 
-def first_mass(grad: Tensor, kind: MassMatrix) -> Mass:
-    """Mass matrix by the gradients at the starts ``[C, P]``."""
-    mass = masses.from_gradients(grad)
-    return mass.padded(RANK) if kind == "low_rank" else mass
+def first_mass(grad: Tensor, kind: MassMatrix, *, each: bool = False) -> Mass:
+    """Mass matrix by the gradients at the starts ``[C, P]``.
+
+    Args:
+        grad: The gradients.
+        kind: Of the matrix.
+        each: Whether each chain has a matrix of its own, which is diagonal.
+    """
+    mass = masses.from_gradients(grad, each=each)
+    return mass.padded(RANK) if kind == "low_rank" and not each else mass
 
 
 def sample(
@@ -57,7 +63,6 @@ def sample(
     warmup_steps: int,
     num_samples: int,
     limit: int,
-    kind: MassMatrix,
     progress: Progress,
 ) -> Sampled:
     """Warm up and sample.
@@ -67,22 +72,21 @@ def sample(
         warmup_steps: Draws of a chain that adapt and are dropped, on average over the chains.
         num_samples: Draws S of each chain that are kept.
         limit: Largest number of points of a trajectory.
-        kind: Of the mass matrix.
         progress: The bar.
     """
     began = time.perf_counter()
     *windows, last = windows_of(warmup_steps)
     chains.restart(chains.mass, limit=min(limit, SHORT) if windows else limit)
     for length in windows:
-        chains.restart(_learn(chains, length, kind, progress), limit=limit)
+        chains.restart(_learn(chains, length, progress), limit=limit)
     result, warmed = _keep(chains, last, num_samples, progress)
     ended = time.perf_counter()
     return result._replace(phases={"warm-up": warmed - began, "sampling": ended - warmed})
 
 
-def _learn(chains: Lockstep, length: int, kind: MassMatrix, progress: Progress) -> Mass:
+def _learn(chains: Lockstep, length: int, progress: Progress) -> Mass:
     """Draw until the chains together have ``length`` draws a chain; a mass matrix from these."""
-    num_chains, num_latents = len(chains.chains), chains.mass.scale.numel()
+    num_chains, num_latents = len(chains.chains), chains.mass.scale.shape[-1]
     wanted = num_chains * length
     num_bytes = 2 * wanted * num_latents * chains.mass.scale.element_size()
     every = min(-(-num_bytes // WINDOW_BYTES), max(1, length // LEAST_ROWS))
@@ -98,7 +102,7 @@ def _learn(chains: Lockstep, length: int, kind: MassMatrix, progress: Progress) 
             _show(chains, drew, progress)
     z, grad, places = (torch.cat(values) for values in zip(*rows, strict=True))
     places = places.to(z.device)
-    if kind == "low_rank":
+    if chains.mass.basis is not None:
         return masses.low_rank(z, grad, chains.mass, places, rank=RANK)
     return masses.diagonal(z, grad, chains.mass, places)
 
@@ -112,7 +116,7 @@ def _keep(
         The draws, and when the last chain began to keep its own.
     """
     num_chains, like = len(chains.chains), chains.mass.scale
-    store = DrawStore(num_chains, num_samples, like.numel(), like.dtype, device=like.device)
+    store = DrawStore(num_chains, num_samples, like.shape[-1], like.dtype, device=like.device)
     stats: list[list[NDArray[np.float64]]] = [[] for _ in range(num_chains)]
     left = np.full(num_chains, last + num_samples)  # draws of the chain at each place
     warmed = time.perf_counter()

@@ -66,7 +66,6 @@ def sampled(
         warmup_steps=warmup_steps,
         num_samples=num_samples,
         limit=limit,
-        kind=kind,
         progress=Progress("", num_chains, warmup_steps + num_samples, show=False),
     )
     names = (*kernel.STATISTICS, "step_size")

@@ -298,3 +298,21 @@ def test_thinned_rows_come_from_all_chains_alike() -> None:
     in_chain = rows[chains[rows] == 5].sort().values // 16
     assert {b - a for a, b in itertools.pairwise(in_chain.tolist())} == {3, 4}
     assert sorted(mass._thinned(torch.tensor([1, 0, 1])).tolist()) == [0, 1, 2]
+
+
+def test_chains_of_densities_of_their_own_get_a_scale_each() -> None:
+    sds = torch.tensor([[0.1, 1.0, 5.0], [2.0, 30.0, 0.5]], dtype=torch.float64)  # [C, P]
+    chains = torch.arange(2).repeat(40)
+    generator = torch.Generator().manual_seed(0)
+    z = sds[chains] * torch.randn(80, 3, dtype=torch.float64, generator=generator)
+    z[chains == 1, 2] = 7.0  # stands still
+    grad = z / sds[chains].square()
+    start = mass.from_gradients(grad[:2], each=True)
+    assert_close(start.scale, grad[:2].abs().rsqrt(), rtol=1e-12, atol=0)
+    found = mass.diagonal(z, grad, start, chains)
+    assert found.basis is None
+    assert_close(found.scale[0], sds[0], rtol=1e-10, atol=0)
+    assert_close(found.scale[1, :2], sds[1, :2], rtol=1e-10, atol=0)
+    assert found.scale[1, 2] == start.scale[1, 2]
+    p = torch.randn(2, 3, dtype=torch.float64, generator=generator)
+    assert_close(found.velocity(p)[1], found.scale[1] * p[1])

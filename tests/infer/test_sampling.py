@@ -136,7 +136,6 @@ def run_clock(
         warmup_steps=warmup_steps,
         num_samples=num_samples,
         limit=1024,
-        kind="diagonal",
         progress=bar,
     )
     return clock, result, bar
@@ -257,9 +256,7 @@ def test_phases_are_those_of_the_slowest_chain(monkeypatch: pytest.MonkeyPatch) 
     clock = Clock([1, 10])
     monkeypatch.setattr(time, "perf_counter", lambda: float(clock.time))
     chains: Any = clock
-    result = sample(
-        chains, warmup_steps=3, num_samples=4, limit=8, kind="diagonal", progress=Bar(2)
-    )
+    result = sample(chains, warmup_steps=3, num_samples=4, limit=8, progress=Bar(2))
     assert result.phases == {"warm-up": 30.0, "sampling": 40.0}
 
 
@@ -293,7 +290,6 @@ def run_kernel(kernel: Any, num_chains: int, limit: int, kind: Any = "diagonal")
         warmup_steps=45,
         num_samples=40,
         limit=limit,
-        kind=kind,
         progress=Progress("made", num_chains, 85, show=False),
     )
 
