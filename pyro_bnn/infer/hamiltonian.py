@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -50,7 +51,7 @@ DTYPES: dict[str, type[np.generic]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HamiltonianSampler:
+class HamiltonianSampler(ABC):
     """Options and run of the samplers that follow the gradient; see ``NUTS`` and ``HMC``."""
 
     num_chains: int = 4
@@ -75,9 +76,9 @@ class HamiltonianSampler:
         check_compile(self.compile)
 
     @property
+    @abstractmethod
     def _limit(self) -> int:
-        """Largest number of points of a trajectory."""
-        raise NotImplementedError
+        """Length of trajectories, as the kernel counts: most points, or mean steps."""
 
     def run(
         self,

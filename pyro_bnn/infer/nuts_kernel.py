@@ -291,7 +291,7 @@ def _restart(
         [
             -potential,
             energy,
-            tree.size.to(energy.dtype).log2(),
+            tree.size.to(energy.dtype).log2().round(),
             tree.num_steps.to(energy.dtype),
             tree.accept_sum / tree.num_steps,
             diverging.to(energy.dtype),

@@ -71,7 +71,7 @@ def sample(
         chains: All chains, at their starts.
         warmup_steps: Draws of a chain that adapt and are dropped, on average over the chains.
         num_samples: Draws S of each chain that are kept.
-        limit: Largest number of points of a trajectory.
+        limit: Length of trajectories, as the kernel counts.
         progress: The bar.
     """
     began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 from pyro_bnn.effects import isolated, without_validation
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.engine import Init, starting_points
+from pyro_bnn.infer.leapfrog import Potential
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Batch, Program
 
 MAX_STARTS = 20  # tries for each chain
-
-Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def find_starts(
