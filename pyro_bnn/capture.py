@@ -6,6 +6,7 @@ the arithmetic alone; on a GPU it becomes one launch of a CUDA graph.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -38,6 +39,7 @@ class Captured:
         num_state: How many leading inputs are overwritten by as many trailing outputs, which are
             not returned.
         strict: Whether a failure is an error, instead of a line and a slower path.
+        in_order: Whether compiled operations stay in their order, for states written by entries.
 
     Attributes:
         is_captured: False once a capture failed; the function then runs through plain Pyro.
@@ -55,8 +57,10 @@ class Captured:
         rows: Mapping[int, int] | None = None,
         num_state: int = 0,
         strict: bool = False,
+        in_order: bool = False,
     ) -> None:
         self._fn, self._name, self.is_strict = fn, name, strict
+        self._compile = functools.partial(compile_graph, in_order=in_order)
         self._rows, self._num_state = dict(rows or {}), num_state
         self._graphs: dict[object, TensorFunction] = {}
         self._by_rows: dict[object, list[Graph]] = {}  # that serve several numbers of rows
@@ -138,7 +142,7 @@ class Captured:
         failure = None
         if self.is_compiled:
             try:
-                return self._checked(compile_graph, args, rows)
+                return self._checked(self._compile, args, rows)
             except RowsError:
                 raise
             except Exception as error:

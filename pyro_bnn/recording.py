@@ -93,8 +93,18 @@ def compile_graph(
     *,
     rows: Mapping[int, int] | None = None,
     num_state: int = 0,
+    in_order: bool = False,
 ) -> Graph:
     """Record ``fn`` as a graph and compile it with Inductor; arguments as of :func:`capture`.
+
+    Args:
+        fn: Pure function of tensors that returns a tuple of tensors.
+        args: Example inputs.
+        rows: Number of the input to its dimension of rows.
+        num_state: How many leading inputs the graph overwrites with its trailing outputs.
+        in_order: Whether operations stay where ``fn`` has them. Moved next to what uses them they
+            are cheaper to run, unless an entry of a state is written: the whole state is copied
+            first if its old entries are read after that.
 
     Raises:
         CaptureError: If the operations depend on the number of rows.
@@ -107,7 +117,8 @@ def compile_graph(
         graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
         simplify(graph)
         _end_with_writes(graph, num_state)
-        compiled = inductor.compile(graph, list(examples), options=_OPTIONS)
+        options = {**_OPTIONS, "reorder_for_locality": not in_order}
+        compiled = inductor.compile(graph, list(examples), options=options)
     return Graph(cast(TensorFunction, compiled), shapes)
 
 
@@ -115,7 +126,6 @@ def compile_graph(
 # of the sites are written side by side, not chosen among by every kernel that reads them
 _OPTIONS: dict[str, Any] = {
     "max_pointwise_cat_inputs": 0,
-    "reorder_for_locality": False,
     "realize_opcount_threshold": 4,
     "realize_reads_threshold": 1,
     "cpp.enable_floating_point_contract_flag": "fast",

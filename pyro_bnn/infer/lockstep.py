@@ -138,6 +138,7 @@ class Lockstep:
             rows=dict.fromkeys(own, 0),  # tensors with a row a chain
             num_state=num_state,
             strict=strict,
+            in_order=True,
         )
         self._advance = self._captured.bind(*self._tensors())
         self._captured.is_strict = False  # a run that has begun ends, if slower
