@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import pyro
@@ -163,6 +163,26 @@ class Guide(PyroModule):
     def get_posterior(self) -> Distribution:
         """Q as a distribution over z ``[P]``."""
         raise TypeError(f"{type(self).__name__} has no distribution object")
+
+    @contextmanager
+    def transforming_once(self) -> Iterator[None]:
+        """Within it a constrained parameter is transformed once, however often it is read.
+
+        Then its gradient passes the transform once, too.
+        """
+        self.__dict__["_constrained"] = {}
+        try:
+            yield
+        finally:
+            del self.__dict__["_constrained"]
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_constrained")
+        if values is None or name not in self.__dict__.get("_pyro_params", ()):
+            return super().__getattr__(name)
+        if name not in values:
+            values[name] = super().__getattr__(name)
+        return values[name]
 
     # Set-up
 
@@ -483,7 +503,8 @@ class _Terms(nn.Module):
         self.guide = guide
 
     def forward(self, noise: Tensor, *, density: bool) -> GuideTerms:
-        return self.guide.make_terms(noise, density=density)
+        with self.guide.transforming_once():
+            return self.guide.make_terms(noise, density=density)
 
 
 def positive_parameter(value: Tensor) -> Tensor:

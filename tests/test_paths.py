@@ -80,11 +80,12 @@ def suits(guide: str, model: str) -> bool:
 
 PAIRS = [(model, guide) for model in MODELS for guide in GUIDES if suits(guide, model)]
 
-# one graph a model, the guides taking turns, and one a mixture
-TURNS = [(model, list(GENERAL)[i % len(GENERAL)]) for i, model in enumerate(MODELS)]
+# compiled in every run: every second model, the guides taking turns, and every mixture once
+TURNS = [(model, list(GENERAL)[i % len(GENERAL)]) for i, model in enumerate(MODELS)][::2]
 MIXED = {"cauchy": "rank-1-cauchy", "cauchy-mixture": "rank-1-cauchy"}
 MIXED["averaged-kl"] = "rank-1-half-cauchy-scale"
 COMPILED = [*TURNS, *((MIXED.get(guide, "rank-1"), guide) for guide in MIXTURES)]
+REST = [pair for pair in PAIRS if pair not in COMPILED]  # compiled by make soak
 SINGLE = [
     ("normal-learned", "auto-normal"),
     ("bernoulli", "auto-multivariate-normal"),
@@ -430,12 +431,19 @@ def test_compiled_values_and_gradients_are_those_of_plain_pyro(model: str, guide
         check(model, guide, compiled=True, rtol=1e-10)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("model", "guide"), REST)
+def test_compiled_values_and_gradients_of_the_rest(model: str, guide: str) -> None:
+    with default_dtype(torch.float64):
+        check(model, guide, compiled=True, rtol=1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "guide"), SINGLE)
 def test_compiled_in_single_precision_they_agree_to_1e_5(model: str, guide: str) -> None:
     check(model, guide, compiled=True, rtol=1e-5)
 
 
-def test_every_guide_and_model_is_compiled() -> None:
-    assert {model for model, _ in COMPILED} == {*MODELS}
+def test_every_guide_is_compiled() -> None:
     assert {guide for _, guide in COMPILED} == {*GUIDES}
+    assert {*COMPILED} < {*PAIRS}
