@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PIP_FLAGS ?=
+JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -16,7 +17,7 @@ METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multiva
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv report test test-arviz1 check format coverage tutorials bench clean
+.PHONY: help .venv report test test-arviz1 soak check format coverage tutorials bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[.a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,12 +44,15 @@ $(STAMP): pyproject.toml constraints.txt
 report: $(STAMP) ## The main job: guides, NUTS and three models compared in report/index.html
 	$(BIN)/pyro-bnn compare --data diabetes --methods $(METHODS) --reference nuts --out report/
 
-test: $(STAMP) ## All tests, then those of ArviZ 1.x
-	$(BIN)/python -m pytest
+test: $(STAMP) ## All tests, in JOBS processes (2), then those of ArviZ 1.x
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 	$(MAKE) test-arviz1
 
 test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1.x
 	$(BIN)/python tests/run_arviz1.py
+
+soak: $(STAMP) ## The long tests (minutes); their figures go to benchmarks/results/soak.json
+	$(BIN)/python -m pytest tests/soak -m soak --figures benchmarks/results/soak.json
 
 check: $(STAMP) ## Formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ from torch import nn
 import pyro_bnn as bnn
 from benchmarks._networks import PyroMLP, sequential
 from benchmarks._problem import INIT_SCALE, LEARNING_RATE, NOISE_SD, PRIOR_SD, Contender, Problem
-from pyro_bnn.infer.svi import _Run
+from pyro_bnn.infer.training import Training
 
 Compile = Literal["auto"] | bool
 
@@ -65,7 +65,7 @@ def ours(
     made.to(device=program.device, dtype=program.dtype)
     program.prepare(made)
     svi = bnn.SVI(guide, num_steps=10**9, learning_rate=LEARNING_RATE, compile=compile)
-    run = _Run(svi, program, made, 0)
+    run = Training(svi, program, made, 0)
     batch = program.batch(*problem.batch_of(device))
 
     def advance(steps: int) -> None:

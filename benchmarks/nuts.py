@@ -71,8 +71,8 @@ def common(settings: Settings) -> Options:
 def peers(settings: Settings) -> list[Entry]:
     """Every way of NumPyro, and Pyro, at their defaults."""
     options = common(settings)
-    ways = [("parallel", 2), ("sequential", 4), ("vectorized", 4), ("vectorized", 16)]
-    ways = ways[:1] if settings.quick else [*ways, ("vectorized", 64)]
+    ways = [("parallel", 2), ("parallel", 16), ("parallel", 64), ("sequential", 4)]
+    ways = ways[:1] if settings.quick else [*ways, ("vectorized", 4), ("vectorized", 16)]
     entries = [
         Entry(
             f"NumPyro, {chains} {method} chains",

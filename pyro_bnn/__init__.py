@@ -18,9 +18,11 @@ _NAMES = {
     "SVI": "infer",
     "HMC": "infer",
     "NUTS": "infer",
+    "Interrupted": "infer.interrupts",
     "Posterior": "posterior",
     "Prediction": "prediction",
     "Program": "program",
+    "prior_predictive": "prior_checks",
     "Comparison": "report",
     "compare": "report",
     "BNNError": "errors",
@@ -33,6 +35,7 @@ __all__ = [
     "BNNError",
     "Comparison",
     "Dataset",
+    "Interrupted",
     "Posterior",
     "Prediction",
     "Program",
@@ -46,6 +49,7 @@ __all__ = [
     "layers",
     "likelihoods",
     "models",
+    "prior_predictive",
     "priors",
     "report",
 ]
@@ -65,9 +69,11 @@ if TYPE_CHECKING:
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.errors import BNNError
     from pyro_bnn.infer import HMC, NUTS, SVI
+    from pyro_bnn.infer.interrupts import Interrupted
     from pyro_bnn.models import bayesian
     from pyro_bnn.posterior import Posterior
     from pyro_bnn.prediction import Prediction
+    from pyro_bnn.prior_checks import prior_predictive
     from pyro_bnn.program import Program
     from pyro_bnn.report.compare import Comparison, compare
 

@@ -30,9 +30,11 @@ def catalogue() -> dict[str, dict[str, str]]:
 
 
 def _data_sets() -> Iterator[tuple[str, str]]:
+    from pyro_bnn.data.idx_files import MNIST_SETS
     from pyro_bnn.data.sklearn_sets import SKLEARN_SETS
     from pyro_bnn.data.uci import UCI_SETS
 
+    yield from MNIST_SETS.items()
     for name, make in SKLEARN_SETS.items():
         yield name, first_sentence(make.__doc__ or "")
     for name, spec in UCI_SETS.items():

@@ -1,10 +1,11 @@
-"""Functions of draws and rows, computed a chunk of draws at a time within a memory bound."""
+"""Functions of draws and rows, computed a chunk of them at a time within a memory bound."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +13,20 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_bnn import memory as bounds
+from pyro_bnn.collected import Collected, collapsed, identity
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import without_validation
+from pyro_bnn.errors import OptionError
 from pyro_bnn.fusion import fuse
-from pyro_bnn.memory import CountBytes, beyond, bytes_per_draw, draws_at_once, require_bytes
+from pyro_bnn.memory import (
+    CountBytes,
+    beyond,
+    bytes_per_draw,
+    draws_at_once,
+    readable,
+    require_bytes,
+)
 from pyro_bnn.program import Params, Program
 from pyro_bnn.recording import TensorFunction
 from pyro_bnn.simplify import simplify
@@ -24,6 +35,8 @@ logger = logging.getLogger("pyro_bnn")
 
 CAPTURE_FROM = 64 << 20  # bytes of intermediate results from which a graph repays its capture
 GRAPHS_KEPT = 8
+LIKE_ROWS = 64  # rows at which a function is tried for whether rows depend on each other
+TOLERANCE = 1e-4  # rounding differs between batches of rows by less, what rows share by more
 
 Rows = tuple[Tensor, ...]  # [N, ...] each
 Function = Callable[[Tensor, Rows, Params], tuple[Tensor, ...]]
@@ -41,6 +54,7 @@ class Chunks:
         self._bytes: dict[object, tuple[int, int, int]] = {}
         self._graphs: dict[object, TensorFunction | None] = {}
         self._observed: dict[object, tuple[Distribution, bool]] = {}
+        self._axes: dict[object, tuple[int | None, ...] | None] = {}
 
     def over(self, name: str, fn: Function, draws: Draws, rows: Rows, params: Params) -> Pass:
         """A function over draws, not yet computed.
@@ -87,6 +101,18 @@ class Chunks:
             self._graphs[key] = _capture(of, size)
         return self._graphs[key]
 
+    def axes(self, of: Pass) -> tuple[int | None, ...] | None:
+        """Which dimension of each tensor is that of the rows, None where it has none.
+
+        None altogether where a row's values depend on the other rows, so that all are needed.
+        """
+        key = (of.name, _shapes(*of.rows))
+        if key not in self._axes:
+            _make_room(self._axes)
+            z = next(of.draws.blocks())[:1]
+            self._axes[key] = _row_axes(of.fn, z, of.rows, of.params)
+        return self._axes[key]
+
     def observed(self, of: Pass) -> tuple[Distribution, bool]:
         """The distribution of y ``[N]`` at one draw, and whether rows of it are masked.
 
@@ -109,6 +135,7 @@ class Pass:
         at_one_row: Bytes that it takes at a single row.
         stored: Bytes of what is computed of a draw, each tensor once.
         fixed: Bytes that a block of draws takes in the making.
+        first_row: Number of its first row, where it is of some of the rows.
     """
 
     chunks: Chunks
@@ -121,6 +148,7 @@ class Pass:
     at_one_row: int
     stored: int
     fixed: int
+    first_row: int = 0
 
     def excess(self, memory: int, kept: int) -> str | None:
         """What to say where results of ``kept`` bytes a draw exceed the bound, else None.
@@ -129,7 +157,7 @@ class Pass:
             OptionError: If the bound is no positive integer.
         """
         require_bytes(memory)
-        working = self.working + self.fixed
+        working = self._least() + self.fixed
         if working + kept * len(self.draws) <= memory:
             return None
         return beyond(
@@ -141,6 +169,47 @@ class Pass:
             least=self.at_one_row + self.fixed,
             num_chains=self.draws.num_chains,
         )
+
+    def _least(self) -> int:
+        """Bytes to compute one draw, at some rows after the others where that can be."""
+        of_some = self.at_one_row + bounds.WORKING_SET
+        return of_some if self.working > of_some and self.chunks.axes(self) else self.working
+
+    def by_rows(self, memory: int, *, kept: int = 0, beside: int = 0) -> list[Pass]:
+        """The same at some rows after the others, where one draw at all rows exceeds the caches.
+
+        Args:
+            memory: Bound in bytes on results and intermediate results.
+            kept: Bytes that the caller keeps of every draw.
+            beside: Bytes that the caller needs for every draw of a chunk, at all rows.
+        """
+        require_bytes(memory)
+        num_rows = len(self.rows[0])
+        of_rows = self.working - self.at_one_row + beside
+        left = memory - kept * len(self.draws) - self.fixed - self.at_one_row
+        at_once = int(min(bounds.WORKING_SET, left) * num_rows / max(1, of_rows)) - 1
+        if at_once >= num_rows - 1 or at_once < 1 or self.chunks.axes(self) is None:
+            return [self]
+        count = -(-num_rows // at_once)
+        size = -(-num_rows // count)
+        parts = zip(*(value.split(size) for value in self.rows), strict=True)
+        return [
+            replace(
+                self.chunks.over(self.name, self.fn, self.draws, rows, self.params),
+                fixed=self.fixed,
+                first_row=i * size,
+            )
+            for i, rows in enumerate(parts)
+        ]
+
+    def smallest(self, memory: int) -> Pass:
+        """The same at all rows if one draw there is within the bound, else at some of them.
+
+        Raises:
+            OptionError: If the bound is no positive integer.
+        """
+        require_bytes(memory)
+        return self if self.working <= memory - self.fixed else self.by_rows(memory)[0]
 
     def parts(self, memory: int, *, kept: int = 0, beside: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The function of each chunk of draws ``[s, ...]``, in order.
@@ -177,50 +246,45 @@ class Pass:
         values = graph(full, *self.rows, *self.params.values())
         return tuple(value[: len(z)] for value in values)
 
-    def together(self, memory: int, *, kept: int | None = None) -> tuple[Tensor, ...]:
-        """The function of all draws, ``[S, ...]``; see :meth:`parts`."""
+    def together(
+        self, memory: int, *, kept: int | None = None, disk: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The function of all draws, ``[S, ...]``.
+
+        Args:
+            memory: Bound in bytes on results and intermediate results.
+            kept: Bytes that the caller keeps of every draw, if that is more than the result.
+            disk: Whether a result beyond the bound is written to files, and mapped from there.
+
+        Raises:
+            OptionError: If the result or a single draw exceeds the bound; names the number of
+                samples that fits.
+            OutputError: If the disk has no room.
+        """
         kept = self.stored if kept is None else kept
-        return together(self.parts(memory, kept=kept), len(self.draws))
-
-
-def together(parts: Iterator[tuple[Tensor, ...]], num_draws: int) -> tuple[Tensor, ...]:
-    """Chunks ``[s, ...]`` of several tensors as whole tensors ``[S, ...]``, each stored once.
-
-    A dimension along which a tensor is expanded stays so, and two that are one tensor stay one.
-    """
-    whole: list[Tensor] = []
-    twins: list[int] = []  # position of the tensor that each one is
-    shapes: list[torch.Size] = []
-    start = 0
-    for values in parts:
-        if not whole:
-            first: dict[object, int] = {}
-            for i, value in enumerate(values):
-                twins.append(first.setdefault(_identity(value), i))
-                shapes.append(value.shape[1:])
-                whole.append(value.new_empty((num_draws, *_collapsed(value).shape[1:])))
-        for i, value in enumerate(values):
-            if twins[i] == i:
-                whole[i][start : start + len(value)] = _collapsed(value, whole[i])
-        start += len(values[0])
-    full = [
-        whole[twin].expand(num_draws, *shape) for twin, shape in zip(twins, shapes, strict=True)
-    ]
-    return tuple(full[twin] for twin in twins)
-
-
-def _identity(value: Tensor) -> tuple[object, ...]:
-    """What two tensors share that are one."""
-    return value.data_ptr(), value.shape, value.stride(), value.dtype
-
-
-def _collapsed(value: Tensor, like: Tensor | None = None) -> Tensor:
-    """One entry of each dimension along which ``[s, ...]`` is expanded, or ``like`` has one."""
-    for dim in range(1, value.ndim):
-        is_expanded = value.stride(dim) == 0 if like is None else like.shape[dim] == 1
-        if is_expanded and value.shape[dim] > 1:
-            value = value.narrow(dim, 0, 1)
-    return value
+        refusal = self.excess(memory, kept)
+        is_beyond = refusal is not None
+        if refusal is not None and not disk:
+            raise OptionError(refusal)
+        if is_beyond:
+            logger.warning(
+                "%d draws at %d rows are %s, more than the bound of %s in memory: they are written "
+                "to a file in %s",
+                len(self.draws),
+                len(self.rows[0]),
+                readable(kept * len(self.draws)),
+                readable(memory),
+                tempfile.gettempdir(),
+            )
+            kept = 0
+        whole, num_rows = Collected(len(self.draws), disk=is_beyond), len(self.rows[0])
+        for some in self.by_rows(memory, kept=kept):
+            axes = () if some is self else self.chunks.axes(self) or ()
+            start = 0
+            for values in some.parts(memory, kept=kept):
+                whole.add(values, start, first_row=some.first_row, num_rows=num_rows, axes=axes)
+                start += len(values[0])
+        return whole.tensors()
 
 
 def _capture(of: Pass, size: int) -> TensorFunction | None:
@@ -261,9 +325,35 @@ def _stored_bytes(fn: Function, z: Tensor, rows: Rows, params: Params) -> int:
     for count in (1, 2):
         with torch.no_grad():
             values = fn(z, tuple(value[:count] for value in rows), params)
-        distinct = {_identity(value): _collapsed(value) for value in values}
+        distinct = {identity(value): collapsed(value) for value in values}
         totals.append(sum(value.nbytes for value in distinct.values()))
     return totals[0] + (totals[1] - totals[0]) * (len(rows[0]) - 1)
+
+
+def _row_axes(fn: Function, z: Tensor, rows: Rows, params: Params) -> tuple[int | None, ...] | None:
+    """See :meth:`Chunks.axes`; from rows spread over all, and from half of these alone."""
+    count = min(len(rows[0]), LIKE_ROWS)
+    half = count // 2
+    if not half:
+        return None
+    spread = torch.linspace(0, len(rows[0]) - 1, count).long()
+    some = tuple(value[spread.to(value.device)] for value in rows)
+    with torch.no_grad():
+        both = fn(z, some, params), fn(z, tuple(value[:half] for value in some), params)
+    axes: list[int | None] = []
+    for value, of_half in zip(*both, strict=True):
+        shapes = list(zip(value.shape, of_half.shape, strict=True))
+        differing = [dim for dim, (a, b) in enumerate(shapes) if a != b]
+        if (differing and shapes[differing[0]] != (count, half)) or len(differing) > 1:
+            return None
+        axes.append(differing[0] if differing else None)
+        kept = value.narrow(differing[0], 0, half) if differing else value
+        tolerance = TOLERANCE * float(kept.double().abs().nan_to_num(0, 0, 0).max())
+        if not torch.allclose(
+            kept.double(), of_half.double(), TOLERANCE, tolerance, equal_nan=True
+        ):
+            return None
+    return tuple(axes)
 
 
 def _shapes(*values: Tensor) -> tuple[object, ...]:

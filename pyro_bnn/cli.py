@@ -7,13 +7,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pyro_bnn import __version__
 from pyro_bnn import options as opt
 from pyro_bnn.errors import BNNError, DivergenceError
+from pyro_bnn.resuming import CheckpointOption, ResumeOption, Saves, check, more_to_go_on
 from pyro_bnn.terminal import (
     PROGRAM,
     USAGE_ERROR,
@@ -43,8 +44,8 @@ app = typer.Typer(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Errors of this package and of usage become one line and exit code 2, Ctrl-C one line and 130;
-    any other exception is a bug and keeps its traceback.
+    Errors of this package and of usage become one line and exit code 2, Ctrl-C one line, on how a
+    run that was saved goes on, and 130; any other exception is a bug and keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -67,7 +68,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return fail(usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    return fail("interrupted", code) if code == INTERRUPTED else int(code or 0)
+    if code != INTERRUPTED:
+        return int(code or 0)
+    more = more_to_go_on(args)
+    how = "" if more is None else f"; to go on: {shlex.join([PROGRAM, *args, *more])}"
+    return fail(f"interrupted{how}", code)
 
 
 @app.callback(invoke_without_command=True)
@@ -113,6 +118,8 @@ def compare(
     samples: opt.SamplesOption = 300,
     seed: opt.SeedOption = 0,
     seeds: opt.SeedsOption = None,
+    checkpoint: CheckpointOption = None,
+    resume: ResumeOption = False,
     threads: opt.ThreadsOption = 1,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -125,6 +132,9 @@ def compare(
 
     With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
     index.html and table.csv over all: means with their errors over splits, paired differences.
+
+    --checkpoint saves each method in a folder of its own: with --resume those that were done are
+    not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
     """
     import torch
 
@@ -139,7 +149,8 @@ def compare(
     engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
     numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
     all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
-    data_of = {number: load(data, target=target, task=task, split=number) for number in numbers}
+    what = networks.task_of(task, likelihood)
+    data_of = {number: load(data, target=target, task=what, split=number) for number in numbers}
     choice = networks.NetworkOptions(
         model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
     )
@@ -152,10 +163,14 @@ def compare(
         progress=not quiet and sys.stderr.isatty(),
         say=say,
         command=context.obj,
+        saves=Saves(checkpoint, resume),
     )
+    repeats.check_saves(plan, data_of, all_seeds)
     rows = data_of[numbers[0]]
     models = plan.models(rows, all_seeds[0])
     check_writable(out)
+    if checkpoint is not None:
+        check_writable(checkpoint)
     for line in networks.describe(rows, models, choice):
         say(line)
     torch.set_num_threads(threads)
@@ -240,13 +255,16 @@ def fit(
     warmup: opt.WarmupOption = 300,
     samples: opt.SamplesOption = 300,
     seed: opt.SeedOption = 0,
+    checkpoint: CheckpointOption = None,
+    resume: ResumeOption = False,
     threads: opt.ThreadsOption = 1,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
     The training rows of the split are fitted, and the held-out rows scored in the units of the
-    data; --all-rows fits all. FOLDER gets posterior.pt and fit.json.
+    data; --all-rows fits all. FOLDER gets posterior.pt and fit.json. A run that was stopped goes
+    on with --checkpoint and --resume, on one machine to the same numbers.
     """
     import torch
 
@@ -256,9 +274,11 @@ def fit(
 
     found = jobs.find_one(method)
     engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
+    saves = Saves(checkpoint, resume)
+    check(saves, [saves])
     if all_rows:
         refuse_idle(context, {"split": "split"}, {"--all-rows": None})
-    loaded = load(data, target=target, task=task, split=split)
+    loaded = load(data, target=target, task=networks.task_of(task, likelihood), split=split)
     columns = saved_fit.input_columns(data, target, loaded)
     rows = saved_fit.all_rows(loaded) if all_rows else loaded
     choice = networks.NetworkOptions(
@@ -268,12 +288,20 @@ def fit(
     models = networks.build_models(plans)
     jobs.check_starts(engines, models)
     check_writable(out)
+    if checkpoint is not None:
+        check_writable(checkpoint)
     say = _nothing if quiet else typer.echo
     for line in networks.describe(rows, models, choice, all_rows=all_rows):
         say(line)
     torch.set_num_threads(threads)
     posteriors, _ = jobs.fit_all(
-        engines, models, rows, seed=seed, progress=not quiet and sys.stderr.isatty(), say=say
+        engines,
+        models,
+        rows,
+        seed=seed,
+        progress=not quiet and sys.stderr.isatty(),
+        say=say,
+        saves=dict.fromkeys(engines, saves),
     )
     (name,) = posteriors
     done = saved_fit.SavedFit.of(
@@ -364,7 +392,8 @@ def sbc(
 
     found = jobs.find_one(method)
     engines = _engines(context, found, steps, batch_size, 1, warmup, samples)
-    loaded = load(data, target=target, task=task, split=split)
+    what = networks.task_of(task, likelihood)
+    loaded = load(data, target=target, task=what, split=split)
     choice = networks.NetworkOptions(
         model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
     )
@@ -389,6 +418,83 @@ def sbc(
     typer.echo(f"\n{ranks.summary()}\n")
     for path in ranks.save(out):
         typer.echo(f"Wrote {path}")
+
+
+@app.command(name="prior", short_help="Draw the functions that priors believe in.")
+def draw_prior(
+    context: typer.Context,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="Data set as in the other commands, of which only the inputs are used.",
+            show_default="one input from -2 to 2",
+        ),
+    ] = None,
+    prior: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME,...", help="Priors of 'pyro-bnn list', drawn together."),
+    ] = "normal",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+    ] = Path("prior.png"),
+    along: Annotated[
+        Literal["principal", "features"],
+        typer.Option(
+            help="Of several inputs: along their first principal direction, or along each of the "
+            "first eight with the others at 0."
+        ),
+    ] = "principal",
+    target: opt.TargetOption = None,
+    task: opt.TaskOption = None,
+    split: opt.SplitOption = 0,
+    model: opt.ModelOption = None,
+    likelihood: opt.LikelihoodOption = None,
+    hidden: opt.HiddenOption = "50",
+    activation: opt.ActivationOption = "relu",
+    draws: Annotated[
+        int, typer.Option(metavar="N", min=400, help="Functions drawn from each prior.")
+    ] = 1_000,
+    seed: opt.SeedOption = 0,
+) -> None:
+    """Draw the functions that a network believes in before it sees data, for one or several priors.
+
+    FILE shows draws of the first network output f along a line of inputs, with its median and
+    central 50 % and 95 % bands, and the histogram of f in the middle of that line: its tail index
+    is 1 for Cauchy tails, and shows as 4 or more for Gaussian ones. Inputs and f are standardised:
+    the targets of the data would have a standard deviation of one.
+    """
+    from pyro_bnn import jobs, networks
+    from pyro_bnn.data import Dataset, Split, load
+    from pyro_bnn.prior_checks import prior_predictive
+    from pyro_bnn.registry import lookup
+    from pyro_bnn.report import prior_figures
+
+    if data is None:
+        refuse_idle(context, {"target": "", "task": "", "split": ""}, {"a line without data": None})
+        rows = Dataset([[-2.0], [2.0]], [0.0, 1.0])
+        loaded = Split(rows, rows, "regression", "one input from -2 to 2")
+    else:
+        loaded = load(data, target=target, task=task, split=split)
+    names = jobs.comma_parts(prior, "priors are names separated by commas, such as normal,cauchy")
+    classes = [lookup("prior", name) for name in names]
+    choice = networks.NetworkOptions(
+        model=model, likelihood=likelihood, hidden=hidden, activation=activation
+    )
+    methods = {cls.__name__: jobs.Method(object, cls.__name__) for cls in classes}
+    models = networks.build_models(networks.make_networks(methods, loaded, choice, seed))
+    prior_figures.check_picture(out)
+    for line in list(networks.describe(loaded, models, choice))[2 * (data is None) :]:
+        typer.echo(line)
+    lines = prior_figures.lines(loaded.train.x, along, loaded.train.input_names)
+    found = {
+        name: prior_predictive(model, lines[0].x, draws, seed) for name, model in models.items()
+    }
+    typer.echo()
+    for name, drawn in found.items():
+        typer.echo(prior_figures.describe_middle(name, prior_figures.middle(drawn, lines[0])))
+    prior_figures.save_picture(prior_figures.prior_functions(found, lines), out)
+    typer.echo(f"\nWrote {out}")
 
 
 @app.command(name="list", short_help="Print the names of all there is.")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Num
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
+from torch.distributions import Distribution as TorchDistribution
 
-from pyro_bnn.chunks import together
+from pyro_bnn.collected import together
 from pyro_bnn.data import Standardiser
 from pyro_bnn.effects import base_distribution, distribution_tensors, isolated, with_tensors
 from pyro_bnn.memory import WORKING_SET
+from pyro_bnn.pages import let_go
 
+T = TypeVar("T")
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
 COPIES = 8  # of the values of y, that its moments and densities take at most
 
@@ -29,12 +34,14 @@ class Conditional:
         tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
         units: Carries y to the user's units; None leaves it in the model's.
         has_moments: Whether the mixture over draws has a mean; without, means are NaN.
+        disk: Whether its tensors are of files, and what is made of them is to be too.
     """
 
     fn: Distribution
     tensors: Sequence[Tensor]
     units: Standardiser | None
     has_moments: bool
+    disk: bool = False
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -48,6 +55,8 @@ class Conditional:
     def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:
         """The distribution ``[s, N]`` at some draws; with ``size``, the last one fills up."""
         values = [value[start:stop] for value in self.tensors]
+        if self.disk:
+            values = [value.to(self._device) for value in values]
         count = len(values[0])
         if size is not None and size > count:
             values = [
@@ -61,6 +70,35 @@ class Conditional:
     def is_number(self) -> bool:
         """Whether y is a number, with means and variances, and no class."""
         return not isinstance(base_distribution(self.fn), dist.Categorical | dist.Bernoulli)
+
+    @property
+    def _device(self) -> torch.device:
+        return distribution_tensors(self.fn)[0].device
+
+    def whole(self, make: Callable[[Conditional], Tensor]) -> Tensor:
+        """What is made ``[S, ...]`` of this distribution, in a file if its tensors are."""
+        like = make(self._draws(0, 1))
+        held = {value.untyped_storage().data_ptr() for value in self.tensors}
+        if not self.disk or like.untyped_storage().data_ptr() in held:  # a view costs nothing
+            return make(self)
+        size = max(1, WORKING_SET // (COPIES * like.nbytes))
+        starts = range(0, len(self), size)
+        parts = ((make(self._draws(start, start + size)),) for start in starts)
+        return together(self._letting_go(parts), len(self), disk=True)[0]
+
+    def _draws(self, start: int, stop: int) -> Conditional:
+        """The distribution at some draws, read from the files."""
+        return replace(self, tensors=[value[start:stop] for value in self.tensors])
+
+    def _letting_go(self, parts: Iterable[T]) -> Iterator[T]:
+        """The parts, none of which leaves pages of the files in memory."""
+        for part in parts:
+            yield part
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for value in self.tensors if self.disk else ():
+            let_go(value.numpy())
 
     def means(self) -> Float[Tensor, "S N O"]:
         """Mean of y given each draw."""
@@ -100,7 +138,7 @@ class Conditional:
                 yield (self._columns(draws),)
 
         with torch.no_grad(), isolated(seed):
-            return together(blocks(), len(self))[0]
+            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
 
     def log_prob(self, y: Tensor) -> Iterator[Float[Tensor, "s N"]]:
         """Log densities of y in the model's units, chunk by chunk."""
@@ -109,6 +147,7 @@ class Conditional:
             with torch.no_grad():
                 values = self.of(start, start + size).log_prob(y)
             yield values
+            self._let_go()
 
     def _columns(self, draws: Tensor) -> Tensor:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
@@ -119,3 +158,19 @@ class Conditional:
         if self.units is None or isinstance(base, dist.Categorical):
             return columns
         return self.units.inverse(columns)
+
+
+def at_rows(fn: Distribution, num_rows: int) -> Distribution:
+    """A distribution as it is at more rows N, whose tensors are to be given: it has its own."""
+    few = fn.batch_shape[0]
+
+    def resized(value: TorchDistribution) -> TorchDistribution:
+        made = copy.copy(value)
+        for name, item in vars(value).items():
+            if isinstance(item, TorchDistribution):
+                made.__dict__[name] = resized(item)
+        if value.batch_shape[:1] == (few,):
+            made._batch_shape = torch.Size([num_rows, *value.batch_shape[1:]])
+        return made
+
+    return cast(Distribution, resized(fn))

@@ -14,10 +14,12 @@ from torch import Tensor
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
+from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior import Posterior
+    from pyro_bnn.prediction import Prediction
     from pyro_bnn.program import Program
 
 FORMAT_VERSION = 1
@@ -36,6 +38,7 @@ def arviz_groups(
     num_samples: int,
     include_weights: bool,
     seed: int,
+    memory: int = GIB,
 ) -> tuple[Groups, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Groups, dims, coords and attributes of the tree that :meth:`Posterior.to_arviz` describes."""
     stored = posterior.num_stored_draws
@@ -47,15 +50,20 @@ def arviz_groups(
     num_points = min(NAMED_POINTS, len(points.x))
 
     def by_chain(value: Tensor) -> NDArray[Any]:
-        return value.reshape((chains, -1, *value.shape[1:])).cpu().numpy()
+        whole: Tensor = value.unflatten(0, (chains, -1))
+        return whole.cpu().numpy()  # of a file a view, which maps it
 
-    train_prediction = posterior.predict(train.x, num_samples, seed)
+    def predict(data: Dataset) -> Prediction:
+        return posterior.predict(data.x, num_samples, seed, memory=memory, disk=True)
+
+    def log_likelihood(data: Dataset) -> NDArray[Any]:
+        return by_chain(posterior.log_likelihood(data, num_samples, seed, memory=memory))
+
+    train_prediction = predict(train)
     groups: Groups = {
-        "posterior": _site_summaries(posterior, draws, include_weights=include_weights),
+        "posterior": site_summaries(posterior, draws, include_weights=include_weights),
         "posterior_predictive": {"y": by_chain(train_prediction.draws)},
-        "log_likelihood": {
-            "y": by_chain(posterior.log_likelihood(train, num_samples, seed)),
-        },
+        "log_likelihood": {"y": log_likelihood(train)},
         "observed_data": {"y": _columns(train.y)},
         "constant_data": {"x": train.x.cpu().numpy()},
     }
@@ -63,7 +71,7 @@ def arviz_groups(
         posterior.function_draws(points.x[:num_points], num_samples, seed)
     )
     if test is not None:
-        prediction = posterior.predict(test.x, num_samples, seed)
+        prediction = predict(test)
         groups["predictions"] = {
             "y": by_chain(prediction.draws),
             "f": by_chain(prediction.function_draws),
@@ -76,9 +84,7 @@ def arviz_groups(
         groups["predictions"] |= {k: by_chain(v) for k, v in given_draw.items() if v is not None}
         groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
         groups["test_data"] = {"y": _columns(test.y)}
-        groups["log_likelihood_predictions"] = {
-            "y": by_chain(posterior.log_likelihood(test, num_samples, seed)),
-        }
+        groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
     if stats := _sample_stats(posterior, train, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
@@ -112,6 +118,8 @@ def arviz_groups(
         "seed": posterior.seed,
         "draws_seed": seed,
         "wall_time": posterior.wall_time,
+        "threads": posterior.threads,
+        "processes": posterior.processes,
         "num_parameters": posterior.num_parameters,
         "num_stored_draws": stored,
         "elbo_kind": posterior.elbo_kind,
@@ -126,7 +134,7 @@ def arviz_groups(
     return groups, dims, coords, attrs
 
 
-def _site_summaries(
+def site_summaries(
     posterior: Posterior, draws: Draws, *, include_weights: bool
 ) -> dict[str, NDArray[Any]]:
     """Scalars and constrained sites as they are, the Euclidean norm of every other site."""
@@ -178,9 +186,9 @@ def _prior_groups(
         draws = y.sample()
     if draws.ndim == 2:
         draws = draws.unsqueeze(-1)
-    site_summaries = _site_summaries(posterior, Draws.of(z), include_weights=False)
+    of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
     return {
-        "prior": {**site_summaries, "f": f.unsqueeze(0).cpu().numpy()},
+        "prior": {**of_sites, "f": f.unsqueeze(0).cpu().numpy()},
         "prior_predictive": {"y_at_points": draws.unsqueeze(0).cpu().numpy()},
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -15,6 +17,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.registry import entries, kebab_case, lookup
+from pyro_bnn.resuming import Saves
 
 OPTION_WORDS: Mapping[str, str] = {
     "num_steps": "steps",
@@ -30,7 +33,15 @@ class Engine(Protocol):
     """What a job needs of an engine."""
 
     def run(
-        self, model: Model, data: Any, *, init: Any = None, seed: int = 0, progress: bool = True
+        self,
+        model: Model,
+        data: Any,
+        *,
+        init: Any = None,
+        seed: int = 0,
+        progress: bool = True,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
     ) -> Posterior:
         """Fit or sample the model."""
         ...
@@ -212,6 +223,7 @@ def fit_all(
     seed: int,
     progress: bool,
     say: Callable[[str], object],
+    saves: Mapping[str, Saves] | None = None,
 ) -> tuple[dict[str, Posterior], list[str]]:
     """Run the engines one after another; one that diverges does not stop the others.
 
@@ -225,18 +237,20 @@ def fit_all(
         seed: Seed of every run.
         progress: Whether to show progress bars.
         say: Gets a line when a method is done.
+        saves: Where the run of each is saved, and whether it goes on from there; default nowhere.
 
     Returns:
         The posteriors by name, and a line for each method that diverged.
 
     Raises:
         DivergenceError: If every method diverged.
+        OptionError: If a checkpoint is of another run.
     """
     posteriors: dict[str, Posterior] = {}
     diverged: list[str] = []
     width = max(len(name) for name in engines)
     for name, engine in engines.items():
-        start: dict[str, Posterior] = {}
+        start: dict[str, Any] = {}
         if _holds_fixed(engine, models[name]):
             earlier = [other for other in _trained(name, engines, models) if other in posteriors]
             if not earlier:
@@ -245,8 +259,10 @@ def fit_all(
                 continue
             start = {"init": posteriors[earlier[0]]}
             say(f"{name:{width}}  starts from {earlier[0]}, whose point estimates it holds fixed")
+        run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
+        save = Saves() if saves is None else saves[name]
         try:
-            posterior = engine.run(models[name], split.train, seed=seed, progress=progress, **start)
+            posterior = save.run(run, say, f"{name:{width}}  ")
         except DivergenceError as error:
             diverged.append(f"{name}: {error}")
             say(f"{name:{width}}  diverged: {error}")

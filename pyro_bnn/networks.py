@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 
 from pyro_bnn.data import Split
+from pyro_bnn.data.labels import Task, is_count
 from pyro_bnn.effects import Model, base_distribution, isolated
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.jobs import Method, comma_parts
-from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Likelihood, Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.registry import lookup
@@ -23,8 +24,9 @@ WIDTH = 100
 DEFAULT_MODEL = "MLP"
 FACTORS = {"loc": 1.0, "scale": 0.1}
 FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
-    **dict.fromkeys(("Cauchy", "HalfCauchyScale", "Horseshoe"), FACTORS),
+    **dict.fromkeys(("Cauchy", "HalfCauchyScale", "Horseshoe", "Laplace", "StudentT"), FACTORS),
     "LogNormal": {"scale": 0.1},
+    "ScaleMixture": {"loc": 1.0, "scale1": 0.1, "scale2": 0.01},
 }
 """Arguments of priors over the factors of a rank-1 network, which are around 1 (not 0)."""
 
@@ -183,12 +185,13 @@ def describe(
         all_rows: Whether the fit is to all rows, so that none is held out.
     """
     data = split.train
+    counts = ", counts, which are not standardised" if _holds_counts(split) else ""
     held_out = "no" if all_rows else f"{len(split.test):,}"
     rows = f"{len(data):,} training and {held_out} held-out rows, {data.x.shape[1]} inputs"
     yield f"Data:  {split.name}, {'all rows' if all_rows else f'split {split.index}'}: {rows}"
     target = "" if data.target_name is None else f" of {data.target_name!r}"
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"
-    yield f"Task:  {split.task}{target}{classes}; standardised by the training rows"
+    yield f"Task:  {split.task}{target}{classes}{counts}; standardised by the training rows"
     likelihood = options.likelihood or _task_likelihood(split)
     chosen = "" if options.likelihood else ", chosen from the task; --likelihood takes another"
     yield f"Noise: likelihood {lookup('likelihood', likelihood).__name__}{chosen}"
@@ -222,7 +225,7 @@ def _prior_name(given: str | None) -> str | None:
 
 def _task_likelihood(split: Split) -> str:
     if split.task == "regression":
-        return "Normal"
+        return "Poisson" if _holds_counts(split) else "Normal"
     return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
 
 
@@ -233,13 +236,33 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
     name = str(lookup("likelihood", given).__name__)
     num_classes = split.train.num_classes
     described = _described(_make_likelihood(name, num_classes), num_outputs)
-    target = "numbers" if num_classes is None else f"{num_classes} classes"
+    target = "counts" if _holds_counts(split) else "numbers"
+    target = target if num_classes is None else f"{num_classes} classes"
     if described != target:
+        or_counts = ", or say --task counts" if (described, target) == ("counts", "numbers") else ""
         raise OptionError(
             f"the likelihood {name} describes {described}, but the target holds {target}: "
-            f"leave --likelihood out for {chosen}"
+            f"leave --likelihood out for {chosen}{or_counts}"
         )
     return name
+
+
+def task_of(task: Task | None, likelihood: str | None) -> Task | None:
+    """What the target is: as the user said, else counts where their likelihood is one of counts.
+
+    Raises:
+        UnknownNameError: If there is no such likelihood; suggests the nearest.
+    """
+    if task is None and likelihood is not None:
+        return "counts" if lookup("likelihood", likelihood) is Poisson else None
+    return task
+
+
+def _holds_counts(split: Split) -> bool:
+    """Whether the target is of counts: numbers that were not standardised."""
+    y = split.train.y
+    is_raw = split.task == "regression" and split.train.target is None
+    return is_raw and bool(is_count(y).all())
 
 
 def _described(likelihood: Likelihood, num_outputs: int) -> str:
@@ -249,8 +272,10 @@ def _described(likelihood: Likelihood, num_outputs: int) -> str:
         base = base_distribution(likelihood.distribution(f))
     if base.has_enumerate_support:
         return f"{len(base.enumerate_support(expand=False))} classes"
-    is_real = not base.support.is_discrete and bool(base.support.check(f - 1).all())
-    return "numbers" if is_real else "counts or positive numbers"
+    if base.support.is_discrete:
+        return "counts"
+    is_real = bool(base.support.check(f - 1).all())
+    return "numbers" if is_real else "positive numbers"
 
 
 def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:

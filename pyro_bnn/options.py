@@ -22,11 +22,11 @@ TargetOption: TypeAlias = Annotated[
     ),
 ]
 TaskOption: TypeAlias = Annotated[
-    Literal["regression", "classification"] | None,
+    Literal["regression", "classification", "counts"] | None,
     typer.Option(
         help="What the target of a file is.",
         show_default="classification for text and truth values, and for whole numbers in an "
-        "NPZ; else regression",
+        "NPZ; counts for --likelihood poisson; else regression",
     ),
 ]
 SplitOption: TypeAlias = Annotated[

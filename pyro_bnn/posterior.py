@@ -15,13 +15,15 @@ from torch import Tensor
 
 from pyro_bnn.chunks import Chunks, Pass, Rows
 from pyro_bnn.data import Dataset
+from pyro_bnn.data.arrays import cast, to_tensor
 from pyro_bnn.draws import Draws, chosen_draws, stored_draws
 from pyro_bnn.effects import Model
-from pyro_bnn.errors import OptionError, ShapeError, SiteError
+from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB
-from pyro_bnn.prediction import Prediction, log_likelihoods, predict, require_finite
+from pyro_bnn.prediction import Prediction, predict, require_finite
+from pyro_bnn.predictive import log_likelihoods
 from pyro_bnn.program import Params, Program
 from pyro_bnn.provenance import Provenance
 
@@ -96,6 +98,16 @@ class Posterior(ABC):
     def wall_time(self) -> float:
         """Duration of the run in seconds."""
         return self.provenance.wall_time
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of the run; None where it is not known."""
+        return self.provenance.threads
+
+    @property
+    def processes(self) -> int:
+        """Processes that shared the machine with that of the run, itself included."""
+        return self.provenance.processes
 
     @property
     def num_parameters(self) -> int:
@@ -218,6 +230,7 @@ class Posterior(ABC):
         group_by_chain: bool = False,
         *,
         memory: int = GIB,
+        disk: bool = False,
     ) -> Float[Tensor, "*C S N F"]:
         """Draws of the network output f at x ``[N, I]``: ``[S, N, F]``, or ``[C, S/C, N, F]``.
 
@@ -227,9 +240,12 @@ class Posterior(ABC):
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
             memory: Bound in bytes on the result, the draws of weights and intermediate results.
+            disk: Whether a result beyond the bound is written to a file without a name in the
+                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
 
         Raises:
             OptionError: If the result exceeds the bound; names the num_samples that fits.
+            OutputError: If the disk has no room.
         """
         draws = self.in_blocks(self.count(num_samples), seed)
 
@@ -238,7 +254,7 @@ class Posterior(ABC):
 
         (f,) = self.chunks.over(
             "function", function, draws, (self._inputs(x),), self.params
-        ).together(memory)
+        ).together(memory, disk=disk)
         return f.unflatten(0, (draws.num_chains, -1)) if group_by_chain else f
 
     def predict(
@@ -249,6 +265,7 @@ class Posterior(ABC):
         raw: bool = False,
         *,
         memory: int = GIB,
+        disk: bool = False,
     ) -> Prediction:
         """Predictive distribution of y at new rows.
 
@@ -262,12 +279,15 @@ class Posterior(ABC):
             raw: Whether x and the prediction are in the user's units, densities included.
             memory: Bound in bytes on what the prediction keeps and on the draws of weights and
                 intermediate results while it is made. Where what the draws predict exceeds it,
-                the prediction has moments and densities, and no draws.
+                the prediction has moments, quantiles and densities, and no draws.
+            disk: Whether it has draws there too, in files without a name in the folder for
+                temporary files (``TMPDIR``), mapped from there, on the CPU.
 
         Raises:
             OptionError: If a single draw exceeds the bound.
+            OutputError: If the disk has no room.
         """
-        rows = torch.as_tensor(x)
+        rows = to_tensor(x, "x")
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(
@@ -280,6 +300,7 @@ class Posterior(ABC):
             has_moments=self.has_moments,
             target=self.provenance.target if raw else None,
             chunks=self.chunks,
+            disk=disk,
         )
 
     # Densities
@@ -292,6 +313,7 @@ class Posterior(ABC):
         group_by_chain: bool = False,
         *,
         memory: int = GIB,
+        disk: bool = True,
     ) -> Float[Tensor, "*C S N"]:
         """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units.
 
@@ -301,12 +323,16 @@ class Posterior(ABC):
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
             memory: Bound in bytes on the result, the draws of weights and intermediate results.
+            disk: Whether a result beyond the bound is written to a file without a name in the
+                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
 
         Raises:
-            OptionError: If the result exceeds the bound; names the num_samples that fits.
+            OptionError: If a single draw exceeds the bound, or without ``disk`` the result; names
+                the num_samples that fits.
+            OutputError: If the disk has no room.
         """
         run = self._log_likelihoods(data, num_samples, seed)
-        (values,) = run.together(memory)
+        (values,) = run.together(memory, disk=disk)
         return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
     def log_joint(
@@ -314,7 +340,11 @@ class Posterior(ABC):
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
         run = self._log_likelihoods(data, num_samples, seed)
-        likelihood = torch.cat([values.sum(-1) for (values,) in run.parts(GIB)])
+        sums = [
+            torch.cat([values.sum(-1) for (values,) in some.parts(GIB)])
+            for some in run.by_rows(GIB)
+        ]
+        likelihood = torch.stack(sums).sum(0)
 
         def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
@@ -328,7 +358,8 @@ class Posterior(ABC):
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
         x, y = _pair(data)
         draws = self.in_blocks(self.count(num_samples), seed)
-        return log_likelihoods(self.chunks, draws, self.program.batch(x, y), self.params)
+        batch = self.program.batch(self._inputs(x), y)
+        return log_likelihoods(self.chunks, draws, batch, self.params)
 
     def densities(
         self, data: Data, num_samples: int | None = None, seed: int = 0
@@ -383,6 +414,7 @@ class Posterior(ABC):
         include_weights: bool = False,
         *,
         seed: int = 0,
+        memory: int = GIB,
     ) -> DataTree:
         """The posterior as an ArviZ ``DataTree``.
 
@@ -400,6 +432,12 @@ class Posterior(ABC):
             num_samples: Number of draws, the total over chains.
             include_weights: Whether all weights are stored too.
             seed: Seed of the draws.
+            memory: Bound in bytes on the draws of one array over rows. Arrays beyond it are in
+                files without a name in the folder for temporary files (``TMPDIR``), and read from
+                there; :func:`pyro_bnn.arviz_io.save_netcdf` copies them a part at a time.
+
+        Raises:
+            OutputError: If the disk has no room.
         """
         from pyro_bnn.arviz_io import datatree
         from pyro_bnn.export import arviz_groups
@@ -411,6 +449,7 @@ class Posterior(ABC):
             num_samples=self.count(num_samples),
             include_weights=include_weights,
             seed=seed,
+            memory=memory,
         )
         return datatree(groups, dims=dims, coords=coords, attrs=attrs)
 
@@ -443,11 +482,11 @@ class Posterior(ABC):
         return load(Path(path), model)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        rows = torch.as_tensor(x)
+        rows = to_tensor(x, "x")
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
         require_finite(rows)
-        return rows.to(device=self.program.device, dtype=self.program.dtype)
+        return cast(rows, self.program.dtype, "x").to(self.program.device)
 
     def __repr__(self) -> str:
         stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""
@@ -586,5 +625,11 @@ class DrawsPosterior(Posterior):
 
 
 def _pair(data: Data) -> tuple[Tensor, Tensor]:
-    x, y = (data.x, data.y) if isinstance(data, Dataset) else data
-    return torch.as_tensor(x), torch.as_tensor(y)
+    if isinstance(data, Dataset):
+        return data.x, data.y
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise DataError(
+            f"data is a pyro_bnn.data.Dataset or a pair (x, y), not {type(data).__name__}; of a "
+            "Split pass split.train or split.test"
+        )
+    return to_tensor(data[0], "x"), to_tensor(data[1], "y")

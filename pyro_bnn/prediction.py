@@ -3,22 +3,24 @@ r"""Posterior predictive, :math:`p(y \mid x, D) \approx \tfrac1S \sum_s p(y \mid
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from pyro_bnn.chunks import Chunks, Pass, Rows
-from pyro_bnn.conditional import COPIES, Conditional
+from pyro_bnn.chunks import Chunks
+from pyro_bnn.conditional import Conditional
 from pyro_bnn.data import Standardiser
+from pyro_bnn.data.arrays import to_tensor
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed, isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.memory import WORKING_SET
-from pyro_bnn.program import Batch, Params, Program
+from pyro_bnn.pages import is_mapped, let_go
+from pyro_bnn.predictive import Predictive, entropy, log_likelihoods, log_mean
+from pyro_bnn.program import Params, Program
 from pyro_bnn.streams import RunningLogMean, RunningMoments
 
 LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
@@ -107,19 +109,18 @@ class Prediction:
         """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
 
         Raises:
-            OptionError: If a level is not between 0 and 1, or the draws exceed the memory bound.
+            OptionError: If a level is not between 0 and 1.
+            OutputError: If the draws exceed the memory bound and the disk has no room for them.
         """
+        require_levels(q)
         of = self.draws if self.draws.is_floating_point() else self.function_draws
         levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
-        if not bool(((levels >= 0) & (levels <= 1)).all()):
-            raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
         position = levels * (len(self.draws) - 1)
         low = position.floor().long()
         high = (low + 1).clamp(max=len(self.draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
         quantiles = []
-        at_once = max(1, WORKING_SET // max(1, self.draws[:, :1].nbytes))  # sorting takes copies
-        for rows in self.draws.split(at_once, dim=1):
+        for rows in _row_blocks(self.draws, always=True):  # as sorting takes copies
             draws = rows.to(levels.dtype).sort(0).values  # [S, n, O]
             quantiles.append(draws[low] * (1 - weight) + draws[high] * weight)
         return torch.cat(quantiles, -2)
@@ -152,9 +153,10 @@ class Prediction:
             y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction.
 
         Raises:
+            DataError: If y holds no real numbers.
             ShapeError: If y does not have one row for each row of x.
         """
-        found = self._log_likelihood(torch.as_tensor(y))
+        found = self._log_likelihood(to_tensor(y, "y"))
         if isinstance(found, RunningLogMean):
             return found.value
         log_mean = RunningLogMean()
@@ -167,18 +169,20 @@ class Prediction:
         value = self._stored[name]
         if callable(value):
             value = value()
-            if name != "class_probs":  # made of the logits, and as large: not kept
-                self._stored[name] = value
+            if name != "class_probs" or _is_of_file(value):
+                self._stored[name] = value  # probabilities are as large as the logits: not kept
         return cast("Tensor | None", value)
 
     def _mean_of(self, name: str) -> Tensor:
-        return self._of_kind(name).mean(0)
+        return torch.cat([rows.mean(0) for rows in _row_blocks(self._of_kind(name))])
 
     def _variance_of_means(self) -> Tensor:
-        return self._of_kind("means").var(0, correction=0)
+        blocks = _row_blocks(self._of_kind("means"))
+        return torch.cat([rows.var(0, correction=0) for rows in blocks])
 
     def _expected_entropy(self) -> Tensor:
-        return entropy(self._of_kind("class_probs")).mean(0)
+        blocks = _row_blocks(self._of_kind("class_probs"))
+        return torch.cat([entropy(rows).mean(0) for rows in blocks])
 
     def _of_kind(self, name: str) -> Tensor:
         value = self._read(name)
@@ -186,17 +190,22 @@ class Prediction:
 
 
 class StreamedPrediction(Prediction):
-    """A prediction whose draws exceed the memory bound: moments and densities, no draws.
+    """A prediction whose draws exceed the memory bound: moments, quantiles, densities, no draws.
 
     Args:
         moments: By name, over ``means`` and ``variances``, or over ``class_probs`` and
             ``entropies``.
         refusal: Why the draws cannot be read, and what to do.
         _log_likelihood: Log densities of observations, over all draws.
+        on_disk: Makes the same prediction with draws in files, from which quantiles are taken.
     """
 
     def __init__(
-        self, moments: dict[str, RunningMoments], refusal: str, _log_likelihood: LogLikelihood
+        self,
+        moments: dict[str, RunningMoments],
+        refusal: str,
+        _log_likelihood: LogLikelihood,
+        on_disk: Callable[[], Prediction],
     ) -> None:
         is_number = "means" in moments
 
@@ -212,6 +221,12 @@ class StreamedPrediction(Prediction):
             _log_likelihood=_log_likelihood,
         )
         self._moments = moments
+        self._on_disk = on_disk
+
+    def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
+        """Quantiles of the draws of y, which are written to a file for it; see the base class."""
+        require_levels(q)
+        return self._on_disk().quantile(q)
 
     def _mean_of(self, name: str) -> Tensor:
         return self._moments[name].mean if name in self._moments else require_kind(name)
@@ -236,6 +251,17 @@ def require_kind(name: str) -> NoReturn:
     raise OptionError("probs describe classes; for numbers read mean, sd and quantile(q)")
 
 
+def require_levels(q: float | list[float] | Tensor) -> None:
+    """Check levels of quantiles.
+
+    Raises:
+        OptionError: If one is not between 0 and 1.
+    """
+    levels = torch.as_tensor(q, device="cpu")
+    if not bool(((levels >= 0) & (levels <= 1)).all()):
+        raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
+
+
 def predict(
     program: Program,
     params: Params,
@@ -247,8 +273,9 @@ def predict(
     target: Standardiser | None = None,
     has_moments: bool = True,
     chunks: Chunks | None = None,
+    disk: bool = False,
 ) -> Prediction:
-    """Predict y at x from draws of the posterior, in chunks over the draws.
+    """Predict y at x from draws of the posterior, in chunks over draws and rows.
 
     Args:
         program: The model.
@@ -257,15 +284,17 @@ def predict(
         x: Inputs ``[N, ...]`` in the model's units.
         seed: Seed of the draws of y.
         memory: Bound in bytes on results and intermediate results, draws of weights included.
-            Beyond it the prediction keeps moments alone.
+            Beyond it the prediction keeps moments alone, or its draws in files.
         target: Carries y to the user's units, in the wider of its dtype and the model's; None
             leaves y in the model's units.
         has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
         chunks: What was learned of the program in earlier calls.
+        disk: Whether draws beyond the bound are kept in files.
 
     Raises:
         DataError: If x holds NaN or infinite values.
         OptionError: If ``memory`` is no positive integer, or a single draw exceeds it.
+        OutputError: If the disk has no room.
     """
     chunks = Chunks(program) if chunks is None else chunks
     draws = z if isinstance(z, Draws) else Draws.of(z)
@@ -273,86 +302,63 @@ def predict(
     units = None if target is None else target.to(program.device)
     stream = derived_seed(seed, 1)  # z has the stream of seed
     with torch.no_grad(), isolated(stream):
-        run = chunks.over(
-            "predictive",
-            lambda z, rows, params: program.predictive_tensors(z, rows[0], params),
-            draws,
-            (x,),
-            params,
+        given = Predictive(
+            chunks, draws, x, params, memory=memory, units=units, has_moments=has_moments
         )
-        fn, is_masked = chunks.observed(run)
-        of_one = Conditional(fn, (), units, has_moments).one
-        is_number = of_one.is_number
-        means = of_one.means() if is_number else of_one.class_probs()  # [1, N, O] or [1, N, C]
-        of_y = 3 * means.nbytes if is_number else 8 * len(x)  # with draws of y
-        beside = COPIES * (of_y if is_number else of_y + means.nbytes)
-        refusal = run.excess(memory, run.stored + of_y)
-
-        def given(tensors: Sequence[Tensor]) -> Conditional:
-            return Conditional(fn, tensors, units, has_moments)
-
-        if refusal is None:
-            f, *tensors = run.together(memory, kept=run.stored + of_y)
-            whole = given(tensors)
+        refusal = given.excess
+        is_stored = refusal is None or disk
+        if is_stored:
+            f, whole = given.stored(disk=refusal is not None)
         else:
-            moments = _streamed(given(t) for _, *t in run.parts(memory, beside=beside))
+            moments = given.moments()
 
     def log_likelihood(y: Tensor) -> RunningLogMean:
-        if is_number and target is not None:
+        if given.is_number and target is not None:
             y = target.to("cpu").transform(y.cpu())  # before y is rounded to the model's dtype
-        if is_number:
+        if given.is_number:
             y = y.to(device=program.device, dtype=program.dtype)
         batch = program.batch(x, y)
-        log_mean = RunningLogMean()
-        found: Iterable[Tensor]
         with isolated(stream):
-            if is_masked:
-                parts = log_likelihoods(chunks, draws, batch, params).parts(memory)
-                found = (part for (part,) in parts)
-            elif refusal is None:
-                found = whole.log_prob(batch.y)
+            if given.is_masked:
+                blocks = log_likelihoods(chunks, draws, batch, params).by_rows(memory)
+                found = RunningLogMean.joined(
+                    [log_mean(part for (part,) in some.parts(memory)) for some in blocks]
+                )
             else:
-                parts = run.parts(memory, beside=beside)
-                found = (part for _, *t in parts for part in given(t).log_prob(batch.y))
-            for part in found:
-                log_mean.add(part)
-        if units is not None and is_number:  # the density in the user's units
-            log_mean.shift(-units.scale.log().expand(means.shape[-1]).sum())
-        return log_mean
+                found = log_mean(whole.log_prob(batch.y)) if is_stored else given.log_mean(batch.y)
+        if units is not None and given.is_number:  # the density in the user's units
+            found.shift(-units.scale.log().expand(given.num_outputs).sum())
+        return found
 
-    if refusal is not None:
-        message = f"{refusal}; moments and log_prob(y) need no draws in memory"
-        return StreamedPrediction(moments, message, log_likelihood)
+    if not is_stored:
+
+        def on_disk() -> Prediction:
+            return predict(
+                program,
+                params,
+                draws,
+                x,
+                seed=seed,
+                memory=memory,
+                target=target,
+                has_moments=has_moments,
+                chunks=chunks,
+                disk=True,
+            )
+
+        message = (
+            f"{refusal}; moments and log_prob(y) need no draws in memory, quantile(q) writes them "
+            "to a file, and with disk=True all are there"
+        )
+        return StreamedPrediction(moments, message, log_likelihood, on_disk)
     return Prediction(
         draws=lambda: whole.sample(stream),
         function_draws=f,
-        means=whole.means if is_number else None,
-        variances=whole.variances if is_number else None,
-        class_probs=None if is_number else whole.class_probs,
+        means=(lambda: whole.whole(Conditional.means)) if given.is_number else None,
+        variances=(lambda: whole.whole(Conditional.variances)) if given.is_number else None,
+        class_probs=None if given.is_number else lambda: whole.whole(Conditional.class_probs),
         _log_likelihood=log_likelihood,
     )
-
-
-def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) -> Pass:
-    """A pass that gives log p(y_n | x_n, z_s) ``[S, N]``."""
-
-    def log_likelihood(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
-        return (chunks.program.log_likelihood(z, Batch(*rows), params),)
-
-    return chunks.over("log likelihood", log_likelihood, draws, batch, params)
-
-
-def _streamed(parts: Iterable[Conditional]) -> dict[str, RunningMoments]:
-    moments: defaultdict[str, RunningMoments] = defaultdict(RunningMoments)
-    for part in parts:
-        if part.is_number:
-            moments["means"].add(part.means())
-            moments["variances"].add(part.variances())
-        else:
-            probs = part.class_probs()
-            moments["class_probs"].add(probs)
-            moments["entropies"].add(entropy(probs))
-    return dict(moments)
 
 
 def require_finite(x: Tensor) -> None:
@@ -371,10 +377,23 @@ def require_finite(x: Tensor) -> None:
         )
 
 
-def entropy(probs: Float[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
-    """Entropy of class probabilities, nats."""
-    value: Tensor = torch.special.entr(probs).sum(-1)
-    return value
+def _row_blocks(value: Tensor, *, always: bool = False) -> Iterator[Tensor]:
+    """Draws ``[S, n, ...]`` of some rows after others if they are of a file, else all at once.
+
+    Args:
+        value: Draws ``[S, N, ...]``.
+        always: Whether those in memory come in blocks too.
+    """
+    of_file = _is_of_file(value)
+    at_once = max(1, WORKING_SET // max(1, value[:, :1].nbytes))
+    for rows in value.split(at_once, dim=1) if of_file or always else (value,):
+        yield rows
+        if of_file:
+            let_go(value.numpy())
+
+
+def _is_of_file(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu" and is_mapped(value.numpy())
 
 
 def _existing(value: Tensor, name: str) -> Tensor:

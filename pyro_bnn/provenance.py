@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pyro_bnn.data import Standardiser
+
+_processes: ContextVar[int] = ContextVar("processes", default=1)
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class Provenance:
         inputs: Units of x, or None.
         target: Units of y, or None.
         phases: Seconds of each phase of the run, such as warm-up, by name; may be empty.
+        threads: CPU threads that torch used in the process of the run; None where it is not known,
+            as in older files.
+        processes: How many such processes the run shared the machine with, itself included, as
+            far as :func:`one_of_processes` said.
     """
 
     method: str
@@ -39,3 +49,17 @@ class Provenance:
     inputs: Standardiser | None = None
     target: Standardiser | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    threads: int | None = field(default_factory=torch.get_num_threads)
+    processes: int = field(default_factory=_processes.get)
+
+
+@contextmanager
+def one_of_processes(count: int, threads: int) -> Iterator[None]:
+    """Runs inside know that they are one of some processes, and keep to their threads of torch."""
+    before, token = torch.get_num_threads(), _processes.set(count)
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _processes.reset(token)

@@ -7,6 +7,7 @@ dimensions these are; for the rest it is specialised to the shapes and dtypes of
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -20,7 +21,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import CaptureError
+from pyro_bnn.layout import lay_out
 from pyro_bnn.simplify import simplify
+
+logger = logging.getLogger("pyro_bnn")
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
@@ -111,25 +115,46 @@ def compile_graph(
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler, about its own code
-        from torch import _inductor as inductor
         from torch._inductor.decomposition import select_decomp_table
 
         graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
         simplify(graph)
+        lay_out(graph)
         _end_with_writes(graph, num_state)
-        options = {**_OPTIONS, "reorder_for_locality": not in_order}
-        compiled = inductor.compile(graph, list(examples), options=options)
+        options = _IN_ORDER if in_order else _OPTIONS
+        compiled = _compiled(graph, examples, options)
     return Graph(cast(TensorFunction, compiled), shapes)
 
 
-# what several kernels read, such as scales of weights, is computed once and stored, and gradients
-# of the sites are written side by side, not chosen among by every kernel that reads them
-_OPTIONS: dict[str, Any] = {
+_EVERY: dict[str, Any] = {
+    "size_asserts": False,  # of inputs, whose shapes chose the graph
+    # gradients of the sites are written side by side, not chosen among by every kernel that reads
     "max_pointwise_cat_inputs": 0,
-    "realize_opcount_threshold": 4,
-    "realize_reads_threshold": 1,
     "cpp.enable_floating_point_contract_flag": "fast",
 }
+_OPTIONS: dict[str, Any] = {
+    **_EVERY,
+    # what several kernels read, such as scales of weights, is computed once and stored
+    "realize_opcount_threshold": 4,
+    "realize_reads_threshold": 1,
+}
+_IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
+
+
+def _compiled(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]) -> Any:
+    """The graph compiled for the processor's vector instructions, whatever the compiler is.
+
+    Whether it knows them is asked, in some seconds, only where it failed.
+    """
+    from torch import _inductor as inductor
+
+    known = {**options, "cpp.vec_isa_ok": True}
+    if inductor.config.cpp.vec_isa_ok is None and all(e.device.type == "cpu" for e in examples):
+        try:
+            return inductor.compile(graph, examples, options=known)
+        except Exception:
+            logger.debug("compiling again, with a look at the compiler", exc_info=True)
+    return inductor.compile(graph, examples, options=dict(options))
 
 
 def _record(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyro_bnn import jobs, networks
+import torch
+
+from pyro_bnn import jobs, networks, resuming
 from pyro_bnn.data import Split
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
+from pyro_bnn.provenance import one_of_processes
 from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
+from pyro_bnn.report.files import file_names
+from pyro_bnn.resuming import Saves
 
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
 
@@ -28,6 +35,7 @@ class Plan:
         progress: Whether to show progress bars.
         say: Gets lines on what is being done.
         command: What to run to get the reports again.
+        saves: Where the methods of a run are saved, each in a folder of its own.
     """
 
     methods: Mapping[str, jobs.Method]
@@ -37,6 +45,15 @@ class Plan:
     progress: bool
     say: Callable[[str], object]
     command: str
+    saves: Saves = dataclasses.field(default_factory=Saves)
+
+    def within(self, run: Run) -> Plan:
+        """The plan of one run of several, which is saved in a folder of its own."""
+        return dataclasses.replace(self, saves=self.saves.within(run.folder))
+
+    def saves_of_each(self) -> dict[str, Saves]:
+        """Where each method is saved."""
+        return {name: self.saves.within(stem) for name, stem in file_names(self.methods).items()}
 
     def models(self, rows: Split, seed: int) -> dict[str, Model]:
         """The network of each method for one run.
@@ -67,9 +84,16 @@ class Plan:
         Raises:
             DivergenceError: If every method diverged.
             DataError: If a held-out log score is NaN.
+            OptionError: If a checkpoint is of another run.
         """
         posteriors, diverged = jobs.fit_all(
-            self.engines, models, rows, seed=seed, progress=self.progress, say=self.say
+            self.engines,
+            models,
+            rows,
+            seed=seed,
+            progress=self.progress,
+            say=self.say,
+            saves=self.saves_of_each(),
         )
         self.say("Comparing ...")
         judge = self.reference if self.reference in posteriors else None
@@ -80,7 +104,12 @@ class Plan:
 
 
 def run_all(
-    plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int], out: Path
+    plan: Plan,
+    splits: Mapping[int, Split],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    num_processes: int = 1,
 ) -> RepeatedComparison:
     """Runs every split with every seed, and puts the comparisons together.
 
@@ -92,31 +121,84 @@ def run_all(
         splits: The data by number of the split.
         seeds: Seeds of each split.
         out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
+        num_processes: Runs at a time, each in a process of its own with as many threads as torch
+            has here.
 
     Raises:
         DivergenceError: If no run has a posterior.
+        OptionError: If a checkpoint is of another run, or the processes have more threads together
+            than there are cores.
     """
-    runs: list[Run] = []
+    from joblib import Parallel, delayed, parallel_config
+
+    threads = require_cores(num_processes, torch.get_num_threads())
     total = len(splits) * len(seeds)
-    for number, rows in splits.items():
-        for seed in seeds:
-            run = Run.without_posteriors(rows, seed, {})
-            plan.say(
-                f"Run {len(runs) + 1} of {total}: split {number}, seed {seed}, "
-                f"{len(rows.train):,} training and {len(rows.test):,} held-out rows"
+    numbered = [
+        (f"Run {i} of {total}", rows, seed)
+        for i, (rows, seed) in enumerate(itertools.product(splits.values(), seeds), start=1)
+    ]
+    if num_processes == 1:
+        runs = [_run(plan, title, rows, seed, out) for title, rows, seed in numbered]
+    else:
+        quiet = dataclasses.replace(plan, progress=False)
+        with parallel_config("loky", inner_max_num_threads=threads):
+            runs = Parallel(n_jobs=num_processes)(
+                delayed(_run_beside_others)(num_processes, threads, quiet, *run, out)
+                for run in numbered
             )
-            try:
-                done = plan.run(plan.models(rows, seed), rows, seed, out / run.folder)
-                run = Run.of(*done)
-            except (DivergenceError, DataError) as error:
-                plan.say(f"No comparison: {error}")
-                run = Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, str(error)))
-            runs.append(run)
     if not any(run.methods for run in runs):
         raise DivergenceError("; ".join(lost_lines(runs)))
     repeated = compare_runs(runs)
     repeated.save(out, command=plan.command)
     return repeated
+
+
+def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
+    """Refuse checkpoints that the runs, one or all of :func:`run_all`, would not go on from.
+
+    Raises:
+        FileFormatError: If a checkpoint is damaged, foreign or newer.
+        OptionError: If there is one and the runs are not to go on.
+    """
+    runs = [plan.within(Run.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
+    plans = runs if len(runs) > 1 else [plan]
+    resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
+
+
+def require_cores(num_processes: int, threads: int) -> int:
+    """The threads of each process, if all of them have a core of their own.
+
+    Raises:
+        OptionError: If they have not.
+    """
+    from joblib import cpu_count
+
+    cores = cpu_count()
+    if num_processes > 1 and num_processes * threads > cores:
+        raise OptionError(
+            f"{num_processes} processes of {threads} threads need {num_processes * threads} cores, "
+            f"and there are {cores}: have fewer processes, or threads"
+        )
+    return threads
+
+
+def _run_beside_others(num_processes: int, threads: int, *run: Any) -> Run:
+    with one_of_processes(num_processes, threads):
+        return _run(*run)
+
+
+def _run(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run:
+    run = Run.without_posteriors(rows, seed, {})
+    plan.say(
+        f"{title}: split {rows.index}, seed {seed}, {len(rows.train):,} training and "
+        f"{len(rows.test):,} held-out rows"
+    )
+    try:
+        done = plan.within(run).run(plan.models(rows, seed), rows, seed, out / run.folder)
+        return Run.of(*done)
+    except (DivergenceError, DataError) as error:
+        plan.say(f"No comparison: {error}")
+        return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, str(error)))
 
 
 def lost_lines(runs: Sequence[Run]) -> list[str]:

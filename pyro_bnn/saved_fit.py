@@ -5,28 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from pyro_bnn import fit_file
 from pyro_bnn.data import Split, names
 from pyro_bnn.data.columns import Column
 from pyro_bnn.data.csv_file import read_columns
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, make_split
-from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError
+from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, OutputError
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.report.files import check_writable, write_text
 from pyro_bnn.report.numbers import number
 from pyro_bnn.uncertainty import Uncertainty
 
-FORMAT = "pyro_bnn fit"
-VERSION = 1
 POSTERIOR_FILE, FIT_FILE = "posterior.pt", "fit.json"
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
 LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
@@ -119,21 +118,37 @@ class SavedFit:
         return f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"
 
     def save(self, folder: str | Path) -> None:
-        """Write ``posterior.pt`` and ``fit.json``; files of these names are replaced.
+        """Write ``posterior.pt`` and ``fit.json``; files of these names are replaced, or stay.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         folder = check_writable(folder)
         plain = dataclasses.replace(self, posterior=None)  # type: ignore[arg-type]  # not copied
-        document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(plain)}
+        document = {
+            "format": fit_file.FORMAT,
+            "version": fit_file.VERSION,
+            **dataclasses.asdict(plain),
+        }
         del document["posterior"]
         document["method"] = self.posterior.method
         document["seed"] = self.posterior.seed
         document["versions"] = dict(_versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        self.posterior.save(folder / POSTERIOR_FILE)
-        write_text(folder / FIT_FILE, text + "\n")
+        mark = secrets.token_hex(4)
+        parts = {name: folder / f".{name}.{mark}.part" for name in (POSTERIOR_FILE, FIT_FILE)}
+        try:  # both are written before either takes its place
+            self.posterior.save(parts[POSTERIOR_FILE])
+            write_text(parts[FIT_FILE], text + "\n")
+            for name, part in parts.items():
+                part.replace(folder / name)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+        finally:
+            for part in parts.values():
+                part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path) -> SavedFit:
@@ -141,15 +156,22 @@ class SavedFit:
 
         Raises:
             FileFormatError: If it is missing, damaged, foreign or newer.
+            SiteError: If its posterior is not of its network.
         """
         folder = Path(folder)
-        document = _read(folder)
+        path = folder / FIT_FILE
+        if not path.is_file():
+            raise FileFormatError(
+                f"{str(folder)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
+            )
+        document = fit_file.read_document(path)
         try:
-            values = _values(document, [field.name for field in dataclasses.fields(cls)])
+            values = fit_file.values(document)
+            fit_file.check_size(values["network"], folder / POSTERIOR_FILE)
             model = values["network"].build()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             what = str(error) if isinstance(error, BNNError) else repr(error)
-            raise FileFormatError(f"{folder / FIT_FILE} is damaged: {what}") from error
+            raise FileFormatError(f"{path} is damaged: {what}") from error
         posterior = Posterior.load(folder / POSTERIOR_FILE, model)
         return cls(posterior=posterior, **values)
 
@@ -242,55 +264,6 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
     if scores.coverage is None:
         return {**found, "accuracy": scores.accuracy}
     return {**found, "rmse": scores.rmse, "coverage": scores.coverage.observed}
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    path = folder / FIT_FILE
-    if not path.is_file():
-        raise FileFormatError(
-            f"{str(folder)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
-        )
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} cannot be read: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise FileFormatError(f"{path} is not of 'pyro-bnn fit'")
-    if document.get("version") != VERSION:
-        raise FileFormatError(
-            f"{path} has format version {document.get('version')}, this package reads {VERSION}; "
-            "read it with the version that wrote it"
-        )
-    return document
-
-
-def _values(document: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The fields of a :class:`SavedFit` but its posterior."""
-    values = {name: document[name] for name in names if name != "posterior"}
-    network = {**values["network"], "hidden": tuple(values["network"]["hidden"])}
-    values["network"] = Network(**network)
-    values["columns"] = tuple(
-        Column(entry["name"], _tuple(entry["categories"])) for entry in values["columns"]
-    )
-    values["class_names"] = _tuple(values["class_names"])
-    measure, median, maximum = (
-        values["uncertainty"][name] for name in ("measure", "median", "maximum")
-    )
-    values["uncertainty"] = Uncertainty(
-        measure=str(measure),
-        median=None if median is None else float(median),
-        maximum=None if maximum is None else float(maximum),
-    )
-    num_inputs = sum(len(column.inputs) for column in values["columns"])
-    if num_inputs != values["network"].num_inputs:
-        raise FileFormatError(
-            f"its columns are {num_inputs} inputs, its network has {values['network'].num_inputs}"
-        )
-    return values
-
-
-def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

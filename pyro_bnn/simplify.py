@@ -42,11 +42,13 @@ _CHEAP = (  # dearer to read than to make, and not all kinds of them can be made
 def simplify(module: GraphModule) -> None:
     """Remove operations that do nothing, fold constants, merge duplicates; in place.
 
-    A graph with operations that write into their inputs or draw random numbers stays as it is.
+    Elementwise operations that write over what the graph itself has made return it anew; a graph
+    with others that write, or that draw random numbers, stays as it is.
 
     Args:
         module: Captured with ``make_fx``; sizes that are symbols are never taken for known ones.
     """
+    _remove_writes(module)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     if any(_is_impure(node) for node in calls):
         return
@@ -55,6 +57,44 @@ def simplify(module: GraphModule) -> None:
     _merge_duplicates(module)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _remove_writes(module: GraphModule) -> None:
+    """Let elementwise operations that overwrite a result of the graph return a new one instead."""
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    for node in list(module.graph.nodes):
+        pure = _without_write(node)
+        if pure is None:
+            continue
+        node.target = pure
+        written = node.args[0]
+        for user in list(written.users):
+            if user is not node and order[user] > order[node]:
+                user.replace_input_with(written, node)
+
+
+def _without_write(node: Node) -> Any:
+    """The operation that returns what this one writes over its first argument, or None."""
+    name = getattr(node.target, "_opname", "")
+    if node.op != "call_function" or not name.endswith("_") or not _is_impure(node):
+        return None
+    pure = getattr(getattr(aten, name[:-1], None), cast(Any, node.target)._overloadname, None)
+    if pure is None or torch.Tag.pointwise not in pure.tags:
+        return None
+    written = node.args[0]
+    if not isinstance(written, Node) or any(map(_may_be_view, (written, *written.users))):
+        return None
+    dtypes = {_value(source).dtype for source in node.all_input_nodes}
+    return pure if len(dtypes) == 1 else None
+
+
+def _may_be_view(node: Node) -> bool:
+    """Whether a node may return memory of an argument that it does not write."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return True
+    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
+    return any(not alias.is_write for alias in aliases)
 
 
 def _remove_neutral(module: GraphModule) -> None:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-import mmap
-import secrets
-import zipfile
+import math
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_bnn import guides, memory
 from pyro_bnn.data import Standardiser
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
-from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.program import Params, Program
+from pyro_bnn.stored import Stored
+from pyro_bnn.untrusted import read_tensors, write_tensors
 
 FORMAT = "pyro_bnn posterior"
 VERSION = 2
 DRAWS_OF_UNKNOWN_GUIDES = 1_000
+SMALL = 1 << 16  # numbers that a guide may take beside its parameters
 TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
 
 
@@ -46,6 +47,8 @@ def save(posterior: Posterior, path: Path) -> None:
                 "seed": provenance.seed,
                 "wall_time": provenance.wall_time,
                 "phases": provenance.phases,
+                "threads": provenance.threads,
+                "processes": provenance.processes,
                 "num_parameters": provenance.num_parameters,
                 "num_data": program.num_data,
                 "sites": [[site.name, list(site.shape)] for site in program.sites],
@@ -75,7 +78,7 @@ def save(posterior: Posterior, path: Path) -> None:
         }
     else:
         stored = posterior.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
-        document["z"] = _whole(
+        document["z"] = (
             posterior.stored
             if isinstance(posterior, DrawsPosterior)
             else posterior.unconstrained(stored, group_by_chain=True)
@@ -87,115 +90,73 @@ def save(posterior: Posterior, path: Path) -> None:
             name: torch.as_tensor(np.ascontiguousarray(value))
             for name, value in posterior.sample_stats.items()
         }
-    _write(document, path)
+    write_tensors(document, path)
 
 
 def load(path: Path, model: Model) -> Posterior:
     """Read a posterior; see :meth:`Posterior.load`.
 
     The model has to be the one that was saved: its buffers are compared and not restored, and its
-    prior, network and likelihood are compared by their densities at one z.
+    prior, network and likelihood are compared by their densities at one z. Draws of a file above
+    ``memory.STORED_DRAWS`` stay in it, and are not looked at here.
     """
-    document = _read(path)
-    try:
-        header = json.loads(document["header"])
-        program = Program(model, document["x"], document["y"], num_data=header["num_data"])
-        sites = [[site.name, list(site.shape)] for site in program.sites]
-        if sites != header["sites"]:
-            raise SiteError(
-                f"{path} is of a model with sites {_listed(header['sites'])}, but this model has "
-                f"{_listed(sites)}"
-            )
-        _check_buffers(model, document["buffers"], path)
-        _restore_params(program, document["params"], path)
-        _check_fingerprint(program, document["fingerprint"], path)
-        provenance = Provenance(
-            method=header["method"],
-            engine=header["engine"],
-            options=header["options"],
-            seed=header["seed"],
-            wall_time=header["wall_time"],
-            phases=header.get("phases", {}),  # which older files lack
-            num_parameters=header["num_parameters"],
-            losses=document["losses"].numpy(),
-            inputs=_standardiser(document["inputs"]),
-            target=_standardiser(document["target"]),
+    stored = Stored.of(_read(path), path)
+    program = _program(model, stored, path)
+    sites = [[site.name, list(site.shape)] for site in program.sites]
+    if sites != stored.sites:
+        raise SiteError(
+            f"{path} is of a model with sites {_listed(stored.sites)}, but this model has "
+            f"{_listed(sites)}"
         )
-        if "guide" in document:
-            guide = _guide(document["guide"], model, path)
-            guide.setup(program.example.x)
-            guide.to(device=program.device, dtype=program.dtype)
-            return GuidePosterior(program, guide, provenance)
-        return DrawsPosterior(
-            program,
-            _resident(document["z"], program),
-            provenance,
-            sample_stats={k: v.numpy() for k, v in document["sample_stats"].items()},
-            log_q=document.get("log_q"),
-        )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} is damaged: {error!r} while reading it") from error
-
-
-def _write(document: dict[str, Any], path: Path) -> None:
-    """Write a temporary file beside the target and move it there, so that none is half-written."""
-    if not path.name:
-        raise OutputError(f"cannot write {str(path)!r}: it names no file")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            torch.save(document, file)
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        if temporary.is_file():
-            temporary.unlink()
+    _check_buffers(model, stored.buffers, path)
+    _restore_params(program, stored.params, path)
+    _check_fingerprint(program, stored.fingerprint, path)
+    if stored.guide is not None:
+        guide = _guide(stored, program, path)
+        return GuidePosterior(program, guide, stored.provenance)
+    return _draws(stored, program, path)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileFormatError(f"{path} does not exist or is not a file")
-    if not zipfile.is_zipfile(path):
-        raise FileFormatError(f"{path} is truncated, or is not a posterior saved by this package")
-    try:
-        is_large = path.stat().st_size > memory.STORED_DRAWS
-        document = _mapped(path) if is_large else _loaded(path)
-    except Exception as error:
-        raise FileFormatError(f"{path} cannot be read as a saved posterior: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    document = read_tensors(path, mapped=("z",))
+    if document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not a posterior saved by this package")
-    if document.get("version") != VERSION:
+    version = document.get("version")
+    if version != VERSION:
+        is_newer = isinstance(version, int) and version > VERSION
         raise FileFormatError(
-            f"{path} has format version {document.get('version')}, this package reads {VERSION}; "
-            "read it with the version that wrote it"
+            f"{path} has format version {version!r:.50}, this package reads {VERSION}; "
+            f"read it with the {'newer ' * is_newer}version that wrote it"
         )
     return document
 
 
-def _loaded(path: Path, *, mapped: bool = False) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-
-
-def _mapped(path: Path) -> Any:
-    """The document with its draws left in the file, and all else in memory."""
+def _program(model: Model, stored: Stored, path: Path) -> Program:
+    """The model, evaluated at the rows of the file; what is wrong with these may be of either."""
     try:
-        document = _loaded(path, mapped=True)
-    except RuntimeError:  # Linux refuses a private map of a file that is larger than the memory
-        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-            document = _loaded(path, mapped=True)
-    if not isinstance(document, dict):
-        return document
-    return {
-        name: value if name == "z" else tree_map_only(Tensor, Tensor.clone, value)
-        for name, value in document.items()
-    }
+        return Program(model, stored.x, stored.y, num_data=stored.num_data)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[:1]
+        raise SiteError(
+            f"this model cannot be evaluated at the rows saved in {path}: {''.join(reason)}; build "
+            "it as it was for the fit"
+        ) from error
 
 
-def _whole(z: Tensor) -> Tensor:
-    """The draws, or a copy of them where they are a part of a larger tensor, which is written."""
-    is_whole = z.is_contiguous() and z.untyped_storage().nbytes() == z.nbytes
-    return z if is_whole else z.clone(memory_format=torch.contiguous_format)
+def _draws(stored: Stored, program: Program, path: Path) -> DrawsPosterior:
+    z = stored.z
+    if z is None or z.shape[-1] != program.num_latents:
+        raise FileFormatError(
+            f"{path} is damaged: its draws have shape {None if z is None else list(z.shape)}, not "
+            f"[C, S, {program.num_latents}]"
+        )
+    return DrawsPosterior(
+        program,
+        _resident(z, program),
+        stored.provenance,
+        sample_stats={name: value.numpy() for name, value in stored.sample_stats.items()},
+        log_q=stored.log_q,
+    )
 
 
 def _resident(z: Tensor, program: Program) -> Tensor:
@@ -203,16 +164,60 @@ def _resident(z: Tensor, program: Program) -> Tensor:
     return z if z.nbytes > memory.STORED_DRAWS else z.to(program.initial)
 
 
-def _guide(document: dict[str, Any], model: Model, path: Path) -> Guide:
-    cls = getattr(guides, document["class"], None)
+def _guide(stored: Stored, program: Program, path: Path) -> Guide:
+    """The guide of a file, whose parameters are as large as those in the file or it is refused."""
+    assert stored.guide is not None
+    name = stored.guide[0]
+    cls = getattr(guides, name, None)
     if not (isinstance(cls, type) and issubclass(cls, Guide)):
-        raise FileFormatError(f"{path} holds a {document['class']}, which is no guide known here")
-    guide = cls(model, **json.loads(document["options"]))
+        raise FileFormatError(f"{path} holds a {name}, which is no guide known here")
     try:
-        guide.load_state_dict(document["state"])
-    except RuntimeError as error:
-        raise FileFormatError(f"{path} is damaged: {error}") from error
+        guide = _rebuilt(cls, stored.guide, program)
+    except Exception as error:  # of whatever a guide makes of another's options and parameters
+        reason = " ".join(str(error).strip().splitlines())
+        raise FileFormatError(f"{path} is damaged: {type(error).__name__}: {reason}") from error
     return guide
+
+
+def _rebuilt(
+    cls: type[Guide], saved: tuple[str, dict[str, Any], dict[str, Any]], program: Program
+) -> Guide:
+    name, options, state = saved
+    sites = [[site.name, list(site.shape), site.stop - site.start] for site in program.sites]
+    if [list(site) for site in state["_extra_state"]["sites"]] != sites:
+        raise ValueError(f"its {name} is of other sites than its posterior")
+    numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+    with _Within(2 * numbers + SMALL):
+        guide = cls(program.model, **options)
+        guide.load_state_dict(state)
+    guide.setup(program.example.x)
+    guide.to(device=program.device, dtype=program.dtype)
+    if json.loads(json.dumps(guide.options())) != options:
+        raise ValueError(f"its {name} has options {guide.options()} once it is read")
+    return guide
+
+
+class _Within(TorchDispatchMode):
+    """Refuses tensors of more numbers than a bound before they are made.
+
+    Args:
+        bound: How many numbers a tensor may have.
+    """
+
+    def __init__(self, bound: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.bound = bound
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for value in args:
+            count = value.numel() if isinstance(value, Tensor) else 0
+            if isinstance(value, list | tuple) and all(type(size) is int for size in value):
+                count = math.prod(value)
+            if abs(count) > self.bound:
+                raise ValueError(f"its options ask for {abs(count)} numbers, its state has fewer")
+        return func(*args, **(kwargs or {}))
 
 
 def _class_of(guide: Guide) -> type[Guide] | None:
@@ -286,10 +291,6 @@ def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
 
 def _units(units: Standardiser | None) -> dict[str, Tensor] | None:
     return None if units is None else {"loc": units.loc, "scale": units.scale}
-
-
-def _standardiser(units: dict[str, Tensor] | None) -> Standardiser | None:
-    return None if units is None else Standardiser(units["loc"], units["scale"])
 
 
 def _listed(sites: list[Any]) -> str:

@@ -3,6 +3,7 @@ r"""Moments and log mean densities over draws that come in chunks and are not ke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -45,6 +46,15 @@ class RunningMoments:
             self._squares = self._squares + squares + delta.square() * (self.count * new / total)
         self.count += new
 
+    @classmethod
+    def joined(cls, parts: Sequence[RunningMoments]) -> RunningMoments:
+        """The moments of several blocks of rows, over the same draws."""
+        whole = cls()
+        whole.count, whole._dtype = parts[0].count, parts[0]._dtype
+        whole._mean = torch.cat([part._mean for part in parts])
+        whole._squares = torch.cat([part._squares for part in parts])
+        return whole
+
     @property
     def mean(self) -> Float[Tensor, "*N"]:
         """Mean over all draws so far ``[...]``, in the dtype of the values."""
@@ -68,6 +78,14 @@ class RunningLogMean:
         total = log_values.logsumexp(0)
         self._total = torch.logaddexp(self._total.to(total), total)
         self.count += len(log_values)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RunningLogMean]) -> RunningLogMean:
+        """The log means of several blocks of rows, over the same draws."""
+        whole = cls()
+        whole.count = parts[0].count
+        whole._total = torch.cat([part._total for part in parts])
+        return whole
 
     def shift(self, by: Tensor) -> None:
         """Add the same to the log density of every draw."""

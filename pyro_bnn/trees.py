@@ -24,6 +24,8 @@ from pyro_bnn.errors import (
     ShapeError,
     UnknownNameError,
 )
+from pyro_bnn.netcdf_checks import check_netcdf
+from pyro_bnn.netcdf_parts import write_tree
 
 if TYPE_CHECKING:
     from xarray import Dataset, DataTree
@@ -38,6 +40,7 @@ SAMPLE_GROUPS = (
     "prior",
     "prior_predictive",
 )
+VARIABLE_BYTES = 1 << 16  # that a variable may take in a file beside its values
 PLAIN_GROUPS = (
     "observed_data",
     "constant_data",
@@ -110,7 +113,7 @@ def options(tree: DataTree) -> dict[str, Any]:
     """The ``attrs`` that were given to :func:`datatree`; empty for a tree of another origin."""
     try:
         found = json.loads(tree.attrs.get("options", "{}"))
-    except (TypeError, ValueError):  # another's attribute of this name
+    except (TypeError, ValueError, RecursionError):  # another's attribute of this name
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -144,7 +147,7 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     """Write a tree to one NetCDF file, compressed without loss, whole or not at all.
 
     The file is written under a temporary name beside ``path`` and then renamed, so a failure leaves
-    what was there before.
+    what was there before. Arrays that lie in files are copied a part at a time.
 
     Args:
         tree: The tree; :func:`load_netcdf` returns its values, dtypes, dims, coords and attributes.
@@ -157,7 +160,8 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        tree.to_netcdf(partial, engine="h5netcdf", encoding=_compression(tree))
+        _require_room(partial, tree)
+        write_tree(tree, partial, _compression(tree))
         partial.replace(path)
     except OSError as error:
         raise OutputError(
@@ -171,6 +175,19 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
             partial.unlink()
 
 
+def _require_room(path: Path, tree: DataTree) -> None:
+    """Take the room that a file may need and give it back: HDF5 crashes where a disk is full.
+
+    Raises:
+        OSError: If there is no such room.
+    """
+    num_variables = sum(len(node.variables) + 1 for node in tree.subtree)
+    with path.open("xb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, int(tree.nbytes) + num_variables * VARIABLE_BYTES)
+    path.unlink()
+
+
 def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
     """Read a tree from NetCDF into memory; the file is closed again.
 
@@ -181,17 +198,21 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
         The tree, equal to the one that was saved.
 
     Raises:
-        FileFormatError: If the file is missing, truncated, not NetCDF, or has no ArviZ group.
+        FileFormatError: If the file is missing, truncated, not NetCDF, declares far more than its
+            size, links to another file, or has no ArviZ group.
     """
     import xarray as xr
 
     path = Path(path)
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}; expected a NetCDF file of save_netcdf")
+    check_netcdf(path)
     try:
-        with xr.open_datatree(path, engine="h5netcdf") as opened:
+        with xr.open_datatree(
+            path, engine="h5netcdf", decode_times=False, decode_timedelta=False
+        ) as opened:
             tree: DataTree = opened.load().map_over_datasets(lambda data: data.drop_encoding())
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # of xarray and HDF5: whatever a damaged file makes of them
         raise FileFormatError(
             f"{path} is truncated or not NetCDF: {error}; write it again with save_netcdf"
         ) from error

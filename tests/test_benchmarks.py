@@ -40,7 +40,7 @@ from benchmarks import (
 )
 from benchmarks._networks import PyroMLP, sequential
 from benchmarks._problem import Contender, Problem
-from pyro_bnn.infer.svi import _Run
+from pyro_bnn.infer.training import Training
 
 SMALL = Problem(3, (4, 5), batch=16, num_data=64)
 NUM_SMALL = (3 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 1
@@ -143,13 +143,13 @@ def test_every_side_takes_the_same_rows_and_makes_its_steps(
 
 def test_a_block_of_ours_makes_as_many_optimiser_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    original = _Run._advance
+    original = Training._advance
 
     def counted(run: Any, step: int, batch: Any) -> None:
         made.append(step)
         original(run, step, batch)
 
-    monkeypatch.setattr(_Run, "_advance", counted)
+    monkeypatch.setattr(Training, "_advance", counted)
     ours = _contenders.ours(SMALL, bnn.guides.AutoNormal, "ours", compile=False)
     made.clear()
     ours.advance(3)

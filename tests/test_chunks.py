@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import chunks, memory, models
-from pyro_bnn.chunks import Chunks, together
+from pyro_bnn.chunks import Chunks
+from pyro_bnn.collected import together
 from pyro_bnn.draws import Draws
 from pyro_bnn.memory import GIB
 from pyro_bnn.program import Params, Program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +13,20 @@ import pyro.distributions as dist
 import pytest
 import scipy.special
 import torch
+import xarray as xr
 from pyro.nn import PyroModule, PyroSample
 from scipy.stats import norm
 
-from pyro_bnn import SVI, arviz_io, guides, likelihoods, models, priors
+from pyro_bnn import (
+    SVI,
+    arviz_io,
+    guides,
+    likelihoods,
+    models,
+    netcdf_parts,
+    pages,
+    priors,
+)
 from pyro_bnn.data import Dataset, from_arrays
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
@@ -313,3 +324,34 @@ def test_draws_without_statistics_have_no_sample_stats() -> None:
     z = torch.zeros(1, 4, 4, dtype=torch.float64)
     posterior = DrawsPosterior(program, z, Provenance("SWAG", "SWAG"))
     assert set(posterior.to_arviz(train, num_samples=4).children) == ALWAYS
+
+
+def test_arrays_beyond_the_bound_are_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tree from memory and from files, and the same file of either."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(netcdf_parts, "DRAWS_TOGETHER", 3)
+    monkeypatch.setattr(netcdf_parts, "BLOCK_BYTES", 3 * 8 * 4)  # 4 rows of 3 draws
+    monkeypatch.setattr(netcdf_parts, "PART_BYTES", 2 * 3 * 8 * 4)
+    train, test = train_and_test()
+    posterior = stored_posterior(linear_gaussian())
+    whole = posterior.to_arviz(train, test, num_samples=20, seed=1)
+    tree = posterior.to_arviz(train, test, num_samples=20, seed=1, memory=3_000)
+    of_files = {
+        f"{group}/{name}"
+        for group in tree.children
+        for name, array in tree[group].data_vars.items()
+        if pages.is_mapped(array.values)
+    }
+    assert of_files >= {"posterior_predictive/y", "log_likelihood/y"}
+    assert of_files >= {"predictions/y", "predictions/f", "predictions/y_mean"}
+    arviz_io.save_netcdf(tree, tmp_path / "tree.nc")
+    with xr.open_datatree(tmp_path / "tree.nc", engine="h5netcdf") as opened:
+        for loaded in (opened, arviz_io.load_netcdf(tmp_path / "tree.nc"), tree):
+            assert set(loaded.children) == set(whole.children)
+            for group in whole.children:
+                xr.testing.assert_equal(loaded[group].dataset, whole[group].dataset)
+        chunks = opened["log_likelihood/y"].encoding["chunksizes"]
+    assert chunks == (1, 3, 4)
+    assert arviz_io.options(arviz_io.load_netcdf(tmp_path / "tree.nc")) == arviz_io.options(whole)

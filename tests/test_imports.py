@@ -16,23 +16,26 @@ ROOT = Path(__file__).resolve().parent.parent
 # Rooms of one line may import each other and those of the lines above.
 ROOMS = (
     ("errors",),
+    ("pages", "netcdf_checks", "netcdf_parts"),
     ("data",),
     ("models", "layers", "priors", "likelihoods"),
     (
         *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
-        *("cuda_graph", "noise", "recording"),
+        *("cuda_graph", "noise", "recording", "layout"),
     ),
     ("guides",),
     (
         *("posterior", "prediction", "memory", "export", "storage"),
-        *("draws", "streams", "provenance", "chunks", "conditional"),
+        *("draws", "streams", "provenance", "chunks", "conditional", "collected", "predictive"),
+        *("disk", "stored", "untrusted", "pickles"),
     ),
     ("infer",),
     ("arviz_io", "trees"),
-    ("diagnostics",),
+    ("diagnostics", "prior_checks"),
     ("report",),
     (
         *("registry", "catalogue", "options", "terminal", "jobs", "networks", "saved_fit"),
+        *("fit_file", "resuming"),
         *("uncertainty", "predictions", "repeats", "cli", "__main__"),
     ),
 )

@@ -9,12 +9,19 @@ import torch
 from pyro import poutine
 
 from pyro_bnn import networks, priors
-from pyro_bnn.data import Dataset, Split
+from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS
 from pyro_bnn.jobs import Method, find_methods
-from pyro_bnn.likelihoods import Bernoulli, Categorical, HeteroscedasticNormal, Likelihood, Normal
+from pyro_bnn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    HeteroscedasticNormal,
+    Likelihood,
+    Normal,
+    Poisson,
+)
 from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.networks import Network, NetworkOptions, build_models, describe, make_networks
 from tests.rows import classes, regression, split_of
@@ -47,6 +54,18 @@ def test_likelihood_follows_the_task() -> None:
     likelihood = build(classes(3)).likelihood
     assert isinstance(likelihood, Categorical)
     assert likelihood.num_classes == 3
+
+
+def test_counts_are_poisson_by_default_and_by_the_likelihood() -> None:
+    x = torch.arange(40.0)[:, None]
+    split = from_arrays(x, torch.arange(40) % 5, task="counts")
+    assert type(build(split).likelihood) is Poisson
+    assert split.train.target is None
+    assert networks.task_of(None, "poisson") == "counts"
+    assert networks.task_of("regression", "poisson") == "regression"
+    assert networks.task_of(None, "student-t") is None
+    with pytest.raises(OptionError, match="Normal describes numbers, but the target holds counts"):
+        network(split, likelihood="normal")
 
 
 def test_another_likelihood_that_fits() -> None:
@@ -92,7 +111,10 @@ class Needy(Normal):
 
 def test_counts_do_not_fit_standardised_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "lookup", lambda kind, name: Counts)
-    with pytest.raises(OptionError, match="Counts describes counts or positive numbers, but the t"):
+    with pytest.raises(
+        OptionError,
+        match=r"Counts describes counts, but the target holds numbers: .*or say --task counts",
+    ):
         networks._likelihood_name("counts", regression(), 1)
 
 
@@ -169,13 +191,32 @@ def test_priors_over_factors_are_around_one() -> None:
     assert float(trace.nodes["layers.0.weight"]["fn"].base_dist.loc.unique()) == 0.0
 
 
+@pytest.mark.parametrize("prior", ["laplace", "student-t", "scale-mixture"])
+def test_factors_stay_near_one(prior: str) -> None:
+    trace = poutine.trace(build(regression(), model="rank1-mlp", prior=prior)).get_trace(
+        torch.zeros(1, 2)
+    )
+    base = trace.nodes["layers.0.s"]["fn"].base_dist
+    assert float(base.mean.unique()) == 1.0
+    assert float(base.variance.max()) <= 2.001 * 0.1**2
+
+
+MADE_OF_A_FIT = {"from-posterior": "posterior", "pretrained": "net"}  # with the argument it needs
+
+
 def test_every_prior_makes_every_model() -> None:
     from pyro_bnn.registry import entries
 
-    for prior in entries("prior"):
+    for prior in entries("prior").keys() - MADE_OF_A_FIT:
         for name in entries("model"):
             model = build(regression(), model=name, prior=prior)
             assert sites(model) - {"y"}, (name, prior)
+
+
+@pytest.mark.parametrize(("prior", "needed"), MADE_OF_A_FIT.items())
+def test_priors_made_of_a_fit_are_for_python(prior: str, needed: str) -> None:
+    with pytest.raises(OptionError, match=f"needs {needed}, which the command line does not set"):
+        build(regression(), prior=prior)
 
 
 def test_a_guide_may_need_a_model() -> None:

@@ -85,7 +85,6 @@ TURNS = [(model, list(GENERAL)[i % len(GENERAL)]) for i, model in enumerate(MODE
 MIXED = {"cauchy": "rank-1-cauchy", "cauchy-mixture": "rank-1-cauchy"}
 MIXED["averaged-kl"] = "rank-1-half-cauchy-scale"
 COMPILED = [*TURNS, *((MIXED.get(guide, "rank-1"), guide) for guide in MIXTURES)]
-REST = [pair for pair in PAIRS if pair not in COMPILED]  # compiled by make soak
 SINGLE = [
     ("normal-learned", "auto-normal"),
     ("bernoulli", "auto-multivariate-normal"),
@@ -427,13 +426,6 @@ def test_captured_values_and_gradients_are_those_of_plain_pyro(model: str, guide
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "guide"), COMPILED)
 def test_compiled_values_and_gradients_are_those_of_plain_pyro(model: str, guide: str) -> None:
-    with default_dtype(torch.float64):
-        check(model, guide, compiled=True, rtol=1e-10)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("model", "guide"), REST)
-def test_compiled_values_and_gradients_of_the_rest(model: str, guide: str) -> None:
     with default_dtype(torch.float64):
         check(model, guide, compiled=True, rtol=1e-10)
 

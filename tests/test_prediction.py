@@ -517,7 +517,7 @@ def test_beyond_the_bound_draws_are_refused_with_what_fits() -> None:
         with pytest.raises(OptionError, match=message):
             getattr(streamed, name)
     with pytest.raises(OptionError, match=message) as refused:
-        streamed.quantile(0.5)
+        _ = streamed.draws
     fits = int(re.findall(r"num_samples=(\d+)", str(refused.value))[0])
     assert posterior.predict(x, fits, memory=BOUND).draws.shape == (fits, 40, 1)
     with pytest.raises(OptionError, match="fits, or raise memory="):
@@ -532,7 +532,7 @@ def test_draws_beyond_the_bound_are_refused_where_they_are_the_result() -> None:
     with pytest.raises(OptionError, match=r"10000 draws at 40 rows need .*num_samples=\d+ fits"):
         posterior.function_draws(x, 10_000, memory=BOUND)
     with pytest.raises(OptionError, match=r"10000 draws at 40 rows need .*num_samples=\d+ fits"):
-        posterior.log_likelihood((x, y), 10_000, memory=BOUND)
+        posterior.log_likelihood((x, y), 10_000, memory=BOUND, disk=False)
     for call in (posterior.predict, posterior.function_draws):
         with pytest.raises(OptionError, match=r"of 0\.1 KiB: pass memory=\d+ or more$"):
             call(x, 1_000, memory=100)

@@ -1,11 +1,26 @@
-"""Numbers of splits and seeds as the command line takes them."""
+"""Runs over splits and seeds: their numbers on the command line, and processes side by side."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import threadpoolctl  # type: ignore[import-untyped]
+import torch
+
+from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import OptionError
-from pyro_bnn.repeats import numbers, one_or_several
+from pyro_bnn.networks import NetworkOptions
+from pyro_bnn.provenance import Provenance, one_of_processes
+from pyro_bnn.repeats import Plan, numbers, one_or_several, require_cores, run_all
+from pyro_bnn.report.run_table import AVERAGED, AVERAGED_ALWAYS, LARGEST
 
 
 @pytest.mark.parametrize(
@@ -60,3 +75,75 @@ def test_one_option_or_the_other() -> None:
         one_or_several(3, "1-2", "seed", given=True)
     with pytest.raises(OptionError, match="--splits takes whole numbers"):
         one_or_several(0, "x", "split", given=False)
+
+
+# Runs in processes of their own
+
+
+def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 4)
+    assert require_cores(1, 8) == 8  # the caller's own affair
+    assert require_cores(4, 1) == 1
+    assert require_cores(2, 2) == 2
+    with pytest.raises(OptionError, match="3 processes of 2 threads need 6 cores, and there are 4"):
+        require_cores(3, 2)
+
+
+def test_a_run_knows_that_it_is_one_of_several() -> None:
+    before = torch.get_num_threads()
+    with one_of_processes(3, before + 1):
+        inside = Provenance("NUTS", "NUTS")
+    outside = Provenance("NUTS", "NUTS")
+    assert (inside.threads, inside.processes) == (before + 1, 3)
+    assert (outside.threads, outside.processes) == (before, 1)
+
+
+class WithoutFits(Plan):
+    """Comparisons whose tables say what the process of the run has."""
+
+    def models(self, rows: Split, seed: int) -> dict[str, Any]:
+        return {}
+
+    def run(self, models: Any, rows: Split, seed: int, out: Path) -> Any:
+        pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+        provenance = Provenance("NUTS", "NUTS")
+        record = {
+            **dict.fromkeys(AVERAGED["regression"] + AVERAGED_ALWAYS + LARGEST, np.nan),
+            "log_score": float(rows.index),
+            "log_score_se": 0.1,
+            "threads": provenance.threads,
+            "processes": provenance.processes,
+            "pools": max(pools, default=1),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+            "pid": os.getpid(),
+        }
+        table = pd.DataFrame([record], index=pd.Index(["NUTS"], name="method"))
+        return SimpleNamespace(split=rows, seed=seed, table=table, findings=()), {}
+
+
+@pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
+def test_processes_side_by_side_do_not_oversubscribe(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 20).reshape(10, 2)
+    rows = from_arrays(x, x[:, 0])
+    splits = {number: dataclasses.replace(rows, index=number) for number in range(3)}
+    plan = WithoutFits(
+        methods={}, engines={}, choice=NetworkOptions(hidden="4"), reference=None, progress=True,
+        say=str, command="",
+    )  # fmt: skip
+    with one_of_processes(1, 1):
+        apart = run_all(plan, splits, [3], tmp_path / "apart")
+        beside = run_all(plan, splits, [3], tmp_path / "beside", num_processes=2)
+        with pytest.raises(OptionError, match="1000 processes of 1 threads need 1000 cores"):
+            run_all(plan, splits, [3], tmp_path, num_processes=1_000)
+    assert [run.name for run in beside.runs] == [run.name for run in apart.runs]
+    for run, other in zip(apart.runs, beside.runs, strict=True):
+        here, there = run.table.loc["NUTS"], other.table.loc["NUTS"]
+        assert there["log_score"] == here["log_score"] == run.split
+        assert (here["pid"], here["processes"]) == (os.getpid(), 1)
+        assert there["pid"] != os.getpid()
+        assert there["processes"] == 2
+        assert there["threads"] == there["pools"] == 1  # of torch, and of every library beside it
+        assert there["OMP_NUM_THREADS"] == "1"
+    page = (tmp_path / "beside" / "index.html").read_text()
+    assert "threads" in page
+    assert "processes" in page

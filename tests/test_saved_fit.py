@@ -157,7 +157,7 @@ def changed(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any
         (lambda d: d["network"].update(model="Pickle"), "is damaged: unknown model 'Pickle'"),
         (lambda d: d["network"].update(hidden=["x"]), "layer sizes are positive integers, not 'x'"),
         (lambda d: d["network"].update(seed="x"), "fit.json is damaged: "),
-        (lambda d: d["uncertainty"].update(median="x"), "fit.json is damaged: ValueError("),
+        (lambda d: d["uncertainty"].update(median="x"), "fit.json is damaged: TypeError("),
         (lambda d: d["uncertainty"].pop("maximum"), "fit.json is damaged: KeyError('maximum')"),
         (lambda d: d.update(columns=3), "fit.json is damaged: TypeError("),
     ],
@@ -183,7 +183,7 @@ def test_a_posterior_of_another_network(folder: Path, tmp_path: Path) -> None:
 
 def test_a_posterior_that_is_truncated_or_absent(folder: Path, tmp_path: Path) -> None:
     (changed(folder, tmp_path, len) / POSTERIOR_FILE).write_bytes(b"PK half")
-    with pytest.raises(FileFormatError, match=r"posterior\.pt is truncated"):
+    with pytest.raises(FileFormatError, match=r"has 9 weights, more than .*posterior\.pt holds"):
         SavedFit.load(tmp_path)
     (tmp_path / POSTERIOR_FILE).unlink()
     with pytest.raises(FileFormatError, match=r"posterior\.pt does not exist"):

@@ -53,7 +53,8 @@ def test_a_neutral_operation_that_changes_the_dtype_stays() -> None:
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: (x * 1.0).add_(1.0),  # x * 1.0 is a copy that is written into
+        lambda x: (x * 1.0).view(3).add_(1.0),  # a copy that is written into through a view
+        lambda x: (x * 1.0).mul_(torch.ones(3, dtype=torch.float64)),  # float32 stays float32
         lambda x: x * 1.0 + torch.rand_like(x) - torch.rand_like(x),
     ],
 )
@@ -65,6 +66,25 @@ def test_graphs_that_write_or_draw_stay_as_they_are(fn: Callable[[Tensor], Tenso
     assert _num_calls(module) == before
     module(x)
     torch.testing.assert_close(x, torch.ones(3), rtol=0, atol=0)
+
+
+def test_results_that_are_written_over_become_new_ones() -> None:
+    """Also where the old value is read before, and the new one after, by its old name."""
+
+    def fn(x: Tensor) -> Tensor:
+        a = x * 1.0
+        before = a * 2
+        a.exp_().add_(before)
+        return a * before
+
+    x = torch.randn(5)
+    module = make_fx(fn)(x)
+    expected = module(x)
+    simplify(module)
+    names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    assert not [name for name in names if name.split(".")[1].endswith("_")]
+    assert names.count("aten.mul.Tensor") == 2  # without the neutral one
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
 def test_gradients_of_a_small_network_keep_their_bits() -> None:

@@ -42,7 +42,8 @@ def assert_same(a: Posterior, b: Posterior, x: Tensor, y: Tensor) -> None:
     assert a.has_log_prob == b.has_log_prob
     if a.has_log_prob:
         torch.testing.assert_close(a.log_q(20), b.log_q(20), rtol=0, atol=0)
-    for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters", "phases"):
+    for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters", "phases",
+                 "threads"):  # fmt: skip
         assert getattr(a.provenance, name) == getattr(b.provenance, name)
     np.testing.assert_array_equal(a.losses, b.losses)
     assert a.sample_stats.keys() == b.sample_stats.keys()
@@ -163,10 +164,11 @@ def test_phases_of_the_run_and_a_file_without_them(tmp_path: Path) -> None:
 
     def as_before(document: dict[str, Any]) -> None:
         header = json.loads(document["header"])
-        del header["phases"]
+        del header["phases"], header["threads"], header["processes"]
         document["header"] = json.dumps(header)
 
-    assert load(changed(path, as_before)).provenance.phases == {}
+    older = load(changed(path, as_before)).provenance
+    assert (older.phases, older.threads, older.processes) == ({}, None, 1)
 
 
 # Draws of any size
@@ -279,7 +281,7 @@ def test_truncated_files(tmp_path: Path) -> None:
     content = path.read_bytes()
     for size in (0, 100, len(content) // 2, len(content) - 10):
         path.write_bytes(content[:size])
-        with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by"):
+        with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by"):
             load(path)
 
 
@@ -288,22 +290,22 @@ def test_a_file_with_a_hole(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[60:2_000] = bytes(1_940)
     path.write_bytes(bytes(content))
-    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+    with pytest.raises(FileFormatError, match="cannot be read as tensors"):
         load(path)
 
 
 def test_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "foreign"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by this"):
+    with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
         load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("hello.txt", "hello")
-    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+    with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
         load(path)
     for document in (torch.zeros(3), {"state": torch.zeros(3)}):
         torch.save(document, path)
-        with pytest.raises(FileFormatError, match="is not a posterior saved by this package"):
+        with pytest.raises(FileFormatError, match=r"is not a (posterior saved|document)"):
             load(path)
 
 
@@ -320,17 +322,19 @@ class Trap:
 def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     path, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
     torch.save({"format": storage.FORMAT, "version": 2, "header": Trap(sprung)}, path)
-    with pytest.raises(FileFormatError, match="cannot be read as a saved posterior"):
+    with pytest.raises(FileFormatError, match="is damaged: its pickle names '__builtin__ getattr'"):
         load(path)
     path.write_bytes(pickle.dumps(Trap(sprung)))
-    with pytest.raises(FileFormatError, match="is truncated, or is not a posterior saved by this"):
+    with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
         load(path)
     assert not sprung.exists()
 
 
 def test_a_newer_version(tmp_path: Path) -> None:
     path = changed(saved(tmp_path), lambda document: document.update(version=3))
-    with pytest.raises(FileFormatError, match="has format version 3, this package reads 2; read"):
+    with pytest.raises(
+        FileFormatError, match="has format version 3, this package reads 2; read it with the newer"
+    ):
         load(path)
 
 
@@ -338,8 +342,8 @@ def test_a_newer_version(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda d: d.pop("x"), "is damaged: KeyError"),
-        (lambda d: d.update(header="{"), "is damaged: JSONDecodeError"),
-        (lambda d: d.update(losses=None), "is damaged: AttributeError"),
+        (lambda d: d.update(header="{"), "is damaged: the header of .* cannot be read: Expecting"),
+        (lambda d: d.update(losses=None), "is damaged: TypeError: losses is a NoneType"),
         (lambda d: d["guide"].update(options="[]"), "is damaged: TypeError"),
         (lambda d: d["guide"]["state"].pop("loc"), r"is damaged: .*Missing key"),
         (lambda d: d["guide"].update({"class": "Guild"}), "holds a Guild, which is no guide known"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from pyro_bnn.errors import DataError, ShapeError
 ArrayLike = Any
 """A ``torch.Tensor``, a NumPy array, a pandas object or a (nested) list."""
 
+EXACT = 2**53  # up to here float64 has every whole number
+HALF_BYTES = 4  # floating numbers of fewer bytes are of half precision or less
+
 
 def to_tensor(values: ArrayLike, what: str) -> Tensor:
     """Convert ``values`` to a tensor without losing precision.
@@ -24,11 +28,13 @@ def to_tensor(values: ArrayLike, what: str) -> Tensor:
         what: What the array is called in error messages, for instance ``"x"``.
 
     Returns:
-        The same shape. Floating tensors keep their dtype, other floating numbers become float64,
-        whole numbers and truth values int64.
+        The same shape. Floating tensors keep their dtype, but half precision becomes float32,
+        which has all its numbers; other floating numbers become float64, whole numbers and truth
+        values int64.
 
     Raises:
-        DataError: If the values are text, complex numbers, dates or other objects.
+        DataError: If the values are text, complex numbers, dates or other objects, whole numbers
+            that int64 does not have, masked, or a tensor that is sparse or without values.
         ShapeError: If nested lists have different lengths.
 
     Example:
@@ -36,19 +42,83 @@ def to_tensor(values: ArrayLike, what: str) -> Tensor:
         torch.int64
     """
     if isinstance(values, Tensor):
-        if values.is_complex():
-            raise DataError(f"{what} holds complex numbers ({values.dtype}); expected real numbers")
-        tensor: Tensor = values.detach()
-        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+        return _plain(values, what)
     array = to_numpy(values, what)
     if array.dtype.kind == "O":
-        try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError):
-            raise DataError(_not_numbers(what, array)) from None
+        array = _numbers(array, what)
     if array.dtype.kind not in "biuf":
         raise DataError(_not_numbers(what, array))
+    if array.dtype == np.uint64:
+        _check_int64(int(array.max(initial=0)), what)
     return torch.tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+
+
+def _plain(values: Tensor, what: str) -> Tensor:
+    """The values of a tensor of any kind, dense and without its graph."""
+    if values.is_complex():
+        raise DataError(f"{what} holds complex numbers ({values.dtype}); expected real numbers")
+    if values.layout != torch.strided or values.is_quantized or values.is_meta:
+        kind = "without values" if values.is_meta else f"of layout {values.layout}"
+        raise DataError(
+            f"{what} is a tensor {kind} ({values.dtype}); expected a dense one of plain numbers, "
+            "such as x.to_dense() or x.dequantize() gives"
+        )
+    tensor: Tensor = values.detach()
+    if tensor.is_floating_point():
+        return tensor if tensor.itemsize >= HALF_BYTES else tensor.to(torch.float32)
+    if tensor.dtype == torch.uint64 and tensor.numel():
+        _check_int64(int(tensor.cpu().numpy().max()), what)
+    return tensor.to(torch.int64)
+
+
+def _numbers(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    """Numbers among Python objects as float64; missing ones are NaN."""
+    try:
+        numbers: np.ndarray[Any, Any] = array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise DataError(_not_numbers(what, array)) from None
+    for given, number in zip(array.ravel(), numbers.ravel(), strict=True):
+        if isinstance(given, int) and int(number) != given:
+            raise DataError(_inexact(what, given))
+    return numbers
+
+
+def _check_whole(series: Any, what: str) -> None:
+    """Refuse a column of whole numbers that floating columns beside it would round."""
+    if series.dtype.kind in "iu":
+        present = series.dropna()
+        for value in present[(present > EXACT) | (present < -EXACT)]:
+            if int(float(value)) != int(value):
+                raise DataError(_inexact(what, int(value)))
+
+
+def _check_int64(largest: int, what: str) -> None:
+    if largest > torch.iinfo(torch.int64).max:
+        raise DataError(
+            f"{what} holds whole numbers beyond int64, the largest {largest}; subtract an offset, "
+            "or pass floating numbers"
+        )
+
+
+def to_floating(values: Tensor, what: str) -> Tensor:
+    """Numbers in float64, or in float32 on a device without it, as MPS.
+
+    Args:
+        values: Floating or whole numbers of any shape.
+        what: What the array is called in error messages.
+
+    Raises:
+        DataError: If a whole number has no float64: equal ones might be different numbers.
+    """
+    if values.device.type == "mps":
+        return values.to(torch.float32)
+    result = values.to(torch.float64)
+    if values.is_floating_point() or int(result.abs().max() if result.numel() else 0) <= EXACT:
+        return result
+    lost = (result.to(torch.int64) != values).flatten()
+    if bool(lost.any()):
+        raise DataError(_inexact(what, int(values.flatten()[lost][0])))
+    return result
 
 
 def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
@@ -66,7 +136,13 @@ def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
         ShapeError: If nested lists have different lengths.
     """
     if isinstance(values, Tensor):
-        return np.asarray(values.detach().cpu())
+        tensor = _plain(values, what).cpu()
+        return np.asarray(tensor.bool() if values.dtype == torch.bool else tensor)
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"{what} has {int(values.mask.sum())} masked values of {values.size}; fill "
+            "these values or drop these rows"
+        )
     if hasattr(values, "columns") and hasattr(values, "dtypes"):  # a pandas data frame
         for name, dtype in zip(values.columns, values.dtypes, strict=True):
             if dtype.kind not in "biuf":
@@ -75,13 +151,19 @@ def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
                     "(pandas.get_dummies) or let data.load read the CSV"
                 )
         if all(dtype.kind in "biu" for dtype in values.dtypes) and not values.isna().any(axis=None):
+            _check_int64(int(values.max(axis=None)) if values.size else 0, what)
             return np.asarray(values.to_numpy(dtype=np.int64))
+        for column in range(values.shape[1]):
+            _check_whole(values.iloc[:, column], what)
         return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
     if hasattr(values, "isna") and hasattr(values, "dtype"):  # a pandas series or index
         if values.dtype.kind not in "biuf":
             return np.asarray(values.to_numpy(dtype=object))
         if values.isna().any():
+            _check_whole(values, what)
             return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+    if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
+        values = [to_numpy(value, what) for value in values]
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -97,8 +179,17 @@ def column_names(values: ArrayLike) -> tuple[str, ...] | None:
     return None
 
 
+def series_name(values: ArrayLike) -> str | None:
+    """Return the name of a pandas series, or of the only column of a frame; None for all else."""
+    names = column_names(values) or ()
+    name = names[0] if len(names) == 1 else getattr(values, "name", None)
+    return name if hasattr(values, "isna") and isinstance(name, str) else None
+
+
 def float_dtype(*given: ArrayLike) -> torch.dtype:
     """Return the dtype that floating data get: that of the tensors given, else torch's default.
+
+    Half precision is widened to float32: too coarse to fit in, and every one of its numbers is one.
 
     Args:
         given: The user's arrays; only floating ``torch.Tensor`` objects have a say, so that
@@ -116,8 +207,8 @@ def float_dtype(*given: ArrayLike) -> torch.dtype:
         return torch.get_default_dtype()
     widest = dtypes[0]
     for dtype in dtypes[1:]:
-        widest = torch.promote_types(widest, dtype)
-    return widest
+        widest = max(widest, dtype, key=lambda dtype: dtype.itemsize)
+    return widest if widest.itemsize >= HALF_BYTES else torch.float32
 
 
 def cast(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
@@ -218,6 +309,13 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
+def _inexact(what: str, number: int) -> str:
+    return (
+        f"{what} holds whole numbers that float64 does not have, such as {number}: different ones "
+        "would become equal; subtract an offset, or drop it if it is an identifier"
+    )
+
+
 def _not_numbers(what: str, array: np.ndarray[Any, Any]) -> str:
-    example = "" if array.size == 0 else f", for instance {array.ravel()[0]!r}"
+    example = "" if array.size == 0 else f", for instance {reprlib.repr(array.ravel()[0])}"
     return f"{what} must hold real numbers, got dtype {array.dtype}{example}"

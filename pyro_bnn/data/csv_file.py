@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bnn.data.arrays import check_finite
+from pyro_bnn.data.arrays import check_finite, to_floating, to_tensor
 from pyro_bnn.data.columns import Column
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import Table
@@ -92,7 +93,7 @@ def _read(path: Path, target: str | None, task: Task | None) -> tuple[Table, tup
 
 def find_separator(text: str) -> str:
     """The separator of a table: comma, semicolon or tab, whichever its header has most."""
-    first = text.lstrip().split("\n", 1)[0]
+    first = text[: 1 << 20].lstrip().split("\n", 1)[0]
     return max(",;\t", key=first.count)
 
 
@@ -149,10 +150,11 @@ def _check_header(header: list[str], path: Path, min_columns: int) -> None:
             f"{str(path)!r}: column {header.index('')} has no name; if pandas wrote its index "
             "there, write with index=False"
         )
-    repeated = sorted({name for name in header if header.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(header).items() if count > 1)
     if repeated:
+        more = f" and {len(repeated) - 5} more names" if len(repeated) > 5 else ""
         raise DataError(
-            f"{str(path)!r}: several columns are called {', '.join(map(repr, repeated))}"
+            f"{str(path)!r}: several columns are called {', '.join(map(repr, repeated[:5]))}{more}"
         )
 
 
@@ -192,13 +194,14 @@ def check_missing(frame: Any, lines: list[int], path: Path) -> None:
     Raises:
         DataError: If there is one; names columns, counts rows, and names the first line.
     """
-    missing = frame.isna()
-    columns = [name for name in frame.columns if missing[name].any()]
-    if not columns:
+    missing = frame.isna().to_numpy()  # [N, columns]
+    counts = missing.sum(0)
+    columns = np.flatnonzero(counts)
+    if not len(columns):
         return
-    parts = [f"{name!r} in {count_rows(int(missing[name].sum()))}" for name in columns[:5]]
+    parts = [f"{frame.columns[c]!r} in {count_rows(int(counts[c]))}" for c in columns[:5]]
     more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
-    first = int(np.flatnonzero(missing.any(axis=1).to_numpy())[0])
+    first = int(np.flatnonzero(missing.any(1))[0])
     raise DataError(
         f"{str(path)!r} has missing values: {', '.join(parts)}{more} of {len(frame)}, first in "
         f"line {lines[first]}; fill them or drop these rows or columns"
@@ -231,7 +234,7 @@ def _target(
         raise DataError(
             f"{what} is text, for instance {str(column.iloc[0])!r}; regression needs numbers"
         )
-    return torch.tensor(column.to_numpy(dtype=np.float64)), task, None
+    return torch.tensor(_floating(column, what)), task, None
 
 
 def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Column, ...]]:
@@ -240,19 +243,26 @@ def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Col
 
     values: list[np.ndarray[Any, Any]] = []
     columns: list[Column] = []
-    for name in frame.columns:
-        column = frame[name]
+    for name, column in frame.items():
         if pd.api.types.is_numeric_dtype(column):  # truth values count as numeric
-            values.append(column.to_numpy(dtype=np.float64))
+            values.append(_floating(column, f"{str(path)!r}: column {name!r}"))
             columns.append(Column(name))
             continue
         text = _text(column)
         _check_commas(text, name, lines, path)
         _check_numbers(text, name, lines, path)
-        _check_categories(text, name, path)
-        columns.append(Column(name, tuple(str(value) for value in np.unique(text))))
-        values.extend((text == value).astype(np.float64) for value in columns[-1].categories or ())
+        categories, code = np.unique(text, return_inverse=True)
+        _check_categories(len(categories), len(text), name, path)
+        columns.append(Column(name, tuple(str(value) for value in categories)))
+        values.extend((code == c).astype(np.float64) for c in range(len(categories)))
     return torch.tensor(np.stack(values, axis=1)), tuple(columns)
+
+
+def _floating(column: Any, what: str) -> np.ndarray[Any, Any]:
+    """Numbers and truth values as float64 ``[N]``; whole ones that it lacks are refused."""
+    if column.dtype.kind in "iu":
+        return to_floating(to_tensor(column, what), what).numpy()
+    return np.asarray(column.to_numpy(dtype=np.float64))
 
 
 def _check_commas(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
@@ -269,21 +279,26 @@ def _check_commas(text: np.ndarray[Any, Any], name: str, lines: list[int], path:
 
 
 def _check_numbers(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
-    """Refuse a column of numbers that a few other fields made text."""
+    """Refuse a column of numbers that a few other fields, or their own size, made text."""
     other = [i for i, value in enumerate(text) if not is_number(value)]
-    if other and 2 * len(other) < len(text):
+    if not other:
+        longest = max(text, key=len)
+        raise DataError(
+            f"{str(path)!r}: column {name!r} holds whole numbers too large to be read, such as "
+            f"{str(longest)[:40]}; write them with a decimal point, or drop an identifier"
+        )
+    if 2 * len(other) < len(text):
         raise DataError(
             f"{str(path)!r}: column {name!r} holds numbers, but not in {count_rows(len(other))}, "
             f"first {str(text[other[0]])!r} in line {lines[other[0]]}; mend these fields"
         )
 
 
-def _check_categories(text: np.ndarray[Any, Any], name: str, path: Path) -> None:
-    num_values = len(np.unique(text))
-    if num_values > max(20, len(text) // 2):
+def _check_categories(num_values: int, num_rows: int, name: str, path: Path) -> None:
+    if num_values > max(20, num_rows // 2):
         raise DataError(
             f"{str(path)!r}: column {name!r} is text with {num_values} different values in "
-            f"{len(text)} rows; an identifier or free text cannot be one-hot encoded, drop it"
+            f"{num_rows} rows; an identifier or free text cannot be one-hot encoded, drop it"
         )
 
 
@@ -292,12 +307,12 @@ def _text(column: Any) -> np.ndarray[Any, Any]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a field is a number."""
+    """Whether a field is a number; ``1_000`` is one to Python alone."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 def count_rows(count: int) -> str:

@@ -18,6 +18,7 @@ from pyro_bnn.data.arrays import (
     check_rows,
     column_names,
     float_dtype,
+    series_name,
     to_tensor,
 )
 from pyro_bnn.data.standardise import Standardiser
@@ -28,9 +29,9 @@ from pyro_bnn.errors import DataError, OptionError, ShapeError
 class Dataset:
     """Inputs x and targets y, N rows each, checked once.
 
-    Floating data get the dtype of the floating tensors given, so float64 tensors stay float64;
-    NumPy arrays, pandas objects and lists get torch's default dtype, float32. Whole numbers and
-    truth values in y become int64: class labels (or counts).
+    Floating data get the dtype of the floating tensors given, so float64 tensors stay float64, and
+    half precision becomes float32; NumPy arrays, pandas objects and lists get torch's default
+    dtype, float32. Whole numbers and truth values in y become int64: class labels (or counts).
 
     Args:
         x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions, finite, in standardised units if
@@ -76,8 +77,7 @@ class Dataset:
     ) -> None:
         dtype = float_dtype(x, y)
         input_names = column_names(x) if input_names is None else tuple(input_names)
-        if target_name is None and hasattr(y, "isna") and isinstance(y.name, str):
-            target_name = y.name
+        target_name = series_name(y) if target_name is None else target_name
         x = to_tensor(x, "x")
         y = to_tensor(y, "y").to(x.device)
         check_rows(x, y)
@@ -192,11 +192,12 @@ def random_rows(
         OptionError: If ``fraction`` or ``seed`` is out of range.
         DataError: If a part would have no row.
     """
-    if not (isinstance(fraction, int | float) and math.isfinite(fraction) and 0 < fraction < 1):
+    is_number = isinstance(fraction, int | float | np.floating)
+    if not (is_number and math.isfinite(fraction) and 0 < fraction < 1):
         raise OptionError(f"{what} must be between 0 and 1, both excluded, got {fraction!r}")
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise OptionError(f"seed must be a whole number >= 0, got {seed!r}")
-    held_out = round(fraction * num_rows)
+    held_out = round(float(fraction) * num_rows)
     if not 0 < held_out < num_rows:
         raise DataError(
             f"{what}={fraction} of {num_rows} rows leaves {num_rows - held_out} and {held_out} "

@@ -84,6 +84,8 @@ def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor
     num_splits = given or NUM_SPLITS
     if not given and (folder / "n_splits.txt").is_file():
         num_splits = int(read_rows(folder / "n_splits.txt")[0])
+        if num_splits == 0:
+            raise DataError(f"{str(folder / 'n_splits.txt')!r} says 0 splits; expected at least 1")
     check_index(index, num_splits, folder.resolve().name)
     if not given:
         return published_rows(num_rows, index, folder.resolve().name)

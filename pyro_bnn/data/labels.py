@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -9,20 +11,43 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyro_bnn.data.arrays import ArrayLike, to_numpy
+from pyro_bnn.data.arrays import EXACT, ArrayLike, to_numpy
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
-Task = Literal["regression", "classification"]
+Task = Literal["regression", "classification", "counts"]
+"""What a target is; counts are a regression whose target is not standardised."""
 
 
 def check_task(task: str | None) -> None:
     """Check the option ``task``.
 
     Raises:
-        OptionError: If it is not None, ``"regression"`` or ``"classification"``.
+        OptionError: If it is not None, ``"regression"``, ``"classification"`` or ``"counts"``.
     """
-    if task not in (None, "regression", "classification"):
-        raise OptionError(f"task must be 'regression', 'classification' or None, got {task!r}")
+    if task not in (None, "regression", "classification", "counts"):
+        raise OptionError(
+            f"task must be 'regression', 'classification', 'counts' or None, got {task!r}"
+        )
+
+
+def check_counts(y: Tensor, what: str = "y") -> None:
+    """Check that a target ``[N]`` or ``[N, O]`` holds counts 0, 1, 2, ...
+
+    Raises:
+        DataError: Names the first value that is none, and its row.
+    """
+    bad = ~is_count(y).reshape(len(y), -1).all(1)  # [N]
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise DataError(
+            f"{what}: counts are whole numbers from 0, got {y[row].tolist()} in row {row} "
+            f"({int(bad.sum())} of {len(y)} rows); is this task='regression'?"
+        )
+
+
+def is_count(y: Tensor) -> Tensor:
+    """Whether values are whole numbers from 0, entry by entry."""
+    return (y >= 0) & (y == y.floor())
 
 
 def infer_task(y: ArrayLike) -> Task:
@@ -40,8 +65,13 @@ def infer_task(y: ArrayLike) -> Task:
         ('regression', 'classification', 'classification')
     """
     if isinstance(y, Tensor):
-        return "regression" if y.is_floating_point() else "classification"
-    return "regression" if to_numpy(y, "y").dtype.kind in "fc" else "classification"
+        return "regression" if y.is_floating_point() or y.is_complex() else "classification"
+    array = to_numpy(y, "y")
+    if array.dtype.kind == "O":  # Python objects: floating as soon as one of several numbers is
+        is_number = all(value is None or isinstance(value, Real) for value in array.flat)
+        is_floating = any(not isinstance(value, Integral | None) for value in array.flat)
+        return "regression" if is_number and is_floating else "classification"
+    return "regression" if array.dtype.kind in "fc" else "classification"
 
 
 def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
@@ -77,7 +107,8 @@ def encode_labels(
     """Code whatever values a target has as 0 .. C-1, in their order.
 
     Args:
-        y: ``[N]`` or ``[N, 1]``: text, truth values or whole numbers, not necessarily from 0.
+        y: ``[N]`` or ``[N, 1]``: text (bytes are UTF-8), truth values or whole numbers, not
+            necessarily from 0.
         what: What the target is called in error messages.
 
     Returns:
@@ -85,7 +116,8 @@ def encode_labels(
 
     Raises:
         ShapeError: If ``y`` has another shape.
-        DataError: If a value is missing or not whole, or there is one class only.
+        DataError: If a value is missing, not whole or neither of the above, such as a date, or
+            there is one class only.
 
     Example:
         >>> encode_labels(np.array([3, 8, 3]))
@@ -101,7 +133,19 @@ def encode_labels(
                 f"{what} has {len(missing)} missing of {len(y)} values, first in row {missing[0]}; "
                 "drop these rows"
             )
-        y = y.astype(str) if any(isinstance(value, str) for value in y) else np.array(y.tolist())
+        if all(isinstance(value, str) for value in y):
+            y = y.astype(str)
+        elif all(isinstance(value, Real | np.bool_) for value in y):
+            y = np.array(y.tolist())
+            y = _whole(y, what) if y.dtype.kind == "f" else y
+    if y.dtype.kind == "S":
+        y = _decoded(y, what)
+    if y.dtype.kind not in "biuU":
+        kinds = sorted({type(value).__name__ for value in y.flat})
+        raise DataError(
+            f"{what}: classes are text, truth values or whole numbers, all of one kind, got "
+            f"{' and '.join(kinds)}, for instance {reprlib.repr(y.flat[0])}"
+        )
     values, labels = np.unique(y, return_inverse=True)
     if len(values) < 2:
         raise DataError(_one_class(what, str(values[0]), len(y)))
@@ -144,13 +188,21 @@ def _one_column(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any
 def _whole(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any]:
     if y.dtype.kind in "biu":
         return y.astype(np.int64)
-    bad = np.flatnonzero(~(np.isfinite(y) & (y == np.round(y))))
+    is_whole = np.isfinite(y) & (y == np.round(y)) & (np.abs(y) <= EXACT) & np.isreal(y)
+    bad = np.flatnonzero(~is_whole)
     if len(bad):
         raise DataError(
             f"{what}: class labels must be whole numbers, got {y[bad[0]]} in row {bad[0]} "
             f"({len(bad)} of {len(y)} rows); is this a regression?"
         )
-    return y.astype(np.int64)
+    return y.real.astype(np.int64)
+
+
+def _decoded(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.char.decode(y, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} holds bytes that are no UTF-8 text: {error}") from error
 
 
 def _one_class(what: str, label: str, num_rows: int) -> str:

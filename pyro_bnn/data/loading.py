@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.folders import load_folder
+from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
 from pyro_bnn.data.npz_file import load_npz
 from pyro_bnn.data.sklearn_sets import SKLEARN_SETS, load_sklearn
@@ -22,7 +23,7 @@ def names() -> list[str]:
         >>> "diabetes" in names(), "uci/yacht" in names()
         (True, True)
     """
-    return sorted([*SKLEARN_SETS, *UCI_SETS])
+    return sorted([*MNIST_SETS, *SKLEARN_SETS, *UCI_SETS])
 
 
 def load(
@@ -42,9 +43,11 @@ def load(
         name_or_path: A registered name (see :func:`names`), which goes before a file of that name;
             or the path of a CSV or TSV file with a header, of an NPZ file with arrays ``x`` and
             ``y`` (or ``x_train, y_train, x_test, y_test``), or of a folder in the UCI layout.
-            UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, both by checksum.
+            UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, MNIST is read from
+            ``$PYRO_BNN_DATA/mnist``, all by checksum.
         target: Column of a CSV that is predicted; the last one by default.
-        task: ``"regression"`` or ``"classification"`` for files. By default text and truth values
+        task: ``"regression"``, ``"classification"`` or ``"counts"`` (whole numbers from 0 for a
+            Poisson likelihood, not standardised) for files. By default text and truth values
             are classification, numbers in text files regression; in an NPZ whole numbers
             are classes.
         split: Number of the split, from 0.
@@ -97,7 +100,10 @@ def load(
 def _registered(name: str, target: str | None, task: Task | None, split: int) -> Split:
     if target is not None:
         raise OptionError(f"{name} has its own target; target= is for a CSV")
-    result = load_sklearn(name, split) if name in SKLEARN_SETS else load_uci(name, split)
+    if name in MNIST_SETS:
+        result = load_mnist(name, split)
+    else:
+        result = load_sklearn(name, split) if name in SKLEARN_SETS else load_uci(name, split)
     if task not in (None, result.task):
         raise OptionError(f"{name} is a {result.task} set, it cannot be loaded for {task!r}")
     return result

@@ -18,11 +18,13 @@ from pyro_bnn.data.arrays import (
     check_rows,
     column_names,
     float_dtype,
+    series_name,
+    to_floating,
     to_tensor,
 )
 from pyro_bnn.data.dataset import Dataset, random_rows
-from pyro_bnn.data.labels import Task, array_labels, check_task, infer_task
-from pyro_bnn.data.standardise import Standardiser
+from pyro_bnn.data.labels import Task, array_labels, check_counts, check_task, infer_task
+from pyro_bnn.data.standardise import Standardiser, constant_columns
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 
 NUM_SPLITS = 20
@@ -36,7 +38,8 @@ class Split:
     Args:
         train: Training rows; x and, for regression, y have mean 0 and standard deviation 1.
         test: Test rows in the same units, so standardised by the TRAINING rows.
-        task: ``"regression"`` or ``"classification"``.
+        task: ``"regression"`` or ``"classification"``; a regression without units of the target
+            (``train.target`` is None) is one of counts.
         name: Of the data set.
         index: Number of the split, from 0.
         train_rows: Where the training rows stood in the source, int64.
@@ -150,14 +153,14 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
     """
     check_task(task)
     input_names = column_names(x)
-    target_name = y.name if hasattr(y, "isna") and isinstance(y.name, str) else None
-    x = _floating(to_tensor(x, "x"))
+    target_name = series_name(y)
+    x = to_floating(to_tensor(x, "x"), "x")
     task = task or infer_task(y)
     class_names = None
     if task == "classification":
         y, class_names = array_labels(y)
     else:
-        y = _floating(to_tensor(y, "y"))
+        y = to_floating(to_tensor(y, "y"), "y")
     y = y.to(x.device)
     check_rows(x, y)
     check_finite(x, "x", input_names)
@@ -254,18 +257,22 @@ def make_split(
     check_finite(table.x, "x", table.input_names)
     check_finite(table.y, "y")
     inputs = Standardiser.fit(table.x[train])
-    target = None
+    target, is_number = None, table.task != "classification"
     if table.task == "classification":
         _check_training_classes(table, train)
+    elif table.task == "counts":
+        check_counts(table.y, f"target of {table.name}")
+        _warn_of_constant_target(table, train)
     else:
         _warn_of_constant_target(table, train)
         target = Standardiser.fit(table.y[train])
+        _check_squares(table.name, target)
 
     def part(rows: Tensor) -> Dataset:
         y = table.y[rows]
         return Dataset(
             cast(inputs.transform(table.x[rows]), dtype, "x"),
-            y if target is None else cast(target.transform(y), dtype, "y"),
+            cast(y if target is None else target.transform(y), dtype, "y") if is_number else y,
             inputs,
             target,
             table.input_names,
@@ -273,14 +280,13 @@ def make_split(
             table.class_names,
         )
 
-    return Split(
-        part(train), part(test), table.task, table.name, int(index), train, test, table.note
-    )
+    task: Task = "regression" if is_number else "classification"
+    return Split(part(train), part(test), task, table.name, int(index), train, test, table.note)
 
 
 def _warn_of_constant_target(table: Table, train: Tensor) -> None:
     y = table.y[train]
-    constant = (y == y[0]).all(0).reshape(-1)  # one for each target
+    constant = constant_columns(y).flatten()  # one for each target
     if bool(constant.any()):
         name = "y" if table.target_name is None else repr(table.target_name)
         column = f", column {int(constant.nonzero()[0])} (from 0)," if len(constant) > 1 else ""
@@ -289,6 +295,18 @@ def _warn_of_constant_target(table: Table, train: Tensor) -> None:
             "there is nothing to learn from it",
             BNNWarning,
             stacklevel=4,
+        )
+
+
+def _check_squares(name: str, target: Standardiser) -> None:
+    """Refuse a target whose variance, or that of its predictions, would be infinite or 0."""
+    bound = torch.finfo(target.scale.dtype).max ** 0.5 / 1e4  # squares of outliers too
+    bad = (target.scale > bound) | (target.scale < 1 / bound)
+    if bool(bad.any()):
+        raise DataError(
+            f"{name}: the target's standard deviation is {float(target.scale[bad][0]):.4g}, whose "
+            f"square {target.scale.dtype} cannot hold; choose units in which it is between "
+            f"{1 / bound:.0e} and {bound:.0e}"
         )
 
 
@@ -308,7 +326,3 @@ def _check_training_classes(table: Table, train: Tensor) -> None:
             BNNWarning,
             stacklevel=4,
         )
-
-
-def _floating(values: Tensor) -> Tensor:
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pyro_bnn.errors import DataError
+from pyro_bnn.errors import DataError, ShapeError
+
+ROUNDING = 2  # how many relative roundings numbers that should be equal differ by
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +47,20 @@ class Standardiser:
                 f"loc and scale of a Standardiser must have one shape, got {list(self.loc.shape)} "
                 f"and {list(self.scale.shape)}"
             )
-        if not torch.isfinite(self.loc).all():
-            raise DataError(f"loc of a Standardiser must be finite, got {self.loc.tolist()}")
-        if not (torch.isfinite(self.scale) & (self.scale > 0)).all():
+        if (bad := ~torch.isfinite(self.loc)).any():
+            raise DataError(f"loc of a Standardiser must be finite, got {_first(self.loc, bad)}")
+        if (bad := ~(torch.isfinite(self.scale) & (self.scale > 0))).any():
             raise DataError(
-                f"scale of a Standardiser must be finite and positive, got {self.scale.tolist()}; "
-                "a constant column takes scale 1"
+                "scale of a Standardiser must be finite and positive, got "
+                f"{_first(self.scale, bad)}; a constant column takes scale 1"
             )
 
     @classmethod
     def fit(cls, values: Float[Tensor, "N ..."]) -> Standardiser:
         """Take mean and standard deviation (of the population, as divided by N) over the rows.
+
+        Both are those of distances to the middle of the range, in units of the largest: neither
+        the square of 1e200 nor the small spread of large numbers is lost.
 
         Args:
             values: ``[N]``, ``[N, I]``, or ``[N, C, ...]``; from three dimensions on, one
@@ -63,24 +68,41 @@ class Standardiser:
 
         Returns:
             A standardiser with shapes ``[]``, ``[I]``, or ``[C, 1, ...]``. A column without
-            variation gets its value as ``loc`` and scale 1.
+            variation gets its value as ``loc`` and scale 1; one that varies by rounding alone, see
+            :func:`constant_columns`, its magnitude as scale, where that is more than 1.
+
+        Raises:
+            DataError: If there are no values, or a column varies by less than its dtype can hold.
         """
-        over = [0, *range(2, values.ndim)]
-        loc = values.mean(over)
-        scale = values.std(over, correction=0)
-        low, high = values.amin(over), values.amax(over)
-        constant = low == high  # the sd of equal numbers need not round to 0
+        over, low, high = _range(values)
+        middle = low / 2 + high / 2
+        most = torch.maximum(high - middle, middle - low)
+        most = torch.where(most > 0, most, torch.ones_like(most))
+        distances = (values - middle).div_(most)  # [N, I], within -1 .. 1; in place: it is large
+        mean = distances.mean(over, keepdim=True)
+        loc = middle + most * mean
+        scale = most * distances.sub_(mean).square_().mean(over, keepdim=True).sqrt()
+        constant = _is_rounding(low, high)
         loc = torch.where(constant, low, loc)
-        scale = torch.where(constant, torch.ones_like(scale), scale)
-        trailing = (1,) * max(values.ndim - 2, 0)
-        return cls(loc.reshape(loc.shape + trailing), scale.reshape(scale.shape + trailing))
+        unit = torch.maximum(low.abs(), high.abs()).clamp(min=1)  # so that rounding stays small
+        unit = torch.where(low == high, torch.ones_like(unit), unit)
+        scale = torch.where(constant, unit, scale)
+        return cls(loc.squeeze(0), scale.squeeze(0))
 
     def transform(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Carry values in the user's units to standardised ones; the shape stays."""
+        """Carry values in the user's units to standardised ones; the shape stays.
+
+        Raises:
+            ShapeError: If the values do not have the columns of the units.
+        """
         return (self._wide(values) - self.loc) / self.scale
 
     def inverse(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Carry standardised values back to the user's units; the shape stays."""
+        """Carry standardised values back to the user's units; the shape stays.
+
+        Raises:
+            ShapeError: If the values do not have the columns of the units.
+        """
         return self.loc + self.scale * self._wide(values)
 
     def to(
@@ -97,5 +119,51 @@ class Standardiser:
         )
 
     def _wide(self, values: Tensor) -> Tensor:
+        own, shape = self.loc.shape, values.shape
+        last = shape[len(shape) - len(own) :]
+        if len(shape) < len(own) or any(o not in (1, v) for o, v in zip(own, last, strict=True)):
+            raise ShapeError(
+                f"values have shape {list(shape)}, but these units are those of {list(own)}: one "
+                "column for each, in the order of the training rows"
+            )
         # said outright: a loc without dimensions does not widen a vector by torch's own rules
         return values.to(torch.promote_types(values.dtype, self.loc.dtype))
+
+
+def constant_columns(values: Float[Tensor, "N ..."]) -> Bool[Tensor, "1 ..."]:
+    """Which columns are one number, up to the last digits of its dtype, which are rounding.
+
+    Args:
+        values: ``[N]``, ``[N, I]``, or ``[N, C, ...]``.
+
+    Returns:
+        ``[1]``, ``[1, I]``, or ``[1, C, 1, ...]``.
+
+    Example:
+        >>> constant_columns(torch.tensor([[0.3, 1.0], [0.1 + 0.2, 2.0]], dtype=torch.float64))
+        tensor([[ True, False]])
+    """
+    _, low, high = _range(values)
+    return _is_rounding(low, high)
+
+
+def _range(values: Tensor) -> tuple[list[int], Tensor, Tensor]:
+    """The dimensions that a column spans, and its smallest and largest value."""
+    if values.numel() == 0:
+        raise DataError(f"values {list(values.shape)} have no mean: expected [N] or [N, I], N > 0")
+    over = [0, *range(2, values.ndim)]
+    return over, values.amin(over, keepdim=True), values.amax(over, keepdim=True)
+
+
+def _is_rounding(low: Tensor, high: Tensor) -> Tensor:
+    digits = ROUNDING * torch.finfo(low.dtype).eps
+    return high / 2 - low / 2 <= digits * torch.maximum(low.abs(), high.abs()) / 2  # no overflow
+
+
+def _first(values: Tensor, bad: Tensor) -> str:
+    """The first bad value, with its column and the number of such columns."""
+    first = f"{float(values[bad][0]):.4g}"
+    if values.numel() == 1:
+        return first
+    column = int(bad.flatten().nonzero()[0])
+    return f"{first} in column {column} ({int(bad.sum())} such columns of {values.numel()})"

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.data.arrays import EXACT
 from pyro_bnn.errors import DataError
+
+BLOCK = 1 << 24  # characters that are read at once
+LONGEST_LINE = 1 << 26  # characters; a row of a million numbers has a third of them
 
 
 def read_text(path: Path) -> str:
     """Read a text file.
 
     Raises:
-        DataError: If it is missing, cannot be read, is empty, or is not UTF-8 text.
+        DataError: If it is missing, cannot be read, is empty, is not UTF-8 text, or has a line of
+            more than 64 Mi characters, which ends the reading.
     """
     if not path.is_file():
         raise DataError(f"no file {str(path)!r}; check the path")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read()
+            text = "".join(_blocks(file, path))
     except UnicodeDecodeError as error:
         raise DataError(
             f"{str(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8"
@@ -32,6 +38,19 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{str(path)!r} is empty")
     return text
+
+
+def _blocks(file: TextIO, path: Path) -> Iterator[str]:
+    length = 0  # of the line so far
+    while block := file.read(BLOCK):
+        end = max(block.rfind("\n"), block.rfind("\r"))
+        length = length + len(block) if end < 0 else len(block) - end - 1
+        if length > LONGEST_LINE:
+            raise DataError(
+                f"{str(path)!r} has a line of more than {LONGEST_LINE:,} characters: it is no "
+                "table with a row a line"
+            )
+        yield block
 
 
 def read_table(path: Path) -> Float[np.ndarray[Any, Any], "N columns"]:
@@ -67,7 +86,8 @@ def read_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
         DataError: As :func:`read_table`, or if a number is negative or not whole.
     """
     table = read_table(path).ravel()
-    bad = np.flatnonzero(~(np.isfinite(table) & (table == np.round(table)) & (table >= 0)))
+    is_whole = np.isfinite(table) & (table == np.round(table)) & (table <= EXACT)
+    bad = np.flatnonzero(~(is_whole & (table >= 0)))
     if len(bad):
         raise DataError(
             f"{str(path)!r} must hold whole numbers >= 0, got {table[bad[0]]} (number {bad[0] + 1})"

@@ -20,6 +20,12 @@ from pyro_bnn.diagnostics.reference import (
     sd_ratio,
     w1,
 )
+from pyro_bnn.diagnostics.rejection import (
+    ClassUncertainty,
+    RejectionCurve,
+    class_uncertainty,
+    rejection_curve,
+)
 from pyro_bnn.diagnostics.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.scores import (
     accuracy,
@@ -33,11 +39,13 @@ from pyro_bnn.diagnostics.simulation_ranks import SimulationRanks
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 
 __all__ = [
+    "ClassUncertainty",
     "Coverage",
     "FunctionConvergence",
     "PairedDifference",
     "Ranked",
     "ReferenceDistance",
+    "RejectionCurve",
     "Reliability",
     "SdRatio",
     "SimulationRanks",
@@ -45,6 +53,7 @@ __all__ = [
     "accuracy",
     "binomial_band",
     "brier",
+    "class_uncertainty",
     "coverage",
     "crps",
     "ece",
@@ -59,6 +68,7 @@ __all__ = [
     "pit",
     "rank",
     "reference_distance",
+    "rejection_curve",
     "reliability_curve",
     "rmse",
     "sd_ratio",

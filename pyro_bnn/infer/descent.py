@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,45 @@ class Descent:
         self._optimizer.step()
         self.adam.read_counts()
 
+    # A checkpoint's two methods
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser's state, and its step sizes at the start."""
+        if self.adam is not None:
+            self.adam.store_counts()
+        return {"rates": self._rates, "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to the state of an optimiser with the same options.
+
+        Raises:
+            OptionError: If it has others.
+            ValueError: If its tensors have not the shapes of the parameters.
+        """
+        saved = state["optimizer"]
+        theirs = _options(saved["param_groups"], state["rates"])
+        ours = _options(self._optimizer.state_dict()["param_groups"], self._rates)
+        if ours != theirs:
+            raise OptionError(
+                f"the checkpoint is of a run whose optimizer has {_differing(theirs, ours)}, but "
+                f"this one has {_differing(ours, theirs)}: pass the same optimizer"
+            )
+        if any(group.get("fused") for group in saved["param_groups"]):  # these check no shapes
+            self._check_shapes(saved)
+        self._optimizer.load_state_dict(saved)
+        if self.adam is not None:
+            assert isinstance(self._optimizer, torch.optim.Adam)
+            self.adam = Adam(self._optimizer, self._parameters)
+
+    def _check_shapes(self, saved: Mapping[str, Any]) -> None:
+        ours = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for i, values in saved["state"].items():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.shape not in (ours[i].shape, torch.Size()):
+                    raise ValueError(
+                        f"{name} of a parameter {tuple(ours[i].shape)} is {tuple(value.shape)}"
+                    )
+
     # A step as a pure function
 
     def make_pure(self) -> bool:
@@ -131,6 +170,25 @@ class Descent:
         if self._schedule == "constant":
             return 1.0
         return 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
+
+
+def _options(groups: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> list[dict[str, Any]]:
+    """The options of each group, with the step size of the start, as text."""
+    return [
+        {name: repr(value) for name, value in {**group, "lr": rate}.items()}
+        for group, rate in zip(groups, rates, strict=True)
+    ]
+
+
+def _differing(these: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> str:
+    if len(these) != len(others):
+        return f"{len(these)} groups"
+    return ", ".join(
+        f"{name}={value}"
+        for group, other in zip(these, others, strict=True)
+        for name, value in group.items()
+        if other.get(name) != value
+    )
 
 
 def takes_learning_rate(optimizer: MakeOptimizer | None) -> bool:

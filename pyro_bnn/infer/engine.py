@@ -1,4 +1,4 @@
-"""What all engines share: the forms data can take, starting points, refusal of unbuilt options."""
+"""What all engines share: the forms data can take, starting points, checks of options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program import Program
 
 COMPILE_TIME = 10.0  # seconds, with an empty cache
 GAIN_PER_CALL = 5e-4  # seconds that a compiled step of a small network saves
@@ -42,7 +42,7 @@ def as_dataset(data: Data) -> Dataset:
                 "scaled by its own number of rows"
             )
         _check_sampler(data)
-        batches = [_pair_of(batch) for batch in data]
+        batches = [pair_of(batch) for batch in data]
         if not batches:
             raise DataError("the DataLoader yields no batch")
         return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
@@ -65,44 +65,16 @@ def _check_sampler(loader: DataLoader[Any]) -> None:
         )
 
 
-def _pair_of(batch: object) -> tuple[Tensor, Tensor]:
+def pair_of(batch: object) -> tuple[Tensor, Tensor]:
+    """The pair (x, y) that a DataLoader yields.
+
+    Raises:
+        DataError: If it yields something else.
+    """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         what = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
         raise DataError(f"the DataLoader yields pairs (x, y), but this one yields {what}")
     return torch.as_tensor(batch[0]), torch.as_tensor(batch[1])
-
-
-def batches_of(
-    data: Data, program: Program, batch: Batch, batch_size: int | None, seed: int
-) -> Iterator[Batch]:
-    """Endless batches: a DataLoader's own, else random minibatches of all rows ``batch``."""
-    if isinstance(data, DataLoader):
-        return loader_batches(data, program)
-    return minibatches(batch, batch_size, seed)
-
-
-def minibatches(batch: Batch, batch_size: int | None, seed: int) -> Iterator[Batch]:
-    """Endless batches of rows: random minibatches, or all rows where ``batch_size`` is None.
-
-    Every epoch is a new permutation, and its last batch may be smaller: the likelihood of each
-    batch is scaled by its own N/B.
-    """
-    num_rows = len(batch.x)
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        if batch_size is None or batch_size >= num_rows:
-            yield batch
-            continue
-        order = torch.randperm(num_rows, generator=generator)
-        for rows in order.to(batch.x.device).split(batch_size):
-            yield Batch(batch.x[rows], batch.y[rows])
-
-
-def loader_batches(loader: DataLoader[Any], program: Program) -> Iterator[Batch]:
-    """Endless passes over a user's DataLoader, in the program's dtype and device."""
-    while True:
-        for rows in loader:
-            yield program.batch(*_pair_of(rows))
 
 
 @contextmanager
@@ -122,18 +94,6 @@ def unchanged(model: Model) -> Iterator[None]:
             for parameter, value, grad, trainable in values:
                 parameter.requires_grad_(trainable).copy_(value)
                 parameter.grad = grad
-
-
-def refuse_unbuilt(*, checkpoint: object, resume: bool) -> None:
-    """Refuse what is documented but not there yet, rather than ignore it.
-
-    Raises:
-        OptionError: If one of them asks for something that is not built.
-    """
-    if checkpoint is not None or resume:
-        raise OptionError(
-            "checkpoint and resume are not built yet: leave checkpoint=None and resume=False"
-        )
 
 
 def check_compile(value: object) -> None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, isolated
-from pyro_bnn.errors import ModelError, OptionError, ShapeError
+from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
 from pyro_bnn.infer.engine import (
     Data,
     Init,
@@ -28,21 +31,21 @@ from pyro_bnn.infer.engine import (
     check_compile,
     check_positive_int,
     is_compiled,
-    refuse_unbuilt,
     unchanged,
 )
-from pyro_bnn.infer.leapfrog import Potential
 from pyro_bnn.infer.lockstep import Lockstep
+from pyro_bnn.infer.potentials import Target, of_each, of_one
 from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.sampling import MassMatrix, Sampled, first_mass, sample
+from pyro_bnn.infer.sampling import MassMatrix, Sampled, Sampling, first_mass
 from pyro_bnn.infer.starts import MAX_STARTS, find_starts, stream_seed
 from pyro_bnn.posterior import DrawsPosterior, Provenance
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program import Program
 
 logger = logging.getLogger("pyro_bnn")
 
 TYPICAL_STEPS = 64  # of leapfrog a draw
 OPERATIONS = 4  # times those of a step of SVI, by which engine.is_compiled counts
+DRAWS = "draws.bin"  # in the folder of a checkpoint
 DTYPES: dict[str, type[np.generic]] = {
     "tree_depth": np.int64,
     "n_steps": np.int64,
@@ -88,7 +91,7 @@ class HamiltonianSampler(ABC):
         init: Init = None,
         seed: int = 0,
         progress: bool = True,
-        checkpoint: str | None = None,
+        checkpoint: str | Path | None = None,
         resume: bool = False,
     ) -> DrawsPosterior:
         """Sample the posterior.
@@ -102,8 +105,10 @@ class HamiltonianSampler(ABC):
             seed: Seed, >= 0. Draws repeat exactly for a seed and a number of chains, on one
                 machine with one number of threads.
             progress: Whether to show a progress bar over all chains.
-            checkpoint: Not built yet.
-            resume: Not built yet.
+            checkpoint: Folder that the run is saved to every half minute: its draws in a file that
+                is written once, the state of the chains beside it.
+            resume: Whether to go on from what the folder holds, on one machine and with one number
+                of threads to the same draws, bit for bit; else a line says why not.
 
         Returns:
             The draws, with the statistics of each in ``sample_stats``.
@@ -113,28 +118,46 @@ class HamiltonianSampler(ABC):
             DivergenceError: If a chain finds no starting point of finite density; names the chain
                 and the sites.
             ModelError: If the model breaks the contract.
-            OptionError: If the seed is negative, or an option is not built.
+            DataError, OptionError, SiteError: If the checkpoint is of another run.
+            FileFormatError: If the checkpoint is damaged, foreign or newer.
+            Interrupted: On Ctrl-C, after saving; ``posterior`` has the draws that every chain has.
+            OptionError: If the seed is negative, there is a checkpoint in the folder and ``resume``
+                is False, or ``resume`` is True without a folder.
+            OutputError: If the checkpoint cannot be written.
         """
-        refuse_unbuilt(checkpoint=checkpoint, resume=resume)
         check_positive_int("seed", seed, minimum=0)
         start = time.perf_counter()
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):
             program = Program(model, dataset.x, dataset.y)
-            batch = program.batch(dataset.x, dataset.y)
-            result = self._sample(
-                program,
-                _of_one(program),
-                batch,
-                [batch],
-                init,
-                self.num_chains,
-                seed,
-                progress,
-                start,
+            target = of_one(program, program.batch(dataset.x, dataset.y))
+            starts = self._starts(target, init, self.num_chains, seed)
+            saves = Checkpoint.open(
+                checkpoint,
+                resume=resume,
+                identify=lambda: Identity.of(
+                    program,
+                    dataset,
+                    engine=type(self).__name__,
+                    options=asdict(self),
+                    seed=seed,
+                    trains_params=False,
+                ),
+                device=starts.device,
+                start=start,
             )
-        return self._posterior(program, result, seed, dataset, time.perf_counter() - start)
+            with self._board(self.num_chains, show=progress) as board:
+                sampling = self._sampling(target, starts, seed, board, saves, start)
+                try:
+                    _drive(sampling, saves)
+                except Interrupted as stop:
+                    if sampling.num_common:
+                        stop.posterior = self._posterior(
+                            program, sampling, seed, dataset, saves.wall_time
+                        )
+                    raise
+        return self._posterior(program, sampling, seed, dataset, saves.wall_time)
 
     def run_each(
         self,
@@ -173,78 +196,88 @@ class HamiltonianSampler(ABC):
         start = time.perf_counter()
         with isolated(seed), unchanged(model):
             program = Program(model, x, example)
-            batches = [program.batch(x, y) for y in ys]
-            stacked = Batch(batches[0].x, torch.stack([batch.y for batch in batches]))
-            result = self._sample(
-                program, _of_each(program), stacked, batches, None, len(ys), seed, progress, start
-            )
+            target = of_each(program, [program.batch(x, y) for y in ys])
+            starts = self._starts(target, None, len(ys), seed)
+            with self._board(len(ys), show=progress) as board:
+                sampling = self._sampling(target, starts, seed, board, None, start)
+                sampling.begin()
+                while not sampling.is_done:
+                    sampling.step()
+        result = sampling.result()
         return result.z, _named(result, self._kernel)
 
-    def _sample(
-        self,
-        program: Program,
-        log_joint: Callable[[Tensor, Batch], Tensor],
-        batch: Batch,
-        batches: Sequence[Batch],
-        init: Init,
-        num_chains: int,
-        seed: int,
-        progress: bool,
-        start: float,
-    ) -> Sampled:
+    def _starts(self, target: Target, init: Init, num_chains: int, seed: int) -> Tensor:
+        program, potential, data, batches = target
         name = type(self).__name__
         if program.params:
             names = ", ".join(program.params)
             logger.warning("%s holds point-estimated parameters at their values: %s", name, names)
-        potential = _potential(log_joint)
-        starts = find_starts(
-            program, lambda z: potential(z, *batch), init, num_chains, seed, batches
-        )
+        return find_starts(program, lambda z: potential(z, *data), init, num_chains, seed, batches)
+
+    @contextmanager
+    def _board(self, num_chains: int, *, show: bool) -> Iterator[Progress]:
         num_draws = self.warmup_steps + self.num_samples
-        model = getattr(program.model, "__name__", type(program.model).__name__)
+        board = Progress(type(self).__name__, num_chains, num_draws, show=show)
+        try:
+            yield board
+        finally:
+            board.close()
+
+    def _sampling(
+        self,
+        target: Target,
+        starts: Tensor,
+        seed: int,
+        board: Progress,
+        saves: Checkpoint | None,
+        start: float,
+    ) -> Sampling:
+        """The run, its step captured or compiled; on the path of the run that is resumed."""
+        program, potential, data, _ = target
+        num_chains, num_draws = len(starts), self.warmup_steps + self.num_samples
+        path, is_over = (None, False) if saves is None else (saves.compile_path, saves.is_complete)
         compiled = is_compiled(
             self.compile, OPERATIONS * TYPICAL_STEPS * num_draws, num_chains * program.num_latents
         )
         set_up = time.perf_counter()
+        model = getattr(program.model, "__name__", type(program.model).__name__)
         chains = Lockstep(
             self._kernel,
             potential,
-            tuple(batch),
+            tuple(data),
             starts,
-            first_mass(potential(starts, *batch)[1], self.mass_matrix, each=len(batches) > 1),
+            first_mass(potential(starts, *data)[1], self.mass_matrix, each=target.has_many),
             limit=self._limit,
             target_accept=self.target_accept,
             seed=stream_seed(seed, MAX_STARTS),
-            name=f"the {name} step of {model}",
-            compiled=compiled,
+            name=f"the {type(self).__name__} step of {model}",
+            captured=path != "eager" and not is_over,
+            compiled=compiled if path is None else path == "compiled",
             strict=self.compile is True,
-            own_inputs=(1,) if len(batches) > 1 else (),  # y
+            own_inputs=(1,) if target.has_many else (),  # y
         )
-        phases = {
-            "set-up": set_up - start,
-            "compile" if chains.is_compiled else "capture": time.perf_counter() - set_up,
-        }
-        board = Progress(name, num_chains, num_draws, show=progress)
-        try:
-            result = sample(
-                chains,
-                warmup_steps=self.warmup_steps,
-                num_samples=self.num_samples,
-                limit=self._limit,
-                progress=board,
-            )
-        finally:
-            board.close()
-        return result._replace(phases=phases | result.phases)
+        recording = "compile" if chains.compile_path == "compiled" else "capture"
+        phases = {"set-up": set_up - start, recording: time.perf_counter() - set_up}
+        return Sampling(
+            chains,
+            warmup_steps=self.warmup_steps,
+            num_samples=self.num_samples,
+            limit=self._limit,
+            progress=board,
+            path=None if saves is None or saves.folder is None else saves.folder / DRAWS,
+            phases={} if is_over else phases,
+        )
 
     def _posterior(
-        self, program: Program, result: Sampled, seed: int, dataset: Any, wall_time: float
+        self, program: Program, sampling: Sampling, seed: int, dataset: Dataset, wall_time: float
     ) -> DrawsPosterior:
-        name = type(self).__name__
+        """The draws that every chain has."""
+        name, result = type(self).__name__, sampling.result()
+        options = {**asdict(self), "compiled": "compile" in result.phases}
         provenance = Provenance(
             method=name,
             engine=name,
-            options={**asdict(self), "compiled": "compile" in result.phases},
+            options=options if sampling.is_done else {**options, "interrupted": True},
             seed=seed,
             wall_time=wall_time,
             num_parameters=program.num_latents,
@@ -257,44 +290,15 @@ class HamiltonianSampler(ABC):
         )
 
 
-def _of_one(program: Program) -> Callable[[Tensor, Batch], Tensor]:
-    """Log joint ``[C]`` of z ``[C, P]`` and the data of all chains."""
-    params = {name: value.detach() for name, value in program.params.items()}
-    return lambda z, batch: program.log_joint(z, batch, params)
-
-
-def _of_each(program: Program) -> Callable[[Tensor, Batch], Tensor]:
-    """Log joint ``[C]`` of z ``[C, P]`` and data x, y ``[C, ...]`` of each chain."""
-    params = {name: value.detach() for name, value in program.params.items()}
-
-    def log_joint(z: Tensor, batch: Batch) -> Tensor:
-        def one(z: Tensor, y: Tensor) -> Tensor:
-            return program.log_joint(z, Batch(batch.x, y), params)
-
-        try:
-            return torch.func.vmap(one)(z, batch.y)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ModelError(
-                "the model cannot be batched over data sets: run it on one at a time "
-                f"({str(error).strip().splitlines()[0]})"
-            ) from error
-
-    return log_joint
-
-
-def _potential(log_joint: Callable[[Tensor, Batch], Tensor]) -> Potential:
-    """U and its gradient as a pure function of z ``[C, P]`` and the data."""
-
-    def potential(z: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            value = -log_joint(z, Batch(*data))
-            (grad,) = torch.autograd.grad(value.sum(), z)
-        return value.detach(), grad
-
-    return potential
+def _drive(sampling: Sampling, saves: Checkpoint) -> None:
+    """Sample to the end, from where the checkpoint stands."""
+    with saves.watch():
+        if not saves.restore(sampling):
+            sampling.begin()
+        while not sampling.is_done:
+            sampling.step()
+            saves.step(sampling)
+        saves.finish(sampling)
 
 
 def _named(result: Sampled, kernel: Any) -> dict[str, NDArray[Any]]:

@@ -8,8 +8,8 @@ ones. The mass matrix is one for all chains, unless they sample densities of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,55 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.capture import Captured
+from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer import step_size as averaging
+from pyro_bnn.infer.kernel import Kernel
 from pyro_bnn.infer.leapfrog import Potential
 from pyro_bnn.infer.mass import Mass
 from pyro_bnn.infer.step_size import DualAveraging
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
-
-
-class Kernel(Protocol):
-    """A sampler as a state machine: :mod:`~pyro_bnn.infer.nuts_kernel` and ``hmc_kernel``.
-
-    Its state is a named tuple of tensors with a row a chain, among them ``ended [C]``, whether the
-    last step ended a trajectory, ``stats [C, len(STATISTICS)]`` of the last trajectory that ended,
-    and ``accept_sum [C]``, the acceptance probability of a trajectory's first point.
-    """
-
-    @property
-    def STATISTICS(self) -> tuple[str, ...]:  # noqa: N802 - a constant of a module
-        """Names of the columns of ``stats``."""
-
-    @property
-    def UNIFORMS(self) -> int:  # noqa: N802
-        """How many uniform numbers a step takes for each chain."""
-
-    def begin(
-        self,
-        z: Tensor,
-        potential: Tensor,
-        grad: Tensor,
-        momentum: Tensor,
-        uniform: Tensor,
-        limit: int,
-    ) -> Any:
-        """State of chains that start a trajectory at z."""
-
-    def step(
-        self,
-        state: Any,
-        potential: Potential,
-        mass: Mass,
-        step_size: Tensor,
-        momentum: Tensor,
-        uniform: Tensor,
-        limit: Tensor,
-    ) -> Any:
-        """The state after one leapfrog step of every chain."""
-
-    def position(self, state: Any, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Latest draws z ``[K, P]`` of some chains, U there and its gradient."""
 
 
 class Lockstep:
@@ -81,7 +40,8 @@ class Lockstep:
         target_accept: Acceptance rate that step sizes aim at.
         seed: Seed of momenta and choices.
         name: What is sampled, for log lines.
-        compiled: Whether the step is compiled.
+        captured: Whether the step is recorded as a graph.
+        compiled: Whether that graph is compiled.
         strict: Whether a step that cannot be compiled is an error.
         own_inputs: Indices of the inputs that have a row a chain.
 
@@ -89,7 +49,7 @@ class Lockstep:
         chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
         mass: The mass matrix.
         step_size: Step size of each ``[C]``.
-        is_compiled: Whether the step is compiled.
+        compile_path: How a step computes: ``"compiled"``, ``"captured"`` or ``"eager"``.
     """
 
     def __init__(
@@ -104,6 +64,7 @@ class Lockstep:
         target_accept: float,
         seed: int,
         name: str,
+        captured: bool = True,
         compiled: bool,
         strict: bool,
         own_inputs: Sequence[int] = (),
@@ -140,9 +101,11 @@ class Lockstep:
             strict=strict,
             in_order=True,
         )
+        self._captured.is_captured &= captured
         self._advance = self._captured.bind(*self._tensors())
         self._captured.is_strict = False  # a run that has begun ends, if slower
-        self.is_compiled = self._captured.is_compiled
+        how = "compiled" if self._captured.is_compiled else "captured"
+        self.compile_path = how if self._captured.is_captured else "eager"
 
     def column(self, name: str) -> int:
         """Place of a statistic."""
@@ -222,6 +185,53 @@ class Lockstep:
             for i, value in enumerate(self._inputs)
         )
         self._advance = self._captured.bind(*self._tensors())
+
+    # Between two steps
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on beside what the chains were made of, in its tensors."""
+        return {
+            "chains": torch.from_numpy(self.chains),
+            "changing": self._changing(),
+            "uniforms": self._uniforms,
+            "num_used": self._num_used,
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, in chains made like those it is of: the next steps have its bits.
+
+        The graph stays that of all chains, whichever are left.
+
+        Raises:
+            FileFormatError: If the state is of other chains.
+        """
+        chosen = state["chains"].numpy()
+        if not set(chosen.tolist()) <= set(range(len(self.chains))):
+            raise FileFormatError(f"the state is of chains {chosen}, not of {len(self.chains)}")
+        if len(chosen) < len(self.chains):
+            self.keep(chosen)
+        own, saved = self._changing(), state["changing"]
+        theirs = {name: (value.shape, value.dtype) for name, value in saved.items()}
+        if theirs != {name: (value.shape, value.dtype) for name, value in own.items()}:
+            raise FileFormatError("the state is of other chains: its tensors have other shapes")
+        for name, value in own.items():
+            value.copy_(saved[name])
+        self._uniforms = state["uniforms"].to(self._uniforms)
+        self._num_used = state["num_used"]
+        self._generator.set_state(state["generator"])
+
+    def _changing(self) -> dict[str, Tensor]:
+        """Tensors that change from step to step or from window to window, by name."""
+        parts = {"kernel": self._state, "averages": self._averages, "mass": self.mass}
+        named = {
+            f"{part}.{name}": value
+            for part, values in parts.items()
+            for name, value in values._asdict().items()
+            if value is not None
+        }
+        own = {"step_size": self.step_size, "adapting": self._adapting, "points": self._points}
+        return {**named, **own, "momentum": self._momentum, "uniform": self._uniform}
 
     def _at(self, places: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(places).to(self._like.device)

@@ -223,29 +223,30 @@ def _subtree_turns(tree: Tree, before: Tensor, p: Tensor) -> tuple[Tree, Tensor]
     """
     num_slots = tree.slot_p.shape[1] - 1
     slots = torch.arange(num_slots, device=p.device)
+    is_first_point = tree.leaf % 2 == 0
     last = _popcount(tree.leaf) - tree.leaf % 2  # slot of the smallest subtree that ends here
     largest = last - _popcount(tree.leaf ^ (tree.leaf + 1)) + 2  # and of the largest one
+    last_row, largest_row = last.unsqueeze(-1), largest.unsqueeze(-1)
+    ends = (slots >= largest_row) & (slots <= last_row) & ~is_first_point.unsqueeze(-1)
+    # one slot for all where no subtree ends: memory that is not read costs nothing
+    read = torch.where(ends, slots, (last_row - is_first_point.unsqueeze(-1).long()).clamp(min=0))
     total = tree.subtree_sum + p
     slot_p, slot_before, slot_sum = (
-        values[:, :num_slots] for values in (tree.slot_p, tree.slot_before, tree.slot_sum)
+        _rows(values, read) for values in (tree.slot_p, tree.slot_before, tree.slot_sum)
     )
     here, since = p.unsqueeze(1), total.unsqueeze(1) - slot_sum  # of the points from a slot on
     whole = turns(slot_p, here, since)
     second_half = turns(slot_before, here, since + slot_before)
-    is_first_point = tree.leaf % 2 == 0
-    ends = (slots >= largest.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))
-    halves = (second_half | tree.slot_turned[:, :num_slots]) & (slots > largest.unsqueeze(-1))
-    turned = (ends & (whole | halves)).any(-1) & ~is_first_point
+    halves = (second_half | _rows(tree.slot_turned, read)) & (slots > largest_row)
+    turned = (ends & (whole | halves)).any(-1)
 
     place = torch.where(is_first_point, last, num_slots)
-    previous = (last - 1).clamp(min=0)
-    first_half = turns(_row(tree.slot_p, previous), p, total - _row(tree.slot_sum, previous))
     return tree._replace(
         subtree_sum=total,
         slot_p=_with_row(tree.slot_p, place, p),
         slot_before=_with_row(tree.slot_before, place, before),
         slot_sum=_with_row(tree.slot_sum, place, tree.subtree_sum),
-        slot_turned=_with_row(tree.slot_turned, place, first_half),
+        slot_turned=_with_row(tree.slot_turned, place, whole[:, -1]),
     ), turned
 
 
@@ -351,6 +352,12 @@ def _repeated(values: Tensor, times: int) -> Tensor:
 def _row(values: Tensor, place: Tensor) -> Tensor:
     """Of each chain the row at its place."""
     return values[torch.arange(values.shape[0], device=values.device), place]
+
+
+def _rows(values: Tensor, places: Tensor) -> Tensor:
+    """Of each chain the rows at its places ``[C, D]``."""
+    chains = torch.arange(values.shape[0], device=values.device)
+    return values[chains.unsqueeze(-1), places]
 
 
 def _with_row(values: Tensor, place: Tensor, row: Tensor) -> Tensor:

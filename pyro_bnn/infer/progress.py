@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
@@ -26,6 +29,7 @@ class Progress:
         self._next = 0.0
         self._num_draws = num_draws
         self._drawn = np.zeros(num_chains, np.int64)
+        self._step_size = 0.0
         self.start_over()
 
     def start_over(self) -> None:
@@ -53,6 +57,24 @@ class Progress:
     def complete(self) -> None:
         """All draws are made, also where a chain made fewer than others in the warm-up."""
         self._drawn[:] = self._num_draws
+
+    def state(self) -> dict[str, Any]:
+        """What the bar shows, for :meth:`restore`."""
+        return {
+            "drawn": torch.from_numpy(self._drawn),
+            "count": self._count,
+            "accepted": self._accepted,
+            "divergences": self._divergences,
+            "step_size": self._step_size,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._drawn[:] = state["drawn"].numpy()
+        self._count, self._accepted = state["count"], state["accepted"]
+        self._divergences, self._step_size = state["divergences"], state["step_size"]
+        self._bar.initial = int(np.minimum(self._drawn, self._num_draws).sum())  # none of this run
+        self._bar.n = self._bar.initial
 
     def close(self) -> None:
         """End the bar."""

@@ -10,25 +10,24 @@ and starts to keep what it draws: how many draws a chain keeps does not depend o
 from __future__ import annotations
 
 import time
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer import mass as masses
 from pyro_bnn.infer.lockstep import Lockstep
 from pyro_bnn.infer.mass import Mass
 from pyro_bnn.infer.progress import Progress
 from pyro_bnn.infer.store import DrawStore
+from pyro_bnn.infer.windows import RANK, Window, windows_of
 
-FIRST_WINDOW = 10  # draws a chain; each further window is this much longer
-LAST_WINDOW = 50  # for the final step size, and at most a third of all
 SHORT = 64  # points of trajectories under the first mass matrix
-RANK = 10  # of the low-rank part of a mass matrix
-WINDOW_BYTES = 1 << 28  # of draws that a mass matrix is estimated from
-LEAST_ROWS = 5  # of a chain, whatever they take
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
 
 MassMatrix = Literal["diagonal", "low_rank"]
@@ -57,6 +56,204 @@ def first_mass(grad: Tensor, kind: MassMatrix, *, each: bool = False) -> Mass:
     return mass.padded(RANK) if kind == "low_rank" and not each else mass
 
 
+class Sampling:
+    """A run of chains: warm-up and draws, one step of all chains at a time.
+
+    Between two steps it can be stopped, and another one like it go on from its :meth:`state`.
+
+    Args:
+        chains: All chains, at their starts.
+        warmup_steps: Draws of a chain that adapt and are dropped, on average over the chains.
+        num_samples: Draws S of each chain that are kept.
+        limit: Length of trajectories, as the kernel counts.
+        progress: The bar.
+        path: File for the draws of a run that others go on with; see
+            :class:`~pyro_bnn.infer.store.DrawStore`.
+        phases: Seconds of the phases before.
+    """
+
+    def __init__(
+        self,
+        chains: Lockstep,
+        *,
+        warmup_steps: int,
+        num_samples: int,
+        limit: int,
+        progress: Progress,
+        path: Path | None = None,
+        phases: Mapping[str, float] | None = None,
+    ) -> None:
+        self._chains, self._progress = chains, progress
+        self._num_samples, self._limit, self._path = num_samples, limit, path
+        self._windows = windows_of(warmup_steps)
+        self._enter(0)
+        num_chains = len(chains.chains)
+        self._left = np.full(num_chains, self._windows[-1] + num_samples)  # at each place
+        num_columns = chains.stats(chains.chains[:0]).shape[1]
+        self._stats = np.zeros((num_chains, num_samples, num_columns))
+        self._store: DrawStore | None = None
+        self._phases = dict(phases or {})
+        self._began = self._warmed = time.perf_counter()
+        self._ended: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all draws are there."""
+        return not self._left.any()
+
+    @property
+    def num_common(self) -> int:
+        """How many draws every chain has kept."""
+        return 0 if self._store is None else int(self._store.counts.min())
+
+    def begin(self) -> None:
+        """Start all chains; in place of :meth:`restore`."""
+        self._began = time.perf_counter()
+        self._store = self._open(None)
+        limit = min(self._limit, SHORT) if len(self._windows) > 1 else self._limit
+        self._chains.restart(self._chains.mass, limit=limit)
+        if self._windows == [0]:
+            self._chains.fix(self._chains.chains)
+        self._warmed = time.perf_counter()
+
+    def step(self) -> None:
+        """Move all chains by one step, and do what the draws that it made ask for."""
+        drew = self._chains.step()
+        if not len(drew):
+            return
+        if self._window is not None:
+            self._learn(drew, self._window)
+        else:
+            self._keep(drew)
+
+    def result(self) -> Sampled:
+        """The draws that every chain has, all S of a run that is done; with its phases so far."""
+        assert self._store is not None
+        most, (warm_up, sampling) = self.num_common, self._seconds()
+        return Sampled(
+            self._store.draws[:, :most],
+            self._stats[:, :most],
+            {**self._phases, "warm-up": warm_up, "sampling": sampling},
+        )
+
+    # Between two steps
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on; of draws in their file the number of each chain.
+
+        Raises:
+            OutputError: If draws cannot be written to their file.
+        """
+        assert self._store is not None
+        store = self._store.state()
+        most = int(store["counts"].max())
+        warm_up, sampling = self._seconds()
+        return {
+            "place": self._place(),
+            "compile_path": self._chains.compile_path,
+            "chains": self._chains.state(),
+            "window": self._number,
+            "drawn": None if self._window is None else self._window.state(),
+            "left": torch.from_numpy(self._left),
+            "store": store,
+            "stats": torch.from_numpy(self._stats[:, :most]),
+            "progress": self._progress.state(),
+            "phases": dict(self._phases),
+            "warm_up": warm_up,
+            "sampling": sampling,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of a run with the same options; in place of :meth:`begin`.
+
+        Raises:
+            FileFormatError: If the state is of another run, or the file of draws is not its own.
+        """
+        stats, left = state["stats"].numpy(), state["left"].numpy()
+        self._store = self._open(state["store"])
+        self._chains.restore(state["chains"])
+        most = int(self._store.counts.max())
+        fits = stats.shape == self._stats[:, :most].shape and len(left) == len(self._chains.chains)
+        if not fits or not 0 <= state["window"] < len(self._windows):
+            raise FileFormatError("the state is of a run with other chains or other windows")
+        self._stats[:, :most] = stats
+        self._left = left.copy()
+        self._enter(state["window"])
+        if self._window is not None:
+            self._window.restore(state["drawn"])
+        self._progress.restore(state["progress"])
+        for name, seconds in state["phases"].items():
+            self._phases[name] = self._phases.get(name, 0.0) + seconds
+        now = time.perf_counter()
+        self._warmed = now - state["sampling"]
+        self._began = self._warmed - state["warm_up"]
+        self._ended = now if self.is_done else None
+
+    def _place(self) -> str:
+        if self._is_tuning:
+            return f"window {self._number + 1} of {len(self._windows)} of the warm-up"
+        return f"draw {self.num_common} of {self._stats.shape[1]} of the slowest chain"
+
+    def _seconds(self) -> tuple[float, float]:
+        """Of warm-up and of sampling, so far."""
+        now = time.perf_counter() if self._ended is None else self._ended
+        warmed = now if self._is_tuning else self._warmed
+        return warmed - self._began, now - warmed
+
+    def _open(self, saved: Mapping[str, Any] | None) -> DrawStore:
+        like, (num_chains, num_samples, _) = self._chains.mass.scale, self._stats.shape
+        shape, where = (num_chains, num_samples, like.shape[-1]), like.device
+        return DrawStore(*shape, like.dtype, device=where, path=self._path, saved=saved)
+
+    def _enter(self, number: int) -> None:
+        """Begin a window; in the last one, of which there is no mass matrix, the draws are kept."""
+        self._number = number
+        num_chains, scale = len(self._chains.chains), self._chains.mass.scale
+        window = Window(num_chains, self._windows[number], scale.reshape(-1, scale.shape[-1])[0])
+        self._window = window if number < len(self._windows) - 1 else None
+
+    def _learn(self, drew: NDArray[np.int64], window: Window) -> None:
+        """Take in draws until the chains together have theirs; then start over with their mass."""
+        chains = self._chains
+        window.add(chains, drew)
+        _show(chains, drew, self._progress)
+        if window.is_over:
+            chains.restart(window.mass(chains.mass), limit=self._limit)
+            self._enter(self._number + 1)
+            self._warmed = time.perf_counter()
+
+    @property
+    def _is_tuning(self) -> bool:
+        """Whether a chain does not keep its draws yet."""
+        return bool((self._left > self._num_samples).any())
+
+    def _keep(self, drew: NDArray[np.int64]) -> None:
+        """In the last window a chain's first draws tune its step size; the others are kept."""
+        drew = drew[self._left[drew] > 0]
+        if not len(drew):
+            return
+        chains = self._chains
+        assert self._store is not None
+        rows = _show(chains, drew, self._progress)
+        is_kept = self._left[drew] <= self._num_samples
+        if is_kept.any():
+            kept = drew[is_kept]
+            numbers = chains.chains[kept]
+            self._stats[numbers, self._store.counts.numpy()[numbers]] = rows[is_kept]
+            self._store.append(torch.from_numpy(numbers), chains.draws(kept)[0])
+        self._left[drew] -= 1
+        warm = drew[self._left[drew] == self._num_samples]
+        if len(warm):
+            chains.fix(warm)
+            if not self._is_tuning:
+                self._warmed = time.perf_counter()
+                self._progress.start_over()
+        self._left = _shrink(chains, self._left)
+        if self.is_done:
+            self._ended = time.perf_counter()
+            self._progress.complete()
+
+
 def sample(
     chains: Lockstep,
     *,
@@ -65,88 +262,18 @@ def sample(
     limit: int,
     progress: Progress,
 ) -> Sampled:
-    """Warm up and sample.
-
-    Args:
-        chains: All chains, at their starts.
-        warmup_steps: Draws of a chain that adapt and are dropped, on average over the chains.
-        num_samples: Draws S of each chain that are kept.
-        limit: Length of trajectories, as the kernel counts.
-        progress: The bar.
-    """
-    began = time.perf_counter()
-    *windows, last = windows_of(warmup_steps)
-    chains.restart(chains.mass, limit=min(limit, SHORT) if windows else limit)
-    for length in windows:
-        chains.restart(_learn(chains, length, progress), limit=limit)
-    result, warmed = _keep(chains, last, num_samples, progress)
-    ended = time.perf_counter()
-    return result._replace(phases={"warm-up": warmed - began, "sampling": ended - warmed})
-
-
-def _learn(chains: Lockstep, length: int, progress: Progress) -> Mass:
-    """Draw until the chains together have ``length`` draws a chain; a mass matrix from these."""
-    num_chains, num_latents = len(chains.chains), chains.mass.scale.shape[-1]
-    wanted = num_chains * length
-    num_bytes = 2 * wanted * num_latents * chains.mass.scale.element_size()
-    every = min(-(-num_bytes // WINDOW_BYTES), max(1, length // LEAST_ROWS))
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    num_drawn = np.zeros(num_chains, np.int64)
-    while num_drawn.sum() < wanted:
-        drew = chains.step()
-        if len(drew):
-            taken = drew[num_drawn[drew] % every == 0]
-            if len(taken):
-                rows.append((*chains.draws(taken), torch.from_numpy(taken)))
-            num_drawn[drew] += 1
-            _show(chains, drew, progress)
-    z, grad, places = (torch.cat(values) for values in zip(*rows, strict=True))
-    places = places.to(z.device)
-    if chains.mass.basis is not None:
-        return masses.low_rank(z, grad, chains.mass, places, rank=RANK)
-    return masses.diagonal(z, grad, chains.mass, places)
-
-
-def _keep(
-    chains: Lockstep, last: int, num_samples: int, progress: Progress
-) -> tuple[Sampled, float]:
-    """Tune each chain's step size for its ``last`` draws, then keep its draws.
-
-    Returns:
-        The draws, and when the last chain began to keep its own.
-    """
-    num_chains, like = len(chains.chains), chains.mass.scale
-    store = DrawStore(num_chains, num_samples, like.shape[-1], like.dtype, device=like.device)
-    stats: list[list[NDArray[np.float64]]] = [[] for _ in range(num_chains)]
-    left = np.full(num_chains, last + num_samples)  # draws of the chain at each place
-    warmed = time.perf_counter()
-    if last == 0:
-        chains.fix(chains.chains)
-    tuning = num_chains if last else 0  # chains that still do
-    while left.any():
-        drew = chains.step()
-        drew = drew[left[drew] > 0]
-        if not len(drew):
-            continue
-        rows = _show(chains, drew, progress)
-        is_kept = left[drew] <= num_samples
-        if is_kept.any():
-            kept = drew[is_kept]
-            numbers = chains.chains[kept]
-            store.append(torch.from_numpy(numbers), chains.draws(kept)[0])
-            for chain, row in zip(numbers, rows[is_kept], strict=True):
-                stats[chain].append(row)
-        left[drew] -= 1
-        if tuning:
-            warm = drew[left[drew] == num_samples]
-            chains.fix(warm)
-            tuning -= len(warm)
-            if not tuning:
-                warmed = time.perf_counter()
-                progress.start_over()
-        left = _shrink(chains, left)
-    progress.complete()
-    return Sampled(store.draws, np.array(stats), {}), warmed
+    """Warm up and sample, in one go; the arguments are those of :class:`Sampling`."""
+    run = Sampling(
+        chains,
+        warmup_steps=warmup_steps,
+        num_samples=num_samples,
+        limit=limit,
+        progress=progress,
+    )
+    run.begin()
+    while not run.is_done:
+        run.step()
+    return run.result()
 
 
 def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -171,27 +298,3 @@ def _show(chains: Lockstep, drew: NDArray[np.int64], progress: Progress) -> NDAr
         stats[:, -1],
     )
     return stats
-
-
-def windows_of(warmup_steps: int) -> list[int]:
-    """Lengths of the windows of a warm-up, in draws a chain; the last tunes the step size alone.
-
-    Each window before it is ``FIRST_WINDOW`` draws longer than the one before, and a rest too short
-    for one goes to the last of them. The last window has a third of all draws, at most
-    ``LAST_WINDOW``.
-
-    Example:
-        >>> windows_of(90), windows_of(300)
-        ([10, 20, 30, 30], [10, 20, 30, 40, 50, 100, 50])
-    """
-    last = min(LAST_WINDOW, (warmup_steps + 2) // 3)
-    left = warmup_steps - last
-    lengths: list[int] = []
-    while left >= FIRST_WINDOW * (len(lengths) + 1):
-        lengths.append(FIRST_WINDOW * (len(lengths) + 1))
-        left -= lengths[-1]
-    if lengths:
-        lengths[-1] += left
-    else:
-        last += left
-    return [*lengths, last]

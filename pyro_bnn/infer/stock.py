@@ -6,7 +6,8 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,8 +24,10 @@ from tqdm.auto import tqdm
 from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, base_distribution, isolated, require_sites, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.batches import Batches, batches_of
+from pyro_bnn.infer.checkpoint import Checkpoint, Interrupted
 from pyro_bnn.infer.descent import Descent
-from pyro_bnn.infer.engine import WINDOW, Data, batches_of
+from pyro_bnn.infer.engine import WINDOW, Data
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Program
 
@@ -80,6 +83,8 @@ def run_stock_guide(
     *,
     seed: int,
     progress: bool,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
 ) -> DrawsPosterior:
     """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
 
@@ -105,7 +110,11 @@ def run_stock_guide(
     batch = program.batch(dataset.x, dataset.y)
     with isolated():  # what it puts into the store, such as another model's parameters, is dropped
         _check_covers(guide, batch.x, batch.y, program)
-    run = _StockRun(svi, program, guide, name, frozen)
+    saved = svi.open_checkpoint(
+        checkpoint, guide, program, data, dataset, seed=seed, resume=resume, start=start
+    )
+    batches = batches_of(data, program, batch, svi.batch_size, seed)
+    run = _StockRun(svi, program, guide, name, frozen, batches)
 
     def posterior() -> DrawsPosterior:
         trained = _with_live_params(Program(model, dataset.x, dataset.y))
@@ -115,7 +124,7 @@ def run_stock_guide(
             engine="SVI",
             options=svi.describe(guide, run.learning_rate),
             seed=seed,
-            wall_time=time.perf_counter() - start,
+            wall_time=saved.wall_time,
             num_parameters=sum(leaf.numel() for leaf in run.leaves),
             losses=np.asarray(run.losses),
             inputs=dataset.inputs,
@@ -129,8 +138,9 @@ def run_stock_guide(
         )
 
     try:
-        run.train(batches_of(data, program, batch, svi.batch_size, seed), progress=progress)
-    except DivergenceError as error:
+        saved.restore(run)
+        run.train(saved, progress=progress)
+    except (DivergenceError, Interrupted) as error:
         error.posterior = posterior()
         raise
     return posterior()
@@ -140,9 +150,17 @@ class _StockRun:
     """One training run by ``Trace_ELBO``; leaves are found as the model and the guide name them."""
 
     def __init__(
-        self, svi: SVI, program: Program, guide: Any, name: str, frozen: set[nn.Parameter]
+        self,
+        svi: SVI,
+        program: Program,
+        guide: Any,
+        name: str,
+        frozen: set[nn.Parameter],
+        batches: Batches,
     ) -> None:
         self.svi, self.guide, self.name, self._frozen = svi, guide, name, frozen
+        self._batches = batches
+        self.step = 0
         self.losses: list[float] = []
         self.leaves: dict[Tensor, None] = {}  # an ordered set
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
@@ -158,27 +176,72 @@ class _StockRun:
         """The optimiser's, which is made at the first step."""
         return self.svi.learning_rate if self._descent is None else self._descent.learning_rate
 
-    def train(self, batches: Iterator[Batch], *, progress: bool) -> None:
-        with without_validation():  # a NaN shall reach the loss, where it is told with its step
-            self._train(batches, progress=progress)
-        if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
-            self._diverged(f"the parameters of {self.name} are not finite after the last step")
+    def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
+        num_steps = self.svi.num_steps
+        bar = tqdm(
+            total=num_steps, initial=self.step, disable=not progress, desc=self.name, unit="step"
+        )
+        # a NaN shall reach the loss, where it is told with its step
+        with bar, checkpoint.watch(), without_validation():
+            while self.step < num_steps:
+                self._advance(self.step, next(self._batches))
+                self.step += 1
+                bar.update()
+                checkpoint.step(self)
+            if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
+                self._diverged(f"the parameters of {self.name} are not finite after the last step")
+            checkpoint.finish(self)
 
-    def _train(self, batches: Iterator[Batch], *, progress: bool) -> None:
-        steps = tqdm(range(self.svi.num_steps), disable=not progress, desc=self.name, unit="step")
-        for step, rows in zip(steps, batches, strict=False):
-            self._advance(step, rows)
+    # A checkpoint's two methods
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on; see ``Resumable``."""
+        assert self._descent is not None
+        good, values = self._last_good
+        return {
+            "place": f"step {self.step} of {self.svi.num_steps}",
+            "compile_path": "eager",
+            "step": self.step,
+            "leaves": list(self.leaves),
+            "optimizer": self._descent.state(),
+            "generator": torch.get_rng_state(),
+            "batches": self._batches.state(),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "last_good": {"step": good, "values": values},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; see ``Resumable``.
+
+        Raises:
+            OptionError: If the optimiser has other options, or leaves appeared after the start.
+            ValueError: If leaves have other shapes.
+        """
+        step, losses, good = state["step"], state["losses"], state["last_good"]
+        if not 0 < step <= self.svi.num_steps or losses.shape != (step,):
+            raise ValueError(f"{losses.numel()} losses of {step} steps")
+        with without_validation():
+            _, _, params = self._loss(0, next(self._batches))  # which names the leaves
+        self._find_leaves(params.trace)
+        assert self._descent is not None
+        shapes = [leaf.shape for leaf in self.leaves]
+        if len(state["leaves"]) != len(shapes):
+            raise OptionError(
+                f"{self.name} has {len(shapes)} parameters at its first step and "
+                f"{len(state['leaves'])} in the checkpoint: a guide whose parameters appear later "
+                "cannot be resumed"
+            )
+        if [leaf.shape for leaf in state["leaves"]] != shapes:
+            raise ValueError(f"its parameters have the shapes {shapes}")
+        self._go_to(state["leaves"])
+        self._last_good = (good["step"], good["values"])
+        self._descent.restore(state["optimizer"])
+        self._batches.restore(state["batches"])
+        self.step, self.losses = step, losses.tolist()
+        torch.set_rng_state(state["generator"])  # last: all of the above may draw
 
     def _advance(self, step: int, rows: Batch) -> None:
-        warmup = self.svi.kl_warmup
-        weight = 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
-        with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
-            warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")  # said below
-            with _ScaleLatents(weight) as scaled:
-                loss = self._elbo.differentiable_loss(self._model, self.guide, *rows)
-            whole = (
-                loss.item() if weight == 1.0 else self._elbo.loss(self._model, self.guide, *rows)
-            )
+        loss, whole, params = self._loss(step, rows)
         if not (math.isfinite(loss.item()) and math.isfinite(whole)):
             self._diverged(f"the loss of {self.name} is not finite at step {step}")
         self._find_leaves(params.trace)
@@ -189,7 +252,23 @@ class _StockRun:
         loss.backward()
         assert self._descent is not None
         self._descent.step(step)
-        self.losses.append(whole + scaled.factors)  # of the ELBO alone
+        self.losses.append(whole)
+
+    def _loss(self, step: int, rows: Batch) -> tuple[Tensor, float, Any]:
+        """What is minimised, minus the ELBO alone with its whole KL, and the trace of parameters.
+
+        The first has the KL's weight of this step, and the model's ``pyro.factor`` statements.
+        """
+        warmup = self.svi.kl_warmup
+        weight = 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
+        with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
+            warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")  # said below
+            with _ScaleLatents(weight) as scaled:
+                loss = self._elbo.differentiable_loss(self._model, self.guide, *rows)
+            whole = (
+                loss.item() if weight == 1.0 else self._elbo.loss(self._model, self.guide, *rows)
+            )
+        return loss, whole + scaled.factors, params
 
     def _find_leaves(self, trace: poutine.Trace) -> None:
         values = [cast(Any, node["value"]) for node in trace.nodes.values()]
@@ -202,11 +281,14 @@ class _StockRun:
             else:
                 self._descent.add(new)
 
-    def _diverged(self, what: str) -> None:
-        good, values = self._last_good
+    def _go_to(self, values: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for leaf, value in zip(self.leaves, values, strict=False):
                 leaf.copy_(value)
+
+    def _diverged(self, what: str) -> None:
+        good, values = self._last_good
+        self._go_to(values)
         raise DivergenceError(
             f"{what}; the state of step {good} is kept in error.posterior. Lower learning_rate, "
             "set clip_norm, or standardise the data"

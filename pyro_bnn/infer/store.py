@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import mmap
-import os
-import shutil
-import tempfile
-import weakref
-from typing import IO
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn import memory as bounds
-from pyro_bnn.errors import OutputError, ShapeError
+from pyro_bnn.disk import MappedFile
+from pyro_bnn.errors import FileFormatError, OutputError, ShapeError
 from pyro_bnn.memory import readable, require_bytes
 
 logger = logging.getLogger("pyro_bnn")
@@ -30,6 +28,9 @@ class DrawStore:
     takes no memory, and reading takes pages that the system can drop. The room is free again when
     the store and the last tensor that views it are gone, however the process ends.
 
+    With a path the draws are in that file, whatever the bound, and another process can go on: a
+    draw is written once and keeps its place, so that a state of the store is a few numbers.
+
     Args:
         num_chains: Number of chains C.
         num_samples: Draws S of each chain.
@@ -37,11 +38,15 @@ class DrawStore:
         dtype: Of the draws.
         device: Where the draws are kept if they fit the bound; a file is read on the CPU.
         memory: Bound in bytes, by default ``pyro_bnn.memory.STORED_DRAWS``, 1 GiB.
+        path: File that keeps the draws.
+        saved: A :meth:`state` of a store of that file, to go on from.
 
     Attributes:
         counts: Draws so far of each chain ``[C]``, on the CPU.
+        is_on_disk: Whether the draws are in a file alone.
 
     Raises:
+        FileFormatError: If the file is missing or does not hold the draws of the state.
         OptionError: If the bound is no positive integer.
         OutputError: If the file cannot be made, or the disk has no room for it.
 
@@ -61,6 +66,8 @@ class DrawStore:
         *,
         device: torch.device | str = "cpu",
         memory: int | None = None,
+        path: Path | None = None,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
         memory = bounds.STORED_DRAWS if memory is None else memory
         require_bytes(memory)
@@ -68,12 +75,16 @@ class DrawStore:
         self._dtype = dtype
         self._draw_bytes = num_latents * dtype.itemsize
         self.counts = torch.zeros(num_chains, dtype=torch.int64)
-        self._file: _File | None = None
+        self._written, self._checks = [0] * num_chains, [0] * num_chains  # of each chain
         num_bytes = num_chains * num_samples * self._draw_bytes
-        if num_bytes <= memory:
+        self.is_on_disk = num_bytes > memory
+        if path is not None:
+            _check_size(path, num_bytes) if saved else _make_folder(path.parent)
+        has_file = self.is_on_disk or path is not None
+        self._file = _opened(num_bytes, path) if has_file else None
+        if self._file is None or not self.is_on_disk:
             self._z = torch.zeros(self._shape, dtype=dtype, device=device)
         else:
-            self._file = _File(num_bytes)
             self._z = self._file.map(dtype).view(self._shape)
             logger.warning(
                 "%d draws of %d numbers need %s, more than the bound of %s in memory: they are "
@@ -84,11 +95,8 @@ class DrawStore:
                 readable(memory),
                 self._file.folder,
             )
-
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether the draws are in a file."""
-        return self._file is not None
+        if saved is not None:
+            self._restore(saved, path)
 
     @property
     def draws(self) -> Float[Tensor, "C S P"]:
@@ -118,64 +126,84 @@ class DrawStore:
             full = ", ".join(map(str, chains[at >= num_samples].tolist()))
             raise ShapeError(f"chain {full} has all its {num_samples} draws already")
         z = z.detach()
-        if self._file is None:
+        if not self.is_on_disk:
             self._z[chains, at] = z.to(self._z)
         else:
-            rows = z.to("cpu", self._dtype).contiguous().view(torch.uint8)  # [K, bytes]
-            for place, row in zip((chains * num_samples + at).tolist(), rows, strict=True):
-                self._file.write(row, place * self._draw_bytes)
+            rows = z.to("cpu", self._dtype)
+            for chain, place, row in zip(chains.tolist(), at.tolist(), rows, strict=True):
+                self._write(chain, place, row)
         self.counts[chains] = at + 1
 
+    def state(self) -> dict[str, Any]:
+        """Draws of each chain and their checksums, once the disk has all draws.
 
-class _File:
-    """A file without a name: nothing is left of it when the process ends, even if it is killed.
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        if self._file is not None:
+            for chain, count in enumerate(self.counts.tolist()):
+                if self._written[chain] < count:
+                    start = self._written[chain]
+                    self._write(chain, start, self._z[chain, start:count])
+            self._file.sync()
+        return {"counts": self.counts.clone(), "checks": list(self._checks)}
 
-    It is written by plain writes, as the pages of a map that are written count as the process's
-    own memory until they reach the disk.
-    """
+    def _write(self, chain: int, start: int, rows: Tensor) -> None:
+        """Write the next draws ``[..., P]`` of a chain to the file."""
+        assert self._file is not None
+        _, num_samples, num_latents = self._shape
+        rows = rows.reshape(-1, num_latents).cpu().contiguous()
+        self._file.write(rows, (chain * num_samples + start) * self._draw_bytes)
+        self._checks[chain] = _checksum(rows, self._checks[chain])
+        self._written[chain] = start + len(rows)
 
-    def __init__(self, num_bytes: int) -> None:
-        self.folder = tempfile.gettempdir()
-        self.num_bytes = num_bytes
-        try:
-            self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-            weakref.finalize(self, self._file.close)
-            self._reserve()
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from error
+    def _restore(self, saved: Mapping[str, Any], path: Path | None) -> None:
+        assert self._file is not None
+        counts, checks = saved["counts"], saved["checks"]
+        num_chains, num_samples, _ = self._shape
+        fits = counts.shape == self.counts.shape and len(checks) == num_chains
+        if not fits or int(counts.min()) < 0 or int(counts.max()) > num_samples:
+            raise FileFormatError(f"a state of other draws than {path} holds: counts {counts}")
+        held = self._file.map(self._dtype).view(self._shape)
+        for chain, count in enumerate(counts.tolist()):
+            if _checksum(held[chain, :count], 0) != checks[chain]:
+                raise FileFormatError(
+                    f"{path} does not hold the {count} draws of chain {chain} that were written "
+                    "to it: it is damaged or of another run"
+                )
+            if not self.is_on_disk:
+                self._z[chain, :count] = held[chain, :count].to(self._z)
+        self.counts = counts.clone()
+        self._written, self._checks = counts.tolist(), list(checks)
 
-    def _reserve(self) -> None:
-        if shutil.disk_usage(self.folder).free < self.num_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._file.truncate(self.num_bytes)
-        if hasattr(os, "posix_fallocate"):
-            try:
-                os.posix_fallocate(self._file.fileno(), 0, self.num_bytes)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not of this disk
-                    raise
 
-    def write(self, values: Tensor, start: int) -> None:
-        """Write bytes ``[n]`` from a place on."""
-        left = values.numpy().data
-        try:
-            self._file.seek(start)
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from error
+def _opened(num_bytes: int, path: Path | None) -> MappedFile:
+    is_new = path is not None and not path.exists()
+    try:
+        return MappedFile(num_bytes, path)
+    except OutputError:
+        if path is not None and is_new:
+            path.unlink(missing_ok=True)
+        raise
 
-    def map(self, dtype: torch.dtype) -> Tensor:
-        """All numbers ``[n]`` of the file, which lives as long as a view of this tensor."""
-        return torch.frombuffer(mmap.mmap(self._file.fileno(), self.num_bytes), dtype=dtype)
 
-    def _refusal(self, why: str) -> OutputError:
-        try:
-            free = readable(shutil.disk_usage(self.folder).free)
-        except OSError:
-            free = "an unknown number"
-        return OutputError(
-            f"cannot write {readable(self.num_bytes)} of draws to {self.folder}, which has {free} "
-            f"free: {why}; set TMPDIR to a folder with more room before Python starts, keep fewer "
-            "draws, or raise the bound on memory"
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _check_size(path: Path, num_bytes: int) -> None:
+    held = path.stat().st_size if path.is_file() and not path.is_symlink() else None
+    if held != num_bytes:
+        what = "is missing" if held is None else f"holds {held} bytes, not {num_bytes}"
+        raise FileFormatError(
+            f"{path} {what}: the draws so far are lost, or it is of another run; put the file "
+            "back, or start again in another folder"
         )
+
+
+def _checksum(rows: Tensor, start: int) -> int:
+    """CRC-32 of rows ``[n, P]`` after those of a checksum."""
+    return zlib.crc32(rows.detach().view(torch.uint8).numpy().data, start)

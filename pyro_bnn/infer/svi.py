@@ -12,45 +12,41 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias, cast
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
-from pyro_bnn.capture import Captured, value_and_grad
+from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import Guide
+from pyro_bnn.infer.batches import batches_of
+from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
 from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
 from pyro_bnn.infer.engine import (
-    WINDOW,
     Data,
     Init,
     as_dataset,
-    batches_of,
     check_compile,
     check_positive,
     check_positive_int,
-    is_compiled,
-    refuse_unbuilt,
     starting_points,
     unchanged,
 )
 from pyro_bnn.infer.stock import run_stock_guide
-from pyro_bnn.noise import make_key, normal
+from pyro_bnn.infer.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program import Program
 
 LEARNING_RATE = 1e-2
-COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on all cores
+
 
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
@@ -159,7 +155,7 @@ class SVI:
         init: Init = None,
         seed: int = 0,
         progress: bool = True,
-        checkpoint: str | None = None,
+        checkpoint: str | Path | None = None,
         resume: bool = False,
     ) -> Posterior:
         """Fit the guide.
@@ -170,21 +166,30 @@ class SVI:
             init: Where to start: a posterior, a trained module, or values of sites.
             seed: Seed, >= 0, of the start, the noise and the order of the data.
             progress: Whether to show a progress bar with the smoothed ELBO.
-            checkpoint: Not built yet.
-            resume: Not built yet.
+            checkpoint: Folder in which the state of the run is saved, at its start, every half
+                minute and at its end.
+            resume: Whether to go on from the checkpoint, with the same model, data and options.
+                The fit is then, bit for bit, that of a run which was never stopped, on the same
+                machine with the same number of threads and versions, except with a ``DataLoader``;
+                a line says where it is not. Without a checkpoint there, the run starts anew.
 
         Returns:
             The fitted posterior; the model's point parameters are trained in it, not in ``model``.
 
         Raises:
             CaptureError: If ``compile=True`` and the step cannot be compiled.
+            DataError, OptionError, SiteError: If the checkpoint is of another run; names what
+                differs.
             DivergenceError: If the loss becomes NaN or infinite; names the step and the sites, and
                 holds the posterior at the last good state.
+            FileFormatError: If the checkpoint is damaged, foreign or newer.
+            Interrupted: If Ctrl-C came; holds the posterior at the step that was reached.
             ModelError: If the model breaks the contract.
-            OptionError: If the seed is negative, or an option is not built or has no effect.
+            OptionError: If the seed is negative, an option has no effect, or there is a checkpoint
+                in the folder already and ``resume`` is False.
+            OutputError: If the checkpoint cannot be written.
             SiteError: If the guide does not cover a site of the model.
         """
-        refuse_unbuilt(checkpoint=checkpoint, resume=resume)
         check_positive_int("seed", seed, minimum=0)
         if self.batch_size is not None and isinstance(data, DataLoader):
             raise OptionError(
@@ -214,7 +219,15 @@ class SVI:
                 own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
                 guide = make_guide(self.guide, own)
                 return run_stock_guide(
-                    self, own, guide, data, dataset, seed=seed, progress=progress
+                    self,
+                    own,
+                    guide,
+                    data,
+                    dataset,
+                    seed=seed,
+                    progress=progress,
+                    checkpoint=checkpoint,
+                    resume=resume,
                 )
             program = Program(model, dataset.x, dataset.y)
             for name in frozen:
@@ -230,21 +243,38 @@ class SVI:
             if z is not None:
                 guide.move_to(z[0])
                 guide.set_member_params(program.params)
-            batches = batches_of(data, program, batch, self.batch_size, seed)
-            size = min(self.batch_size or len(batch.x), len(batch.x))
-            rows_vary = isinstance(data, DataLoader) or len(batch.x) % size > 0
-            loc_warmup = self._loc_warmup(guide, is_new=is_new and init is None)
-            run = _Run(self, program, guide, seed, loc_warmup, rows_vary=rows_vary)
+            saved = self.open_checkpoint(
+                checkpoint,
+                guide,
+                program,
+                data,
+                dataset,
+                seed=seed,
+                resume=resume,
+                start=start,
+            )
+            run = Training(
+                self,
+                program,
+                guide,
+                seed,
+                batches=batches_of(data, program, batch, self.batch_size, seed),
+                loc_warmup=self._loc_warmup(guide, is_new=is_new and init is None),
+                compile_path=saved.compile_path,
+            )
 
             def posterior() -> GuidePosterior:
                 provenance = Provenance(
                     method=type(guide).__name__,
                     engine="SVI",
                     options=self.describe(
-                        guide, run.descent.learning_rate, loc_warmup, is_compiled=run.is_compiled
+                        guide,
+                        run.descent.learning_rate,
+                        run.loc_warmup,
+                        is_compiled=run.is_compiled,
                     ),
                     seed=seed,
-                    wall_time=time.perf_counter() - start,
+                    wall_time=saved.wall_time,
                     num_parameters=sum(p.numel() for p in run.parameters),
                     losses=np.asarray(run.losses),
                     inputs=dataset.inputs,
@@ -253,11 +283,49 @@ class SVI:
                 return GuidePosterior(program, copy.deepcopy(guide), provenance)
 
             try:
-                run.train(batches, progress=progress)
-            except DivergenceError as error:
+                saved.restore(run)
+                run.train(saved, progress=progress)
+            except (DivergenceError, Interrupted) as error:
                 error.posterior = posterior()
                 raise
             return posterior()
+
+    def open_checkpoint(
+        self,
+        folder: str | Path | None,
+        guide: object,
+        program: Program,
+        data: Data,
+        dataset: Dataset,
+        *,
+        seed: int,
+        resume: bool,
+        start: float,
+    ) -> Checkpoint:
+        """The checkpoint of a run of these options; raises as :meth:`run` does."""
+        own_order = isinstance(data, DataLoader)
+
+        def identify() -> Identity:
+            options = self.describe(guide, self.learning_rate)
+            del options["compiled"]
+            return Identity.of(
+                program,
+                dataset,
+                engine="SVI",
+                options=options | {"loc_warmup": self.loc_warmup},
+                seed=seed,
+                trains_params=True,
+                in_order=not own_order,
+            )
+
+        return Checkpoint.open(
+            folder,
+            resume=resume,
+            identify=identify,
+            device=program.device,
+            own_order=own_order,
+            start=start,
+        )
 
     def _check_rows(self, guide: Guide, data: Data) -> None:
         """Refuse minibatches and draws for each row where the objective has no such estimate."""
@@ -337,221 +405,6 @@ class SVI:
         if isinstance(guide, Guide):
             options |= guide.options()
         return options
-
-
-class _Run:
-    """One training run: parameters, captured step, optimiser, losses.
-
-    Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
-    the optimiser does its update.
-    """
-
-    def __init__(
-        self,
-        svi: SVI,
-        program: Program,
-        guide: Guide,
-        seed: int,
-        loc_warmup: int = 0,
-        *,
-        rows_vary: bool = False,
-    ) -> None:
-        self.svi, self.program, self.guide = svi, program, guide
-        self.loc_warmup = loc_warmup
-        named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
-        trained = (k for k, v in program.params.items() if v.requires_grad)
-        own = [k for k in trained if k not in guide.member_params]  # those are the guide's
-        named |= {f"model.{k}": program.params[k] for k in own}
-        self.names, self.parameters = list(named), list(named.values())
-        self._held = {n for n in named if n.startswith("guide.") and n != "guide.loc"}
-        self.losses: list[float] = []
-        self._generator = torch.Generator(program.device).manual_seed(seed + 1)
-        self._num_normals = svi.num_particles * guide.noise_dim
-        self._counts_noise = self._num_normals > COUNTED_NORMALS and not svi.per_example_draws
-        self._key = make_key(seed + 1)
-        self.descent = svi.descent(self.parameters)
-        self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
-        compiled = is_compiled(svi.compile, svi.num_steps, self._num_normals)
-        is_whole = compiled and self.descent.make_pure()
-        name = f"{type(guide).__name__} on {_name(program.model)}"
-        self._step = Captured(
-            value_and_grad(self._loss, len(self.parameters)),
-            name,
-            compiled=compiled and not is_whole,
-            rows=self._row_dims(len(self.parameters), rows_vary),
-            strict=svi.compile is True,
-        )
-        num_state = 3 * len(self.parameters)
-        self._whole_step = Captured(
-            self._step_and_update,
-            name,
-            enabled=is_whole,
-            compiled=is_whole,
-            rows=self._row_dims(num_state, rows_vary),
-            num_state=num_state,
-            strict=svi.compile is True,
-        )
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether steps are compiled."""
-        return any(c.is_captured and c.is_compiled for c in (self._whole_step, self._step))
-
-    def _row_dims(self, first: int, vary: bool) -> dict[int, int]:
-        """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
-        if not vary:
-            return {}
-        by_row = {first: 1} if self.svi.per_example_draws else {}
-        return {**by_row, first + 1: 0, first + 2: 0}
-
-    def train(self, batches: Any, *, progress: bool) -> None:
-        svi = self.svi
-        best, best_step = -math.inf, 0
-        title = type(self.guide).__name__
-        with tqdm(total=svi.num_steps, disable=not progress, desc=title, unit="step") as bar:
-            for step, batch in zip(range(svi.num_steps), batches, strict=False):
-                self._advance(step, batch)
-                if (step + 1) % WINDOW and step + 1 < svi.num_steps:
-                    continue
-                recent = self.losses[-WINDOW:]
-                smoothed = -sum(recent) / len(recent)
-                bar.update(step + 1 - bar.n)
-                bar.set_postfix_str(f"{self.guide.objective} {smoothed:.1f}")
-                # of another objective, or before the scales are trained
-                if step + 1 - len(recent) < max(svi.kl_warmup, self.loc_warmup):
-                    best_step = step
-                elif smoothed > best:
-                    best, best_step = smoothed, step
-                if svi.patience is not None and step - best_step >= svi.patience:
-                    break
-        self._check_last()
-
-    def _advance(self, step: int, batch: Batch) -> None:
-        svi = self.svi
-        noise = self._draw_noise(step, len(batch.x))
-        weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (step + 1) / svi.kl_warmup)
-        held = [step < self.loc_warmup and name in self._held for name in self.names]
-        if step % WINDOW == 0:
-            self._last_good = (step, self._snapshot())
-        if self._whole_step.is_compiled:
-            value, loss = self._advance_whole(step, noise, batch, weight, held)
-        else:
-            value, loss = self._advance_in_parts(step, noise, batch, weight, held)
-        if not (math.isfinite(value) and math.isfinite(loss)):
-            self._diverged(step, noise, batch)
-        self.losses.append(loss)  # minus the ELBO, with the whole KL
-
-    def _advance_whole(
-        self, step: int, noise: Tensor, batch: Batch, weight: float, held: Sequence[bool]
-    ) -> Sequence[float]:
-        assert self.descent.adam is not None
-        controls = [weight, *self.descent.controls(step, held)]
-        (values,) = self._whole_step(
-            *self.parameters,
-            *self.descent.adam.moments,
-            noise,
-            *batch,
-            self.program.initial.new_tensor(controls),
-        )
-        if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
-            self._step.is_captured = False
-        return cast(list[float], values.tolist())
-
-    def _advance_in_parts(
-        self, step: int, noise: Tensor, batch: Batch, weight: float, held: Sequence[bool]
-    ) -> Sequence[float]:
-        out = self._step(*self.parameters, noise, *batch, self.program.initial.new_tensor(weight))
-        values = float(out[0]), float(out[1])
-        if not all(map(math.isfinite, values)):
-            return values
-        for parameter, gradient, is_held in zip(self.parameters, out[2:], held, strict=True):
-            if is_held:  # without a gradient an optimiser neither moves nor counts the step
-                parameter.grad = None
-                continue
-            # clipping scales in place, and a graph's gradients may be one tensor
-            parameter.grad = gradient if self.svi.clip_norm is None else gradient.clone()
-        self.descent.step(step)
-        return values
-
-    def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """Loss and minus the ELBO ``[2]``, then new parameters and moments.
-
-        Args:
-            args: The n parameters, their 2n moments, noise, x, y, and the controls ``[1 + 3n]``:
-                the KL's weight, then those of the optimiser.
-        """
-        n = len(self.parameters)
-        parameters, moments, (noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
-        weight, *rest = controls.unbind()
-        gradient = value_and_grad(self._loss, n)
-        value, loss, *gradients = gradient(*parameters, noise, x, y, weight)
-        with torch.no_grad():
-            values = torch.stack([value, loss])
-            is_finite = values.isfinite().all()
-            state = self.descent.update(parameters, gradients, moments, rest, is_finite)
-        return (values, *state)
-
-    def _loss(
-        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        noise, x, y, kl_weight = rest
-        params = dict(zip(self.names, variables, strict=True))
-        terms = self.program.elbo(self.guide, params, self._noise_of(noise), Batch(x, y))
-        elbo = terms.expected_log_likelihood - terms.kl
-        loss = kl_weight * terms.kl - terms.expected_log_likelihood
-        if terms.log_factors is not None:
-            loss = loss - terms.log_factors
-        return loss, (-elbo,)
-
-    def _draw_noise(self, step: int, num_rows: int) -> Tensor:
-        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
-        svi, guide = self.svi, self.guide
-        if self._counts_noise:
-            return torch.tensor(step * self._num_normals, device=self.program.device)
-        if not svi.per_example_draws:
-            return guide.draw_noise(svi.num_particles, self._generator)
-        noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
-        return noise.reshape(svi.num_particles, num_rows, -1)
-
-    def _noise_of(self, counter: Tensor) -> Tensor:
-        """The noise itself: made of a counter inside the step, or as it was drawn before it."""
-        if not self._counts_noise:
-            return counter
-        like = next(self.guide.parameters())
-        values = normal(counter, self._num_normals, self._key, like.dtype)
-        return values.reshape(self.svi.num_particles, -1)
-
-    def _snapshot(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.parameters]
-
-    def _restore(self) -> int:
-        step, values = self._last_good
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters, values, strict=True):
-                parameter.copy_(value)
-        return step
-
-    def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
-        with torch.no_grad():
-            noise = self._noise_of(noise).flatten(0, -2)
-            draws = self.guide.make_terms(noise, density=False).z
-            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
-            sites = next((names for names in named if names), [])
-        good = self._restore()
-        where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
-        raise DivergenceError(
-            f"the loss is not finite at step {step}, {where}; the state of step {good} is kept in "
-            "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
-        )
-
-    def _check_last(self) -> None:
-        pairs = zip(self.names, self.parameters, strict=True)
-        if names := [name for name, value in pairs if not bool(value.isfinite().all())]:
-            good = self._restore()
-            raise DivergenceError(
-                f"parameters {', '.join(names)} are not finite after the last step; the state of "
-                f"step {good} is kept in error.posterior. Lower learning_rate or set clip_norm"
-            )
 
 
 def make_guide(spec: GuideSpec, model: Model) -> Any:

@@ -1,8 +1,10 @@
 """Likelihoods: how a network output f ``[N, F]`` becomes a distribution of y."""
 
 from pyro_bnn.likelihoods.classes import Bernoulli, Categorical
+from pyro_bnn.likelihoods.counts import Poisson
 from pyro_bnn.likelihoods.likelihood import Likelihood, match_observation
 from pyro_bnn.likelihoods.normal import HeteroscedasticNormal, Normal
+from pyro_bnn.likelihoods.student_t import StudentT
 
 __all__ = [
     "Bernoulli",
@@ -10,5 +12,7 @@ __all__ = [
     "HeteroscedasticNormal",
     "Likelihood",
     "Normal",
+    "Poisson",
+    "StudentT",
     "match_observation",
 ]

@@ -8,56 +8,42 @@ from typing import cast
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.nn import PyroSample
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods.likelihood import Likelihood
-from pyro_bnn.priors import PriorModule
-from pyro_bnn.priors.prior import ModulePrior
+from pyro_bnn.likelihoods.scale import Positive, add_positive, half_normal, positive
 
 
 class Normal(Likelihood):
     r"""Gaussian noise around the network output.
 
-    .. math:: y_n \sim \mathcal N(f_n, s^2), \qquad s \sim p(s) \text{ or fixed}
+    .. math:: y_{no} \sim \mathcal N(f_{no}, s_o^2), \qquad s_o \sim p(s) \text{ or fixed}
+
+    Given f, targets are independent; each has a noise of its own where the scale is learned.
 
     Args:
         scale: Standard deviation of the noise, in the units of the (standardised) target: a
-            positive number holds it fixed; a univariate positive Pyro distribution makes it a
-            latent site ``likelihood.scale`` with that prior. The default prior is
+            positive number holds it fixed, and so does a vector ``[O]``, one number a target; a
+            positive Pyro distribution makes it a latent site ``likelihood.scale`` with that prior,
+            of shape ``[]`` for one target and ``[O]`` for several. The default prior is
             ``HalfNormal(1)``: a standardised target has a standard deviation of one, noise and
             signal together.
 
     Raises:
-        OptionError: If ``scale`` is neither a positive number nor a univariate
-                distribution over positive numbers.
+        OptionError: If ``scale`` is neither positive nor a distribution over positive numbers.
     """
 
     scale: Tensor
 
-    def __init__(self, scale: float | Distribution | None = None) -> None:
+    def __init__(self, scale: Positive | None = None) -> None:
         super().__init__()
-        if scale is None:
-            scale = cast(Distribution, dist.HalfNormal(torch.tensor(1.0)))
-        if isinstance(scale, Distribution):
-            if scale.event_shape or bool(scale.support.check(torch.tensor(-1.0)).any()):
-                raise OptionError(
-                    f"the prior over the noise sd is univariate and positive, not {scale}; take "
-                    "for example pyro.distributions.HalfNormal(1.0)"
-                )
-            self.scale_prior = PriorModule(scale)
-            self.scale = PyroSample(ModulePrior("scale_prior"))  # type: ignore[assignment]  # reads as a Tensor
-        elif isinstance(scale, int | float) and 0 < scale < math.inf:
-            self.register_buffer("scale", torch.tensor(float(scale)))
-        else:
-            raise OptionError(
-                f"scale is a positive noise sd or a Pyro distribution over it, not {scale!r}"
-            )
+        add_positive(self, "scale", half_normal() if scale is None else scale, "noise sd")
 
     def distribution(self, f: Tensor) -> Distribution:
         """Normal over the targets of a row: batch ``[N]``, event ``[O]``."""
-        return cast(Distribution, dist.Normal(f, self.scale).to_event(1))
+        scale = positive(self, "scale", f.shape[-1])
+        return cast(Distribution, dist.Normal(f, scale).to_event(1))
 
 
 class HeteroscedasticNormal(Likelihood):

@@ -10,13 +10,16 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.models.bayesian import BayesianModule
+from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.priors import Hierarchy, PriorModule
 from pyro_bnn.priors.normal import fan_in
 
 MAX_PRIORS = 3  # more different ones are counted
-NAMES = {"_ImproperUniform": "Flat"}  # distributions that priors of this package make
+NAMES = {
+    "_ImproperUniform": "Flat",
+    "ScaleMixtureNormal": "ScaleMixture",
+}  # distributions that priors of this package make
 
 
 def describe(model: object) -> str:

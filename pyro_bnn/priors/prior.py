@@ -2,14 +2,15 @@
 
 A prior is anything with ``distribution(shape)`` (a weight is one sample site) or with
 ``hierarchy(shape)`` (it is made of several), or any univariate ``pyro.distributions.Distribution``,
-which then holds independently for every entry.
+which then holds independently for every entry. One with ``by_name(names)`` has a prior of its own
+for each weight of a network.
 """
 
 from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
@@ -43,7 +44,22 @@ class HierarchicalPrior(Protocol):
 
 AnyPrior: TypeAlias = Prior | HierarchicalPrior
 PriorLike: TypeAlias = AnyPrior | Distribution
-Priors: TypeAlias = PriorLike | Mapping[str, PriorLike]
+
+
+@runtime_checkable
+class NamedPrior(Protocol):
+    """Priors of the weights of a network, each its own, such as those of an earlier fit."""
+
+    def by_name(self, names: Sequence[str]) -> Mapping[str, PriorLike]:
+        """The prior of each weight.
+
+        Args:
+            names: Names of the weights that it is for, in the network's order.
+        """
+        ...
+
+
+Priors: TypeAlias = PriorLike | NamedPrior | Mapping[str, PriorLike | NamedPrior]
 
 
 class Independent:
@@ -87,7 +103,7 @@ def as_prior(prior: PriorLike) -> AnyPrior:
     """The prior itself, or a Pyro distribution as a prior that is iid over the entries.
 
     Raises:
-        OptionError: If it is neither, or a class instead of an instance.
+        OptionError: If it is neither, a class instead of an instance, or a :class:`NamedPrior`.
     """
     if isinstance(prior, type):
         raise OptionError(
@@ -95,6 +111,11 @@ def as_prior(prior: PriorLike) -> AnyPrior:
         )
     if isinstance(prior, Prior | HierarchicalPrior):
         return prior
+    if isinstance(prior, NamedPrior):
+        raise OptionError(
+            f"{type(prior).__name__} holds priors of several weights by name: pass it to a model, "
+            "as prior=... or under a pattern"
+        )
     return Independent(prior)
 
 
@@ -114,7 +135,7 @@ def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, AnyPrior]:
     """
     names = list(names)
     if not isinstance(prior, Mapping):
-        return dict.fromkeys(names, as_prior(prior))
+        return _of_names(prior, names)
     winners: dict[str, str] = {}  # pattern of each name
     for pattern in prior:
         fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -130,7 +151,17 @@ def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, AnyPrior]:
                 f"earlier {', '.join(map(repr, earlier))}; put the narrower pattern first"
             )
         winners |= dict.fromkeys(new, pattern)
-    return {name: as_prior(prior[winners[name]]) for name in names if name in winners}
+    matched: dict[str, AnyPrior] = {}
+    for pattern, own in prior.items():
+        matched |= _of_names(own, [name for name in names if winners.get(name) == pattern])
+    return {name: matched[name] for name in names if name in matched}
+
+
+def _of_names(prior: PriorLike | NamedPrior, names: Sequence[str]) -> dict[str, AnyPrior]:
+    """One prior for all these names, or that of each."""
+    if isinstance(prior, NamedPrior) and not isinstance(prior, type):
+        return {name: as_prior(own) for name, own in prior.by_name(names).items()}
+    return dict.fromkeys(names, as_prior(prior))
 
 
 class PriorModule(PyroModule):

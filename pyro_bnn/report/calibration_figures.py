@@ -1,4 +1,4 @@
-"""Figures of calibration on held-out rows, one panel a method: PIT histograms, reliability."""
+"""Figures of calibration on held-out rows: PIT, reliability, what rejecting rows buys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY, binomial_band
+from pyro_bnn.diagnostics.rejection import RejectionCurve, class_uncertainty, rejection_curve
 from pyro_bnn.report.captions import coverages, span
+from pyro_bnn.report.held_out import HeldOut, marginals
 from pyro_bnn.report.numbers import number, percent
 from pyro_bnn.report.theme import (
+    Dashes,
     Theme,
     canvas,
     grid_shape,
@@ -18,6 +21,7 @@ from pyro_bnn.report.theme import (
     styles_of,
     wrap_name,
 )
+from pyro_bnn.report.units import to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from pyro_bnn.report.compare import Comparison
 
 MAX_BINS = 20
+NUMBERS_AT_ONCE = 1 << 22
+REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
 def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
@@ -93,6 +99,12 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
             ax.plot([0, 1], [0, 1], color=theme.muted, lw=1, ls=(0, (4, 3)))
             size = 12 + 170 * curve.count[some] / curve.count.sum()
             ax.scatter(curve.confidence[some], curve.accuracy[some], s=size, color=colour, zorder=3)
+            for bin_ in np.flatnonzero(some):
+                ax.annotate(
+                    f"{curve.count[bin_]:,}", (curve.confidence[bin_], curve.accuracy[bin_]),
+                    xytext=(-7, 4), textcoords="offset points", ha="right", fontsize=8,
+                    color=theme.muted,
+                )  # fmt: skip
             ax.set_title(wrap_name(name), fontweight="bold")
             ax.text(
                 0.97, 0.04, f"ECE {number(scores.ece)}\nif calibrated {number(scores.ece_floor)}",
@@ -110,9 +122,11 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
 def describe_reliability(comparison: Comparison) -> str:
     """How to read `reliability`."""
     return (
-        "Points on the dashed line are calibrated; below it the method is too confident. Grey bars "
+        "Points, one for each of 15 bins of confidence of equal width that has rows, are "
+        "calibrated on the dashed line; below it the method is too confident. Grey bars "
         f"hold a calibrated method with probability {percent(BAND_PROBABILITY, 0)}; larger points "
-        f"hold more of the {len(comparison.split.test):,} held-out rows."
+        f"hold more of the {len(comparison.split.test):,} held-out rows, whose numbers stand "
+        "beside them."
     )
 
 
@@ -123,4 +137,106 @@ def reliability_in_words(comparison: Comparison) -> str:
     return (
         "Reliability diagrams of accuracy over confidence, a panel a method: expected calibration "
         f"error {span(errors)}; calibrated methods would have {span(floors)}."
+    )
+
+
+def rejections(scores: HeldOut, y: np.ndarray) -> dict[str, RejectionCurve]:
+    """Accuracy-rejection curves of one method by what rows are rejected by.
+
+    Args:
+        scores: Of a classification.
+        y: Classes ``[N]`` of the held-out rows.
+
+    Returns:
+        The curves by ``"entropy"`` and ``"mutual information"``; a point estimate has no mutual
+        information, and the first alone.
+    """
+    curves = {"entropy": rejection_by_entropy(scores, y)}
+    if not scores.is_point:
+        information = _mutual_information(scores)
+        curves["mutual information"] = rejection_curve(information, _correct(scores, y))
+    return curves
+
+
+def rejection_by_entropy(scores: HeldOut, y: np.ndarray) -> RejectionCurve:
+    """The accuracy-rejection curve of one method by the entropy of its class probabilities."""
+    assert scores.probs is not None
+    total = class_uncertainty(scores.probs[None]).entropy
+    return rejection_curve(total, _correct(scores, y))
+
+
+def _correct(scores: HeldOut, y: np.ndarray) -> np.ndarray:
+    assert scores.probs is not None
+    return np.asarray(scores.probs.argmax(1) == y)
+
+
+def _mutual_information(scores: HeldOut) -> np.ndarray:
+    """Mutual information ``[N]``, a few rows at a time: probabilities of all draws are large."""
+    f, found = scores.function_draws, []
+    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
+    for start in range(0, f.shape[1], at_once):
+        rows = f[:, start : start + at_once].astype(float)
+        p = marginals(rows, "classification", 1)  # [S, n, C], or [S, n, 1] of two classes
+        p = np.concatenate([1 - p, p], -1) if p.shape[-1] == 1 else p
+        found.append(class_uncertainty(p).mutual_information)
+    return np.concatenate(found)
+
+
+def rejection(comparison: Comparison, theme: Theme) -> Figure:
+    """Accuracy of the kept rows over the share that is rejected, one panel a method."""
+    from matplotlib.lines import Line2D
+
+    names = [place.name for place in comparison.ranking]
+    rows, columns = grid_shape(len(names))
+    y = to_numpy(comparison.split.test.y)
+    lowest = 1.0
+    with canvas(
+        theme, 3.1 * columns + 0.4, 2.6 * rows + 0.9, rows, columns, sharex=True, sharey=True
+    ) as (figure, axes):
+        for ax, name in zip(axes, names, strict=False):
+            curves = rejections(comparison.evaluations[name].held_out, y)
+            colour = styles_of(comparison, theme)[name].colour
+            for by, curve in curves.items():
+                rejected = 1 - curve.retained
+                ax.plot(rejected, curve.accuracy, color=colour, lw=2, ls=REJECTED_BY[by])
+                lowest = min(lowest, float(curve.accuracy.min()))
+            ax.axhline(curve.random, color=theme.muted, lw=1, ls=(0, (1, 2)))
+            areas = [f"{number(curve.area)} by {by}" for by, curve in curves.items()]
+            ax.text(
+                0.97, 0.03, "\n".join(["area", *areas]), transform=ax.transAxes, ha="right",
+                fontsize=9.5, color=theme.ink,
+            )  # fmt: skip
+            ax.set_title(wrap_name(name), fontweight="bold")
+        room = max(1 - lowest, 0.02)
+        axes[0].set_ylim(lowest - 0.55 * room, 1 + 0.08 * room)  # the areas stand below
+        axes[0].set_xlim(0, 1)
+        hide_unused(axes, len(names), columns)
+        lines = [Line2D([], [], color=theme.muted, lw=2, ls=ls) for ls in REJECTED_BY.values()]
+        lines.append(Line2D([], [], color=theme.muted, lw=1, ls=(0, (1, 2))))
+        words = [*(f"by {by}" for by in REJECTED_BY), "at random"]
+        figure.legend(lines, words, loc="outside upper left", ncols=3, fontsize=9.5)
+        figure.supxlabel("share of held-out rows rejected, the most uncertain first", fontsize=11)
+        figure.supylabel("accuracy on the rest", fontsize=11)
+    return figure
+
+
+def describe_rejection(comparison: Comparison) -> str:
+    """How to read `rejection`."""
+    return (
+        "Accuracy on the rows that are kept when the most uncertain of "
+        f"{len(comparison.split.test):,} are rejected, by entropy (total uncertainty) or by mutual "
+        "information (what the draws disagree about): a curve that rises fast knows where it errs. "
+        "The area is its mean; rejecting at random has the dotted line. At the far right few rows "
+        "are left."
+    )
+
+
+def rejection_in_words(comparison: Comparison) -> str:
+    """What `rejection` shows."""
+    y = to_numpy(comparison.split.test.y)
+    areas = {e.name: rejection_by_entropy(e.held_out, y).area for e in comparison.ranked}
+    return (
+        "Accuracy-rejection curves, a panel a method: area when the rows of largest entropy go "
+        f"first {span(areas)}; accuracy on all rows "
+        f"{span({e.name: e.held_out.accuracy for e in comparison.ranked})}."
     )

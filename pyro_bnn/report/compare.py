@@ -16,6 +16,7 @@ from pyro_bnn.report.files import check_writable, file_names, warn_of_others, wr
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.table import make_table
+from pyro_bnn.report.target_tables import target_table
 from pyro_bnn.report.text import text_summary
 from pyro_bnn.report.units import Units
 from pyro_bnn.report.verdicts import verdicts
@@ -45,6 +46,7 @@ class Comparison:
         evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
             estimates) by group; ELBOs of different groups must not be compared.
         table: A row a method in the order of the ranking; see the column ``units``.
+        targets: Scores of each of several targets, by target and method; empty where there is one.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Comparison:
         self.table: pd.DataFrame = make_table(
             list(self.evaluations.values()), self.ranking, self.units, split.task, reference
         )
+
+        self.targets: pd.DataFrame = target_table(self)
 
     @cached_property
     def findings(self) -> list[Verdict]:

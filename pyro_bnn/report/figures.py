@@ -71,6 +71,13 @@ PLOTS: dict[str, Plot] = {
         calibration_figures.describe_reliability,
         calibration_figures.reliability_in_words,
     ),
+    "rejection": Plot(
+        "Accuracy when uncertain rows are rejected",
+        lambda comparison: not predictive_figures.is_regression(comparison),
+        calibration_figures.rejection,
+        calibration_figures.describe_rejection,
+        calibration_figures.rejection_in_words,
+    ),
     "reference": Plot(
         "Against the reference",
         score_figures.has_distances,

@@ -19,6 +19,7 @@ from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, S
 from pyro_bnn.export import FORMAT_VERSION
 from pyro_bnn.posterior import NUM_SAMPLES, chosen_draws
 from pyro_bnn.prediction import Prediction
+from pyro_bnn.report.file_checks import check_arrays, check_options
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -76,7 +77,7 @@ def read(path: str | os.PathLike[str]) -> FilePosterior:
     tree = arviz_io.load_netcdf(path)
     options = arviz_io.options(tree)
     version = options.get("format_version")
-    if not isinstance(version, int) or "method" not in options:
+    if type(version) is not int or "method" not in options:
         raise FileFormatError(
             f"{path} is an ArviZ file, but not one that this version of pyro-bnn can compare: its "
             "attributes do not say how the posterior came about; write it with 'pyro-bnn compare' "
@@ -103,6 +104,8 @@ def read(path: str | os.PathLike[str]) -> FilePosterior:
             "posterior.to_arviz(train, test)"
         )
     try:
+        check_options(options)
+        check_arrays(tree, options["task"])
         return FilePosterior(tree, options, path)
     except BNNError as error:
         raise FileFormatError(f"{path} is damaged: {error}") from error
@@ -172,6 +175,17 @@ class FilePosterior:
     def wall_time(self) -> float:
         """Seconds the fit took."""
         return float(self.saved["wall_time"])
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of the fit; None in files that do not say."""
+        count = self.saved.get("threads")
+        return None if count is None else int(count)
+
+    @property
+    def processes(self) -> int:
+        """Processes that shared the machine, that of the fit included."""
+        return int(self.saved.get("processes", 1))
 
     @property
     def num_parameters(self) -> int:

@@ -76,7 +76,9 @@ def fit_checks(
     if is_point:
         notes.append("a point estimate: one draw of the function")
     elbo, elbo_error = NAN, NAN
-    if posterior.elbo_kind != "none":
+    if posterior.elbo_kind != "none" and num_draws < 2:
+        notes.append("no ELBO: its standard error needs two draws")
+    elif posterior.elbo_kind != "none":
         elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
     chains = function_chains(posterior, split, seed)
     divergent = posterior.sample_stats.get("diverging")

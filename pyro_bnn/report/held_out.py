@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from pyro_bnn.diagnostics.calibration import (
 )
 from pyro_bnn.diagnostics.scores import accuracy, brier, crps, moment_matched_log_score, rmse
 from pyro_bnn.errors import BNNWarning
+from pyro_bnn.report.numbers import MINUS
+from pyro_bnn.report.target_scores import TargetScores, score_targets
 from pyro_bnn.report.units import Units, to_numpy
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ NAN = float("nan")
 class HeldOut:
     """Scores on the test rows; NaN or None where one does not apply to the task.
 
-    With several targets a point is a row for the log score, and an entry for all else.
+    With several targets a point is a row for the log score, and an entry for all else; RMSE and
+    CRPS over all of them are in sds of each, and ``targets`` has those of one alone in its units.
 
     Attributes:
         log_score: Log of the mean density over draws, every row ``[N]``, nats.
@@ -54,6 +58,7 @@ class HeldOut:
         ece: Expected calibration error, 15 bins.
         ece_floor: The ECE that exactly right probabilities would have on so many rows.
         reliability: Accuracy against confidence.
+        targets: Scores of each of several targets; none where there is one.
         has_mean: Whether the predictive mean exists; Cauchy tails have none.
         notes: What limits the numbers.
     """
@@ -74,6 +79,7 @@ class HeldOut:
     ece: float = NAN
     ece_floor: float = NAN
     reliability: Reliability | None = None
+    targets: tuple[TargetScores, ...] = ()
     has_mean: bool = True
     notes: tuple[str, ...] = ()
 
@@ -94,8 +100,20 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
         (np.ptp(f, axis=0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all()
     )
     if split.task == "classification":
-        return _score_classes(prediction, split, log_score, f, is_point)
-    return _score_regression(prediction, split, log_score, f, is_point, seed)
+        scores = _score_classes(prediction, split, log_score, f, is_point)
+    else:
+        scores = _score_regression(prediction, split, log_score, f, is_point, seed)
+    return dataclasses.replace(scores, notes=scores.notes + _impossible_rows(log_score))
+
+
+def _impossible_rows(log_score: Float[np.ndarray, " N"]) -> tuple[str, ...]:
+    rows = np.flatnonzero(np.isneginf(log_score))
+    if not len(rows):
+        return ()
+    return (
+        f"log score {MINUS}∞: the density of {len(rows)} of {len(log_score)} test rows is 0 to the "
+        f"last digit of its dtype, first of row {rows[0]} (from 0); is it an outlier?",
+    )
 
 
 def _score_regression(
@@ -120,6 +138,8 @@ def _score_regression(
         matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
         gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
     values = pit(draws, y, seed=seed)
+    # over several targets the units of none: their sds, which weigh them alike
+    sds = np.tile(units.scale, len(z)) if shape[1] > 1 else np.ones(y.size)
     tail = (1 - LEVEL) / 2
     # "weibull" puts quantile p at rank p (S + 1), as the PIT does: no shrinkage with few draws
     interval = np.quantile(draws, [tail, 1 - tail], axis=0, method="weibull")
@@ -128,12 +148,15 @@ def _score_regression(
         function_draws=f,
         is_point=is_point,
         gaussian_log_score=gaussian,
-        rmse=rmse(mean.ravel(), y),
-        crps=float(crps(draws, y).mean()),
+        rmse=rmse(mean.ravel() / sds, y / sds),
+        crps=float((crps(draws, y) / sds).mean()),
         mean=mean,
         interval=interval.reshape(2, *shape),
         pit=values,
         coverage=coverage(values, LEVEL),
+        targets=score_targets(
+            draws.reshape(-1, *shape), y.reshape(shape), mean, values.reshape(shape), LEVEL
+        ),
         has_mean=has_mean,
         notes=_missing_moments(has_mean, has_sd),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyro_bnn.report.figures import PLOTS, Figures
 from pyro_bnn.report.page import Cell, Picture, Row, Table, render_page
 from pyro_bnn.report.table import sections
+from pyro_bnn.report.target_tables import target_sections
 from pyro_bnn.report.text import headline
 from pyro_bnn.report.theme import DARK, LIGHT
 
@@ -56,6 +57,12 @@ def _tables(comparison: Comparison) -> list[Table]:
             for name, record in zip(table.index, records, strict=True)
         ]
         tables.append(Table(title, shown, rows, ordered_by="log score"))
+    for title, columns, scores in target_sections(comparison):
+        lines = [
+            Row(str(name), [Cell(c.cell(record), float(record[c.keys[0]])) for c in columns])
+            for name, record in zip(scores.index, scores.to_dict("records"), strict=True)
+        ]
+        tables.append(Table(title, columns, lines))
     return tables
 
 

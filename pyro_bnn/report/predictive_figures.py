@@ -41,7 +41,9 @@ def has_one_input(comparison: Comparison) -> bool:
     """
     from pyro_bnn.report.file_posterior import FilePosterior
 
-    x = comparison.split.train.x
+    x, units = comparison.split.train.x, comparison.split.train.target
+    if units is None:  # of counts: f is the log of their rate, not where they lie
+        return False
     if any(isinstance(posterior, FilePosterior) for posterior in comparison.posteriors.values()):
         return False
     return (

@@ -101,6 +101,16 @@ class PosteriorLike(Protocol):
         ...
 
     @property
+    def threads(self) -> int | None:
+        """CPU threads of the fit; None where it is not known."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """Processes that shared the machine, that of the fit included."""
+        ...
+
+    @property
     def seed(self) -> int:
         """Seed of the fit."""
         ...

@@ -24,7 +24,7 @@ AVERAGED = {
     "classification": ("accuracy", "brier", "ece"),
 }  # beside the log score
 AVERAGED_ALWAYS = ("distance", "sd_ratio", "seconds")
-LARGEST = ("rhat", "khat")
+LARGEST = ("rhat", "khat", "threads", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def make_run_table(
 
     ``<score>_se`` is the standard error over splits, NaN with fewer than three; ``<score>_sd`` the
     standard deviation over seeds, with one split only. ``difference_se`` is corrected for rows that
-    the splits share. ``rhat`` and ``khat`` are the largest over all runs of the method.
+    the splits share. ``rhat, khat, threads, processes`` are the largest over all runs of a method.
 
     Args:
         runs: All runs.
@@ -212,6 +212,8 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
         _average("epistemic sd ratio", "sd_ratio", "", "Spread of the function over that of the "
                  "reference."),
         _average("fit", "seconds", "s", "Wall time of one fit."),
+        _largest("threads", "threads", "Most CPU threads that one fit used."),
+        _largest("processes", "processes", "Most fits that ran at a time, each in a process."),
     ]  # fmt: skip
     return {"Scores": scores, "Fits": checks}
 

@@ -119,7 +119,7 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
             "coverage_low": NAN if band is None else band.low,
             "coverage_high": NAN if band is None else band.high,
             "units": f"log scores: nats per test row, densities of {units.name}; "
-            f"rmse, crps: units of {units.name}",
+            f"rmse, crps: {_unit(units, f'units of {units.name}')}",
         }
     unit_text = row.pop("units")
     chains, loo = checks.convergence, checks.loo
@@ -140,6 +140,8 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "sd_ratio_se": NAN if entry.sd_ratio is None else entry.sd_ratio.standard_error,
         "draws": entry.num_draws,
         "seconds": entry.posterior.wall_time,
+        "threads": NAN if entry.posterior.threads is None else entry.posterior.threads,
+        "processes": entry.posterior.processes,
         "parameters": entry.posterior.num_parameters,
         "units": unit_text,
         "notes": "; ".join(entry.notes),
@@ -190,8 +192,13 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
         ]
     else:
         quality = [
-            _plain("RMSE", "rmse", units.name, "Error of the predictive mean."),
-            _plain("CRPS", "crps", units.name, "Score of the whole predictive; lower is better."),
+            _plain("RMSE", "rmse", _unit(units, units.name), "Error of the predictive mean."),
+            _plain(
+                "CRPS",
+                "crps",
+                _unit(units, units.name),
+                "Score of the whole predictive; lower is better.",
+            ),
             Column(
                 title="95 % coverage",
                 unit="",
@@ -214,10 +221,23 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
         "Against the reference": _reference_columns(task),
         "Cost": [
             _plain("fit", "seconds", "s", "Wall time of the fit."),
+            _plain("threads", "threads", "", "CPU threads that the fit used.", _count),
+            _plain(
+                "processes",
+                "processes",
+                "",
+                "Fits that ran at a time, each in a process of its own.",
+                _count,
+            ),
             _plain("parameters", "parameters", "", "Numbers that were fitted.", _count),
             _plain("draws", "draws", "", "Draws of the function behind the scores.", _count),
         ],
     }
+
+
+def _unit(units: Units, name: str) -> str:
+    """The unit of errors over all targets: theirs, or the sd of each where there are several."""
+    return name if len(units.scale) == 1 else "sds of each target"
 
 
 def _fit_columns() -> list[Column]:

@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.report.table import Column, sections
+from pyro_bnn.report.target_tables import target_sections
 
 if TYPE_CHECKING:
     from pyro_bnn.report.compare import Comparison
@@ -31,6 +32,9 @@ def text_summary(comparison: Comparison) -> str:
             continue
         lines.append("")
         lines.extend(grid([title, "", *names], shown, rows))
+    for title, columns, scores in target_sections(comparison):
+        labels = [title, "", *(cut(str(name)) for name in scores.index)]
+        lines.extend(["", *grid(labels, columns, scores.to_dict("records"))])
     lines.append("")
     for finding in comparison.findings:
         mark = "! " if finding.is_warning else "- "

@@ -115,7 +115,7 @@ def test_only_tensors_decide_the_floating_dtype() -> None:
     assert float_dtype(np.zeros(1), [1.0]) == torch.float32
     assert float_dtype(single, double) == float_dtype(double, single) == torch.float64
     assert float_dtype(double, torch.zeros(1, dtype=torch.int64)) == torch.float64
-    assert float_dtype(torch.zeros(1, dtype=torch.float16)) == torch.float16
+    assert float_dtype(torch.zeros(1, dtype=torch.float16)) == torch.float32
 
 
 def test_a_number_too_large_for_the_dtype_is_refused() -> None:

@@ -83,11 +83,11 @@ def test_to_changes_the_dtype() -> None:
     ("loc", "scale", "message"),
     [
         ([0.0], [1.0, 1.0], "must have one shape, got [1] and [2]"),
-        ([float("nan")], [1.0], "loc of a Standardiser must be finite, got [nan]"),
+        ([float("nan")], [1.0], "loc of a Standardiser must be finite, got nan"),
         (
             [0.0],
             [0.0],
-            "scale of a Standardiser must be finite and positive, got [0.0]; a constant",
+            "scale of a Standardiser must be finite and positive, got 0; a constant",
         ),
         ([0.0], [-1.0], "scale of a Standardiser must be finite and positive"),
         ([0.0], [float("inf")], "scale of a Standardiser must be finite and positive"),

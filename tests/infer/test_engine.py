@@ -1,8 +1,7 @@
-"""What all engines share: data in several forms, batches, starting points, refusals."""
+"""What all engines share: data in several forms, starting points, refusals."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any, cast
 
@@ -16,16 +15,13 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.infer.engine import (
     as_dataset,
-    batches_of,
     check_compile,
     check_positive,
     check_positive_int,
     is_compiled,
-    minibatches,
-    refuse_unbuilt,
     starting_points,
 )
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program import Program
 from tests.oracle import linear_gaussian
 
 X = torch.arange(10.0)[:, None]
@@ -55,49 +51,7 @@ def test_other_kinds_of_data_are_refused() -> None:
         as_dataset((X, torch.full((10,), math.nan)))
 
 
-def test_minibatches_go_through_all_rows_once_an_epoch_in_a_new_order() -> None:
-    batches = minibatches(Batch(X, Y), 4, seed=0)
-    epochs = [list(itertools.islice(batches, 3)) for _ in range(2)]
-    orders = []
-    for epoch in epochs:
-        assert [len(batch.x) for batch in epoch] == [4, 4, 2]
-        rows = torch.cat([batch.x[:, 0] for batch in epoch])
-        torch.testing.assert_close(rows.sort().values, X[:, 0])
-        torch.testing.assert_close(torch.cat([batch.y for batch in epoch]), rows**2)
-        orders.append(rows)
-    assert bool((orders[0] != orders[1]).any())
-    again = next(minibatches(Batch(X, Y), 4, seed=0))
-    torch.testing.assert_close(again.x, epochs[0][0].x)
-    other = next(minibatches(Batch(X, Y), 4, seed=1))
-    assert bool((other.x != again.x).any())
-
-
-@pytest.mark.parametrize("batch_size", [None, 10, 11])
-def test_all_rows_are_one_batch(batch_size: int | None) -> None:
-    whole = Batch(X, Y)
-    assert list(itertools.islice(minibatches(whole, batch_size, 0), 2)) == [whole, whole]
-
-
-def test_a_loader_keeps_its_own_batches() -> None:
-    oracle = linear_gaussian()
-    program = Program(oracle.model, oracle.x, oracle.y)
-    loader = DataLoader(TensorDataset(oracle.x.float(), oracle.y.float()), batch_size=15)
-    whole = program.batch(oracle.x, oracle.y)
-    batches = list(itertools.islice(batches_of(loader, program, whole, 3, seed=0), 3))
-    assert [len(batch.x) for batch in batches] == [15, 5, 15]
-    assert batches[0].x.dtype == torch.float64
-    assert batches[0].y.shape == (15, 1)
-
-
 # Refusals
-
-
-def test_what_is_not_built_is_refused() -> None:
-    with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-        refuse_unbuilt(checkpoint="run.pt", resume=False)
-    with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-        refuse_unbuilt(checkpoint=None, resume=True)
-    refuse_unbuilt(checkpoint=None, resume=False)
 
 
 @pytest.mark.parametrize("value", ["max", None, 1, 0, 1.0])

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.errors import CaptureError
+from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.lockstep import UNIFORM_STEPS, Lockstep
 from pyro_bnn.infer.mass import Mass
@@ -250,6 +250,64 @@ def test_a_restart_sets_the_limit() -> None:
         for _ in range(20):
             drew = chains.step()
             assert (chains.stats(drew)[:, column] == limit - 1).all()
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+@KERNELS
+def test_chains_go_on_from_a_state_of_fewer(kernel: Any, limit: int) -> None:
+    """With a matrix and data of each chain, past the end of a block of uniform numbers."""
+    loc = 10 * torch.arange(5.0, dtype=torch.float64)[:, None]
+    sd = 1 + loc / 50
+
+    def make() -> Lockstep:
+        return lockstep(
+            kernel,
+            around,
+            loc.expand(-1, P).clone(),
+            loc,
+            sd,
+            mass=Mass(sd.expand(-1, P).clone()),
+            limit=limit,
+            captured=False,
+            own_inputs=(0, 1),
+        )
+
+    chains = make()
+    chains.restart(Mass(0.9 * chains.mass.scale), limit=limit)
+    collect(chains, 30)
+    chains.fix(np.array([3]))
+    chains.keep(np.array([3, 0, 4]))
+    collect(chains, 10)
+    state = {name: copied(value) for name, value in chains.state().items()}
+    expected = collect(chains, UNIFORM_STEPS)
+    other = make()
+    other.restore(state)
+    assert other.chains.tolist() == [3, 0, 4]
+    for (numbers, z), (others, w) in zip(expected, collect(other, UNIFORM_STEPS), strict=True):
+        assert numbers.tolist() == others.tolist()
+        assert torch.equal(z, w)
+    assert torch.equal(other.step_size, chains.step_size)
+
+
+def copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: copied(entry) for name, entry in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def test_a_state_of_other_chains_is_refused() -> None:
+    state = lockstep(nuts_kernel, standard, torch.ones(4, P), captured=False).state()
+    fewer, longer, exact = (
+        lockstep(nuts_kernel, standard, starts, captured=False)
+        for starts in (torch.ones(3, P), torch.ones(4, P + 1), torch.ones(4, P).double())
+    )
+    with pytest.raises(FileFormatError, match=r"is of chains \[0 1 2 3\], not of 3"):
+        fewer.restore(state)
+    for other in (longer, exact):
+        with pytest.raises(FileFormatError, match="its tensors have other shapes"):
+            other.restore(state)
 
 
 # --- models that cannot be captured --------------------------------------------------------------

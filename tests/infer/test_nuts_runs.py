@@ -277,8 +277,7 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"checkpoint": "here"}, "checkpoint and resume are not built yet"),
-        ({"resume": True}, "checkpoint and resume are not built yet"),
+        ({"resume": True}, "resume=True needs checkpoint='folder'"),
         ({"seed": -1}, "seed is an integer of at least 0, not -1"),
         ({"init": 3}, "init is a Posterior, a trained torch module or a dict of sites, not int"),
     ],

@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.infer import hmc_kernel, nuts_kernel, sampling
+from pyro_bnn.infer import hmc_kernel, nuts_kernel, sampling, windows
 from pyro_bnn.infer import mass as mass_matrices
-from pyro_bnn.infer.lockstep import Kernel, Lockstep
+from pyro_bnn.infer.kernel import Kernel
+from pyro_bnn.infer.lockstep import Lockstep
 from pyro_bnn.infer.mass import Mass
 from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.sampling import RANK, Sampled, first_mass, sample, windows_of
+from pyro_bnn.infer.sampling import Sampled, first_mass, sample
+from pyro_bnn.infer.windows import RANK, windows_of
 from tests.infer.scores import moment_scores
 
 Places: TypeAlias = NDArray[np.int64]
@@ -26,7 +28,7 @@ Places: TypeAlias = NDArray[np.int64]
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "windows"),
+    ("warmup_steps", "lengths"),
     [
         (0, [0]),
         (1, [1]),
@@ -37,8 +39,8 @@ Places: TypeAlias = NDArray[np.int64]
         (300, [10, 20, 30, 40, 50, 100, 50]),
     ],
 )
-def test_windows(warmup_steps: int, windows: list[int]) -> None:
-    assert windows_of(warmup_steps) == windows
+def test_windows(warmup_steps: int, lengths: list[int]) -> None:
+    assert windows_of(warmup_steps) == lengths
 
 
 def test_windows_of_any_warm_up() -> None:
@@ -207,11 +209,11 @@ def test_a_window_beyond_its_bound_is_estimated_from_some_of_its_draws(
 
     monkeypatch.setattr(mass_matrices, "diagonal", diagonal)
     run_clock([1, 1, 1], 15, 2)
-    monkeypatch.setattr(sampling, "WINDOW_BYTES", 240)  # of 3 * 10 draws of 2 * 2 floats: 480
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 240)  # of 3 * 10 draws of 2 * 2 floats: 480
     run_clock([1, 1, 1], 15, 2)
-    monkeypatch.setattr(sampling, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
     run_clock([1, 1, 1], 15, 2)
-    assert sizes == [30, 15, 3 * sampling.LEAST_ROWS]
+    assert sizes == [30, 15, 3 * windows.LEAST_ROWS]
 
 
 def test_the_batch_shrinks_to_chains_that_are_not_done_and_never_to_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import json
 import logging
@@ -23,7 +24,7 @@ from torch import Tensor
 from pyro_bnn import draws as draws_module
 from pyro_bnn import memory
 from pyro_bnn.data import Dataset
-from pyro_bnn.errors import OptionError, OutputError, ShapeError
+from pyro_bnn.errors import FileFormatError, OptionError, OutputError, ShapeError
 from pyro_bnn.infer.store import DrawStore
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
@@ -116,6 +117,52 @@ def test_one_line_says_where_draws_go(folder: Path, caplog: pytest.LogCaptureFix
     ]
 
 
+# A file that another process goes on with
+
+
+@pytest.mark.parametrize("bound", [1, MIB], ids=["file", "memory"])
+def test_another_store_goes_on_from_a_state(bound: int, tmp_path: Path) -> None:
+    """Where the first went on after its state, the second writes the same over it."""
+    z = torch.randn(3, 4, 2, dtype=torch.float64)
+    path = tmp_path / "new" / "draws"
+    store = DrawStore(3, 4, 2, z.dtype, memory=bound, path=path)
+    store.append(torch.tensor([2, 0]), z[[2, 0], 0])
+    store.state()
+    store.append(torch.tensor([2]), z[[2], 1])
+    state = store.state()
+    store.append(torch.tensor([1, 2]), torch.full((2, 2), 7.0))
+    store.state()
+    other = DrawStore(3, 4, 2, z.dtype, memory=bound, path=path, saved=state)
+    assert other.is_on_disk == (bound == 1)
+    assert other.counts.tolist() == [1, 0, 2]
+    for chain, count in enumerate([1, 0, 2]):
+        assert torch.equal(other.draws[chain, :count], z[chain, :count])
+    for chain in (0, 1, 2, 0, 1, 1, 2, 0, 1):
+        other.append(torch.tensor([chain]), z[[chain], other.counts[chain]])
+    state = other.state()
+    assert torch.equal(other.draws, z)
+    assert path.read_bytes() == z.numpy().tobytes()
+    last = DrawStore(3, 4, 2, z.dtype, memory=bound, path=path, saved=state)
+    assert torch.equal(last.draws, z)
+
+
+def test_a_state_of_other_draws(tmp_path: Path) -> None:
+    path = tmp_path / "draws"
+    state = DrawStore(2, 3, 4, torch.float64, path=path).state()
+    make = functools.partial(DrawStore, 2, 3, 4, torch.float64, path=path)
+    for counts in ([0], [0, 4], [-1, 0]):
+        with pytest.raises(FileFormatError, match="a state of other draws than"):
+            make(saved={**state, "counts": torch.tensor(counts)})
+    with pytest.raises(FileFormatError, match="does not hold the 1 draws of chain 1"):
+        make(saved={**state, "counts": torch.tensor([0, 1]), "checks": [0, 5]})
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot make the folder .*here: File exists"):
+        DrawStore(1, 1, 1, torch.float64, path=tmp_path / "here" / "draws")
+
+
 # The file
 
 
@@ -161,6 +208,9 @@ def test_a_full_disk_is_told_before_the_run(folder: Path, monkeypatch: pytest.Mo
     with pytest.raises(OutputError, match=re.escape(message)):
         DrawStore(4, 1024, 128, torch.float64, memory=MIB)
     DrawStore(3, 1024, 128, torch.float64, memory=MIB)
+    with pytest.raises(OutputError, match="choose a folder with more room"):
+        DrawStore(4, 1024, 128, torch.float64, path=folder / "draws")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_is_gone(folder: Path) -> None:

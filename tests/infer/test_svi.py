@@ -21,7 +21,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
-from pyro_bnn.infer import svi as svi_module
+from pyro_bnn.infer import training
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.oracle import LinearGaussian, design, linear_gaussian
 
@@ -64,7 +64,7 @@ def test_captured_and_uncaptured_runs_agree_step_by_step(
     oracle, model = linear_gaussian(), mlp(None)
     engine = SVI(getattr(guides, guide), num_steps=30, batch_size=8, num_particles=2)
     captured = engine.run(model, (oracle.x, oracle.y), progress=False)
-    monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+    monkeypatch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
     plain = engine.run(model, (oracle.x, oracle.y), progress=False)
     np.testing.assert_allclose(captured.losses, plain.losses, rtol=1e-10)
     torch.testing.assert_close(
@@ -163,14 +163,6 @@ def test_particles_lower_the_variance_by_their_number() -> None:
 def test_options_out_of_range_are_refused(option: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         SVI(guides.AutoNormal, **option)
-
-
-def test_checkpoint_and_resume_are_refused_before_the_fit() -> None:
-    oracle = linear_gaussian()
-    engine = SVI(guides.AutoNormal, num_steps=1)
-    for keywords in ({"checkpoint": "run.pt"}, {"resume": True}):
-        with pytest.raises(OptionError, match="checkpoint and resume are not built yet"):
-            engine.run(oracle.model, (oracle.x, oracle.y), **keywords)
 
 
 def test_clip_norm_bounds_the_step() -> None:

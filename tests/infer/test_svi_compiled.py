@@ -17,7 +17,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import engine as engine_module
-from pyro_bnn.infer import svi as svi_module
+from pyro_bnn.infer import training
 from pyro_bnn.posterior import GuidePosterior
 from tests.infer.test_svi import breaking_at, diverged, mlp, params_of, run
 from tests.oracle import linear_gaussian
@@ -101,7 +101,7 @@ def test_compiled_captured_and_plain_runs_agree_for_200_steps(
             torch.manual_seed(3)
             model = make()
         if path == "plain":
-            monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+            monkeypatch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
         engine = SVI(guide, num_steps=200, compile=path == "compiled", **options)
         fit = engine.run(model, (oracle.x, oracle.y), progress=False)
         assert isinstance(fit, GuidePosterior)
@@ -182,7 +182,7 @@ def test_a_model_that_branches_on_a_tensor_says_so_once_and_goes_on(
     posterior = engine.run(branching, (x, y), progress=False)
     (line,) = lines(caplog)
     assert "cannot be captured as a graph and runs through plain Pyro, which is slower" in line
-    monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+    monkeypatch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
     plain = SVI(guides.AutoNormal, num_steps=20, batch_size=8, compile=False)
     expected = plain.run(branching, (x, y), progress=False)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-5)
@@ -220,7 +220,7 @@ def test_models_that_know_the_number_of_rows_are_captured_for_each(
         model, (x, y), progress=False
     )
     assert not lines(caplog)
-    monkeypatch.setattr(svi_module, "Captured", functools.partial(Captured, enabled=False))
+    monkeypatch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
     expected = SVI(guides.AutoNormal, compile=False, **options).run(model, (x, y), progress=False)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-5)
 
@@ -285,7 +285,7 @@ def test_an_adam_of_some_parameters_leaves_the_others_as_they_are() -> None:
 def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(svi_module, "COUNTED_NORMALS", 10)
+    monkeypatch.setattr(training, "COUNTED_NORMALS", 10)
     x, y = data()
     losses = []
     for compile_ in (True, False):
@@ -293,7 +293,7 @@ def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
         svi = SVI(guides.AutoNormal, num_steps=30, num_particles=2, compile=compile_)
         losses.append(svi.run(mlp(None), (x, y), progress=False).losses)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
-    monkeypatch.setattr(svi_module, "COUNTED_NORMALS", 10**9)
+    monkeypatch.setattr(training, "COUNTED_NORMALS", 10**9)
     torch.manual_seed(0)
     drawn = SVI(guides.AutoNormal, num_steps=30, num_particles=2).run(
         mlp(None), (x, y), progress=False

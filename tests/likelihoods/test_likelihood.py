@@ -21,6 +21,8 @@ LIKELIHOODS: dict[str, tuple[Likelihood, int, torch.Tensor]] = {
     "HeteroscedasticNormal": (likelihoods.HeteroscedasticNormal(), 2, F[:, :1]),
     "Bernoulli": (likelihoods.Bernoulli(), 1, torch.tensor([0, 1, 1, 0])),
     "Categorical": (likelihoods.Categorical(3), 3, torch.tensor([0, 2, 1, 1])),
+    "Poisson": (likelihoods.Poisson(), 2, torch.tensor([[0.0, 2.0], [1.0, 0], [5.0, 3], [0.0, 1]])),
+    "StudentT": (likelihoods.StudentT(4.0, 0.5), 2, F[:, 1:]),
 }
 
 every = pytest.mark.parametrize(
@@ -62,7 +64,8 @@ def test_without_y_it_is_sampled(likelihood: Likelihood, num_outputs: int, y: to
 def test_numbers_of_outputs(
     likelihood: Likelihood, num_outputs: int, y: torch.Tensor, num_targets: int
 ) -> None:
-    expected = {"Normal": num_targets, "HeteroscedasticNormal": 2 * num_targets}
+    expected = dict.fromkeys(("Normal", "Poisson", "StudentT"), num_targets)
+    expected["HeteroscedasticNormal"] = 2 * num_targets
     name = type(likelihood).__name__
     if name in expected:
         assert likelihood.num_function_outputs(num_targets) == expected[name]

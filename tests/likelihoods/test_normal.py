@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 from torch.testing import assert_close
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods import HeteroscedasticNormal, Normal
 
 F = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 30.0]])
@@ -28,33 +28,64 @@ def test_a_fixed_scale_is_a_buffer_and_a_standard_deviation() -> None:
 
 
 @pytest.mark.parametrize("prior", [None, dist.HalfNormal(1.0), dist.LogNormal(-1.0, 0.3)])
-def test_a_learned_scale_is_one_latent_site(prior: Any) -> None:
-    trace = poutine.trace(Normal(prior)).get_trace(F)
+@pytest.mark.parametrize(("num_targets", "shape"), [(1, ()), (2, (2,))])
+def test_a_learned_scale_is_one_latent_site_with_a_number_a_target(
+    prior: Any, num_targets: int, shape: tuple[int, ...]
+) -> None:
+    f = F[:, :num_targets]
+    trace = poutine.trace(Normal(prior)).get_trace(f)
     nodes: Any = trace.nodes
     assert trace.stochastic_nodes[0] == "scale"
     scale = nodes["scale"]["value"]
-    expected = (dist.HalfNormal(1.0) if prior is None else prior).log_prob(scale)
+    assert scale.shape == shape
+    expected = (dist.HalfNormal(1.0) if prior is None else prior).log_prob(scale).sum()
     assert_close(nodes["scale"]["fn"].log_prob(scale), expected)
-    assert_close(nodes["y"]["fn"].variance, (scale**2).expand_as(F))
+    assert_close(nodes["y"]["fn"].variance, (scale**2).expand_as(f))
 
 
-@pytest.mark.parametrize("scale", [0, -0.5, math.inf, math.nan, "learned", torch.tensor(1.0)])
+def test_a_prior_over_a_vector_correlates_the_scales() -> None:
+    joint = dist.LogNormal(torch.zeros(2), torch.tensor([0.1, 1.0])).to_event(1)
+    nodes: Any = poutine.trace(Normal(joint)).get_trace(F).nodes
+    scale = nodes["scale"]["value"]
+    assert_close(nodes["scale"]["fn"].log_prob(scale), joint.log_prob(scale))
+
+
+@pytest.mark.parametrize("scale", [[0.5, 2.0], (0.5, 2), torch.tensor([0.5, 2.0])])
+def test_a_vector_of_scales_holds_each_target_at_its_own(scale: Any) -> None:
+    fn = Normal(scale).distribution(F)
+    assert_close(fn.variance, torch.tensor([0.25, 4.0]).expand(3, 2))
+
+
+@pytest.mark.parametrize("scale", [[0.5, 1.0, 2.0], dist.HalfNormal(torch.ones(3)).to_event(1)])
+def test_scales_of_another_number_of_targets_are_refused(scale: Any) -> None:
+    with pytest.raises(
+        ShapeError, match=r"scale of the Normal likelihood is for 3 targets, but .*2"
+    ):
+        Normal(scale)(F)
+    with pytest.raises(ShapeError, match="for 3 targets, but the network has outputs for 1"):
+        Normal(scale)(F[:, :1])  # would broadcast to three
+
+
+@pytest.mark.parametrize(
+    "scale", [0, -0.5, math.inf, math.nan, "learned", [1.0, 0.0], [[1.0]], [1.0, None]]
+)
 def test_scales_that_are_none_are_refused(scale: Any) -> None:
     with pytest.raises(OptionError) as caught:
         Normal(scale)
     assert str(caught.value) == (
-        f"scale is a positive noise sd or a Pyro distribution over it, not {scale!r}"
+        "scale is a positive noise sd, one for each target in a vector [O], or a Pyro distribution "
+        f"over it, not {scale!r}"
     )
 
 
 @pytest.mark.parametrize(
     "prior",
-    [dist.Normal(0.0, 1.0), dist.Uniform(-2.0, 1.0), dist.HalfNormal(torch.ones(2)).to_event(1)],
-    ids=["real", "interval", "vector"],
+    [dist.Normal(0.0, 1.0), dist.Uniform(-2.0, 1.0), dist.HalfNormal(torch.ones(2))],
+    ids=["real", "interval", "batch"],
 )
 def test_priors_over_something_else_than_a_noise_sd_are_refused(prior: Any) -> None:
     with pytest.raises(
-        OptionError, match=r"the prior over the noise sd is univariate and positive, not .*HalfN"
+        OptionError, match=r"the prior over the noise sd is univariate .*positive, not .*HalfN"
     ):
         Normal(prior)
 

@@ -100,6 +100,8 @@ class LinearPosterior:
     num_parameters: int = 12
     is_flat: bool = False  # its prior is improper
     wall_time: float = 1.5
+    threads: int | None = 2
+    processes: int = 1
     seed: int = 0
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
     options: dict[str, Any] = field(default_factory=dict)

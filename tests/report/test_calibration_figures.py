@@ -1,18 +1,27 @@
 """What the figures of calibration show is what was computed."""
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
+from scipy.special import softmax
 
-from pyro_bnn.report import Comparison
+from pyro_bnn.diagnostics import class_uncertainty
+from pyro_bnn.report import Comparison, calibration_figures
 from pyro_bnn.report.calibration_figures import (
+    describe_rejection,
     describe_reliability,
     pit_histograms,
     pit_in_words,
+    rejection,
+    rejection_in_words,
+    rejections,
     reliability,
     reliability_in_words,
 )
+from pyro_bnn.report.held_out import HeldOut
 from pyro_bnn.report.theme import LIGHT
-from tests.report.drawn import heights
+from pyro_bnn.report.units import to_numpy
+from tests.report.drawn import heights, xs, ys
 
 
 def test_pit_histograms_hold_every_row(regression: Comparison) -> None:
@@ -28,6 +37,8 @@ def test_reliability_shows_every_bin_with_rows(classes: Comparison) -> None:
         assert curve is not None
         shown = ax.collections[-1].get_offsets()
         assert_allclose(np.asarray(shown)[:, 1], curve.accuracy[curve.count > 0])
+        counts = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
+        assert counts == [str(count) for count in curve.count if count]
 
 
 def test_words_of_pit_give_the_coverage(regression: Comparison) -> None:
@@ -44,3 +55,50 @@ def test_words_of_reliability_give_error_and_floor(classes: Comparison) -> None:
     assert f"error from {errors.min():.3g} ({errors.idxmin()})" in words
     assert f"({errors.idxmax()}); calibrated methods would have " in words
     assert f"more of the {len(classes.split.test)} held-out rows" in describe_reliability(classes)
+
+
+def test_rejection_shows_accuracy_on_the_rows_that_are_kept(classes: Comparison) -> None:
+    figure = rejection(classes, LIGHT)
+    y = to_numpy(classes.split.test.y)
+    for ax, entry in zip(figure.axes, classes.ranked, strict=False):
+        probs = entry.held_out.probs
+        assert probs is not None
+        order = np.argsort(-(probs * np.log(probs)).sum(1))
+        correct = (probs.argmax(1) == y)[order]
+        kept = np.arange(1, len(y) + 1)
+        assert_allclose(xs(ax.lines[0]), 1 - kept / len(y))
+        assert_allclose(ys(ax.lines[0]), correct.cumsum() / kept)
+        assert len(ax.lines) == (2 if entry.held_out.is_point else 3)
+
+
+def test_rows_are_taken_a_few_at_a_time(
+    classes: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, y = classes.evaluations["wide"].held_out, to_numpy(classes.split.test.y)
+    probs = softmax(scores.function_draws, -1)  # [S, N, C]
+    kl = (probs * np.log(probs / probs.mean(0))).sum(-1).mean(0)
+    correct = (probs.mean(0).argmax(1) == y)[np.argsort(kl)]
+    for at_once in (calibration_figures.NUMBERS_AT_ONCE, 7 * scores.function_draws[:, 0].size):
+        monkeypatch.setattr(calibration_figures, "NUMBERS_AT_ONCE", at_once)
+        curve = rejections(scores, y)["mutual information"]
+        assert_allclose(curve.accuracy, correct.cumsum() / np.arange(1, len(y) + 1))
+
+
+def test_two_classes_of_one_logit_have_the_curves_of_two_probabilities() -> None:
+    f = np.random.default_rng(0).normal(0, 2, (50, 30, 1))
+    p = 1 / (1 + np.exp(-f[..., 0]))
+    probs = np.stack([1 - p, p], -1)  # [S, N, 2]
+    y = np.arange(30) % 2
+    scores = HeldOut(log_score=np.zeros(30), function_draws=f, is_point=False, probs=probs.mean(0))
+    curve = rejections(scores, y)["mutual information"]
+    expected = class_uncertainty(probs).mutual_information
+    correct = (probs.mean(0).argmax(1) == y)[np.argsort(expected)]
+    assert_allclose(curve.accuracy, correct.cumsum() / np.arange(1, 31))
+
+
+def test_words_of_rejection_give_areas_and_accuracies(classes: Comparison) -> None:
+    y = to_numpy(classes.split.test.y)
+    areas = [rejections(entry.held_out, y)["entropy"].area for entry in classes.ranked]
+    words = rejection_in_words(classes)
+    assert f"go first from {min(areas):.3g} (" in words
+    assert f"most uncertain of {len(y)} are rejected" in describe_rejection(classes)

@@ -22,7 +22,8 @@ def test_each_comparison_offers_what_it_can_show(
     assert "reference" not in one_input.figures
     assert "reliability" in classes.figures
     assert "predictions" not in classes.figures
-    assert len(classes.figures) == 6
+    assert "rejection" in classes.figures
+    assert len(classes.figures) == 7
     assert repr(one_input.figures) == "Figures(scores, predictions, band, pit, khat)"
 
 

@@ -120,7 +120,9 @@ def test_numbers_behind_cells_are_those_of_the_table(page: str, regression: Comp
         values = re.findall(r'data-value="(.*?)"', row)
         assert values[0] == name
         numbers = [float(value) for value in values[1:]]
-        assert numbers == [record["seconds"], record["parameters"], record["draws"]]
+        assert numbers == [
+            record[key] for key in ("seconds", "threads", "processes", "parameters", "draws")
+        ]
 
 
 def test_blank_cells_have_no_number(page: str, regression: Comparison) -> None:

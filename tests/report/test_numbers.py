@@ -16,6 +16,9 @@ from pyro_bnn.report.numbers import number, percent, with_error
         (float("nan"), ""),
         (float("inf"), "∞"),
         (float("-inf"), "−∞"),
+        (-1.234e12, "−1.23e12"),
+        (9.996e-101, "1.00e−100"),
+        (5e-310, "5.00e−310"),
     ],
 )
 def test_three_significant_digits(value: float, text: str) -> None:
@@ -32,6 +35,8 @@ def test_three_significant_digits(value: float, text: str) -> None:
         (float("nan"), 1.0, ""),
         (float("-inf"), 1.0, "−∞"),
         (3.14159, float("nan"), "3.14"),
+        (-1.0742e24, 3.17e23, "(−1.07 ± 0.32)e24"),
+        (2e-9, 5e-10, "(2.00 ± 0.50)e−9"),
     ],
 )
 def test_a_number_has_the_decimals_of_its_error(value: float, error: float, text: str) -> None:

@@ -23,7 +23,7 @@ from pyro_bnn.report.run_verdicts import CHECKS
 from tests.report.conjugate import LinearPosterior, regression_split
 
 COLUMNS = ("crps", "coverage_95", "gaussian_log_score", "distance", "sd_ratio", "seconds", "rhat",
-           "khat")  # fmt: skip
+           "khat", "threads", "processes")  # fmt: skip
 NUM_TRAIN, NUM_TEST = 90, 10
 
 

@@ -1,0 +1,166 @@
+"""MNIST from its four files in the idx format, packed or not, always by checksum."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.data.dataset import Dataset
+from pyro_bnn.data.fetch import DATA_VARIABLE
+from pyro_bnn.data.split import Split, check_index
+from pyro_bnn.data.standardise import Standardiser
+from pyro_bnn.errors import DataError
+
+UNSIGNED_BYTE = 8
+PIXEL_VALUES = 256
+MNIST_MD5 = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""Published MD5 sums of the unpacked files: those of the packed ones differ between mirrors."""
+
+MNIST_SETS = {
+    "mnist": "70,000 images of digits, 28 x 28 pixels as 784 inputs; 10 classes.",
+    "mnist-images": "The same with inputs [1, 28, 28], for convolutions.",
+}
+"""The two shapes of the inputs, with a sentence each."""
+
+
+def load_mnist(name: str = "mnist", index: int = 0) -> Split:
+    """Load MNIST in its own split: 60,000 training and 10,000 test images.
+
+    The files are read from ``$PYRO_BNN_DATA/mnist``, with or without ``.gz``. Pixels are
+    standardised by ONE mean and standard deviation, of all pixels of the training images: each on
+    its own would blow up those at the border, which are black in nearly every image.
+
+    Args:
+        name: A key of ``MNIST_SETS``, which says the shape of x.
+        index: Number of the split: 0, the only one.
+
+    Returns:
+        The split; x float in torch's default dtype, y int64.
+
+    Raises:
+        OptionError: If ``index`` is not 0.
+        DataError: If the variable is not set, a file is missing or no idx file, or the MD5 of its
+            unpacked bytes is not the published one.
+
+    References:
+        LeCun, Bottou, Bengio & Haffner, "Gradient-based learning applied to document recognition",
+        Proceedings of the IEEE 86(11), 1998.
+    """
+    check_index(index, 1, name)
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise DataError(
+            f"{name} is read from $PYRO_BNN_DATA/mnist, and ${DATA_VARIABLE} is not set: put "
+            f"{', '.join(MNIST_MD5)} there, packed (.gz) or not"
+        )
+    folder = Path(root).expanduser() / "mnist"
+    x_train, y_train, x_test, y_test = (
+        parse_idx(_checked(folder / file, md5), file) for file, md5 in MNIST_MD5.items()
+    )
+    shape = (1, *x_train.shape[1:]) if name == "mnist-images" else (x_train[0].size,)
+    units = _units(x_train, shape)
+    names = None
+    if len(shape) == 1:
+        names = tuple(f"row {r} column {c}" for r, c in np.ndindex(x_train.shape[1:]))
+
+    def part(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Dataset:
+        x = torch.tensor(images).reshape(len(images), *shape)
+        return Dataset(
+            units.to(dtype=torch.get_default_dtype()).transform(x),
+            torch.tensor(labels.astype(np.int64)),
+            units,
+            input_names=names,
+            target_name="digit",
+            class_names=[str(digit) for digit in range(10)],
+        )
+
+    num_train = len(x_train)
+    rows = torch.arange(num_train), torch.arange(num_train, num_train + len(x_test))
+    return Split(part(x_train, y_train), part(x_test, y_test), "classification", name, 0, *rows)
+
+
+def parse_idx(data: bytes, name: str) -> np.ndarray[Any, Any]:
+    """Take an array of unsigned bytes out of the idx format.
+
+    The format: two zero bytes, the type (8 is an unsigned byte), the number of axes, the length of
+    each axis as a big-endian 32-bit number, then the values.
+
+    Args:
+        data: The unpacked file.
+        name: What it is called in messages.
+
+    Returns:
+        The array, uint8.
+
+    Raises:
+        DataError: If it is of another format or type, or has more or fewer bytes than it says.
+
+    Example:
+        >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), "two labels")
+        array([5, 7], dtype=uint8)
+    """
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != UNSIGNED_BYTE or data[3] == 0:
+        raise DataError(
+            f"{name} starts with the bytes {list(data[:4])}; an idx file of unsigned bytes starts "
+            "with 0, 0, 8 and its number of axes"
+        )
+    start = 4 + 4 * data[3]
+    shape = struct.unpack(f">{data[3]}I", data[4:start]) if len(data) >= start else ()
+    expected = start + int(np.prod(shape, dtype=object))
+    if not shape or len(data) != expected:
+        raise DataError(
+            f"{name} has {len(data)} bytes, but its header, of shape {list(shape)}, needs "
+            f"{expected}: the file is truncated or damaged"
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
+
+
+def _checked(path: Path, md5: str) -> bytes:
+    """Unpacked bytes of a file that may end in .gz, whose MD5 is the one given."""
+    packed = path.with_name(f"{path.name}.gz")
+    found = path if path.is_file() else packed
+    try:
+        data = found.read_bytes()
+        if found is packed:
+            data = gzip.decompress(data)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"neither {str(path)!r} nor {packed.name!r} beside it exists; put one of them there"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{str(found)!r} cannot be read or unpacked: {error}") from error
+    actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if actual != md5:
+        raise DataError(
+            f"{str(found)!r} failed its checksum: expected MD5 {md5} of the unpacked bytes, got "
+            f"{actual}; the file was changed or truncated, replace it"
+        )
+    return data
+
+
+def _units(images: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Standardiser:
+    """One mean and sd of all pixels, exact by the count of each of the 256 values."""
+    counts = np.bincount(images.ravel(), minlength=PIXEL_VALUES).astype(float)
+    share, values = counts / counts.sum(), np.arange(PIXEL_VALUES)
+    mean = float(share @ values)
+    sd = float(np.sqrt(share @ (values - mean) ** 2)) or 1.0
+
+    def each(value: float) -> Tensor:
+        """As a standardiser of such inputs has it: one for each column, or each channel."""
+        return torch.full((shape[0], *(1,) * (len(shape) - 1)), value, dtype=torch.float64)
+
+    return Standardiser(each(mean), each(sd))

@@ -1,0 +1,58 @@
+"""Ctrl-C while an engine runs: the step is finished, and what there is is kept."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_asked = threading.Event()  # a signal is the process's, and so is its flag
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by Ctrl-C between two of its steps; the message says how to go on.
+
+    Attributes:
+        posterior: What the run had reached, or None where that is no posterior yet.
+    """
+
+    posterior: object | None = None
+
+
+def is_asked() -> bool:
+    """Whether Ctrl-C came since the outermost :func:`watch` began."""
+    return _asked.is_set()
+
+
+@contextmanager
+def watch() -> Iterator[None]:
+    """Take the first Ctrl-C as a question, see :func:`is_asked`; the second interrupts at once.
+
+    It does so in the main thread alone, where Python's own handler is in place: a program that has
+    set another, or an outer ``watch``, keeps it.
+
+    Raises:
+        KeyboardInterrupt: At the end, if the question came and no exception answered it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    _asked.clear()
+    try:
+        signal.signal(signal.SIGINT, _ask)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        was_asked = is_asked()
+        _asked.clear()
+    if was_asked:
+        raise KeyboardInterrupt
+
+
+def _ask(signum: int, frame: FrameType | None) -> None:
+    if is_asked():
+        signal.default_int_handler(signum, frame)
+    _asked.set()

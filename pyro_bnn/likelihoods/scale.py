@@ -1,0 +1,96 @@
+"""Positive parameters of a likelihood, fixed or learned: one number for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.priors import PriorModule
+
+Positive: TypeAlias = "float | Sequence[float] | Tensor | Distribution"
+"""A number for all targets, a vector ``[O]``, or a distribution that they are learned under."""
+
+
+def half_normal() -> Distribution:
+    """``HalfNormal(1)``: a standardised target has an sd of one, noise and signal together."""
+    return cast(Distribution, dist.HalfNormal(torch.tensor(1.0)))
+
+
+def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) -> None:
+    """Give a likelihood a positive attribute: a buffer, or a sample site of its name.
+
+    The site has shape ``[]`` for one target. For several, a univariate distribution is the prior
+    of each of them, and the site has shape ``[O]``.
+
+    Args:
+        likelihood: What gets the attribute.
+        name: Of the attribute and the site.
+        value: Numbers, or a prior: univariate, or of event shape ``[O]``.
+        what: What the attribute is called in messages.
+
+    Raises:
+        OptionError: If a number is not positive and finite, or the prior is not over one positive
+            number or a vector of them.
+    """
+    if isinstance(value, Distribution):
+        is_flat = len(value.event_shape) < 2 and not value.batch_shape
+        if not is_flat or bool(value.support.check(-torch.ones(value.shape())).any()):
+            raise OptionError(
+                f"the prior over the {what} is univariate (one for each target) or over a vector "
+                f"[O], and positive, not {value}; take for example "
+                "pyro.distributions.HalfNormal(1.0)"
+            )
+        setattr(likelihood, f"{name}_prior", PriorModule(value))
+        setattr(likelihood, name, PyroSample(_PriorOfTargets(name)))
+        return
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.zeros(())
+    if numbers.ndim > 1 or not bool(((numbers > 0) & numbers.isfinite()).all()):
+        raise OptionError(
+            f"{name} is a positive {what}, one for each target in a vector [O], or a Pyro "
+            f"distribution over it, not {value!r}"
+        )
+    likelihood.register_buffer(name, numbers.detach().clone())
+
+
+def positive(likelihood: PyroModule, name: str, num_targets: int) -> Tensor:
+    """The attribute's value ``[]`` or ``[O]``, sampled where it has a prior.
+
+    Raises:
+        ShapeError: If it is a vector of another length than the number of targets O.
+    """
+    prior = getattr(likelihood, f"{name}_prior", None)
+    if prior is not None:
+        shape = prior.distribution.event_shape
+        object.__setattr__(likelihood, f"_{name}_targets", num_targets)
+    else:
+        shape = getattr(likelihood, name).shape
+    if shape not in ((), (num_targets,)):
+        raise ShapeError(
+            f"{name} of the {type(likelihood).__name__} likelihood is for {shape[0]} targets, but "
+            f"the network has outputs for {num_targets}: pass one number for all, or one a target"
+        )
+    return cast(Tensor, getattr(likelihood, name))
+
+
+class _PriorOfTargets:
+    """The prior of one attribute, over as many targets as the network output has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, likelihood: PyroModule) -> Distribution:
+        prior = cast(Distribution, getattr(likelihood, f"{self.name}_prior")())
+        num_targets: int = getattr(likelihood, f"_{self.name}_targets", 1)
+        if num_targets == 1 or prior.event_shape:
+            return prior
+        return cast(Distribution, prior.expand([num_targets]).to_event(1))

@@ -1,0 +1,59 @@
+r"""Laplace prior, :math:`p(w) = \frac{1}{2b} e^{-|w - m|/b}` independently for every weight.
+
+Its mode under data has weights at exactly m, as the lasso has; its draws have none. With
+``scale="fan_in"``, :math:`b = 1/\sqrt{2I}` for a weight with I inputs to each unit and
+:math:`b = 1/\sqrt 2` for a bias: the variance :math:`2 b^2` is that of the fan-in Gaussian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+
+from pyro_bnn.priors.normal import fan_in
+from pyro_bnn.priors.scales import Scale, check_positive
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace prior over every entry of a weight tensor: a peak at its centre, exponential tails.
+
+    Its KL from Gaussian marginals is in closed form.
+
+    Args:
+        scale: Mean absolute deviation b, > 0, in the units of the weights, as in
+            ``torch.distributions.Laplace``; the standard deviation is ``sqrt(2) b``. Or
+            ``"fan_in"``: ``1/sqrt(2 I)`` for a weight of shape ``[O, I, ...]`` (``I`` counts all
+            trailing dimensions) and ``1/sqrt(2)`` for a bias, with the VARIANCE of
+            ``Normal("fan_in")``.
+        loc: Mean, median and mode of every weight.
+
+    Raises:
+        OptionError: If ``scale`` is neither positive nor ``"fan_in"``.
+
+    References:
+        Williams, "Bayesian Regularization and Pruning Using a Laplace Prior", Neural Computation
+        7(1), 1995.
+
+    Example:
+        >>> import torch
+        >>> Laplace().distribution(torch.Size([50, 8])).base_dist.scale[0, 0].item()
+        0.25
+    """
+
+    scale: Scale = "fan_in"
+    loc: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale, also="fan_in")
+
+    def distribution(self, shape: torch.Size) -> Distribution:
+        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
+        scale = 1 / math.sqrt(2 * fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        laplace = dist.Laplace(torch.tensor(float(self.loc)), torch.tensor(scale))
+        return cast(Distribution, laplace.expand(shape).to_event(len(shape)))

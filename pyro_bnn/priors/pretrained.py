@@ -1,0 +1,90 @@
+r"""Gaussian prior centred on a trained network, :math:`w \sim \mathcal N(w_0, s^2)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor, nn
+
+from pyro_bnn.errors import OptionError, ShapeError, SiteError
+from pyro_bnn.priors.normal import fan_in
+from pyro_bnn.priors.prior import PriorLike
+from pyro_bnn.priors.scales import Scale, check_positive
+
+
+class Pretrained:
+    r"""Gaussian around each weight of a trained network: fine-tuning that stays close to it.
+
+    The network's parameters are taken by name where all weights of the model are among them,
+    otherwise by order, with equal numbers of tensors, as the ``init`` of an engine takes them. They
+    are copied: training the network on changes nothing here.
+
+    Args:
+        net: The trained network, or its parameters by name, such as a state dict.
+        scale: Standard deviation s, > 0, in the units of the weights; or ``"fan_in"``:
+            ``1/sqrt(I)`` for a weight of shape ``[O, I, ...]``, 1 for a bias, so wide that the
+            centre hardly matters in a small network.
+
+    Raises:
+        OptionError: If ``net`` is neither, or ``scale`` neither positive nor ``"fan_in"``.
+
+    Example:
+        >>> import torch
+        >>> from pyro_bnn.models import MLP
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> model = MLP(3, hidden=(8,), prior=Pretrained(net, scale=0.1))
+        >>> prior = model.layers[1].weight_prior()
+        >>> torch.equal(prior.mean, net[2].weight)
+        True
+    """
+
+    def __init__(self, net: nn.Module | Mapping[str, Tensor], scale: Scale = "fan_in") -> None:
+        if isinstance(net, nn.Module):
+            net = dict(net.named_parameters())
+        elif not isinstance(net, Mapping):
+            raise OptionError(
+                f"net is a trained torch module or a mapping from names to tensors, not {net!r}"
+            )
+        self.weights = {name: value.detach().clone() for name, value in net.items()}
+        check_positive("scale", scale, also="fan_in")
+        self.scale = scale
+
+    def by_name(self, names: Sequence[str]) -> Mapping[str, PriorLike]:
+        """The Gaussian of each weight.
+
+        Raises:
+            SiteError: If the weights are not the network's, neither by name nor by order.
+            ShapeError: If one has another shape.
+        """
+        if all(name in self.weights for name in names):
+            return {name: _Around(name, self.weights[name], self.scale) for name in names}
+        if len(names) != len(self.weights):
+            raise SiteError(
+                f"the trained network fits the model neither by name nor by order: it has "
+                f"{', '.join(self.weights)}; the prior is for {', '.join(names)}"
+            )
+        pairs = zip(names, self.weights.items(), strict=True)
+        return {name: _Around(own, value, self.scale) for name, (own, value) in pairs}
+
+
+class _Around:
+    """Gaussian around the value of a trained tensor of this name."""
+
+    def __init__(self, name: str, loc: Tensor, scale: Scale) -> None:
+        self.name, self.loc, self.scale = name, loc, scale
+
+    def distribution(self, shape: torch.Size) -> Distribution:
+        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
+        if self.loc.shape != shape:
+            raise ShapeError(
+                f"{self.name!r} of the trained network has shape {tuple(self.loc.shape)}, but the "
+                f"weight that it is to centre has {tuple(shape)}"
+            )
+        scale = 1 / math.sqrt(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        normal = dist.Normal(self.loc.clone(), torch.full_like(self.loc, scale))
+        return cast(Distribution, normal.to_event(len(shape)))

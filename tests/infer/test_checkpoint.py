@@ -1,0 +1,530 @@
+"""The folder of a run: what is saved goes on, another run is told apart, Ctrl-C keeps what is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.data import Dataset
+from pyro_bnn.errors import DataError, FileFormatError, OptionError, OutputError, SiteError
+from pyro_bnn.infer import checkpoint as module
+from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted, State
+from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.infer.state_files import write_json
+from pyro_bnn.program import Program
+
+X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2)
+Y = X.sum(1)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_handler() -> Iterator[None]:
+    """Ctrl-C as in a foreground process, whatever started the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Walk:
+    """A random walk of ten steps."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        self.steps = 0
+        self.place = torch.zeros(3)
+
+    def advance(self) -> None:
+        self.place = self.place + torch.randn(3, generator=self.generator)
+        self.steps += 1
+
+    def state(self) -> State:
+        return {
+            "place": f"step {self.steps} of 10",
+            "compile_path": "eager",
+            "steps": self.steps,
+            "at": self.place,
+            "generator": self.generator.get_state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self.steps, self.place = state["steps"], state["at"] + 0
+        self.generator.set_state(state["generator"])
+
+
+@functools.cache
+def identity(
+    prior: float = 1.0, hidden: int = 3, last: float = 1.0, dtype: torch.dtype = torch.float64
+) -> Identity:
+    torch.manual_seed(0)
+    model = models.MLP(
+        2,
+        hidden=(hidden,),
+        prior=priors.Normal(scale=prior),
+        likelihood=likelihoods.Normal(0.3),
+    ).to(dtype)
+    y = torch.cat([Y[:-1], torch.tensor([last], dtype=torch.float64)])
+    return Identity.of(
+        Program(model, X, y),
+        Dataset(X, y),
+        engine="Walk",
+        options={"num_steps": 10, "scale": 0.5},
+        seed=0,
+        trains_params=True,
+    )
+
+
+def opened(
+    folder: Path | str | None,
+    *,
+    resume: bool = False,
+    identify: Callable[[], Identity] = identity,
+    **keywords: Any,
+) -> Checkpoint:
+    options: dict[str, Any] = {"device": CPU, "start": time.perf_counter(), **keywords}
+    return Checkpoint.open(folder, resume=resume, identify=identify, **options)
+
+
+def walked(
+    folder: Path | None,
+    *,
+    resume: bool = False,
+    press_after: int | None = None,
+    fail_after: int | None = None,
+) -> Walk:
+    checkpoint, walk = opened(folder, resume=resume), Walk()
+    checkpoint.restore(walk)
+    with checkpoint.watch():
+        while walk.steps < 10:
+            walk.advance()
+            if walk.steps == press_after:
+                signal.raise_signal(signal.SIGINT)
+            checkpoint.step(walk)
+            if walk.steps == fail_after:
+                raise RuntimeError("the run fails")
+        checkpoint.finish(walk)
+    return walk
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Going on
+
+
+def test_every_stop_goes_on_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    whole = walked(None)
+    folder = tmp_path / "new" / "folder"
+    for steps in range(1, 10):
+        with pytest.raises(RuntimeError, match="the run fails"):
+            walked(folder, resume=steps > 1, fail_after=steps)
+        assert manifest_of(folder)["place"] == f"step {steps} of 10"
+        assert len(contents(folder)) == 2
+    assert torch.equal(walked(folder, resume=True).place, whole.place)
+
+
+def test_a_run_that_is_complete_does_no_step(tmp_path: Path) -> None:
+    whole = walked(tmp_path)
+    checkpoint, walk = opened(tmp_path, resume=True), Walk()
+    assert checkpoint.is_complete
+    assert checkpoint.restore(walk)
+    assert torch.equal(walk.place, whole.place)
+    before = contents(tmp_path)
+    checkpoint.finish(walk)
+    assert contents(tmp_path) == before
+
+
+def test_the_first_step_is_saved_and_then_every_half_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    checkpoint, walk = opened(tmp_path), Walk()
+    saved = []
+    for seconds in (0.0, 1.0, 28.9, 0.2, 29.8, 0.3):
+        now += seconds
+        walk.advance()
+        checkpoint.step(walk)
+        saved.append(manifest_of(tmp_path)["place"].split()[1])
+    assert saved == ["1", "1", "1", "4", "4", "6"]
+
+
+def test_without_a_folder_nothing_is_saved_nor_identified() -> None:
+    def identify() -> Identity:
+        raise AssertionError("is not needed")
+
+    checkpoint, walk = opened(None, identify=identify), Walk()
+    assert not checkpoint.restore(walk)
+    assert (checkpoint.folder, checkpoint.compile_path) == (None, None)
+    checkpoint.step(walk)
+    checkpoint.finish(walk)
+    with pytest.raises(OptionError, match=r"resume=True needs checkpoint='folder': where the run"):
+        opened(None, resume=True)
+
+
+def test_an_empty_folder_is_a_start_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = opened(tmp_path / "none", resume=True)
+    assert not checkpoint.restore(Walk())
+    assert caplog.messages == [
+        f"{tmp_path / 'none'} holds no checkpoint: the run starts at the beginning"
+    ]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_checkpoint_is_not_overwritten_by_a_new_run(tmp_path: Path) -> None:
+    walked(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(OptionError, match="holds a checkpoint already: pass resume=True to go on"):
+        walked(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_the_wall_time_adds_up(tmp_path: Path) -> None:
+    checkpoint, walk = opened(tmp_path, start=time.perf_counter() - 100), Walk()
+    checkpoint.step(walk)
+    again = opened(tmp_path, resume=True, start=time.perf_counter() - 50)
+    again.restore(walk)
+    assert 150 < again.wall_time < 160
+    again.finish(walk)
+    assert opened(tmp_path, resume=True, start=0.0).wall_time == pytest.approx(155, abs=5)
+
+
+def test_the_manifest_says_how_the_run_was_made(tmp_path: Path) -> None:
+    walked(tmp_path)
+    manifest = manifest_of(tmp_path)
+    assert manifest["surroundings"]["torch"] == torch.__version__
+    assert manifest["surroundings"]["threads"] == torch.get_num_threads()
+    assert manifest["options"] == {"num_steps": 10, "scale": 0.5}
+    assert (manifest["engine"], manifest["seed"], manifest["num_chains"]) == ("Walk", 0, 1)
+    assert manifest["sites"][0] == ["layers.0.weight", [3, 2]]
+    assert manifest["compile_path"] == "eager"
+
+
+# Another run
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+    walked(tmp_path)
+
+    def resumed_as(error: type[Exception], match: str, other: Identity) -> None:
+        with pytest.raises(error, match=match):
+            opened(tmp_path, resume=True, identify=lambda: other)
+
+    replace = functools.partial(dataclasses.replace, identity())
+    resumed_as(
+        OptionError, "engine='Walk' where this run has 'Run': run it wi", replace(engine="Run")
+    )
+    resumed_as(OptionError, "of a run with seed=0 where this run has 1", replace(seed=1))
+    options = {"num_steps": 20, "scale": 0.5, "rank": 2}
+    resumed_as(
+        OptionError,
+        "num_steps=10 where this run has 20, rank=None where this run has 2",
+        replace(options=options),
+    )
+    resumed_as(
+        SiteError, r"of a model with layers.0.weight \(3, 2\), .* but this", identity(hidden=4)
+    )
+    resumed_as(
+        SiteError, "in float64, but this model has .* in float32", identity(dtype=torch.float32)
+    )
+    resumed_as(DataError, r"on other data \(6 rows, [0-9a-f]{12}\) than this", identity(last=1.5))
+    resumed_as(
+        SiteError, r"log p\(z\) = -\S+ where this model has -\S+; build it w", identity(prior=2.0)
+    )
+    resumed_as(
+        SiteError,
+        r"log p\(y \| z\) = \S+ where this",
+        replace(fingerprint=[identity().fingerprint[0], *([9.0] * 4)]),
+    )
+    resumed_as(SiteError, "of which there are 5 where this model has 1", replace(fingerprint=[0.0]))
+
+
+def test_values_that_a_run_trains_are_no_part_of_what_it_is() -> None:
+    def fingerprint(weight: float, *, trains_params: bool) -> list[float]:
+        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(weight)
+        return Identity.of(
+            Program(model, X, Y),
+            Dataset(X, Y),
+            engine="Walk",
+            options={},
+            seed=0,
+            trains_params=trains_params,
+        ).fingerprint
+
+    assert fingerprint(0.1, trains_params=True) == fingerprint(0.2, trains_params=True)
+    assert fingerprint(0.1, trains_params=False) != fingerprint(0.2, trains_params=False)
+
+
+def test_rows_of_a_loader_are_compared_in_any_order() -> None:
+    program = Program(models.MLP(2, hidden=(3,)).double(), X, Y)
+
+    def checksum(dataset: Dataset, *, in_order: bool) -> str:
+        return Identity.of(
+            program,
+            dataset,
+            engine="Walk",
+            options={},
+            seed=0,
+            trains_params=True,
+            in_order=in_order,
+        ).data
+
+    turned, mixed = Dataset(X.flip(0), Y.flip(0)), Dataset(X, Y.flip(0))
+    rows = Dataset(X, Y)
+    assert checksum(rows, in_order=False) == checksum(turned, in_order=False)
+    assert checksum(rows, in_order=False) != checksum(mixed, in_order=False)
+    assert checksum(rows, in_order=True) != checksum(turned, in_order=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({}, None),
+        ({"threads": 64}, "threads 64 then, 1 now$"),
+        ({"torch": "2.0", "numpy": "1.0"}, "torch 2.0 then, .* now; numpy 1.0 then, "),
+    ],
+)
+def test_a_line_says_why_a_run_does_not_go_on_bit_for_bit(
+    change: dict[str, Any], line: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RuntimeError):
+        walked(tmp_path, fail_after=4)
+    manifest = manifest_of(tmp_path)
+    manifest["surroundings"] |= change
+    write_json(manifest, tmp_path / "manifest.json")
+    opened(tmp_path, resume=True).restore(Walk())
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    if line is None:
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert re.match(f"resumed at step 1 of 10, but not bit for bit: {line}", warning)
+
+
+def test_a_line_names_another_compile_path_and_an_order_of_ones_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RuntimeError):
+        walked(tmp_path, fail_after=4)
+    manifest = manifest_of(tmp_path)
+    write_json({**manifest, "compile_path": "compiled"}, tmp_path / "manifest.json")
+    checkpoint = opened(tmp_path, resume=True, own_order=True)
+    assert checkpoint.compile_path == "compiled"
+    checkpoint.restore(Walk())
+    assert caplog.messages == [
+        "resumed at step 1 of 10, but not bit for bit: compile path compiled then, eager now; the "
+        "order of a DataLoader is its own"
+    ]
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_saves_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as stopped:
+        walked(tmp_path, press_after=6)
+    assert str(stopped.value) == (
+        f"stopped at step 6 of 10; run(..., checkpoint='{tmp_path}', resume=True) goes on"
+    )
+    assert manifest_of(tmp_path)["place"] == "step 6 of 10"
+    assert torch.equal(walked(tmp_path, resume=True).place, walked(None).place)
+    with pytest.raises(Interrupted, match=r"step 6 of 10; what there is, is in .*\.posterior\. Pa"):
+        walked(None, press_after=6)
+
+
+def test_ctrl_c_after_the_last_step_stops_too_and_nothing_is_lost(tmp_path: Path) -> None:
+    checkpoint, walk = opened(tmp_path), Walk()
+
+    def pressed_late() -> None:
+        with checkpoint.watch():
+            walk.advance()
+            checkpoint.finish(walk)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"stopped after the last step; run\(.*gives its poster"):
+        pressed_late()
+    assert opened(tmp_path, resume=True).is_complete
+
+
+# Disks
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(
+            OutputError, match=r"cannot write the checkpoint .*file.*: .* as it was"
+        ):
+            walked(folder)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    checkpoint, walk = opened(tmp_path), Walk()
+    walk.advance()
+    checkpoint.step(walk)
+    before = contents(tmp_path)
+    walk.advance()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before["state-1.pt"]) // 2, hard))
+    try:
+        with pytest.raises(
+            OutputError, match=r"cannot write the checkpoint .*: File too large; wha"
+        ):
+            checkpoint.finish(walk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert contents(tmp_path) == before
+    checkpoint.finish(walk)  # there is room again
+    assert opened(tmp_path, resume=True).is_complete
+
+
+def test_a_disk_that_is_full_at_the_manifest_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, walk = opened(tmp_path), Walk()
+    walk.advance()
+    checkpoint.step(walk)
+    before = contents(tmp_path)
+
+    def full(values: object, path: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_json", full)
+    with pytest.raises(OutputError, match="No space left on device; what was saved before is as"):
+        checkpoint.finish(walk)
+    assert contents(tmp_path) == before
+
+
+def killed_at(call: int, folder: Path) -> bool:
+    """Go on in a child that is killed at this call to the system; whether it came to that."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        return os.WIFSIGNALED(status)
+    calls = iter(range(1, call + 1))
+
+    def count(event: str, args: object) -> None:
+        if event in ("open", "os.rename", "os.remove", "os.scandir") and next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        checkpoint, walk = opened(folder, resume=True), Walk()
+        checkpoint.restore(walk)
+        walk.advance()
+        sys.addaudithook(count)
+        checkpoint.step(walk)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process is killed")
+def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
+    identity()  # made once, before the processes
+    with pytest.raises(RuntimeError):
+        walked(tmp_path, fail_after=1)
+    reached = [1]
+    for call in range(1, 50):
+        was_killed = killed_at(call, tmp_path)
+        walk = Walk()
+        opened(tmp_path, resume=True).restore(walk)
+        reached.append(walk.steps)
+        if not was_killed:
+            break
+    gains = [after - before for before, after in itertools.pairwise(reached)]
+    assert gains == sorted(gains)  # the old state up to the move of the manifest, then the new
+    assert set(gains) == {0, 1}
+    assert len(gains) >= 8
+    assert len(contents(tmp_path)) == 2  # what the killed left is gone
+
+
+# Damaged and hostile files
+
+
+def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
+    class Other(Walk):
+        def state(self) -> State:
+            state = super().state()
+            del state["generator"]
+            return state
+
+    checkpoint = opened(tmp_path)
+    checkpoint.step(Other())
+    with pytest.raises(FileFormatError, match=r"state-1.pt is no state of this run: KeyError\('g"):
+        opened(tmp_path, resume=True).restore(Walk())
+
+
+def test_a_state_that_needs_pickle_is_refused(tmp_path: Path) -> None:
+    class Other(Walk):
+        def state(self) -> State:
+            return {**super().state(), "groups": [{"key": identity()}]}
+
+    with pytest.raises(
+        OptionError, match=r"state\['groups'\]\[0\]\['key'\] is a Identity, which a"
+    ):
+        opened(tmp_path).step(Other())
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "is no manifest of a checkpoint of this package"),
+        ({"version": 2}, "has format version 2, this package reads 1: resume the run with the ve"),
+        ({"seed": "0"}, "is damaged: it lacks seed"),
+        ({"state": []}, "is damaged: it lacks state, name, size, sha256"),
+        ({"state": {"name": "state-1.pt", "size": "1"}}, "it lacks size, sha256"),
+        ({"options": {"a": 1}, "sites": [1]}, "num_steps=None where this run has 10"),
+        ({"sites": [1]}, "is damaged: TypeError"),
+        ({"fingerprint": ["1", 2, 3, 4, 5]}, "is damaged: TypeError"),
+    ],
+)
+def test_a_manifest_of_another_kind_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    walked(tmp_path)
+    write_json(manifest_of(tmp_path) | change, tmp_path / "manifest.json")
+    with pytest.raises((FileFormatError, OptionError), match=message):
+        opened(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["../state-1.pt", "/etc/passwd", "state-1.pt/../x", "state-1.pt\n", "state-１.pt", ""]
+)
+def test_a_name_outside_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    walked(tmp_path)
+    manifest = manifest_of(tmp_path)
+    manifest["state"]["name"] = name
+    write_json(manifest, tmp_path / "manifest.json")
+    with pytest.raises(FileFormatError, match=r"names the state .*, which is no file of a checkpo"):
+        opened(tmp_path, resume=True)

@@ -1,0 +1,462 @@
+"""Runs of NUTS and HMC that are stopped and go on: the same draws and statistics, to the bit."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_bnn import memory
+from pyro_bnn.capture import Captured
+from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
+from pyro_bnn.infer import HMC, NUTS, hamiltonian, hmc_kernel, nuts_kernel
+from pyro_bnn.infer import checkpoint as checkpoint_module
+from pyro_bnn.infer import lockstep as lockstep_module
+from pyro_bnn.infer.interrupts import Interrupted
+from pyro_bnn.infer.lockstep import Lockstep
+from pyro_bnn.infer.progress import Progress
+from pyro_bnn.infer.sampling import Sampled, Sampling, first_mass
+from pyro_bnn.infer.state_files import read_state, write_state
+from pyro_bnn.models import MLP
+from pyro_bnn.posterior import DrawsPosterior
+from tests.oracle import LinearGaussian, linear_gaussian
+
+# --- from every phase of a run -------------------------------------------------------------------
+
+SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+CHAINS, WARM_UP, DRAWS = 5, 45, 6  # windows of 10, 20 and 15
+KINDS = pytest.mark.parametrize(
+    ("kernel", "limit", "kind"),
+    [(nuts_kernel, 64, "diagonal"), (nuts_kernel, 64, "low_rank"), (hmc_kernel, 4, "diagonal")],
+)
+
+
+def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.5 * (z / SD).square().sum(-1), z / SD**2
+
+
+def made(
+    kernel: Any, limit: int, kind: Any, path: Path, *, captured: bool = False, **phases: float
+) -> Sampling:
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.randn(CHAINS, 3, generator=generator, dtype=torch.float64)
+    chains = Lockstep(
+        kernel,
+        gaussian,
+        (),
+        starts,
+        first_mass(gaussian(starts)[1], kind),
+        limit=limit,
+        target_accept=0.8,
+        seed=0,
+        name="the step",
+        captured=captured,
+        compiled=False,
+        strict=False,
+    )
+    return Sampling(
+        chains,
+        warmup_steps=WARM_UP,
+        num_samples=DRAWS,
+        limit=limit,
+        progress=Progress("made", CHAINS, WARM_UP + DRAWS, show=False),
+        path=path,
+        phases=phases,
+    )
+
+
+def phase(run: Sampling) -> str:
+    """Where a run stands: its window, or what of its last one."""
+    assert run._store is not None
+    left, counts = run._left, run._store.counts
+    if run.is_done:
+        return "at the end"
+    if len(left) < CHAINS:
+        return "in a smaller batch"
+    if left.min() > DRAWS:
+        return f"window {run._number}"
+    if left.max() > DRAWS:
+        return "some step sizes are fixed"
+    return "all step sizes are fixed" if counts.min() == 0 else "all chains have draws"
+
+
+def saved_states(run: Sampling, path: Path) -> dict[str, tuple[Any, Any]]:
+    """Run to the end; a state of each phase, and what its file of draws holds."""
+    run.begin()
+    saved: dict[str, tuple[Any, Any]] = {}
+    seen: Counter[str] = Counter()
+    while not run.is_done:
+        run.step()
+        name = phase(run)
+        if seen[name] == (30 if "window" in name else 0):
+            written = write_state(run.state(), path.with_name("state"))
+            held = np.fromfile(path).reshape(CHAINS, DRAWS, 3)
+            saved[name] = read_state(path.with_name("state"), written), held
+        seen[name] += 1
+    assert saved.keys() >= {"window 0", "window 1", "window 2", "in a smaller batch", "at the end"}
+    assert saved.keys() & {"some step sizes are fixed", "all step sizes are fixed"}
+    return saved
+
+
+def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> None:
+    run.restore(state)
+    assert phase(run) == name
+    while not run.is_done:
+        run.step()
+    assert torch.equal(run.result().z, expected.z)
+    np.testing.assert_array_equal(run.result().stats, expected.stats)
+
+
+@KINDS
+def test_another_run_goes_on_from_every_phase(
+    kernel: Any, limit: int, kind: Any, tmp_path: Path
+) -> None:
+    """Whatever the file holds beyond the draws that the state counts."""
+    path = tmp_path / "draws"
+    run = made(kernel, limit, kind, path)
+    saved = saved_states(run, path)
+    expected = Sampled(run.result().z.clone(), run.result().stats, {})
+    for name, (state, held) in saved.items():
+        for chain, count in enumerate(state["store"]["counts"]):
+            held[chain, count:] = np.nan
+        held.tofile(path)
+        assert_goes_on(made(kernel, limit, kind, path), name, state, expected)
+
+
+def test_the_graph_of_a_smaller_batch_is_that_of_all_chains(tmp_path: Path) -> None:
+    path = tmp_path / "draws"
+    run = made(nuts_kernel, 64, "diagonal", path, captured=True)
+    saved = saved_states(run, path)
+    other = made(nuts_kernel, 64, "diagonal", path, captured=True)
+    state, _ = saved["in a smaller batch"]
+    assert state["compile_path"] == "captured"
+    assert_goes_on(other, "in a smaller batch", state, run.result())
+    graphs = other._chains._captured._by_rows
+    assert sum(map(len, graphs.values())) == 1
+
+
+def test_phases_add_up(tmp_path: Path) -> None:
+    run = made(hmc_kernel, 4, "diagonal", tmp_path / "draws")
+    run.begin()
+    while phase(run) != "all chains have draws":
+        run.step()
+    before = {"capture": 1.0, "compile": 4.0}
+    state = {**run.state(), "warm_up": 100.0, "sampling": 50.0, "phases": before}
+    other = made(hmc_kernel, 4, "diagonal", tmp_path / "draws", capture=2.0)
+    other.restore(state)
+    phases = other.result().phases
+    assert (phases["capture"], phases["compile"]) == (3, 4)
+    assert phases["warm-up"] == pytest.approx(100)
+    assert 50 < phases["sampling"] < 90
+
+
+# --- runs of a user ------------------------------------------------------------------------------
+
+
+class Stops:
+    """Ctrl-C after each of some steps, counted over all runs; the number of all steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps, self.after = 0, -1
+        step = Sampling.step
+
+        def counted(run: Sampling) -> None:
+            step(run)
+            self.steps += 1
+            if self.steps == self.after:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Sampling, "step", counted)
+
+    def next(self, steps: int) -> None:
+        self.after = self.steps + steps
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
+    return Stops(monkeypatch)
+
+
+@pytest.fixture
+def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+
+
+@pytest.fixture(scope="module")
+def oracle() -> LinearGaussian:
+    return linear_gaussian()
+
+
+def all_draws(run: DrawsPosterior) -> Tensor:
+    z: Tensor = run.unconstrained(run.num_stored_draws, group_by_chain=True)
+    return z
+
+
+def assert_equal(found: DrawsPosterior, expected: DrawsPosterior) -> None:
+    assert torch.equal(all_draws(found), all_draws(expected))
+    assert found.sample_stats.keys() == expected.sample_stats.keys()
+    for name, values in expected.sample_stats.items():
+        np.testing.assert_array_equal(found.sample_stats[name], values, strict=True)
+    assert found.options == expected.options
+
+
+def assert_begins_like(found: DrawsPosterior, expected: DrawsPosterior) -> int:
+    """Compare draws so far; how many there are of each chain."""
+    num_draws = all_draws(found).shape[1]
+    assert torch.equal(all_draws(found), all_draws(expected)[:, :num_draws])
+    for name, values in expected.sample_stats.items():
+        np.testing.assert_array_equal(found.sample_stats[name], values[:, :num_draws])
+    assert found.options == {**expected.options, "interrupted": True}
+    return num_draws
+
+
+def stopped(run: Any) -> tuple[DrawsPosterior | None, str]:
+    with pytest.raises(Interrupted) as stop:
+        run()
+    posterior = stop.value.posterior
+    assert posterior is None or isinstance(posterior, DrawsPosterior)
+    return posterior, str(stop.value)
+
+
+def check_two_stops(sampler: Any, model: Any, data: Any, stops: Stops, folder: Path) -> None:
+    """Stopped in the warm-up and where the batch has shrunk, and run to the end: as without."""
+    expected = sampler.run(model, data, progress=False)
+    total = stops.steps
+    go_on = partial(sampler.run, model, data, progress=False, checkpoint=folder, resume=True)
+    stops.next(total // 4)
+    posterior, message = stopped(lambda: go_on(resume=False))
+    assert posterior is None
+    assert message == (
+        "stopped at window 1 of 2 of the warm-up; "
+        f"run(..., checkpoint={str(folder)!r}, resume=True) goes on"
+    )
+    stops.next(total - 3 - total // 4)
+    posterior, message = stopped(go_on)
+    assert posterior is not None
+    num_draws = assert_begins_like(posterior, expected)
+    assert f"stopped at draw {num_draws} of {sampler.num_samples} of the slowest " in message
+    assert len(torch.load(state_in(folder), weights_only=True)["left"]) < sampler.num_chains
+    run = go_on()
+    assert stops.steps == 2 * total
+    assert_equal(run, expected)
+    assert_equal(go_on(), expected)  # from its end, at once
+    assert stops.steps == 2 * total
+    assert posterior.wall_time < run.wall_time
+
+
+def state_in(folder: Path) -> Path:
+    (path,) = folder.glob("state-*.pt")
+    return path
+
+
+SMALL: Any = {"num_chains": 6, "warmup_steps": 20, "num_samples": 8, "compile": False}
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_a_run_that_is_stopped_twice(oracle: LinearGaussian, stops: Stops, tmp_path: Path) -> None:
+    hmc = HMC(num_steps=4, **SMALL)
+    check_two_stops(hmc, oracle.model, (oracle.x, oracle.y), stops, tmp_path)
+    assert (tmp_path / "draws.bin").stat().st_size == 6 * 8 * 4 * 8
+    names = sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
+    assert names == ["draws.bin", "manifest.json", "state"]
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_draws_in_the_file_alone(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "STORED_DRAWS", 1)
+    check_two_stops(NUTS(**SMALL), oracle.model, (oracle.x, oracle.y), stops, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("compiled", (True, True)), ("captured", (True, False)), ("eager", (False, False))],
+)
+def test_a_step_is_made_as_that_of_the_checkpoint(
+    path: str,
+    asked: tuple[bool, bool],
+    oracle: LinearGaussian,
+    stops: Stops,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[bool, bool]] = []
+
+    def make(*args: Any, captured: bool, compiled: bool, **options: Any) -> Lockstep:
+        made.append((captured, compiled))
+        chains = Lockstep(*args, captured=False, compiled=False, **options)
+        chains.compile_path = path
+        return chains
+
+    monkeypatch.setattr(hamiltonian, "Lockstep", make)
+    hmc = HMC(num_chains=2, warmup_steps=2, num_samples=2, num_steps=2, compile=False)
+    go_on = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False, resume=True)
+    stops.next(3)
+    stopped(lambda: go_on(checkpoint=tmp_path))
+    go_on(checkpoint=tmp_path)
+    go_on(checkpoint=tmp_path)  # of a run that is done nothing is to be captured
+    assert made[:2] == [(True, False), asked]
+    assert made[2][0] is False
+
+
+@pytest.mark.slow
+def test_a_compiled_run_that_is_stopped_twice(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = MLP(3, hidden=(4,), activation="tanh").double()
+    nuts = NUTS(**{**SMALL, "mass_matrix": "low_rank", "compile": True})
+    check_two_stops(nuts, net, (oracle.x, oracle.y), stops, tmp_path)
+    assert not [record for record in caplog.records if "bit for bit" in record.message]
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_saving_at_every_step_changes_nothing(
+    oracle: LinearGaussian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "SECONDS", 0.0)
+    nuts, data = NUTS(num_chains=2, warmup_steps=4, num_samples=3), (oracle.x, oracle.y)
+    run = nuts.run(oracle.model, data, progress=False, checkpoint=tmp_path)
+    assert_equal(run, nuts.run(oracle.model, data, progress=False))
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_without_a_checkpoint_ctrl_c_keeps_the_draws_so_far(
+    oracle: LinearGaussian, stops: Stops
+) -> None:
+    nuts, data = NUTS(**SMALL), (oracle.x, oracle.y)
+    expected = nuts.run(oracle.model, data, progress=False)
+    stops.next(stops.steps - 8)
+    posterior, message = stopped(lambda: nuts.run(oracle.model, data, progress=False))
+    assert posterior is not None
+    assert assert_begins_like(posterior, expected) > 1
+    assert "checkpoint='folder'" in message
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_the_bar_goes_on(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go_on = partial(
+        NUTS(**SMALL).run, oracle.model, (oracle.x, oracle.y), checkpoint=tmp_path, resume=True
+    )
+    stops.next(60)
+    stopped(go_on)
+    shown = capsys.readouterr().err.rpartition("\r")[2]
+    drawn = int(re.findall(r"(\d+)/168", shown)[-1])
+    go_on()
+    counts = [int(n) for n in re.findall(r"(\d+)/168", capsys.readouterr().err)]
+    assert 0 < drawn <= counts[1] < counts[-1] == 168
+
+
+# --- what else the densities depend on -----------------------------------------------------------
+
+
+class Shifted(PyroModule):
+    """y = w + shift + noise, with a shift that is held fixed."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(shift, dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(1).double(), 1.0).to_event(1))
+        f = pyro.deterministic("f", x * 0 + w + self.shift)
+        with pyro.plate("data", len(x)):
+            out: Tensor = pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+        return out
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_point_parameters_and_starts_of_a_posterior(stops: Stops, tmp_path: Path) -> None:
+    """Parameters are those of init, and another init is another run."""
+    x = torch.zeros(9, 1, dtype=torch.float64)
+    model, data = Shifted(0.0), (x, x[:, 0] + 3)
+    nuts = NUTS(**SMALL)
+    first = nuts.run(Shifted(2.0), data, progress=False)
+    go_on = partial(nuts.run, model, data, progress=False, checkpoint=tmp_path)
+    steps = stops.steps
+    expected = nuts.run(model, data, init=first, progress=False)
+    stops.next((stops.steps - steps) // 2)
+    stopped(lambda: go_on(init=first))
+    with pytest.raises(SiteError, match="of another model"):
+        go_on(resume=True)
+    run = go_on(init=first, resume=True)
+    assert_equal(run, expected)
+    assert float(run.params["shift"]) == 2
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_a_loader_in_its_order_goes_on_and_in_another_is_refused(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path
+) -> None:
+    """Gradients are sums over rows, and their bits depend on the order."""
+    rows = TensorDataset(oracle.x, oracle.y)
+    nuts, loader = NUTS(**SMALL), partial(DataLoader, rows, batch_size=4, shuffle=True)
+    expected = nuts.run(oracle.model, loader(), progress=False)
+    go_on = partial(nuts.run, oracle.model, checkpoint=tmp_path, resume=True, progress=False)
+    stops.next(30)
+    stopped(lambda: go_on(loader()))
+    with pytest.raises(DataError, match="of a run on other data"):
+        go_on(loader(generator=torch.Generator().manual_seed(5)))
+    assert_equal(go_on(loader()), expected)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_runs_that_do_not_belong_to_the_checkpoint(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path
+) -> None:
+    data, nuts = (oracle.x, oracle.y), NUTS(**SMALL)
+    stops.next(10)
+    stopped(lambda: nuts.run(oracle.model, data, checkpoint=tmp_path, progress=False))
+    for other, options, text in (
+        (nuts, {}, "holds a checkpoint already: pass resume=True"),
+        (nuts, {"resume": True, "seed": 1}, "seed=0 where this run has 1"),
+        (NUTS(**{**SMALL, "num_chains": 5}), {"resume": True}, "num_chains=6 where"),
+        (HMC(**SMALL), {"resume": True}, "engine='NUTS' where this run has 'HMC'"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            other.run(oracle.model, data, checkpoint=tmp_path, progress=False, **options)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_a_file_of_draws_that_is_not_that_of_the_checkpoint(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path
+) -> None:
+    go_on = partial(
+        NUTS(**SMALL).run, oracle.model, (oracle.x, oracle.y), checkpoint=tmp_path, progress=False
+    )
+    go_on()
+    path = tmp_path / "draws.bin"
+    draws = path.read_bytes()
+    altered = bytes([draws[0] ^ 1]) + draws[1:]
+    for held, text in (
+        (draws[:-8], r"draws.bin holds 1528 bytes, not 1536"),
+        (draws + b"0", r"draws.bin holds 1537 bytes, not 1536"),
+        (altered, r"draws.bin does not hold the 8 draws of chain 0 that were written"),
+        (None, r"draws.bin is missing: the draws so far are lost"),
+    ):
+        path.unlink()
+        if held is not None:
+            path.write_bytes(held)
+        with pytest.raises(FileFormatError, match=text):
+            go_on(resume=True)
+        assert (path.read_bytes() if held is not None else None) == held
+        path.touch()
+    path.write_bytes(draws)
+    go_on(resume=True)

@@ -1,0 +1,234 @@
+"""Files of a checkpoint: whole or not there, and nothing in them is run or believed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pyro_bnn.errors import FileFormatError, OptionError
+from pyro_bnn.infer import state_files
+from pyro_bnn.infer.state_files import (
+    Written,
+    check_json,
+    read_json,
+    read_state,
+    write_json,
+    write_state,
+)
+
+STATE: dict[str, Any] = {
+    "a": torch.arange(3.0, dtype=torch.float64),
+    "nested": [{0: None, "flag": True}, (1, 2.5, "text")],
+    "empty": torch.zeros(0, 4),
+}
+
+
+def written(content: bytes, path: Path) -> Written:
+    path.write_bytes(content)
+    return Written(len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    expected = write_state(STATE, path)
+    content = path.read_bytes()
+    assert expected == (len(content), hashlib.sha256(content).hexdigest())
+    back = read_state(path, expected)
+    assert torch.equal(back["a"], STATE["a"])
+    assert back["a"].dtype == torch.float64
+    assert back["nested"] == STATE["nested"]
+    assert back["empty"].shape == (0, 4)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_a_part_of_a_tensor_the_part_is_written(tmp_path: Path) -> None:
+    base = nn.Parameter(torch.arange(1e6).reshape(1000, 1000))
+    size = write_state({"a": base[3, :5], "b": base.detach().T[:2]}, tmp_path / "state")
+    assert size.size < 20_000
+    back = read_state(tmp_path / "state", size)
+    assert back["a"].tolist() == [3000, 3001, 3002, 3003, 3004]
+    assert torch.equal(back["b"], base.detach().T[:2])
+    assert not back["a"].requires_grad
+
+
+@pytest.mark.parametrize("value", [object(), {1.5: 0}, {"a": {3}}, lambda: 0])
+def test_what_needs_pickle_is_refused_before_a_file_is_made(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"state\['v'\].* is a .*, which a checkpoint cannot hold"
+    ):
+        write_state({"v": value}, tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("after", [0, 1_000])
+def test_a_disk_that_is_full_is_an_error_that_says_so(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").write_text("the old one")
+
+    class Full(state_files._Sink):
+        def write(self, data: bytes) -> int:
+            if self.size >= after and self.error is None:
+                self.error = OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(state_files, "_Sink", Full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_state(STATE, tmp_path / "state")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"state": "the old one"}
+
+
+def test_what_a_killed_run_left_is_replaced_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    (tmp_path / "state.tmp").symlink_to(victim)
+    expected = write_state(STATE, tmp_path / "state")
+    assert victim.read_text() == "of somebody else"
+    read_state(tmp_path / "state", expected)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state", "victim"]
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    expected = write_state(STATE, path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(FileFormatError, match=f"damaged: it has {len(content) - 1} bytes, and its"):
+        read_state(path, expected)
+    half = len(content) // 2
+    path.write_bytes(content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :])
+    with pytest.raises(FileFormatError, match="damaged: its checksum is not that of its manifest"):
+        read_state(path, expected)
+    path.unlink()
+    with pytest.raises(FileFormatError, match="state cannot be read: No such file or directory"):
+        read_state(path, expected)
+
+
+def test_a_link_a_pipe_and_a_folder_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    expected = write_state(STATE, tmp_path / "real")
+    path.symlink_to(tmp_path / "real")
+    with pytest.raises(FileFormatError, match="state is a link"):
+        read_state(path, expected)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FileFormatError, match="state is not a file"):
+        read_state(path, expected)
+    path.rmdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+        with pytest.raises(FileFormatError, match="state is not a file"):
+            read_state(path, expected)
+
+
+def test_a_file_larger_than_declared_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    expected = write_state(STATE, path)
+    os.truncate(path, 1 << 40)  # a hole of a terabyte
+    start = time.perf_counter()
+    with pytest.raises(FileFormatError, match="it has 1099511627776 bytes, and its manifest names"):
+        read_state(path, expected)
+    assert time.perf_counter() - start < 1
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("run_by_a_pickle",)
+
+
+def test_code_in_a_state_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"evil": Evil()}, "evil.pt")
+    contents = [Path("evil.pt").read_bytes(), pickle.dumps(Evil()), b"\x80\x02", b"", b"no zip"]
+    for content in contents:
+        expected = written(content, tmp_path / "state")
+        with pytest.raises(FileFormatError, match="state cannot be read as a checkpoint's state: "):
+            read_state(tmp_path / "state", expected)
+    assert not Path("run_by_a_pickle").exists()
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
+    with (
+        zipfile.ZipFile(tmp_path / "plain") as plain,
+        zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    content = (tmp_path / "bomb").read_bytes()
+    assert len(content) < 1 << 14
+    with pytest.raises(FileFormatError, match="it is packed, or its parts are larger than the fi"):
+        read_state(tmp_path / "bomb", written(content, tmp_path / "bomb"))
+
+
+class Huge:
+    """A tensor of four numbers that declares more."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride = stride
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        storage = torch.storage.TypedStorage(
+            wrap_storage=torch.zeros(4).untyped_storage(), dtype=torch.float32, _internal=True
+        )
+        arguments: Any = (storage, 0, (1 << 50,), (self.stride,), False, {})
+        return torch._utils._rebuild_tensor_v2, arguments
+
+
+def test_what_declares_to_be_larger_than_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    laughs: list[Any] = ["ha"]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    cases = {"not resizable": Huge(1), "a view of a tensor": Huge(0), "an entry twice": laughs}
+    for message, value in cases.items():
+        torch.save({"a": value}, path)
+        with pytest.raises(FileFormatError, match=message):
+            read_state(path, written(path.read_bytes(), path))
+
+
+# The manifest
+
+
+def test_json_comes_back_with_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    assert read_json(path) is None
+    values = {"a": [1, 2.5, None, float("nan")], "b": {"c": "ä"}}
+    write_json(values, path)
+    back = read_json(path)
+    assert back is not None
+    check_json(back, path)
+    back["b"] = 1
+    with pytest.raises(FileFormatError, match="is damaged: its checksum is not that of its conte"):
+        check_json(back, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format": "pyro_bnn', "is truncated, or is no manifest of a checkpoint: "),
+        ("", "is truncated, or is no manifest of a checkpoint: "),
+        ("\x00\xff", "is truncated, or is no manifest"),
+        ("[" * 100_000, "is truncated, or is no manifest"),
+        ("1" * 10_000, "is truncated, or is no manifest"),
+        ("[1, 2]", "is no manifest of a checkpoint"),
+        (json.dumps("x" * (1 << 20)), "has 1048578 bytes, and a manifest at most 1048576"),
+    ],
+    ids=["half", "empty", "bytes", "nested", "a long number", "a list", "large"],
+)
+def test_other_text_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(FileFormatError, match=message):
+        read_json(path)

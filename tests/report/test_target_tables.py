@@ -1,0 +1,62 @@
+"""Each of several targets has its scores in its own units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.html import render
+from pyro_bnn.report.units import Units
+from tests.report.conjugate import NOISE, LinearPosterior, regression_split
+
+
+@pytest.fixture(scope="module")
+def two() -> Comparison:
+    split = regression_split(num_targets=2)
+    return compare(
+        {"exact": LinearPosterior(split), "wide": LinearPosterior(split, spread=4)}, split
+    )
+
+
+def test_scores_are_those_of_the_exact_predictive_of_one_target(two: Comparison) -> None:
+    posterior, split = two.posteriors["exact"], two.split
+    assert isinstance(posterior, LinearPosterior)
+    x, scale = posterior._design(split.test.x), Units.of(split).scale
+    for o in (0, 1):
+        mean = (x @ posterior.exact.mean[o]).numpy()
+        sd = np.sqrt(((x @ posterior.exact.covariance_matrix[o]) * x).sum(1).numpy() + NOISE**2)
+        z = split.test.y[:, o].double().numpy() - mean
+        row = two.targets.loc[(o + 1, "exact")]
+        assert_allclose(row["rmse"], scale[o] * np.sqrt(np.mean(z**2)), rtol=0.01)
+        u = z / sd
+        crps = sd * (u * (2 * stats.norm.cdf(u) - 1) + 2 * stats.norm.pdf(u) - 1 / np.sqrt(np.pi))
+        assert_allclose(row["crps"], scale[o] * crps.mean(), rtol=0.03)
+        covered = np.mean(np.abs(u) < stats.norm.ppf(0.975))
+        assert_allclose(row["coverage_95"], covered, atol=2.1 / len(z))
+
+
+def test_the_total_weighs_targets_by_their_sds(two: Comparison) -> None:
+    scale = Units.of(two.split).scale
+    for name in ("exact", "wide"):
+        own = two.targets.xs(name, level="method")
+        total = two.table.loc[name]
+        assert_allclose(total["rmse"], np.sqrt(np.mean((own["rmse"] / scale) ** 2)))
+        assert_allclose(total["crps"], np.mean(own["crps"] / scale))
+        assert_allclose(total["coverage_95"], own["coverage_95"].mean())
+        assert "rmse, crps: sds of each target" in total["units"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_report_has_a_table_a_target(two: Comparison) -> None:
+    page, text = render(two), two.summary()
+    for o in (1, 2):
+        assert f"Target {o} of y" in page
+        assert f"Target {o} of y" in text
+
+
+def test_one_target_has_no_table_of_its_own(regression: Comparison) -> None:
+    assert regression.targets.empty
+    assert "Target 1" not in regression.summary()

@@ -1,0 +1,240 @@
+"""``--checkpoint`` and ``--resume``: commands that are stopped, and go on to the same end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyro_bnn import cli, jobs
+from pyro_bnn.errors import OptionError
+from pyro_bnn.infer import NUTS
+from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.infer.sampling import Sampling
+from pyro_bnn.infer.training import Training
+from pyro_bnn.saved_fit import SavedFit
+
+TINY = ("--data", "moons", "--hidden", "2", "--steps", "30")
+SHORT = ("--chains", "2", "--warmup", "10", "--samples", "20")
+ONE = ("compare", *TINY, "--methods", "auto-delta", "--quiet")
+TWO = ("compare", *TINY, "--methods", "auto-normal,auto-delta", "--quiet")
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*args: str | Path) -> Result:
+    """The command line in this process."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = cli.main([str(arg) for arg in args])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(autouse=True)
+def _process_is_given_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands set torch's threads for good; Ctrl-C is as in a foreground process; no figures."""
+    monkeypatch.setattr("pyro_bnn.report.html.render", lambda *args: "a report")
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+    torch.set_num_threads(threads)
+
+
+def count_steps(
+    monkeypatch: pytest.MonkeyPatch, cls: type[Any] = Training, *, stop_after: int | None = None
+) -> list[int]:
+    """Steps of all runs from now on; in the one of this number comes Ctrl-C."""
+    name = "_advance" if cls is Training else "step"
+    step: Callable[..., None] = getattr(cls, name)
+    made = [0]
+
+    def counted(self: Any, *args: Any) -> None:
+        step(self, *args)
+        made[0] += 1
+        if made[0] == stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cls, name, counted)
+    return made
+
+
+def line_to_go_on(result: Result) -> list[str]:
+    """The arguments that the one line of a command that was stopped names."""
+    assert result.code == 130
+    assert result.err.count("\n") == 1
+    start = "pyro-bnn: interrupted; to go on: pyro-bnn "
+    assert result.err.startswith(start)
+    return shlex.split(result.err.removeprefix(start))
+
+
+def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
+    return pd.read_csv(folder / name).drop(columns="seconds")
+
+
+def is_complete(folder: Path) -> bool:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return bool(manifest["is_complete"])
+
+
+def test_a_comparison_goes_on_in_the_middle_of_a_sampler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("compare", *TINY, *SHORT, "--methods", "auto-normal,nuts")
+    assert run(*command, "--out", tmp_path / "whole").code == 0
+    saved, out = tmp_path / "my runs", tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        steps = count_steps(patch, Sampling, stop_after=40)
+        stopped = run(*command, "--out", out, "--checkpoint", saved)
+    assert steps == [40]
+    args = line_to_go_on(stopped)
+    assert args == [*command, "--out", str(out), "--checkpoint", str(saved), "--resume"]
+    assert "NUTS        interrupted, and saved at window " in stopped.out
+    assert list(out.iterdir()) == []
+    assert is_complete(saved / "auto-normal")
+    assert not is_complete(saved / "nuts")
+
+    steps = count_steps(monkeypatch)
+    code, said, err = run(*args)
+    assert (code, err, steps) == (0, "", [0])
+    assert "AutoNormal  resumed at the end" in said
+    assert "NUTS        resumed at window " in said
+    pd.testing.assert_frame_equal(table(out), table(tmp_path / "whole"), check_exact=True)
+
+
+def test_runs_over_splits_and_seeds_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*ONE, "--splits", "0-1", "--seeds", "3,5")
+    assert run(*command, "--out", tmp_path / "whole").code == 0
+    saved, out = tmp_path / "saved", tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        count_steps(patch, stop_after=30 + 7)
+        args = line_to_go_on(run(*command, "--out", out, f"--checkpoint={saved}"))
+    folders = [saved / f"split-0-seed-{seed}" / "auto-delta" for seed in (3, 5)]
+    assert sorted(saved.glob("*/*")) == folders
+    assert [is_complete(folder) for folder in folders] == [True, False]
+    with monkeypatch.context() as patch:
+        count_steps(patch, stop_after=40)  # stopped again
+        assert line_to_go_on(run(*args)) == args
+    steps = count_steps(monkeypatch)
+    assert run(*args).code == 0
+    assert steps == [4 * 30 - 30 - 7 - 40]
+    for name in ("table.csv", "runs.csv"):
+        pd.testing.assert_frame_equal(
+            table(out, name), table(tmp_path / "whole", name), check_exact=True
+        )
+
+
+def test_a_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("fit", *TINY, "--method", "auto-normal", "--batch-size", "50")
+    assert run(*command, "--out", tmp_path / "whole").code == 0
+    saved = tmp_path / "saved"
+    with monkeypatch.context() as patch:
+        count_steps(patch, stop_after=11)
+        stopped = run(*command, "--out", tmp_path / "parts", "--checkpoint", saved)
+    assert "AutoNormal  interrupted, and saved at step 11 of 30" in stopped.out
+    assert not is_complete(saved)
+    code, out, _ = run(*line_to_go_on(stopped))
+    assert code == 0
+    assert "AutoNormal  resumed at step 11 of 30" in out
+    whole, parts = (SavedFit.load(tmp_path / name).posterior for name in ("whole", "parts"))
+    assert torch.equal(whole.unconstrained(5)[0], parts.unconstrained(5)[0])
+    np.testing.assert_array_equal(whole.losses, parts.losses)
+
+
+def test_an_error_of_one_method_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise OptionError("no sampler today")
+
+    monkeypatch.setattr(NUTS, "run", refuse)
+    saved = tmp_path / "saved"
+    command = ("compare", *TINY, *SHORT, "--methods", "auto-normal,nuts", "--out", tmp_path)
+    code, _, err = run(*command, "--checkpoint", saved)
+    assert (code, err) == (2, "pyro-bnn: no sampler today\n")
+    assert is_complete(saved / "auto-normal")
+
+
+def test_a_checkpoint_of_another_run_ends_the_command(tmp_path: Path) -> None:
+    """Also where an error of the data would lose one run of several."""
+    data, saved = tmp_path / "own.csv", ("--checkpoint", tmp_path / "saved", "--out", tmp_path)
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    pd.DataFrame(x, columns=["a", "b"]).to_csv(data, index=False)
+    command = (*ONE, "--data", data, "--seeds", "0,1", *saved)
+    assert run(*command).code == 0
+    assert run(*command, "--resume", "--steps", "40") == (
+        2,
+        "",
+        f"pyro-bnn: the checkpoint {tmp_path}/saved/split-0-seed-0/auto-delta is of a run with "
+        "num_steps=30 where this run has 40: run it with the same options, or pass another "
+        "folder\n",
+    )
+    pd.DataFrame(x + 1e-3 * x**2, columns=["a", "b"]).to_csv(data, index=False)
+    code, out, err = run(*command, "--resume")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith(f"pyro-bnn: the checkpoint {tmp_path}/saved/split-0-seed-0/auto-delta is")
+    assert "of a run on other data" in err
+
+
+@pytest.fixture
+def folder_in_use(tmp_path: Path) -> Path:
+    """The checkpoint of a fit by auto-delta, where a comparison would have its own."""
+    folder = tmp_path / "saved" / "auto-delta"
+    command = ("fit", *TINY, "--method", "auto-delta", "--out", tmp_path / "fit")
+    assert run(*command, "--checkpoint", folder).code == 0
+    return folder
+
+
+def refused(*args: str | Path) -> str:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err.removeprefix("pyro-bnn: ").rstrip()
+
+
+def test_what_cannot_go_on_is_refused_before_any_fit(
+    folder_in_use: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "fit_all", lambda *args, **more: pytest.fail("a fit ran"))
+    monkeypatch.chdir(folder_in_use.parent)
+    one = ("fit", *TINY, "--method", "auto-delta")
+    for command in (TWO, one):
+        said = refused(*command, "--resume")
+        assert said == "--resume needs --checkpoint FOLDER: where the run was saved"
+    expected = (
+        "{} holds a checkpoint already: add --resume to go on from it, or name another folder"
+    )
+    # of the comparison's second method, at which its first fit would be done
+    assert refused(*TWO, "--checkpoint", ".") == expected.format("auto-delta")
+    assert refused(*one, "--checkpoint", folder_in_use) == expected.format(folder_in_use)
+    assert "cannot write to the folder" in refused(*TWO, "--checkpoint", "auto-delta/manifest.json")
+    path = folder_in_use / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 9}))
+    assert "manifest.json is damaged" in refused(*TWO, "--checkpoint", ".", "--resume")
+
+
+def test_a_run_without_a_checkpoint_begins(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    code, _, err = run(*ONE, "--out", tmp_path, "--checkpoint", saved, "--resume")
+    assert (code, err) == (
+        0,
+        f"pyro-bnn: note: {saved} holds no checkpoint: all starts at the beginning\n",
+    )
+    code, _, err = run(*TWO, "--out", tmp_path, "--checkpoint", saved, "--resume")
+    assert (code, err) == (0, "")  # a method more is no surprise
