@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def peers(settings: Settings) -> list[Entry]:
         )
         for method, chains in ways
     ]
-    entries.append(Entry("Pyro, 2 chains", "pyro", replace(options, chains=2)))
+    entries.append(Entry("Pyro, 1 chain", "pyro", options))
     return [entry for entry in entries if entry.package is None or installed(entry.package)]
 
 
@@ -107,6 +108,8 @@ def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         convergence = function_convergence(np.load(out))
     found = json.loads(done.stdout.splitlines()[-1])
+    if "capture" in found["phases"] and options.chains > 4:
+        raise RuntimeError(f"{' '.join(command)} was not compiled:\n{done.stderr}")
     return {
         "import_seconds": found.pop("imported") - started,
         "process_seconds": process_seconds,
@@ -149,7 +152,7 @@ class Turns:
         state = "filled" if filled else "empty"
         for turn in range(self.settings.rounds):
             for entry, found in zip(entries, every, strict=True):
-                cache = self.folder / f"{entry.contender}, {entry.options}, {turn}"
+                cache = self.folder / _name(f"{entry.contender}, {entry.options}, {turn}")
                 if not filled and cache.exists():
                     raise ValueError(f"{entry.contender} has filled its cache before")
                 found.append(sampled(entry, self.settings.threads, turn, cache))
@@ -158,6 +161,11 @@ class Turns:
             row_of(entry, "" if entry.library == "pyro" else state, found)  # Pyro compiles nothing
             for entry, found in zip(entries, every, strict=True)
         ]
+
+
+def _name(text: str) -> str:
+    """A folder's name: compilers are called through a shell, which spaces and brackets confuse."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())
 
 
 def row_of(entry: Entry, cache: str, rounds: Sequence[Row]) -> Row:

@@ -472,7 +472,7 @@ def draw_prior(
 
     if data is None:
         refuse_idle(context, {"target": "", "task": "", "split": ""}, {"a line without data": None})
-        rows = Dataset([[-2.0], [2.0]], [0.0, 1.0])
+        rows = Dataset([[-2.0], [2.0]], [-1.0, 1.0])
         loaded = Split(rows, rows, "regression", "one input from -2 to 2")
     else:
         loaded = load(data, target=target, task=task, split=split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pyro
@@ -14,3 +15,11 @@ def _same_start() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _answers_ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

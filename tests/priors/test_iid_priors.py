@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import NUTS, SVI, Posterior, guides, models, priors
+from pyro_bnn import NUTS, SVI, Posterior, guides, likelihoods, models, priors
 from pyro_bnn.effects import unvalidated
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
@@ -109,6 +109,11 @@ def test_without_a_variance_large_sums_are_as_likely_at_any_width() -> None:
     ("make", "message"),
     [
         (lambda: Laplace(0.0), "scale is a positive number or 'fan_in', not 0.0"),
+        (lambda: Laplace(loc=math.nan), "loc is a finite number, not nan"),
+        (lambda: StudentT(loc=math.inf), "loc is a finite number, not inf"),
+        (lambda: ScaleMixture(loc=math.nan), "loc is a finite number, not nan"),
+        (lambda: priors.Normal(scale=True), "a positive standard deviation or 'fan_in', not True"),
+        (lambda: likelihoods.Normal(scale=True), "scale is a positive .*, not True"),
         (lambda: StudentT(0.0), "df is a positive number, not 0.0"),
         (lambda: StudentT(scale=-1.0), "scale is a positive number or 'fan_in', not -1.0"),
         (lambda: ScaleMixture(0.0), "mixing is a positive number, not 0.0"),

@@ -73,6 +73,12 @@ def test_every_figure_draws_light_and_dark_and_says_what_it_shows(
 
 
 def test_pyplot_holds_no_figure(regression: Comparison) -> None:
+    before = open_figures()
     assert isinstance(regression.figures["khat"], Figure)
+    assert open_figures() == before
+
+
+def open_figures() -> list[int]:
+    """Those of pyplot, of which other tests may have left some."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    assert pyplot is None or pyplot.get_fignums() == []
+    return [] if pyplot is None else list(pyplot.get_fignums())
