@@ -6,6 +6,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,7 +55,6 @@ class Chunks:
         self._bytes: dict[object, tuple[int, int, int]] = {}
         self._graphs: dict[object, TensorFunction | None] = {}
         self._observed: dict[object, tuple[Distribution, bool]] = {}
-        self._axes: dict[object, tuple[int | None, ...] | None] = {}
 
     def over(self, name: str, fn: Function, draws: Draws, rows: Rows, params: Params) -> Pass:
         """A function over draws, not yet computed.
@@ -101,18 +101,6 @@ class Chunks:
             self._graphs[key] = _capture(of, size)
         return self._graphs[key]
 
-    def axes(self, of: Pass) -> tuple[int | None, ...] | None:
-        """Which dimension of each tensor is that of the rows, None where it has none.
-
-        None altogether where a row's values depend on the other rows, so that all are needed.
-        """
-        key = (of.name, _shapes(*of.rows))
-        if key not in self._axes:
-            _make_room(self._axes)
-            z = next(of.draws.blocks())[:1]
-            self._axes[key] = _row_axes(of.fn, z, of.rows, of.params)
-        return self._axes[key]
-
     def observed(self, of: Pass) -> tuple[Distribution, bool]:
         """The distribution of y ``[N]`` at one draw, and whether rows of it are masked.
 
@@ -150,6 +138,15 @@ class Pass:
     fixed: int
     first_row: int = 0
 
+    @cached_property
+    def axes(self) -> tuple[int | None, ...] | None:
+        """Which dimension of each tensor is that of the rows, None where it has none.
+
+        None altogether where a row's values depend on the other rows, so that all are needed. It
+        is found anew for each pass: other rows of the same shape may depend on each other.
+        """
+        return _row_axes(self.fn, next(self.draws.blocks())[:1], self.rows, self.params)
+
     def excess(self, memory: int, kept: int) -> str | None:
         """What to say where results of ``kept`` bytes a draw exceed the bound, else None.
 
@@ -173,7 +170,7 @@ class Pass:
     def _least(self) -> int:
         """Bytes to compute one draw, at some rows after the others where that can be."""
         of_some = self.at_one_row + bounds.WORKING_SET
-        return of_some if self.working > of_some and self.chunks.axes(self) else self.working
+        return of_some if self.working > of_some and self.axes else self.working
 
     def by_rows(self, memory: int, *, kept: int = 0, beside: int = 0) -> list[Pass]:
         """The same at some rows after the others, where one draw at all rows exceeds the caches.
@@ -188,7 +185,7 @@ class Pass:
         of_rows = self.working - self.at_one_row + beside
         left = memory - kept * len(self.draws) - self.fixed - self.at_one_row
         at_once = int(min(bounds.WORKING_SET, left) * num_rows / max(1, of_rows)) - 1
-        if at_once >= num_rows - 1 or at_once < 1 or self.chunks.axes(self) is None:
+        if at_once >= num_rows - 1 or at_once < 1 or self.axes is None:
             return [self]
         count = -(-num_rows // at_once)
         size = -(-num_rows // count)
@@ -279,7 +276,7 @@ class Pass:
             kept = 0
         whole, num_rows = Collected(len(self.draws), disk=is_beyond), len(self.rows[0])
         for some in self.by_rows(memory, kept=kept):
-            axes = () if some is self else self.chunks.axes(self) or ()
+            axes = () if some is self else self.axes or ()
             start = 0
             for values in some.parts(memory, kept=kept):
                 whole.add(values, start, first_row=some.first_row, num_rows=num_rows, axes=axes)
@@ -320,7 +317,7 @@ def _make_room(kept: dict[object, Any]) -> None:
 
 
 def _stored_bytes(fn: Function, z: Tensor, rows: Rows, params: Params) -> int:
-    """Bytes that :func:`together` keeps of one draw at N rows, from one row and two."""
+    """Bytes that :meth:`Pass.together` keeps of one draw at N rows, from one row and two."""
     totals = []
     for count in (1, 2):
         with torch.no_grad():
@@ -331,23 +328,40 @@ def _stored_bytes(fn: Function, z: Tensor, rows: Rows, params: Params) -> int:
 
 
 def _row_axes(fn: Function, z: Tensor, rows: Rows, params: Params) -> tuple[int | None, ...] | None:
-    """See :meth:`Chunks.axes`; from rows spread over all, and from half of these alone."""
+    """See :meth:`Pass.axes`; from rows spread over all, and from halves of these alone.
+
+    The first half tells what all rows share, such as their mean; the middle one lacks rows before
+    and after it, and tells what runs along the rows in either direction.
+    """
     count = min(len(rows[0]), LIKE_ROWS)
     half = count // 2
-    if not half:
+    if count < 3:  # no row is in the middle
         return None
     spread = torch.linspace(0, len(rows[0]) - 1, count).long()
     some = tuple(value[spread.to(value.device)] for value in rows)
+    axes = None
     with torch.no_grad():
-        both = fn(z, some, params), fn(z, tuple(value[:half] for value in some), params)
+        whole = fn(z, some, params)
+        for first in (0, (count - half) // 2):
+            part = fn(z, tuple(value.narrow(0, first, half) for value in some), params)
+            axes = _axes_of(whole, part, first, half, count)
+            if axes is None:
+                return None
+    return axes
+
+
+def _axes_of(
+    whole: tuple[Tensor, ...], part: tuple[Tensor, ...], first: int, half: int, count: int
+) -> tuple[int | None, ...] | None:
+    """Along which dimension each tensor at some rows is part of that at all rows, if they are."""
     axes: list[int | None] = []
-    for value, of_half in zip(*both, strict=True):
+    for value, of_half in zip(whole, part, strict=True):
         shapes = list(zip(value.shape, of_half.shape, strict=True))
         differing = [dim for dim, (a, b) in enumerate(shapes) if a != b]
         if (differing and shapes[differing[0]] != (count, half)) or len(differing) > 1:
             return None
         axes.append(differing[0] if differing else None)
-        kept = value.narrow(differing[0], 0, half) if differing else value
+        kept = value.narrow(differing[0], first, half) if differing else value
         tolerance = TOLERANCE * float(kept.double().abs().nan_to_num(0, 0, 0).max())
         if not torch.allclose(
             kept.double(), of_half.double(), TOLERANCE, tolerance, equal_nan=True

@@ -30,6 +30,8 @@ class MappedFile:
         path: Where the file is or is to be; None for one without a name in the folder for
             temporary files (``TMPDIR``).
         what: What it holds, for messages.
+        is_whole: Whether there is a file that holds all its numbers: no room is taken, and one
+            that may not be written is read.
 
     Attributes:
         folder: Where the file is.
@@ -46,14 +48,22 @@ class MappedFile:
         [0.0, 3.0]
     """
 
-    def __init__(self, num_bytes: int, path: Path | None = None, *, what: str = "draws") -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        path: Path | None = None,
+        *,
+        what: str = "draws",
+        is_whole: bool = False,
+    ) -> None:
         self.folder = tempfile.gettempdir() if path is None else str(path.parent)
         self.num_bytes = num_bytes
         self._path, self._what = path, what
         try:
-            self._file: IO[bytes] = _opened(path)
+            self._file: IO[bytes] = _opened_whole(path) if is_whole and path else _opened(path)
             weakref.finalize(self, self._file.close)
-            self._reserve()
+            if not is_whole:
+                self._reserve()
         except OSError as error:
             raise self._refusal(error.strerror or str(error)) from error
 
@@ -98,6 +108,8 @@ class MappedFile:
         Raises:
             OutputError: If it could not be written.
         """
+        if not self._file.writable():
+            return
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -105,7 +117,8 @@ class MappedFile:
 
     def map(self, dtype: torch.dtype) -> Tensor:
         """All numbers ``[n]`` of the file, which lives as long as a view of this tensor."""
-        return torch.frombuffer(mapped(self._file.fileno(), self.num_bytes), dtype=dtype)
+        made = mapped(self._file.fileno(), self.num_bytes, is_writable=self._file.writable())
+        return torch.frombuffer(made, dtype=dtype)
 
     def _refusal(self, why: str) -> OutputError:
         try:
@@ -129,3 +142,14 @@ def _opened(path: Path | None) -> IO[bytes]:
         return tempfile.TemporaryFile(buffering=0)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
     return os.fdopen(descriptor, "r+b", buffering=0)
+
+
+def _opened_whole(path: Path) -> IO[bytes]:
+    """A file that is there, open to be read alone where it may not be written."""
+    binary = getattr(os, "O_BINARY", 0)
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | binary), "r+b", buffering=0)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.fdopen(os.open(path, os.O_RDONLY | binary), "rb", buffering=0)

@@ -120,7 +120,7 @@ def _product(
     num_terms, (num_rows, num_columns) = _value(a).shape[2], _value(node).shape[1:]
     left, right = _transposed(module, b, turned), _transposed(module, a, turned)
     if isinstance(num_terms, int) and num_terms <= FEW:
-        right = _lines(module, a, lines) or right
+        right = _lines(module, right, lines) or right
         terms = [
             call(
                 aten.mul.Tensor,
@@ -144,16 +144,23 @@ def _product(
 
 
 def _lines(module: GraphModule, node: Node, lines: dict[Node, Node]) -> Node | None:
-    """The few columns of a matrix that all of a batch share, one after the other ``[1, K, N]``."""
-    source = node
+    """A batch ``[C, K, N]`` of one matrix, from its few columns one after the other ``[1, K, N]``.
+
+    None where it is not the transpose of a matrix ``[N, K]`` that all of the batch share.
+    """
+    source, is_turned = node, False
     while source.target is not aten.expand.default:
-        if _same(source) is None and not _is_transpose(source):
+        if _is_transpose(source):
+            is_turned = not is_turned
+        elif _same(source) is None:
             return None
         source = cast(Node, source.args[0])
     source = cast(Node, source.args[0])
     shape = tuple(_value(source).shape)
     shape = (1, *shape) if len(shape) == 2 else shape
-    if len(shape) != 3 or shape[0] != 1 or not shape[2] <= FEW:
+    if not is_turned or len(shape) != 3 or shape[0] != 1 or not shape[2] <= FEW:
+        return None
+    if str(shape[:0:-1]) != str(tuple(_value(node).shape[1:])):  # a row or column that is expanded
         return None
     if source not in lines:
         matrix = _call(module, aten.view.default, source, list(shape))

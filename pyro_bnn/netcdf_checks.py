@@ -7,13 +7,17 @@ files, and groups that hold themselves. What is declared is added up here, and n
 from __future__ import annotations
 
 import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pyro_bnn.errors import FileFormatError
 
 FLOOR = 256 << 20  # bytes of arrays that any file may have
-PACKED = 20  # times its own size that a larger file may have: numbers of a fit pack to a half
+PACKED = 1032  # times its own size that a larger file may have: what deflate makes of equal numbers
 NUM_OBJECTS = 10_000
 DEPTH = 8
 NUM_STRINGS = 100_000
@@ -53,7 +57,7 @@ class _Look:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.bound = max(FLOOR, PACKED * size)
+        self.bound = max(FLOOR, min(PACKED * size, _memory()))
         self.num_bytes = self.num_strings = self.string_bytes = 0
         self.seen: set[int] = set()
 
@@ -105,7 +109,7 @@ class _Look:
             )
             if num_chunks > NUM_OBJECTS + self.size // 16:
                 raise ValueError(f"{where} is in {num_chunks} pieces")
-            self._add(math.prod(array.chunks) * array.dtype.itemsize)
+            self._fits(math.prod(array.chunks) * array.dtype.itemsize)  # one at a time
         self._add(array.size * array.dtype.itemsize)
         if array.dtype.kind == "O":
             self._texts(array)
@@ -116,23 +120,42 @@ class _Look:
         if self.num_strings > NUM_STRINGS or array.ndim > 1:
             raise ValueError(f"{array.name!r:.50} holds {array.size} strings")
         for place in range(array.size):
-            value = array[place] if array.ndim else array[()]
-            self.string_bytes += len(value)
-            if self.string_bytes > STRING_BYTES:
-                raise ValueError(f"its strings have more than {STRING_BYTES >> 20} MiB")
+            self._text(array[place] if array.ndim else array[()])
+
+    def _text(self, value: object) -> None:
+        self.string_bytes += len(value) if isinstance(value, str | bytes) else 0
+        if self.string_bytes > STRING_BYTES:
+            raise ValueError(f"its strings have more than {STRING_BYTES >> 20} MiB")
 
     def _attributes(self, node: Any) -> None:
-        """Attributes are numbers, single strings, and references to dimensions."""
+        """Attributes are numbers, few strings, and references to dimensions."""
+        import h5py
+
         for name in node.attrs:
             attribute = node.attrs.get_id(name)
             count = math.prod(attribute.shape or ())
             self._add(count * attribute.dtype.itemsize)
             if attribute.dtype.kind == "O" and count > MOST_REFERENCES:
                 raise ValueError(f"the attribute {name!r:.50} holds {count} values")
+            if attribute.dtype.kind == "O" and h5py.check_string_dtype(attribute.dtype):
+                self._fits(count * self.size)  # read whole, and all may be the same long one
+                for value in np.atleast_1d(node.attrs[name]).ravel():
+                    self._text(value)
 
     def _add(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        if self.num_bytes > self.bound:
+        self._fits(self.num_bytes)
+
+    def _fits(self, num_bytes: int) -> None:
+        if num_bytes > self.bound:
             raise ValueError(
                 f"its arrays have more than {self.bound >> 20} MiB, in a file of {self.size} bytes"
             )
+
+
+def _memory() -> int:
+    """Bytes of memory of this machine, or no bound where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize

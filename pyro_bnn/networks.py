@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 
 from pyro_bnn.data import Split
-from pyro_bnn.data.labels import Task, is_count
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import holds_counts
 from pyro_bnn.effects import Model, base_distribution, isolated
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.jobs import Method, comma_parts
@@ -185,13 +186,13 @@ def describe(
         all_rows: Whether the fit is to all rows, so that none is held out.
     """
     data = split.train
-    counts = ", counts, which are not standardised" if _holds_counts(split) else ""
     held_out = "no" if all_rows else f"{len(split.test):,}"
     rows = f"{len(data):,} training and {held_out} held-out rows, {data.x.shape[1]} inputs"
     yield f"Data:  {split.name}, {'all rows' if all_rows else f'split {split.index}'}: {rows}"
     target = "" if data.target_name is None else f" of {data.target_name!r}"
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"
-    yield f"Task:  {split.task}{target}{classes}{counts}; standardised by the training rows"
+    of_counts = " as counts, which stay as they are; inputs" if holds_counts(split) else ";"
+    yield f"Task:  {split.task}{target}{classes}{of_counts} standardised by the training rows"
     likelihood = options.likelihood or _task_likelihood(split)
     chosen = "" if options.likelihood else ", chosen from the task; --likelihood takes another"
     yield f"Noise: likelihood {lookup('likelihood', likelihood).__name__}{chosen}"
@@ -225,7 +226,7 @@ def _prior_name(given: str | None) -> str | None:
 
 def _task_likelihood(split: Split) -> str:
     if split.task == "regression":
-        return "Poisson" if _holds_counts(split) else "Normal"
+        return "Poisson" if holds_counts(split) else "Normal"
     return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
 
 
@@ -236,7 +237,7 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
     name = str(lookup("likelihood", given).__name__)
     num_classes = split.train.num_classes
     described = _described(_make_likelihood(name, num_classes), num_outputs)
-    target = "counts" if _holds_counts(split) else "numbers"
+    target = "counts" if holds_counts(split) else "numbers"
     target = target if num_classes is None else f"{num_classes} classes"
     if described != target:
         or_counts = ", or say --task counts" if (described, target) == ("counts", "numbers") else ""
@@ -256,13 +257,6 @@ def task_of(task: Task | None, likelihood: str | None) -> Task | None:
     if task is None and likelihood is not None:
         return "counts" if lookup("likelihood", likelihood) is Poisson else None
     return task
-
-
-def _holds_counts(split: Split) -> bool:
-    """Whether the target is of counts: numbers that were not standardised."""
-    y = split.train.y
-    is_raw = split.task == "regression" and split.train.target is None
-    return is_raw and bool(is_count(y).all())
 
 
 def _described(likelihood: Likelihood, num_outputs: int) -> str:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
-def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
-    """A shared map of a whole file, which :func:`let_go` knows."""
-    made = mmap.mmap(descriptor, num_bytes)
+def mapped(descriptor: int, num_bytes: int, *, is_writable: bool = True) -> mmap.mmap:
+    """A shared map of a whole file, which :func:`let_go` knows; private where it is read alone."""
+    access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_COPY
+    made = mmap.mmap(descriptor, num_bytes, access=access)
     _maps.add(made)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
@@ -122,7 +123,8 @@ class Prediction:
         quantiles = []
         for rows in _row_blocks(self.draws, always=True):  # as sorting takes copies
             draws = rows.to(levels.dtype).sort(0).values  # [S, n, O]
-            quantiles.append(draws[low] * (1 - weight) + draws[high] * weight)
+            between = draws[low] * (1 - weight) + draws[high] * weight
+            quantiles.append(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
         return torch.cat(quantiles, -2)
 
     # Classes
@@ -221,7 +223,7 @@ class StreamedPrediction(Prediction):
             _log_likelihood=_log_likelihood,
         )
         self._moments = moments
-        self._on_disk = on_disk
+        self._on_disk = cache(on_disk)  # written once, for all quantiles
 
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
         """Quantiles of the draws of y, which are written to a file for it; see the base class."""

@@ -9,17 +9,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+from pyro_bnn.data.arrays import float_dtype, to_tensor
 from pyro_bnn.diagnostics.simulations import proper_program
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.export import site_summaries
 from pyro_bnn.posterior import NUM_SAMPLES, DrawsPosterior, Provenance
-from pyro_bnn.prediction import Prediction
+from pyro_bnn.prediction import Prediction, require_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ def prior_predictive(
 
     Args:
         model: Pyro model ``model(x, y=None)``.
-        x: Inputs ``[N, ...]``, in the model's (standardised) units.
+        x: Inputs ``[N, ...]``, N > 0, in the model's (standardised) units: tensor, array or list.
         num_samples: Number of draws S.
         seed: Seed of the draws, of weights and of y.
 
@@ -110,6 +110,8 @@ def prior_predictive(
         ModelError: If the model has point-estimated parameters, which no prior is there to draw.
         SiteError: If a prior is flat.
         OptionError: If ``num_samples`` is not a positive integer.
+        DataError: If x holds no numbers, or NaN or infinite values.
+        ShapeError: If x has no rows.
 
     Example:
         >>> import torch
@@ -121,7 +123,11 @@ def prior_predictive(
     """
     if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
         raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
-    rows = torch.as_tensor(x)
+    rows = to_tensor(x, "x")
+    rows = rows.to(float_dtype(x)) if rows.is_floating_point() else rows
+    if not rows.ndim or not len(rows):
+        raise ShapeError(f"x is [N, ...] with at least one row, not {list(rows.shape)}")
+    require_finite(rows)
     program = proper_program(model, rows)
     rows = rows.to(program.initial) if rows.is_floating_point() else rows.to(program.device)
     z = program.prior_draws(num_samples, rows[:1], seed)
@@ -139,7 +145,9 @@ def tail_index(values: Float[Tensor, " S"]) -> TailIndex:
         values: Draws, at least 400, so that the tail has 20.
 
     Returns:
-        The index, and its standard error :math:`\hat\alpha / \sqrt k` for an exact power law.
+        The index, and its standard error :math:`\hat\alpha / \sqrt k` for an exact power law. Both
+        are infinite where the largest distances are all equal, and NaN where they are zero, as of
+        a constant.
 
     Raises:
         ShapeError: If there are fewer draws.
@@ -149,6 +157,7 @@ def tail_index(values: Float[Tensor, " S"]) -> TailIndex:
         Statistics 3(5), 1975.
 
     Example:
+        >>> import torch
         >>> quantiles = torch.linspace(5e-5, 1 - 5e-5, 10_000, dtype=torch.float64)
         >>> round(tail_index(torch.tan(math.pi * (quantiles - 0.5))).value, 2)  # Cauchy
         1.0
@@ -162,7 +171,10 @@ def tail_index(values: Float[Tensor, " S"]) -> TailIndex:
     values = values.double()
     distances = (values - values.quantile(0.5)).abs()
     largest = distances.topk(num_tail + 1).values
-    index = 1 / float((largest[:-1] / largest[-1]).log().mean())
+    if not bool(largest[-1] > 0):
+        return TailIndex(math.nan, math.nan)
+    inverse = float((largest[:-1] / largest[-1]).log().mean())
+    index = 1 / inverse if inverse > 0 else math.inf
     return TailIndex(index, index / math.sqrt(num_tail))
 
 

@@ -18,7 +18,7 @@ from pyro_bnn.data import Split, names
 from pyro_bnn.data.columns import Column
 from pyro_bnn.data.csv_file import read_columns
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.split import Table, make_split
+from pyro_bnn.data.split import Table, holds_counts, make_split
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, OutputError
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
@@ -226,6 +226,8 @@ def _check_precision(split: Split) -> None:
 def all_rows(split: Split) -> Split:
     """The training and held-out rows of a split together, standardised anew, as training rows.
 
+    Counts stay as they are.
+
     Returns:
         A split whose ``train`` and ``test`` both are all rows.
     """
@@ -234,7 +236,7 @@ def all_rows(split: Split) -> Split:
     table = Table(
         x=x,
         y=y,
-        task=split.task,
+        task="counts" if holds_counts(split) else split.task,
         name=split.name,
         input_names=split.train.input_names,
         target_name=split.train.target_name,

@@ -85,7 +85,17 @@ def _without_write(node: Node) -> Any:
     if not isinstance(written, Node) or any(map(_may_be_view, (written, *written.users))):
         return None
     dtypes = {_value(source).dtype for source in node.all_input_nodes}
-    return pure if len(dtypes) == 1 else None
+    return pure if len(dtypes) == 1 and _keeps_dtype(pure, node) else None
+
+
+def _keeps_dtype(pure: Any, node: Node) -> bool:
+    """Whether an operation returns the dtype of what it would write; a comparison does not."""
+
+    def number(source: Node) -> Tensor:
+        return torch.empty(1, dtype=_value(source).dtype, device="meta")
+
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), number)
+    return bool(pure(*args, **kwargs).dtype == _value(cast(Node, node.args[0])).dtype)
 
 
 def _may_be_view(node: Node) -> bool:

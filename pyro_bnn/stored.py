@@ -186,9 +186,9 @@ def _sites(sites: Sites) -> Sites:
 def _standardiser(units: object, name: str) -> Standardiser | None:
     if units is None:
         return None
-    _require_keys(_of_type(units, dict, name), ("loc", "scale"))
-    loc, scale = (_floating(value, name) for value in units.values())  # type: ignore[attr-defined]
-    return Standardiser(loc, scale)
+    found = _of_type(units, dict, name)
+    _require_keys(found, ("loc", "scale"))
+    return Standardiser(_floating(found["loc"], name), _floating(found["scale"], name))
 
 
 def _require_keys(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 import secrets
 import struct
@@ -16,14 +17,14 @@ import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from pyro_bnn import memory
 from pyro_bnn.errors import FileFormatError, OutputError
-from pyro_bnn.pickles import check_pickle
+from pyro_bnn.pickles import PICKLE_BYTES, check_pickle
 
 TEXT_BYTES = 32 << 20  # a JSON of 100,000 named columns has a third of it
 NUM_RECORDS = 50_000
@@ -142,18 +143,30 @@ def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _records(path: Path) -> list[zipfile.ZipInfo]:
+    with path.open("rb") as file:
+        return check_archive(path, file)
+
+
+def check_archive(path: Path, file: IO[bytes]) -> list[zipfile.ZipInfo]:
     """The records of an archive as torch writes it, after its pickle has been looked through.
 
     The directory stands at the end, nothing is compressed, and no two names could be taken for one
     another, so that torch finds the records that were checked here.
+
+    Args:
+        path: The file, for messages.
+        file: The same, open to be read.
+
+    Raises:
+        FileFormatError: If it is another archive, or its pickle makes anything but dicts and lists
+            of tensors, numbers, strings and None.
     """
     foreign = FileFormatError(f"{path} is truncated, or is not a file saved by this package")
-    size = path.stat().st_size
+    size = file.seek(0, os.SEEK_END)
     if size < _END.size:
         raise foreign
-    with path.open("rb") as file:
-        file.seek(size - _END.size)
-        end = _END.unpack(file.read(_END.size))
+    file.seek(size - _END.size)
+    end = _END.unpack(file.read(_END.size))
     count, length, start = end[7], end[8], end[9]
     is_whole = (end[0], end[10], end[14]) == (b"PK\x06\x06", b"PK\x06\x07", b"PK\x05\x06")
     if not is_whole or end[12] != size - _END.size or start + length != end[12]:
@@ -161,11 +174,14 @@ def _records(path: Path) -> list[zipfile.ZipInfo]:
     if count > NUM_RECORDS or length > DIRECTORY_BYTES:
         raise FileFormatError(f"{path} declares {count} records, more than {NUM_RECORDS}")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
             _check_records(path, records, count, start)
             for record in records:
                 kind = record.filename.partition("/")[2]
+                if kind in ("data.pkl", "byteorder") and record.file_size > PICKLE_BYTES:
+                    much = memory.readable(record.file_size)
+                    raise FileFormatError(f"{path} has {much} beside its tensors")
                 if kind == "data.pkl":
                     check_pickle(path, archive.read(record))
                 elif kind == "byteorder" and archive.read(record) != sys.byteorder.encode():

@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm, rankdata
 from xarray import DataTree
 
-from pyro_bnn import arviz_io
+from pyro_bnn import arviz_io, netcdf_checks
 from pyro_bnn.errors import (
     DataError,
     FileFormatError,
@@ -934,3 +934,13 @@ def test_it_needs_neither_torch_nor_pyro() -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_netcdf_of_equal_draws_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All draws of a point are one, and pack a thousandfold."""
+    monkeypatch.setattr(netcdf_checks, "FLOOR", 0)
+    values = np.full((1, 1_000, 2_000), 0.25)
+    tree = arviz_io.datatree({"posterior": {"z": values}})
+    arviz_io.save_netcdf(tree, tmp_path / "point.nc")
+    assert (tmp_path / "point.nc").stat().st_size < values.nbytes / 100
+    assert arviz_io.load_netcdf(tmp_path / "point.nc").equals(tree)

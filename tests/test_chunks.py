@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,3 +109,35 @@ def test_what_cannot_be_captured_runs_as_it_is(
         (values,) = run.together(GIB)
     assert values.tolist() == [[2.0] * 5] * 4
     assert "a function with a branch cannot be captured as a graph and runs through" in caplog.text
+
+
+ALONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum before": lambda x: x.cumsum(0),
+    "sum after": lambda x: x.flip(0).cumsum(0).flip(0),
+    "lag": lambda x: x - torch.cat([0 * x[:1], x[:-1]]),
+    "from the first": lambda x: x - x[:1],
+    "from the last": lambda x: x - x[-1:],
+    "from the mean": lambda x: x - x.mean(0),
+}
+
+
+@pytest.mark.parametrize("kind", ALONG)
+def test_what_runs_along_the_rows_is_not_taken_apart(program: Program, kind: str) -> None:
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        return (z[:, :1] * ALONG[kind](rows[0])[:, 0],)
+
+    for count in (2, 3, 4, 5, 64, 300):
+        x = torch.linspace(1, 2, count)[:, None]
+        assert Chunks(program).over("f", fn, Draws.of(torch.ones(4, 2)), (x,), {}).axes is None
+
+
+def test_other_rows_are_looked_at_anew(program: Program) -> None:
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        x = rows[0][:, 0]
+        return (z[:, :1] * x * (x > 1).any(),)
+
+    kept, few = Chunks(program), torch.full((8, 1), 0.5)
+    one = few.clone()
+    one[-1] = 2.0
+    for x, axes in ((few, (1,)), (one, None), (few, (1,))):
+        assert kept.over("f", fn, Draws.of(torch.ones(4, 2)), (x,), {}).axes == axes

@@ -25,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyro_bnn import arviz_io, guides, models, registry
+from pyro_bnn import arviz_io, guides, models, registry, untrusted
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.pickles import check_pickle
@@ -191,6 +191,17 @@ def doubled(times: int) -> bytes:
 def test_pickles_that_would_take_more_than_they_are(content: bytes, reason: str) -> None:
     with pytest.raises(FileFormatError, match=reason):
         check_pickle(Path("x"), content)
+
+
+def test_a_long_pickle_is_not_read(
+    targets: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fit.pt"
+    path.write_bytes(targets["guide.pt"].content)
+    monkeypatch.setattr(untrusted, "PICKLE_BYTES", 100)
+    monkeypatch.delattr(zipfile.ZipFile, "read")
+    with pytest.raises(FileFormatError, match="beside its tensors"):
+        read_tensors(path)
 
 
 def test_tensors_beyond_their_storage(targets: dict[str, Target], tmp_path: Path) -> None:
@@ -431,7 +442,8 @@ def huge(file: Any) -> None:
 
 
 def packed(file: Any) -> None:
-    file["posterior"].create_dataset("packed", data=np.zeros(1 << 26), compression="gzip")
+    shape, chunks = (1 << 32,), (1 << 22,)  # none is written
+    file["posterior"].create_dataset("packed", shape, "f8", chunks=chunks, compression="gzip")
 
 
 def pieces(file: Any) -> None:
@@ -443,6 +455,12 @@ def texts(file: Any) -> None:
     array[0] = "x" * (1 << 20)
     for place in range(1, 60):
         array[place] = "x" * (1 << 20)
+
+
+def remarks(file: Any) -> None:
+    for place in range(3):
+        text = np.array(["x" * (12 << 20)], dtype=object)
+        file["posterior"].attrs.create(f"remark {place}", text, (1,), h5py.string_dtype())
 
 
 def nested(file: Any) -> None:
@@ -468,9 +486,10 @@ def virtual(file: Any) -> None:
     ("change", "reason"),
     [
         (huge, "is in 1000000 pieces"),
-        (packed, "its arrays have more than 256 MiB"),
+        (packed, "its arrays have more than .* MiB, in a file of"),
         (pieces, "is in 10000000 pieces"),
         (texts, "its strings have more than 32 MiB"),
+        (remarks, "its strings have more than 32 MiB"),
         (nested, "nested more than 8 deep"),
         (cyclic, "is in it twice"),
         (outside, "is a link to another file"),
@@ -502,7 +521,7 @@ def test_netcdf_files_that_declare_more_than_they_hold(
         ("predictions/f", np.ones((2, 6, 5)), r"predictions/f has shape|is damaged"),
         ("predictions/y", np.ones((2, 6, 5, 9)), "is damaged"),
         ("log_likelihood/y", np.full((2, 6, 19), b"x"), "is damaged|truncated"),
-        ("test_data/y", np.ones((5, 1), dtype=int), "are not numbers of floating dtype"),
+        ("test_data/y", np.ones((5, 1), dtype=bool), "its y are not numbers"),
     ],
 )
 def test_report_files_of_wrong_arrays(
@@ -532,6 +551,8 @@ def test_report_files_of_wrong_arrays(
         ({"options": {"schedule": "cosine", "num_steps": 10**13}}, "num_steps is out of range"),
         ({"model": {}, "data": {"name": 3}}, "name is a int"),
         ({"wall_time": None}, "wall_time is a NoneType"),
+        ({"threads": 0}, "threads is 0"),
+        ({"processes": True}, "processes is a bool"),
         ({"format_version": 99}, "has format version 99"),
     ],
 )
@@ -545,3 +566,15 @@ def test_report_files_of_wrong_options(
         file.attrs["options"] = json.dumps({**options, **change})
     with pytest.raises(FileFormatError, match=reason):
         read_all([path])
+
+
+def test_whole_numbers_are_targets_too(targets: dict[str, Target], tmp_path: Path) -> None:
+    path = tmp_path / "nuts.nc"
+    path.write_bytes(targets["nuts.nc"].content)
+    tree = arviz_io.load_netcdf(path)
+    for group in ("observed_data", "test_data"):
+        data = tree[group].to_dataset()
+        tree[group] = data.assign(y=(data["y"].dims, np.ones(data["y"].shape, dtype=np.int32)))
+    arviz_io.save_netcdf(tree, path)
+    (found,) = read_all([path]).values()
+    assert found.split.test.y.dtype == torch.float64

@@ -95,3 +95,33 @@ def test_wide_products_stay() -> None:
     assert [str(n.target) for n in graph.graph.nodes if n.op == "call_function"] == [
         "aten.bmm.default"
     ]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("num_inputs", [1, 2])
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_few_rows_and_few_inputs_keep_their_gradients(
+    num_rows: int, num_inputs: int, num_outputs: int
+) -> None:
+    """The inputs and their transpose both have one or two columns, and are told apart."""
+    for width in (1, 2, H):
+        shapes = (C, width, num_inputs), (C, width), (C, width, width), (C, num_outputs, width)
+        args = [normal(*shape) for shape in shapes]
+        laid_out(network(num_inputs, torch.tanh), *args, normal(num_rows, num_inputs))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (2, 2), (1, 7), (7, 1), (2, 7), (7, 2)])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_matrix_that_all_share_is_taken_as_it_lies(
+    shape: tuple[int, int], is_turned: bool
+) -> None:
+    """From either side of a product, and with a row that is expanded."""
+
+    def fn(a: Tensor, b: Tensor, x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        shared = [v.expand(a.shape[0], *x.shape) for v in (x, row)]
+        if is_turned:
+            shared = [v.mT for v in shared]
+        return tuple(p for v in shared for p in (torch.bmm(a, v), torch.bmm(v, b)))
+
+    rows, columns = shape[::-1] if is_turned else shape
+    laid_out(fn, normal(C, 5, rows), normal(C, columns, 5), normal(*shape), normal(1, shape[1]))

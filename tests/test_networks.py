@@ -61,6 +61,11 @@ def test_counts_are_poisson_by_default_and_by_the_likelihood() -> None:
     split = from_arrays(x, torch.arange(40) % 5, task="counts")
     assert type(build(split).likelihood) is Poisson
     assert split.train.target is None
+    _, task, *_ = describe(split, {}, NetworkOptions())
+    assert task == (
+        "Task:  regression as counts, which stay as they are; inputs standardised by the training "
+        "rows"
+    )
     assert networks.task_of(None, "poisson") == "counts"
     assert networks.task_of("regression", "poisson") == "regression"
     assert networks.task_of(None, "student-t") is None

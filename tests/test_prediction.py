@@ -29,7 +29,7 @@ from pyro_bnn.effects import isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.export import _prior_groups
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
-from pyro_bnn.prediction import predict
+from pyro_bnn.prediction import StreamedPrediction, predict
 from tests.guides.exact import exact_posterior
 from tests.oracle import design, linear_gaussian, log_normal
 
@@ -616,3 +616,22 @@ def test_the_noise_of_y_has_a_stream_apart_from_that_of_the_weights() -> None:
     _prior_groups(posterior, train, train, 3, 12345)
     assert len(seeds) == 2
     assert 12345 not in seeds
+
+
+def test_a_quantile_that_is_a_draw_is_finite_beside_an_infinite_one() -> None:
+    draws = torch.tensor([float("inf"), 0.0, 1.0])[:, None, None]
+    prediction = Prediction(draws, draws, draws, draws, None, lambda y: y)
+    assert prediction.quantile([0.0, 0.5, 0.25, 1.0]).flatten().tolist() == [0, 1, 0.5, math.inf]
+
+
+def test_draws_are_written_once_for_all_quantiles() -> None:
+    calls: list[int] = []
+    draws = torch.arange(5.0)[:, None, None]
+
+    def on_disk() -> Prediction:
+        calls.append(1)
+        return Prediction(draws, draws, draws, draws, None, lambda y: y)
+
+    streamed = StreamedPrediction({}, "too many", lambda y: y, on_disk)
+    assert [float(streamed.quantile(q)) for q in (0.25, 0.5)] == [1, 2]
+    assert len(calls) == 1

@@ -213,6 +213,6 @@ def test_which_dimension_is_that_of_the_rows() -> None:
 
     for name, function, axes in (("a", fn, (1, None, 2)), ("b", of_all, None)):
         run = Chunks(program).over(name, function, Draws.of(torch.ones(5, 2)), (rows(),), {})
-        assert run.chunks.axes(run) == axes
+        assert run.axes == axes
     single = Chunks(program).over("a", fn, Draws.of(torch.ones(5, 2)), (rows()[:1],), {})
-    assert single.chunks.axes(single) is None
+    assert single.axes is None

@@ -12,7 +12,7 @@ from scipy import stats
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models, priors
-from pyro_bnn.errors import ModelError, OptionError, ShapeError, SiteError
+from pyro_bnn.errors import DataError, ModelError, OptionError, ShapeError, SiteError
 from pyro_bnn.prior_checks import PriorPredictive, prior_predictive, tail_index
 from pyro_bnn.trees import options
 from tests.priors.laws import assert_law
@@ -94,6 +94,19 @@ def test_numbers_of_draws_are_positive_integers(num_samples: Any) -> None:
         prior_predictive(models.MLP(2), X, num_samples)
 
 
+def test_inputs_are_rows_of_numbers() -> None:
+    model, seed = models.MLP(2, hidden=(2,)), 3
+    of_list, of_tensor = (
+        prior_predictive(model, x, 5, seed).function_draws for x in (X.tolist(), X.float())
+    )
+    assert_close(of_list, of_tensor)
+    with pytest.raises(DataError, match="x holds NaN or infinite values in 1 of 1 rows"):
+        prior_predictive(model, [[1.0, math.nan]])
+    for x in (X[:0], 1.0):
+        with pytest.raises(ShapeError, match="with at least one row, not"):
+            prior_predictive(model, x)
+
+
 # --- tails ---------------------------------------------------------------------------------------
 
 
@@ -130,3 +143,12 @@ def test_a_tail_takes_draws() -> None:
         tail_index(torch.zeros(399))
     with pytest.raises(ShapeError, match=r"not \[400, 2\]"):
         tail_index(torch.zeros(400, 2))
+
+
+def test_a_constant_has_no_tail() -> None:
+    values = torch.zeros(400)
+    assert all(map(math.isnan, tail_index(values)))
+    values[:5] = 1.0  # fewer than the tail has
+    assert all(map(math.isnan, tail_index(values)))
+    values[:200], values[200:] = -1.0, 2.0  # all equally far from the median
+    assert tail_index(values) == (math.inf, math.inf)

@@ -253,3 +253,10 @@ def test_all_rows_of_classes_keep_their_names() -> None:
     assert len(found) == len(moons.train) + len(moons.test)
     assert found.class_names == moons.train.class_names
     torch.testing.assert_close(found.y, torch.cat([moons.train.y, moons.test.y]))
+
+
+def test_all_rows_of_counts_stay_counts() -> None:
+    split = data.from_arrays(torch.arange(40.0)[:, None], torch.arange(40) % 5, task="counts")
+    found = all_rows(split).train
+    assert found.target is None
+    assert sorted(found.y.tolist()) == sorted((torch.arange(40.0) % 5).tolist())

@@ -55,6 +55,7 @@ def test_a_neutral_operation_that_changes_the_dtype_stays() -> None:
     [
         lambda x: (x * 1.0).view(3).add_(1.0),  # a copy that is written into through a view
         lambda x: (x * 1.0).mul_(torch.ones(3, dtype=torch.float64)),  # float32 stays float32
+        lambda x: (x * 1.0).gt_(0.5).mul(2),  # truth values in float32
         lambda x: x * 1.0 + torch.rand_like(x) - torch.rand_like(x),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry, storage
+from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry, storage, stored
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
@@ -458,3 +458,10 @@ def test_other_buffers_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     with pytest.raises(SiteError, match=r"differs from the one saved in .* in its buffers noise: "):
         Posterior.load(path, linear_gaussian(noise=0.6).model)
+
+
+def test_units_are_read_by_name() -> None:
+    loc, scale = torch.tensor([1.0]), torch.tensor([2.0])
+    found = stored._standardiser({"scale": scale, "loc": loc}, "inputs")
+    assert found is not None
+    assert (float(found.loc), float(found.scale)) == (1.0, 2.0)

@@ -30,9 +30,9 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
     Args:
         path: The file, UTF-8.
         target: Column that is predicted; the last one if None.
-        task: ``"classification"`` or ``"regression"``; by default a target of text or True and
-            False is classification and numbers are regression. Classes are coded 0 .. C-1 in the
-            order of their values.
+        task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text or
+            True and False is classification and numbers are regression. Classes are coded 0 .. C-1
+            in the order of their values; counts 0, 1, 2, ... stay as they are.
 
     Returns:
         The data set, unsplit; its ``note`` says which column was taken as the target by default.

@@ -31,7 +31,8 @@ def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split
 
     Args:
         folder: The folder.
-        task: ``"classification"`` codes the values of the target as 0 .. C-1; regression if None.
+        task: ``"classification"`` codes the values of the target as 0 .. C-1, and ``"counts"``
+            leaves 0, 1, 2, ... as they are; regression if None.
         index: Number of the split.
 
     Returns:

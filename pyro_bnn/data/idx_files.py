@@ -22,6 +22,7 @@ from pyro_bnn.errors import DataError
 
 UNSIGNED_BYTE = 8
 PIXEL_VALUES = 256
+LARGEST = 16 + 60_000 * 28 * 28  # bytes of the largest of the files, unpacked
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -134,9 +135,8 @@ def _checked(path: Path, md5: str) -> bytes:
     packed = path.with_name(f"{path.name}.gz")
     found = path if path.is_file() else packed
     try:
-        data = found.read_bytes()
-        if found is packed:
-            data = gzip.decompress(data)
+        with gzip.open(found) if found is packed else found.open("rb") as file:
+            data = file.read(LARGEST + 1)  # a file that unpacks to more is none of these
     except FileNotFoundError as error:
         raise DataError(
             f"neither {str(path)!r} nor {packed.name!r} beside it exists; put one of them there"

@@ -23,7 +23,14 @@ from pyro_bnn.data.arrays import (
     to_tensor,
 )
 from pyro_bnn.data.dataset import Dataset, random_rows
-from pyro_bnn.data.labels import Task, array_labels, check_counts, check_task, infer_task
+from pyro_bnn.data.labels import (
+    Task,
+    array_labels,
+    check_counts,
+    check_task,
+    infer_task,
+    is_count,
+)
 from pyro_bnn.data.standardise import Standardiser, constant_columns
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 
@@ -69,6 +76,12 @@ class Split:
         return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype))
 
 
+def holds_counts(split: Split) -> bool:
+    """Whether the target is of counts: numbers that were not standardised."""
+    is_raw = split.task == "regression" and split.train.target is None
+    return is_raw and bool(is_count(split.train.y).all())
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
     """A whole data set in the user's units, before it is split.
@@ -111,8 +124,9 @@ def from_arrays(
             labels that are numbers must be 0 .. C-1.
         test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
         seed: Of the permutation, >= 0; the global random state is not touched.
-        task: ``"regression"`` or ``"classification"``; by default floating y is regression,
-            anything else classification.
+        task: ``"regression"``, ``"classification"`` or ``"counts"``; by default floating y is
+            regression, anything else classification. Counts 0, 1, 2, ... are a regression whose y
+            stays as it is.
 
     Returns:
         A split called ``"arrays"``.

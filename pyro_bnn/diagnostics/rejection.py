@@ -15,6 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.errors import DataError
+
+ROUNDING = 1e-6  # by which a probability may leave [0, 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ def class_uncertainty(probs: Float[np.ndarray, "S N C"]) -> ClassUncertainty:
 
     Raises:
         ShapeError: If ``probs`` is not ``[S, N, C]``.
+        DataError: If it holds anything but probabilities, such as logits.
 
     References:
         Depeweg et al., "Decomposition of Uncertainty in Bayesian Deep Learning for Efficient and
@@ -53,6 +57,9 @@ def class_uncertainty(probs: Float[np.ndarray, "S N C"]) -> ClassUncertainty:
     from scipy import special
 
     probs = check_axes("probs", probs, "S N C")
+    if not ((probs >= -ROUNDING) & (probs <= 1 + ROUNDING)).all():
+        raise DataError("probs holds values outside [0, 1]: pass probabilities, not logits")
+    probs = probs.clip(0, 1)
     total = special.entr(probs.mean(0)).sum(-1)  # [N]
     expected = special.entr(probs).sum(-1).mean(0)  # [N]
     return ClassUncertainty(
@@ -105,6 +112,7 @@ def rejection_curve(
 
     Raises:
         ShapeError: If the shapes differ.
+        DataError: If ``correct`` holds anything but truth values, such as labels.
 
     References:
         Nadeem, Zucker & Hanczar, "Accuracy-Rejection Curves (ARCs) for Comparing Classification
@@ -119,7 +127,10 @@ def rejection_curve(
         (array([1.  , 1.  , 1.  , 0.75]), True)
     """
     uncertainty = check_axes("uncertainty", uncertainty, "N")
-    right = check_rows("correct", correct, len(uncertainty), of="uncertainty").astype(float)
+    correct = check_rows("correct", correct, len(uncertainty), of="uncertainty")
+    if not np.isin(correct, (0, 1)).all():
+        raise DataError("correct holds truth values: whether each predicted class is the observed")
+    right = correct.astype(float)
     _, group, sizes = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, right) / sizes)[np.sort(group)]  # [N], a tie shares its rate
     accuracy = _running_mean(expected)

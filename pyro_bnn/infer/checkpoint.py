@@ -2,8 +2,8 @@
 
 An engine's run implements two methods, :class:`Resumable`, and its loop calls
 :meth:`Checkpoint.step`. The folder holds ``manifest.json``, which is written last and names
-``state-<number>.pt`` with its checksum: whenever a run is killed, the manifest that stands names a
-state that is whole.
+``pyro-bnn-state-<number>.pt`` with its checksum: whenever a run is killed, the manifest that stands
+names a state that is whole.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 
 from pyro_bnn.errors import BNNError, FileFormatError, OptionError, OutputError
 from pyro_bnn.infer import interrupts, manifest
+from pyro_bnn.infer.folder_lock import FolderLock
 from pyro_bnn.infer.identity import Identity, surroundings
 from pyro_bnn.infer.interrupts import Interrupted
 from pyro_bnn.infer.state_files import read_state, write_json, write_state
 
-__all__ = ["Checkpoint", "Identity", "Interrupted", "Resumable", "State"]
+__all__ = ["Checkpoint", "Identity", "Interrupted", "Resumable", "State", "users_code"]
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -52,9 +53,25 @@ class Resumable(Protocol):
 
         Raises:
             FileFormatError: If it is no state of this run; so become errors of missing entries,
-                and of wrong types and values.
+                and of wrong types and values, but those in :func:`users_code`.
         """
         ...
+
+
+class _UsersCodeError(Exception):
+    """An error that says nothing about a state, on its way through a restore."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@contextlib.contextmanager
+def users_code() -> Iterator[None]:
+    """Around the user's model in :meth:`Resumable.restore`: its errors stay what they are."""
+    try:
+        yield
+    except Exception as error:
+        raise _UsersCodeError(error) from error
 
 
 class Checkpoint:
@@ -66,6 +83,7 @@ class Checkpoint:
         folder: Where it is, made at the first save; an engine may keep a file of its own there.
         compile_path: How the run that is resumed computes, to be followed; None for a new one.
         is_complete: Whether the run that is resumed had come to its end.
+        threads: CPU threads of torch in the run; None where it is not known.
     """
 
     def __init__(
@@ -84,6 +102,11 @@ class Checkpoint:
         self._next_save = -float("inf")  # the first step shows whether the folder can be written
         self.compile_path: str | None = None if saved is None else saved["compile_path"]
         self.is_complete = saved is not None and saved["is_complete"]
+        self.threads: int | None = torch.get_num_threads()
+        if saved is not None and self.is_complete:
+            threads = saved["surroundings"].get("threads")
+            self.threads = threads if type(threads) is int else None
+        self._lock: FolderLock | None = None
 
     @classmethod
     def open(
@@ -142,27 +165,41 @@ class Checkpoint:
 
         Raises:
             FileFormatError: If the state is damaged.
+            OptionError: If another run is saving to the folder.
         """
         if self._saved is None or self.folder is None:
             return False
-        name, written = manifest.state_of(self._saved)
-        path = self.folder / name
+        try:
+            self._hold()
+            self._restore(run, self._saved, self.folder)
+        except BaseException:
+            self._let_go()
+            raise
+        return True
+
+    def _restore(self, run: Resumable, saved: dict[str, Any], folder: Path) -> None:
+        name, written = manifest.state_of(saved)
+        path = folder / name
         state = read_state(path, written)
+        of_users_code = None
         try:
             run.restore(state)
             now = self.compile_path if self.is_complete else run.state()["compile_path"]
+        except _UsersCodeError as passed:
+            of_users_code = passed.error
         except (BNNError, torch.OutOfMemoryError):
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise FileFormatError(f"{path} is no state of this run: {error!r}") from error
-        reasons = [] if self.is_complete else self._differences(self._saved, now)
+        if of_users_code is not None:
+            raise of_users_code
+        reasons = [] if self.is_complete else self._differences(saved, now)
         if reasons:
             logger.warning(
-                "resumed at %s, but not bit for bit: %s", self._saved["place"], "; ".join(reasons)
+                "resumed at %s, but not bit for bit: %s", saved["place"], "; ".join(reasons)
             )
         else:
-            logger.info("resumed at %s", self._saved["place"])
-        return True
+            logger.info("resumed at %s", saved["place"])
 
     def step(self, run: Resumable) -> None:
         """Between two steps of a run: save where it is time, and stop where Ctrl-C came.
@@ -190,14 +227,41 @@ class Checkpoint:
     def watch(self) -> Iterator[None]:
         """Around the loop: the first Ctrl-C stops the run after its step, the second at once.
 
+        Until its end no other run can save to the folder.
+
         Raises:
             Interrupted: At the end, if Ctrl-C came after the last step.
+            OptionError: If another run is saving to the folder, or has since this one began.
         """
         with interrupts.watch():
-            yield
+            try:
+                self._hold()
+                yield
+            finally:
+                self._let_go()
             if interrupts.is_asked():
                 how = "" if self.folder is None else f"; {self._call} gives its posterior"
                 raise Interrupted(f"stopped after the last step{how}")
+
+    def _hold(self) -> None:
+        """Lock the folder of a run that is to save, once; see :class:`FolderLock`."""
+        if self.folder is None or self.is_complete or self._lock is not None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError:  # is told at the first save
+            return
+        self._lock = FolderLock(self.folder)
+        if manifest.number_of(manifest.read_manifest(self.folder)) != self._number:
+            raise OptionError(
+                f"another run has saved to {self.folder} since this one began: pass resume=True "
+                "to go on from there, or another folder"
+            )
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     @property
     def _call(self) -> str:
@@ -207,8 +271,8 @@ class Checkpoint:
         if self.folder is not None:
             return f"stopped at {place}; {self._call} goes on"
         return (
-            f"stopped at {place}; what there is, is in the exception's .posterior. Pass "
-            "checkpoint='folder' to run(), and a run that is stopped can go on"
+            f"stopped at {place}; pass checkpoint='folder' to run(), and a run that is stopped can "
+            "go on"
         )
 
     def _differences(self, saved: dict[str, Any], compile_path: str | None) -> list[str]:
@@ -220,6 +284,9 @@ class Checkpoint:
             for name, value in now.items()
             if before.get(name) != value
         ]
+        assert self._identity is not None
+        if not self._identity.has_bits_of(saved):
+            reasons.append("the model's densities in their last digits")
         if self._own_order or saved["own_order"]:
             reasons.append("the order of a DataLoader is its own")
         return reasons
@@ -232,6 +299,7 @@ class Checkpoint:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             state = run.state()
+            assert isinstance(state["compile_path"], str), "a manifest without it is not read"
             written = write_state(state, self.folder / name)
             new = {
                 "format": manifest.FORMAT,

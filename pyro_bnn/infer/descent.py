@@ -117,7 +117,7 @@ class Descent:
             )
         if any(group.get("fused") for group in saved["param_groups"]):  # these check no shapes
             self._check_shapes(saved)
-        self._optimizer.load_state_dict(saved)
+        self._optimizer.load_state_dict(self._laid_out(saved))
         if self.adam is not None:
             assert isinstance(self._optimizer, torch.optim.Adam)
             self.adam = Adam(self._optimizer, self._parameters)
@@ -130,6 +130,15 @@ class Descent:
                     raise ValueError(
                         f"{name} of a parameter {tuple(ours[i].shape)} is {tuple(value.shape)}"
                     )
+
+    def _laid_out(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Moments in the layout of their parameters, by which fused optimisers go through both."""
+        ours = [p for group in self._optimizer.param_groups for p in group["params"]]
+        state = {
+            i: {name: _like(value, ours[i]) for name, value in values.items()}
+            for i, values in saved["state"].items()
+        }
+        return {**saved, "state": state}
 
     # A step as a pure function
 
@@ -170,6 +179,12 @@ class Descent:
         if self._schedule == "constant":
             return 1.0
         return 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _options(groups: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ logger = logging.getLogger("pyro_bnn")
 
 TYPICAL_STEPS = 64  # of leapfrog a draw
 OPERATIONS = 4  # times those of a step of SVI, by which engine.is_compiled counts
-DRAWS = "draws.bin"  # in the folder of a checkpoint
+DRAWS = "pyro-bnn-draws.bin"  # in the folder of a checkpoint
 DTYPES: dict[str, type[np.generic]] = {
     "tree_depth": np.int64,
     "n_steps": np.int64,
@@ -108,7 +108,9 @@ class HamiltonianSampler(ABC):
             checkpoint: Folder that the run is saved to every half minute: its draws in a file that
                 is written once, the state of the chains beside it.
             resume: Whether to go on from what the folder holds, on one machine and with one number
-                of threads to the same draws, bit for bit; else a line says why not.
+                of threads to the same draws, bit for bit; else a line says why not. Of ``init``
+                the model's point parameters alone are compared: the chains go on from where they
+                were.
 
         Returns:
             The draws, with the statistics of each in ``sample_stats``.
@@ -153,11 +155,9 @@ class HamiltonianSampler(ABC):
                     _drive(sampling, saves)
                 except Interrupted as stop:
                     if sampling.num_common:
-                        stop.posterior = self._posterior(
-                            program, sampling, seed, dataset, saves.wall_time
-                        )
+                        stop.posterior = self._posterior(program, sampling, seed, dataset, saves)
                     raise
-        return self._posterior(program, sampling, seed, dataset, saves.wall_time)
+        return self._posterior(program, sampling, seed, dataset, saves)
 
     def run_each(
         self,
@@ -269,7 +269,7 @@ class HamiltonianSampler(ABC):
         )
 
     def _posterior(
-        self, program: Program, sampling: Sampling, seed: int, dataset: Dataset, wall_time: float
+        self, program: Program, sampling: Sampling, seed: int, dataset: Dataset, saves: Checkpoint
     ) -> DrawsPosterior:
         """The draws that every chain has."""
         name, result = type(self).__name__, sampling.result()
@@ -279,11 +279,12 @@ class HamiltonianSampler(ABC):
             engine=name,
             options=options if sampling.is_done else {**options, "interrupted": True},
             seed=seed,
-            wall_time=wall_time,
+            wall_time=saves.wall_time,
             num_parameters=program.num_latents,
             inputs=dataset.inputs,
             target=dataset.target,
             phases=result.phases,
+            threads=saves.threads,
         )
         return DrawsPosterior(
             program, result.z, provenance, sample_stats=_named(result, self._kernel)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ class Identity:
         seed: Seed of the run.
         sites: Name and shape of each site of the model.
         dtype: The model's.
-        fingerprint: Log prior, log likelihoods and f of the example rows, at one z.
+        fingerprint: Log prior, norm of its gradient by each site, log likelihoods and f of the
+            example rows, at one z.
         num_data: Rows N.
         data: SHA-256 of x and y.
     """
@@ -116,12 +118,17 @@ class Identity:
                 f"the checkpoint {where} is of a run on other data ({their_data}) than this one "
                 f"({data}): pass the data as they were"
             )
-        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"]):
+        names = [name for name, _ in self.sites]
+        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], names):
             raise SiteError(
                 f"the checkpoint {where} is of another model: its sites are the same, but not its "
                 f"densities at the same weights, {differ_at}; build it with the prior, the "
                 "activations and the likelihood of that run"
             )
+
+    def has_bits_of(self, saved: dict[str, Any]) -> bool:
+        """Whether the densities are those of the run that was saved in every bit."""
+        return json.dumps(self.fingerprint) == json.dumps(saved["fingerprint"])  # NaN equals itself
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -146,13 +153,27 @@ def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
         params = {k: _wave(value) if is_trained[k] else value for k, value in params.items()}
     z = _wave(program.initial)
     x, _ = program.example
+    log_prior, gradient = _log_prior(program, z, params)
     with torch.no_grad():
         values = (
-            program.log_prior(z, x, params).reshape(1),
+            log_prior.reshape(1),
+            # one total hides a prior that differs at a site of few numbers among many
+            torch.stack([gradient[site.start : site.stop].norm() for site in program.sites]),
             program.log_likelihood(z, program.example, params),
             program.function(z, x, params).flatten(),
         )
     return [float(value) for value in torch.cat(values).double().cpu()]
+
+
+def _log_prior(program: Program, z: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Log p(z) and its gradient ``[P]``."""
+    with torch.enable_grad():
+        leaf = z.clone().requires_grad_()
+        value = program.log_prior(leaf, program.example.x, params)
+        if not value.requires_grad:  # of flat priors alone
+            return value, torch.zeros_like(z)
+        (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
+    return value.detach(), gradient
 
 
 def _wave(like: Tensor) -> Tensor:
@@ -182,14 +203,16 @@ def _differ(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return json.dumps(ours.get(name)) != json.dumps(theirs.get(name))  # NaN equals itself
 
 
-def _first_difference(ours: list[float], theirs: list[float]) -> str:
+def _first_difference(ours: list[float], theirs: list[float], sites: Sequence[str]) -> str:
     """Where two fingerprints differ, in words; empty if they do not."""
     if len(ours) != len(theirs):
         return f"of which there are {len(theirs)} where this model has {len(ours)}"
+    parts = ["log p(z)", *(f"the norm of its gradient by {name}" for name in sites)]
+    parts += ["log p(y | z)"] * 2
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         is_close = math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         if not is_close and not (math.isnan(a) and math.isnan(b)):
-            what = ("log p(z)", "log p(y | z)", "log p(y | z)")[i] if i < 3 else "f"
+            what = parts[i] if i < len(parts) else "f"
             return f"{what} = {b:.6g} where this model has {a:.6g}"
     return ""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_asked = threading.Event()  # a signal is the process's, and so is its flag
+_asked = False  # a signal is the process's, and so is its flag; no lock, which a handler may hold
 
 
 class Interrupted(KeyboardInterrupt):
@@ -20,10 +20,14 @@ class Interrupted(KeyboardInterrupt):
 
     posterior: object | None = None
 
+    def __str__(self) -> str:
+        held = "" if self.posterior is None else "; what there is, is in the exception's .posterior"
+        return f"{super().__str__()}{held}"
+
 
 def is_asked() -> bool:
     """Whether Ctrl-C came since the outermost :func:`watch` began."""
-    return _asked.is_set()
+    return _asked
 
 
 @contextmanager
@@ -34,25 +38,34 @@ def watch() -> Iterator[None]:
     set another, or an outer ``watch``, keeps it.
 
     Raises:
-        KeyboardInterrupt: At the end, if the question came and no exception answered it.
+        KeyboardInterrupt: At the end, if the question came and no exception answered it; an error
+            that came instead is its cause.
     """
+    global _asked  # noqa: PLW0603 (of the module, as the signal is of the process)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    _asked.clear()
+    _asked = False
     try:
         signal.signal(signal.SIGINT, _ask)
         yield
+    except Exception as error:
+        if _asked:  # who catches errors of one run and begins the next shall stop too
+            raise KeyboardInterrupt(str(error)) from error
+        raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        was_asked = is_asked()
-        _asked.clear()
+        was_asked, _asked = _asked, False
     if was_asked:
         raise KeyboardInterrupt
 
 
 def _ask(signum: int, frame: FrameType | None) -> None:
-    if is_asked():
-        signal.default_int_handler(signum, frame)
-    _asked.set()
+    global _asked  # noqa: PLW0603 (of the module, as the signal is of the process)
+    if not _asked:
+        _asked = True
+        return
+    _asked = False  # this one is the answer
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.default_int_handler(signum, frame)

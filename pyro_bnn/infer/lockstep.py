@@ -215,10 +215,13 @@ class Lockstep:
         theirs = {name: (value.shape, value.dtype) for name, value in saved.items()}
         if theirs != {name: (value.shape, value.dtype) for name, value in own.items()}:
             raise FileFormatError("the state is of other chains: its tensors have other shapes")
+        uniforms, num_used = state["uniforms"], state["num_used"]
+        fits = (uniforms.shape, uniforms.dtype) == (self._uniforms.shape, self._uniforms.dtype)
+        if not fits or type(num_used) is not int or not 0 <= num_used <= UNIFORM_STEPS:
+            raise FileFormatError("the state is of other chains: its uniform numbers do not fit")
         for name, value in own.items():
             value.copy_(saved[name])
-        self._uniforms = state["uniforms"].to(self._uniforms)
-        self._num_used = state["num_used"]
+        self._uniforms, self._num_used = uniforms.to(self._uniforms), num_used
         self._generator.set_state(state["generator"])
 
     def _changing(self) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from pyro_bnn.infer.state_files import Written, check_json, read_json
 
 NAME = "manifest.json"
 FORMAT, VERSION = "pyro_bnn checkpoint", 1
-_STATE = re.compile(r"state-([0-9]{1,12})\.pt", re.ASCII)
-_OURS = re.compile(r"(state-[0-9]{1,12}\.pt|manifest\.json)(\.tmp)?", re.ASCII)
+_STATE = re.compile(r"pyro-bnn-state-([0-9]{1,12})\.pt", re.ASCII)
+_OURS = re.compile(rf"{_STATE.pattern}(\.tmp)?", re.ASCII)  # a name that no user's file has
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "engine": str,
     "options": dict,
@@ -72,7 +72,7 @@ def state_of(manifest: dict[str, Any]) -> tuple[str, Written]:
 
 def state_name(number: int) -> str:
     """Name of a state."""
-    return f"state-{number}.pt"
+    return f"pyro-bnn-state-{number}.pt"
 
 
 def number_of(manifest: dict[str, Any] | None) -> int:
@@ -84,5 +84,5 @@ def number_of(manifest: dict[str, Any] | None) -> int:
 def remove_all_but(name: str, folder: Path) -> None:
     """Remove older states, and what a run that was killed left half-written."""
     for path in list(folder.iterdir()):
-        if _OURS.fullmatch(path.name) and path.name not in (name, NAME):
+        if _OURS.fullmatch(path.name) and path.name != name:
             path.unlink(missing_ok=True)

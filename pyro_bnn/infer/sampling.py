@@ -9,6 +9,7 @@ and starts to keep what it draws: how many draws a chain keeps does not depend o
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,9 @@ class Sampling:
     def begin(self) -> None:
         """Start all chains; in place of :meth:`restore`."""
         self._began = time.perf_counter()
+        if self._path is not None:  # of a run that was killed before its first save
+            with contextlib.suppress(OSError):
+                self._path.unlink()
         self._store = self._open(None)
         limit = min(self._limit, SHORT) if len(self._windows) > 1 else self._limit
         self._chains.restart(self._chains.mass, limit=limit)

@@ -14,7 +14,8 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import FileFormatError, OptionError
+from pyro_bnn.errors import FileFormatError, OptionError, OutputError
+from pyro_bnn.untrusted import check_archive
 
 LIMIT = 1 << 20  # bytes of a file of JSON
 BLOCK = 1 << 20  # bytes that are read at once
@@ -45,10 +46,16 @@ def write_json(values: dict[str, Any], path: Path) -> None:
     """Write a dictionary of JSON with a checksum of itself.
 
     Raises:
-        OSError: If the file cannot be written; what was there is as it was.
+        OSError: If the file cannot be written, or would be too large to be read; what was there is
+            as it was.
     """
-    text = json.dumps({**values, "checksum": _checksum(values)}, indent=1)
-    _write(path, lambda file: file.write(text.encode()))
+    text = json.dumps({**values, "checksum": _checksum(values)}, indent=1).encode()
+    if len(text) > LIMIT:
+        raise OutputError(
+            f"{path} would have {len(text)} bytes, and a manifest has at most {LIMIT}: run a model "
+            "with so many sites or outputs without checkpoint"
+        )
+    _write(path, lambda file: file.write(text))
 
 
 def _write(path: Path, save: Callable[[Any], object]) -> Written:
@@ -181,6 +188,7 @@ def read_state(path: Path, expected: Written) -> Any:
         file.seek(0)
         try:
             _check_sizes(file, size)
+            check_archive(path, file)
             file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
             _check_tree(state)

@@ -25,7 +25,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, base_distribution, isolated, require_sites, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.batches import Batches, batches_of
-from pyro_bnn.infer.checkpoint import Checkpoint, Interrupted
+from pyro_bnn.infer.checkpoint import Checkpoint, Interrupted, users_code
 from pyro_bnn.infer.descent import Descent
 from pyro_bnn.infer.engine import WINDOW, Data
 from pyro_bnn.posterior import DrawsPosterior, Provenance
@@ -81,6 +81,7 @@ def run_stock_guide(
     data: Data,
     dataset: Dataset,
     *,
+    frozen: Sequence[str],
     seed: int,
     progress: bool,
     checkpoint: str | Path | None = None,
@@ -89,7 +90,7 @@ def run_stock_guide(
     """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
 
     The caller has isolated the random state and the parameter store, and made a model for this
-    fit: its parameters are trained.
+    fit: its parameters are trained but those named ``frozen``.
 
     Raises:
         DivergenceError: If the loss becomes NaN or infinite; holds the last good posterior.
@@ -104,9 +105,10 @@ def run_stock_guide(
             "AutoLaplaceApproximation is a point estimate until its laplace_approximation() is "
             "called, which SVI does not do: use AutoDelta, or AutoMultivariateNormal"
         )
-    own = list(model.parameters()) if isinstance(model, nn.Module) else []
-    frozen = {parameter for parameter in own if not parameter.requires_grad}  # Pyro thaws them
+    own = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
     program = Program(model, dataset.x, dataset.y)
+    for parameter in frozen:  # Pyro thaws them
+        program.params[parameter].requires_grad = False
     batch = program.batch(dataset.x, dataset.y)
     with isolated():  # what it puts into the store, such as another model's parameters, is dropped
         _check_covers(guide, batch.x, batch.y, program)
@@ -114,7 +116,7 @@ def run_stock_guide(
         checkpoint, guide, program, data, dataset, seed=seed, resume=resume, start=start
     )
     batches = batches_of(data, program, batch, svi.batch_size, seed)
-    run = _StockRun(svi, program, guide, name, frozen, batches)
+    run = _StockRun(svi, program, guide, name, {own[key] for key in frozen}, batches)
 
     def posterior() -> DrawsPosterior:
         trained = _with_live_params(Program(model, dataset.x, dataset.y))
@@ -129,6 +131,7 @@ def run_stock_guide(
             losses=np.asarray(run.losses),
             inputs=dataset.inputs,
             target=dataset.target,
+            threads=saved.threads,
         )
         return DrawsPosterior(
             trained,
@@ -159,7 +162,7 @@ class _StockRun:
         batches: Batches,
     ) -> None:
         self.svi, self.guide, self.name, self._frozen = svi, guide, name, frozen
-        self._batches = batches
+        self._batches, self._device = batches, program.device
         self.step = 0
         self.losses: list[float] = []
         self.leaves: dict[Tensor, None] = {}  # an ordered set
@@ -205,6 +208,7 @@ class _StockRun:
             "leaves": list(self.leaves),
             "optimizer": self._descent.state(),
             "generator": torch.get_rng_state(),
+            "device_generator": self._device_generator(),
             "batches": self._batches.state(),
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "last_good": {"step": good, "values": values},
@@ -220,7 +224,7 @@ class _StockRun:
         step, losses, good = state["step"], state["losses"], state["last_good"]
         if not 0 < step <= self.svi.num_steps or losses.shape != (step,):
             raise ValueError(f"{losses.numel()} losses of {step} steps")
-        with without_validation():
+        with without_validation(), users_code():
             _, _, params = self._loss(0, next(self._batches))  # which names the leaves
         self._find_leaves(params.trace)
         assert self._descent is not None
@@ -238,7 +242,16 @@ class _StockRun:
         self._descent.restore(state["optimizer"])
         self._batches.restore(state["batches"])
         self.step, self.losses = step, losses.tolist()
-        torch.set_rng_state(state["generator"])  # last: all of the above may draw
+        # last, as all of the above may draw
+        torch.set_rng_state(state["generator"])
+        generator = state["device_generator"]
+        if generator is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(generator, self._device)
+
+    def _device_generator(self) -> Tensor | None:
+        """State of torch's generator of the device where it is not that of the CPU."""
+        on_gpu = self._device.type == "cuda"
+        return torch.cuda.get_rng_state(self._device) if on_gpu else None
 
     def _advance(self, step: int, rows: Batch) -> None:
         loss, whole, params = self._loss(step, rows)

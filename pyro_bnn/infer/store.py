@@ -81,7 +81,8 @@ class DrawStore:
         if path is not None:
             _check_size(path, num_bytes) if saved else _make_folder(path.parent)
         has_file = self.is_on_disk or path is not None
-        self._file = _opened(num_bytes, path) if has_file else None
+        is_whole = saved is not None and int(saved["counts"].min()) == num_samples
+        self._file = _opened(num_bytes, path, is_whole=is_whole) if has_file else None
         if self._file is None or not self.is_on_disk:
             self._z = torch.zeros(self._shape, dtype=dtype, device=device)
         else:
@@ -177,10 +178,10 @@ class DrawStore:
         self._written, self._checks = counts.tolist(), list(checks)
 
 
-def _opened(num_bytes: int, path: Path | None) -> MappedFile:
+def _opened(num_bytes: int, path: Path | None, *, is_whole: bool) -> MappedFile:
     is_new = path is not None and not path.exists()
     try:
-        return MappedFile(num_bytes, path)
+        return MappedFile(num_bytes, path, is_whole=is_whole)
     except OutputError:
         if path is not None and is_new:
             path.unlink(missing_ok=True)

@@ -172,6 +172,8 @@ class SVI:
                 The fit is then, bit for bit, that of a run which was never stopped, on the same
                 machine with the same number of threads and versions, except with a ``DataLoader``;
                 a line says where it is not. Without a checkpoint there, the run starts anew.
+                ``init`` is not compared, but at frozen parameters of the model: the run goes on
+                from where it was.
 
         Returns:
             The fitted posterior; the model's point parameters are trained in it, not in ``model``.
@@ -224,6 +226,7 @@ class SVI:
                     guide,
                     data,
                     dataset,
+                    frozen=frozen,
                     seed=seed,
                     progress=progress,
                     checkpoint=checkpoint,
@@ -279,6 +282,7 @@ class SVI:
                     losses=np.asarray(run.losses),
                     inputs=dataset.inputs,
                     target=dataset.target,
+                    threads=saved.threads,
                 )
                 return GuidePosterior(program, copy.deepcopy(guide), provenance)
 
@@ -306,7 +310,7 @@ class SVI:
         own_order = isinstance(data, DataLoader)
 
         def identify() -> Identity:
-            options = self.describe(guide, self.learning_rate)
+            options = self.describe(guide, float(self.learning_rate))
             del options["compiled"]
             return Identity.of(
                 program,
@@ -367,7 +371,7 @@ class SVI:
         return Descent(
             parameters,
             optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
+            learning_rate=float(self.learning_rate),
             schedule=self.schedule,
             num_steps=self.num_steps,
             clip_norm=self.clip_norm,

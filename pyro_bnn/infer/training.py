@@ -14,7 +14,7 @@ from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches
-from pyro_bnn.infer.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoint import Checkpoint, users_code
 from pyro_bnn.infer.engine import WINDOW, is_compiled
 from pyro_bnn.noise import make_key, normal
 from pyro_bnn.program import Batch, Program
@@ -195,9 +195,13 @@ class Training:
         values = self._ordered(state["parameters"])
         self._last_good = (good["step"], self._ordered(good["values"]))
         self.loc_warmup, self._is_done = state["loc_warmup"], state["is_done"]
-        if not self._is_done:  # graphs as the run made them, at its start
-            for num_rows in state["row_counts"][:NUM_GRAPHS]:
-                self._make_graph(self._batches.first(num_rows))
+        if self._is_done:  # no step is left, nor a graph to be made
+            self.compile_path, self._row_counts = state["compile_path"], list(state["row_counts"])
+        else:  # graphs as the run made them, at its start
+            firsts = [self._batches.first(n) for n in state["row_counts"][:NUM_GRAPHS]]
+            with users_code():
+                for batch in firsts:
+                    self._make_graph(batch)
         self._go_to(values)
         self.descent.restore(state["optimizer"])
         self._generator.set_state(state["generator"])

@@ -69,8 +69,10 @@ class Window:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of a window of the same length."""
         self._num_drawn[:] = state["num_drawn"].numpy()
-        rows = [part.to(self._device) for part in state["rows"]]
-        self._rows = [(rows[0], rows[1], rows[2])] if rows else []
+        self._rows = []
+        if state["rows"]:
+            z, grad, places = state["rows"]  # places stay on the CPU, as those of later draws
+            self._rows.append((z.to(self._device), grad.to(self._device), places))
 
 
 def windows_of(warmup_steps: int) -> list[int]:

@@ -51,7 +51,8 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
         setattr(likelihood, name, PyroSample(_PriorOfTargets(name)))
         return
     try:
-        numbers = torch.as_tensor(value, dtype=torch.get_default_dtype())
+        is_truth = isinstance(value, bool)
+        numbers = torch.as_tensor(0.0 if is_truth else value, dtype=torch.get_default_dtype())
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.zeros(())
     if numbers.ndim > 1 or not bool(((numbers > 0) & numbers.isfinite()).all()):

@@ -46,7 +46,8 @@ def continued(model: Model, posterior: Posterior) -> ContinuedModel:
 
     Raises:
         OptionError: If the model has point-estimated parameters, which an earlier posterior says
-            nothing of, the posterior has too few draws for a covariance, or it is a point.
+            nothing of, or holds them fixed at other values than the earlier fit found, the
+            posterior has too few draws for a covariance, or it is a point.
         SiteError: When the model runs: if its sites are not those of the posterior.
 
     Example:
@@ -67,10 +68,29 @@ def continued(model: Model, posterior: Posterior) -> ContinuedModel:
             "hold them fixed with requires_grad_(False), or give the sites their prior by "
             "prior=priors.FromPosterior(posterior)"
         )
+    if isinstance(model, nn.Module):
+        _require_params(model, posterior)
     gaussian = gaussian_of(posterior) or moments_of(posterior, full=True)
     return ContinuedModel(
         model, posterior.program.sites, gaussian.loc, gaussian.scale, gaussian.scale_tril
     )
+
+
+def _require_params(model: nn.Module, posterior: Posterior) -> None:
+    """Check that fixed parameters are those that the earlier weights were found with."""
+    earlier = {name.removeprefix("model."): value for name, value in posterior.params.items()}
+    earlier |= posterior.params  # of a model that was continued itself, and of this one
+    other = [
+        name
+        for name, value in model.named_parameters()
+        if name in earlier and not torch.equal(value.detach(), earlier[name].to(value))
+    ]
+    if other:
+        raise OptionError(
+            f"{', '.join(other)} of the model are not what the earlier fit found beside its "
+            "weights: copy posterior.params in first, by "
+            "model.load_state_dict(posterior.params, strict=False)"
+        )
 
 
 class ContinuedModel(nn.Module):

@@ -164,6 +164,20 @@ class SiteGaussian(TorchDistribution):
         """That of the site."""
         return self.site.support
 
+    def expand(self, batch_shape: Any, _instance: Any = None) -> SiteGaussian:
+        """Itself: it is of one site, of which there are no copies.
+
+        Raises:
+            OptionError: If copies are asked for.
+        """
+        if torch.Size(batch_shape):
+            raise OptionError(
+                f"the earlier posterior has one {self.site.name!r}, which is no prior of "
+                f"{math.prod(batch_shape)}: carry it on for as many targets as it was fitted to, "
+                "or give another prior, such as pyro.distributions.HalfNormal(1.0)"
+            )
+        return self
+
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """A draw of the site's value ``[*sample_shape, *shape]``."""
         shape = (*sample_shape, len(self.loc))
@@ -219,13 +233,13 @@ def moments_of(posterior: Posterior, *, full: bool = False) -> Gaussian:
     num_draws, num_latents = z.shape
     if not full:
         return Gaussian(z.mean(0), z.std(0), None)
-    tril, info = torch.linalg.cholesky_ex(z.T.cov())
     if num_draws <= 2 * num_latents:
         raise OptionError(
             f"{num_draws} draws are too few for the covariance of P = {num_latents} numbers, take "
             "more than twice as many: draw more, or carry on their marginals by "
             "priors.FromPosterior(posterior, marginals=True)"
         )
+    tril, info = torch.linalg.cholesky_ex(z.T.cov())
     if info:
         raise OptionError(NO_SPREAD.format(posterior.method))
     return Gaussian(z.mean(0), None, tril)

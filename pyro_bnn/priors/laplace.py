@@ -16,7 +16,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 
 from pyro_bnn.priors.normal import fan_in
-from pyro_bnn.priors.scales import Scale, check_positive
+from pyro_bnn.priors.scales import Scale, check_finite, check_positive
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Laplace:
         loc: Mean, median and mode of every weight.
 
     Raises:
-        OptionError: If ``scale`` is neither positive nor ``"fan_in"``.
+        OptionError: If ``scale`` is neither positive nor ``"fan_in"``, or ``loc`` not finite.
 
     References:
         Williams, "Bayesian Regularization and Pruning Using a Laplace Prior", Neural Computation
@@ -51,6 +51,7 @@ class Laplace:
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale, also="fan_in")
+        check_finite("loc", self.loc)
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""

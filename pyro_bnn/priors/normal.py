@@ -42,7 +42,9 @@ class Normal:
 
     def __post_init__(self) -> None:
         if self.scale != "fan_in" and not (
-            isinstance(self.scale, int | float) and 0 < self.scale < math.inf
+            isinstance(self.scale, int | float)
+            and not isinstance(self.scale, bool)
+            and 0 < self.scale < math.inf
         ):
             raise OptionError(
                 f"scale is a positive standard deviation or 'fan_in', not {self.scale!r}"

@@ -11,7 +11,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError, ShapeError, SiteError
+from pyro_bnn.data.arrays import ArrayLike, float_dtype, to_tensor
+from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.priors.normal import fan_in
 from pyro_bnn.priors.prior import PriorLike
 from pyro_bnn.priors.scales import Scale, check_positive
@@ -25,13 +26,15 @@ class Pretrained:
     are copied: training the network on changes nothing here.
 
     Args:
-        net: The trained network, or its parameters by name, such as a state dict.
+        net: The trained network, or its parameters by name, such as a state dict, as tensors or
+            arrays; those of half precision are widened.
         scale: Standard deviation s, > 0, in the units of the weights; or ``"fan_in"``:
             ``1/sqrt(I)`` for a weight of shape ``[O, I, ...]``, 1 for a bias, so wide that the
             centre hardly matters in a small network.
 
     Raises:
-        OptionError: If ``net`` is neither, or ``scale`` neither positive nor ``"fan_in"``.
+        OptionError: If ``net`` is neither, a parameter is not finite or no array of numbers, or
+            ``scale`` neither positive nor ``"fan_in"``.
 
     Example:
         >>> import torch
@@ -43,14 +46,14 @@ class Pretrained:
         True
     """
 
-    def __init__(self, net: nn.Module | Mapping[str, Tensor], scale: Scale = "fan_in") -> None:
+    def __init__(self, net: nn.Module | Mapping[str, ArrayLike], scale: Scale = "fan_in") -> None:
         if isinstance(net, nn.Module):
             net = dict(net.named_parameters())
         elif not isinstance(net, Mapping):
             raise OptionError(
                 f"net is a trained torch module or a mapping from names to tensors, not {net!r}"
             )
-        self.weights = {name: value.detach().clone() for name, value in net.items()}
+        self.weights = {name: _trained(name, value) for name, value in net.items()}
         check_positive("scale", scale, also="fan_in")
         self.scale = scale
 
@@ -70,6 +73,20 @@ class Pretrained:
             )
         pairs = zip(names, self.weights.items(), strict=True)
         return {name: _Around(own, value, self.scale) for name, (own, value) in pairs}
+
+
+def _trained(name: str, value: ArrayLike) -> Tensor:
+    """A copy of one parameter, in the dtype of a network that is fitted."""
+    try:
+        found = to_tensor(value, f"{name!r} of the trained network")
+    except (DataError, ShapeError) as error:
+        raise OptionError(str(error)) from error
+    if not bool(found.isfinite().all()):
+        raise OptionError(
+            f"{name!r} of the trained network has values that are NaN or infinite: did its "
+            "training diverge?"
+        )
+    return found.to(float_dtype(value), copy=True)
 
 
 class _Around:

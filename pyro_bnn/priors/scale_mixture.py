@@ -18,7 +18,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.priors.scales import check_positive
+from pyro_bnn.priors.scales import check_finite, check_positive
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ScaleMixture:
 
     Raises:
         OptionError: If ``mixing`` is no such probability, a scale is not positive, or ``scale2`` is
-            not below ``scale1``.
+            not below ``scale1``, or ``loc`` is not finite.
 
     References:
         Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015, arXiv:1505.05424,
@@ -61,6 +61,7 @@ class ScaleMixture:
         check_positive("mixing", self.mixing)
         check_positive("scale1", self.scale1)
         check_positive("scale2", self.scale2)
+        check_finite("loc", self.loc)
         if self.mixing > 1:
             raise OptionError(
                 f"mixing is the probability of the wide component, at most 1, not {self.mixing!r}"

@@ -26,6 +26,17 @@ def check_positive(name: str, value: object, *, also: str = "") -> None:
         raise OptionError(f"{name} is {expected}, not {value!r}")
 
 
+def check_finite(name: str, value: object) -> None:
+    """Check a finite number.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value)):  # type: ignore[arg-type]
+        raise OptionError(f"{name} is a finite number, not {value!r}")
+
+
 def heavy_tailed_scale(scale: Scale, shape: torch.Size) -> float:
     r"""The scale itself, or :math:`1/I` for a weight of I inputs, 1 for a bias.
 

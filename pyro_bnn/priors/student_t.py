@@ -17,7 +17,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 
 from pyro_bnn.priors.normal import fan_in
-from pyro_bnn.priors.scales import Scale, check_positive
+from pyro_bnn.priors.scales import Scale, check_finite, check_positive
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class StudentT:
         loc: Median of every weight.
 
     Raises:
-        OptionError: If ``df`` is not positive, or ``scale`` neither positive nor ``"fan_in"``.
+        OptionError: If ``df`` is not positive, ``scale`` neither positive nor ``"fan_in"``, or
+            ``loc`` not finite.
 
     References:
         Neal, "Bayesian Learning for Neural Networks", 1996, section 2.1 (sums of heavy-tailed
@@ -59,6 +60,7 @@ class StudentT:
     def __post_init__(self) -> None:
         check_positive("df", self.df)
         check_positive("scale", self.scale, also="fan_in")
+        check_finite("loc", self.loc)
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""

@@ -34,6 +34,8 @@ OPTIONAL: Mapping[str, type] = {
     "compared": list,
     "data": dict,
     "num_draws": int,
+    "threads": int,
+    "processes": int,
     "model": dict,
     "params": dict,
 }
@@ -57,6 +59,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     _require(math.isfinite(options["wall_time"]), "wall_time is not finite")
     _require(abs(options["num_parameters"]) < SEEDS, "num_parameters is out of range")
     _require(abs(options.get("num_draws") or 1) < SEEDS, "num_draws is out of range")
+    for name in ("threads", "processes"):
+        count = options.get(name)
+        _require(count is None or 1 <= count < SEEDS, f"{name} is {count}")
     _require(options["elbo_kind"] in KINDS, f"elbo_kind is {options['elbo_kind']!r:.50}")
     _require(options["task"] in ("regression", "classification"), "task is not known")
     _texts(options.get("compared") or [], "compared")
@@ -112,8 +117,8 @@ def check_arrays(tree: DataTree, task: str) -> None:
     else:
         for name in GIVEN_DRAW:
             _of_shape(_array(tree, f"predictions/{name}", DRAWS, 4), of_y, name)
-        is_number = all(values.dtype.kind == "f" for values in (y, train))
-        _require(is_number, "its y are not numbers of floating dtype")
+        is_number = all(values.dtype.kind in "fiu" for values in (y, train))  # counts are whole
+        _require(is_number, "its y are not numbers")
     for name, count in (("log_likelihood", (len(train),)), ("log_likelihood_predictions", rows)):
         _of_shape(_array(tree, f"{name}/y", DRAWS, 3), (*draws, *count), name)
     if "sample_stats" in tree.children:

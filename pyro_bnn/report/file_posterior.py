@@ -403,6 +403,8 @@ def _split(tree: DataTree, saved: Mapping[str, Any], path: Path) -> Split:
 
     def part(x: str, y: str) -> Dataset:
         inputs_, y_ = (torch.as_tensor(np.array(tree[name])) for name in (x, y))
+        if saved["task"] == "regression" and not y_.is_floating_point():
+            y_ = y_.to(torch.float64)  # counts
         return Dataset(
             inputs_,
             y_[:, 0] if rows["y_ndim"] == 1 else y_,

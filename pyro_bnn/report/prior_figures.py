@@ -181,27 +181,29 @@ def _limits(f: NDArray[np.float64]) -> tuple[float, float]:
     low, first, centre, third, high = np.quantile(f, [0.025, 0.25, 0.5, 0.75, 0.975], axis=0)
     room = 0.25 * (high.max() - low.min())
     most = WIDTH_IN_SDS * (third - first).max() / IQR_OF_GAUSSIAN
-    bottom = max(low.min() - room, centre.min() - most)
-    return float(bottom), float(min(high.max() + room, centre.max() + most))
+    bottom = float(max(low.min() - room, centre.min() - most))
+    top = float(min(high.max() + room, centre.max() + most))
+    return (bottom, top) if bottom < top else (bottom - 1, top + 1)  # of one function
 
 
 def _show_middle(ax: Axes, found: Middle, colour: str, theme: Theme) -> None:
     centre = float(np.median(found.values))
-    edges = centre + found.scale * np.linspace(-WIDTH_IN_SDS, WIDTH_IN_SDS, NUM_BINS + 1)
+    scale = found.scale or 1.0  # half of the draws may be the same number
+    edges = centre + scale * np.linspace(-WIDTH_IN_SDS, WIDTH_IN_SDS, NUM_BINS + 1)
     counts, _ = np.histogram(found.values, edges)
     density = counts / (len(found.values) * np.diff(edges))
     ax.stairs(density, edges, fill=True, color=colour, alpha=0.6)
     u = np.linspace(-WIDTH_IN_SDS, WIDTH_IN_SDS, 200)
-    gaussian = np.exp(-0.5 * u**2) / (found.scale * np.sqrt(2 * np.pi))
-    ax.plot(centre + found.scale * u, gaussian, color=theme.muted, lw=1.4, ls=(0, (4, 3)))
+    gaussian = np.exp(-0.5 * u**2) / (scale * np.sqrt(2 * np.pi))
+    if found.scale:
+        ax.plot(centre + scale * u, gaussian, color=theme.muted, lw=1.4, ls=(0, (4, 3)))
     ax.set_yscale("log")
     one_draw = 1 / (len(found.values) * (edges[1] - edges[0]))
     ax.set_ylim(0.6 * one_draw, 3 * max(float(density.max()), float(gaussian.max())))
     ax.set_xlim(edges[0], edges[-1])
     beyond = len(found.values) - int(counts.sum())
     ax.set_title(
-        f"tail index {with_error(*found.tail)}\n"
-        f"{beyond:,} of {len(found.values):,} draws lie off the axis",
+        f"tail index {_tail(found)}\n{beyond:,} of {len(found.values):,} draws lie off the axis",
         fontsize=9.5,
     )
     ax.set_xlabel("f at the middle")
@@ -232,8 +234,12 @@ def describe_middle(name: str, found: Middle) -> str:
     low, high = found.interval
     return (
         f"{name}: f in the middle is within [{number(low)}, {number(high)}] for 95 % of "
-        f"{len(found.values):,} draws; tail index {with_error(*found.tail)}"
+        f"{len(found.values):,} draws; tail index {_tail(found)}"
     )
+
+
+def _tail(found: Middle) -> str:
+    return with_error(*found.tail) or "none"  # of a constant
 
 
 def check_picture(path: Path) -> None:

@@ -126,3 +126,12 @@ def test_mnist_is_what_was_published() -> None:
     # the mean and sd of everybody's normalisation, 0.1307 and 0.3081 of 255
     assert float(split.train.inputs.loc[0]) / 255 == pytest.approx(0.1307, abs=5e-5)
     assert float(split.train.inputs.scale[0]) / 255 == pytest.approx(0.3081, abs=5e-5)
+
+
+def test_no_more_is_unpacked_than_a_file_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the stream is cut off, which would be found if it were read to its end."""
+    monkeypatch.setattr(idx_files, "LARGEST", 1_000)
+    path = folder / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(10**7))[:-100])
+    with pytest.raises(DataError, match="failed its checksum"):
+        idx_files._checked(path.with_suffix(""), "0" * 32)

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pyro_bnn.diagnostics import class_uncertainty, rejection_curve
-from pyro_bnn.errors import ShapeError
+from pyro_bnn.errors import DataError, ShapeError
 
 
 def test_entropy_is_expected_entropy_plus_the_mean_divergence_of_the_draws() -> None:
@@ -64,3 +64,11 @@ def test_shapes_that_differ_are_refused() -> None:
         rejection_curve(np.zeros(3), np.ones((3, 1), dtype=bool))
     with pytest.raises(ShapeError, match=r"probs must have shape \[S, N, C\]"):
         class_uncertainty(np.ones((3, 2)))
+
+
+def test_other_values_are_refused() -> None:
+    with pytest.raises(DataError, match="correct holds truth values"):
+        rejection_curve(np.zeros(3), np.array([0, 2, 1]))
+    for value in (-0.1, 1.1, np.nan):
+        with pytest.raises(DataError, match=r"outside \[0, 1\]: pass probabilities, not logits"):
+            class_uncertainty(np.full((2, 3, 2), value))

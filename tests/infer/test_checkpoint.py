@@ -15,14 +15,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyro.distributions as dist
 import pytest
 import torch
 
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.data import Dataset
-from pyro_bnn.errors import DataError, FileFormatError, OptionError, OutputError, SiteError
+from pyro_bnn.errors import (
+    DataError,
+    DivergenceError,
+    FileFormatError,
+    OptionError,
+    OutputError,
+    SiteError,
+)
 from pyro_bnn.infer import checkpoint as module
-from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted, State
+from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted, State, users_code
 from pyro_bnn.infer.manifest import read_manifest
 from pyro_bnn.infer.state_files import write_json
 from pyro_bnn.program import Program
@@ -260,9 +268,47 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     resumed_as(
         SiteError,
         r"log p\(y \| z\) = \S+ where this",
-        replace(fingerprint=[identity().fingerprint[0], *([9.0] * 4)]),
+        replace(fingerprint=[*identity().fingerprint[:5], *([9.0] * 4)]),  # of four sites
     )
-    resumed_as(SiteError, "of which there are 5 where this model has 1", replace(fingerprint=[0.0]))
+    resumed_as(SiteError, "of which there are 9 where this model has 1", replace(fingerprint=[0.0]))
+
+
+def test_another_prior_of_one_site_among_many_is_refused(tmp_path: Path) -> None:
+    """Log p(z) is a sum over 2,402 numbers: that of one differs by less than its tolerance."""
+
+    def identify(scale: float) -> Identity:
+        noise = likelihoods.Normal(dist.HalfCauchy(scale))
+        model = models.MLP(2, hidden=(600,), likelihood=noise).double()
+        return dataclasses.replace(
+            identity(),
+            sites=[[site.name, list(site.shape)] for site in Program(model, X, Y).sites],
+            fingerprint=Identity.of(
+                Program(model, X, Y),
+                Dataset(X, Y),
+                engine="Walk",
+                options={},
+                seed=0,
+                trains_params=True,
+            ).fingerprint,
+        )
+
+    one, two = identify(1.0), identify(2.0)
+    assert one.fingerprint[0] == pytest.approx(two.fingerprint[0], rel=1e-3)
+    opened(tmp_path, identify=lambda: one).step(Walk())
+    with pytest.raises(SiteError, match=r"same weights, the norm of its gradient by .*scale = "):
+        opened(tmp_path, resume=True, identify=lambda: two)
+
+
+def test_a_line_says_that_densities_differ_in_their_last_digits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path).step(Walk())
+    first, *others = identity().fingerprint
+    near = dataclasses.replace(identity(), fingerprint=[first * (1 + 1e-9), *others])
+    opened(tmp_path, resume=True, identify=lambda: near).restore(Walk())
+    assert caplog.messages == [
+        "resumed at step 0 of 10, but not bit for bit: the model's densities in their last digits"
+    ]
 
 
 def test_values_that_a_run_trains_are_no_part_of_what_it_is() -> None:
@@ -347,7 +393,104 @@ def test_a_line_names_another_compile_path_and_an_order_of_ones_own(
     ]
 
 
+def test_a_complete_run_has_the_threads_that_it_had(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path)
+    assert checkpoint.threads == torch.get_num_threads()
+    checkpoint.step(Walk())
+    manifest = manifest_of(tmp_path)
+    manifest["surroundings"]["threads"] = 64
+    write_json(manifest, tmp_path / "manifest.json")
+    assert opened(tmp_path, resume=True).threads == torch.get_num_threads()
+    write_json({**manifest, "is_complete": True}, tmp_path / "manifest.json")
+    assert opened(tmp_path, resume=True).threads == 64
+
+
+def test_an_error_of_the_users_model_stays_what_it_is(tmp_path: Path) -> None:
+    class Other(Walk):
+        def restore(self, state: State) -> None:
+            with users_code():
+                raise ValueError("of the model")
+
+    opened(tmp_path).step(Walk())
+    with pytest.raises(ValueError, match=r"^of the model$") as raised:
+        opened(tmp_path, resume=True).restore(Other())
+    assert not isinstance(raised.value, FileFormatError)
+
+
+# Two runs of one folder
+
+
+needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no locks of files")
+
+
+@needs_locks
+def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
+    """Until the first has ended, in whatever way; a finished one is read by any number."""
+    first, second = opened(tmp_path / "new"), opened(tmp_path / "new")
+    message = f"another run is saving to {tmp_path / 'new'}: wait for its end"
+    with first.watch():
+        first.step(Walk())
+        with pytest.raises(OptionError, match=message), second.watch():
+            raise AssertionError("a step")
+        with pytest.raises(OptionError, match=message):
+            opened(tmp_path / "new", resume=True).restore(Walk())
+    with pytest.raises(OptionError, match=r"another run has saved to .* since"), second.watch():
+        raise AssertionError("a step")
+    with pytest.raises(RuntimeError, match="the run fails"):
+        walked(tmp_path / "new", resume=True, fail_after=4)
+    walked(tmp_path / "new", resume=True)
+    readers = [opened(tmp_path / "new", resume=True) for _ in range(2)]
+    with readers[0].watch(), readers[1].watch():
+        assert all(reader.restore(Walk()) for reader in readers)
+    assert sorted(contents(tmp_path / "new")) == ["manifest.json", "pyro-bnn-state-4.pt"]
+
+
+@needs_locks
+def test_the_lock_of_a_process_that_was_killed_means_nothing(tmp_path: Path) -> None:
+    identity()  # made once, before the processes
+    hears, rings = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with opened(tmp_path).watch():
+                os.write(rings, b"!")
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(rings)
+    assert os.read(hears, 1) == b"!"
+    os.close(hears)
+    with pytest.raises(OptionError, match="another run is saving to"), opened(tmp_path).watch():
+        raise AssertionError("a step")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (tmp_path / "pyro-bnn.lock").exists()
+    walked(tmp_path)
+    assert not (tmp_path / "pyro-bnn.lock").exists()
+
+
+def test_files_of_the_user_stay(tmp_path: Path) -> None:
+    theirs = dict.fromkeys(("state-1.pt", "state-2.pt.tmp", "manifest.json.old"), b"theirs")
+    for name, content in theirs.items():
+        (tmp_path / name).write_bytes(content)
+    walked(tmp_path)
+    assert {name: contents(tmp_path)[name] for name in theirs} == theirs
+
+
 # Ctrl-C
+
+
+def test_ctrl_c_before_an_error_of_a_run_stops_what_would_go_on(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path)
+
+    def failing() -> None:
+        with checkpoint.watch():
+            signal.raise_signal(signal.SIGINT)
+            raise DivergenceError("the loss is not finite")
+
+    with pytest.raises(KeyboardInterrupt, match="the loss is not finite") as raised:
+        failing()
+    assert isinstance(raised.value.__cause__, DivergenceError)
 
 
 def test_ctrl_c_saves_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -358,7 +501,7 @@ def test_ctrl_c_saves_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
     )
     assert manifest_of(tmp_path)["place"] == "step 6 of 10"
     assert torch.equal(walked(tmp_path, resume=True).place, walked(None).place)
-    with pytest.raises(Interrupted, match=r"step 6 of 10; what there is, is in .*\.posterior\. Pa"):
+    with pytest.raises(Interrupted, match=r"step 6 of 10; pass checkpoint='folder'"):
         walked(None, press_after=6)
 
 
@@ -396,7 +539,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     before = contents(tmp_path)
     walk.advance()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before["state-1.pt"]) // 2, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before["pyro-bnn-state-1.pt"]) // 2, hard))
     try:
         with pytest.raises(
             OutputError, match=r"cannot write the checkpoint .*: File too large; wha"
@@ -503,10 +646,10 @@ def test_a_state_that_needs_pickle_is_refused(tmp_path: Path) -> None:
         ({"version": 2}, "has format version 2, this package reads 1: resume the run with the ve"),
         ({"seed": "0"}, "is damaged: it lacks seed"),
         ({"state": []}, "is damaged: it lacks state, name, size, sha256"),
-        ({"state": {"name": "state-1.pt", "size": "1"}}, "it lacks size, sha256"),
+        ({"state": {"name": "pyro-bnn-state-1.pt", "size": "1"}}, "it lacks size, sha256"),
         ({"options": {"a": 1}, "sites": [1]}, "num_steps=None where this run has 10"),
         ({"sites": [1]}, "is damaged: TypeError"),
-        ({"fingerprint": ["1", 2, 3, 4, 5]}, "is damaged: TypeError"),
+        ({"fingerprint": ["1", *range(8)]}, "is damaged: TypeError"),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(
@@ -519,7 +662,11 @@ def test_a_manifest_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["../state-1.pt", "/etc/passwd", "state-1.pt/../x", "state-1.pt\n", "state-１.pt", ""]
+    "name",
+    [
+        *("../pyro-bnn-state-1.pt", "/etc/passwd", "pyro-bnn-state-1.pt/../x"),
+        *("pyro-bnn-state-1.pt\n", "pyro-bnn-state-１.pt", "state-1.pt", ""),
+    ],
 )
 def test_a_name_outside_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     walked(tmp_path)

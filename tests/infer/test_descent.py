@@ -137,6 +137,39 @@ def test_pure_steps_are_those_of_the_optimiser(schedule: Schedule, clip_norm: fl
         )
 
 
+@pytest.mark.parametrize("optimizer", [None, torch.optim.Adam])
+def test_moments_come_back_in_the_layout_of_their_parameters(
+    optimizer: MakeOptimizer | None,
+) -> None:
+    """A fused step goes through parameter and moments in the order of their memory."""
+    gradients = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
+
+    def made() -> tuple[torch.Tensor, Descent]:
+        leaf = torch.zeros(3, 2).T.requires_grad_()
+        return leaf, descent([leaf], optimizer=optimizer)
+
+    def walk(leaf: torch.Tensor, steps: Descent, numbers: range) -> None:
+        for step in numbers:
+            leaf.grad = torch.empty_like(leaf).copy_(gradients[step])
+            steps.step(step)
+
+    leaf, steps = made()
+    walk(leaf, steps, range(2))
+    state = steps.state()
+    values = state["optimizer"]["state"][0]
+    saved = {
+        name: value.clone(memory_format=torch.contiguous_format) for name, value in values.items()
+    }
+    state["optimizer"] = {**state["optimizer"], "state": {0: saved}}
+    other, resumed = made()
+    with torch.no_grad():
+        other.copy_(leaf)
+    resumed.restore(state)
+    walk(leaf, steps, range(2, 4))
+    walk(other, resumed, range(2, 4))
+    assert torch.equal(other, leaf)
+
+
 @pytest.mark.parametrize(
     "optimizer", [torch.optim.SGD, torch.optim.AdamW, lambda p: torch.optim.Adam(p, amsgrad=True)]
 )

@@ -60,14 +60,33 @@ def test_a_question_that_nobody_answered_interrupts_at_the_end() -> None:
         assert not is_asked()
 
 
-def test_another_exception_passes_and_the_handler_is_put_back() -> None:
-    def body() -> None:
-        press()
+def test_an_error_passes_and_is_the_cause_of_an_interrupt_that_was_asked_for() -> None:
+    def failing() -> None:
         raise ValueError("of the run")
 
+    def pressed() -> None:
+        press()
+        failing()
+
     with pytest.raises(ValueError, match="of the run"):
-        during_watch(body)
+        during_watch(failing)
+    with pytest.raises(KeyboardInterrupt, match="of the run") as raised:
+        during_watch(pressed)
+    assert isinstance(raised.value.__cause__, ValueError)
     assert handler() is signal.default_int_handler
+    assert not is_asked()
+
+
+def test_the_second_leaves_no_question_and_the_third_interrupts_again() -> None:
+    def body() -> None:
+        press()
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                press()
+            assert not is_asked()
+            assert handler() is signal.default_int_handler
+
+    during_watch(body)
 
 
 def test_an_inner_run_sees_the_question_to_the_outer_one() -> None:
@@ -108,4 +127,7 @@ def test_a_handler_of_the_program_and_other_threads_are_left_alone() -> None:
 def test_it_is_a_keyboard_interrupt_with_a_posterior() -> None:
     assert pyro_bnn.Interrupted is interrupts.Interrupted
     assert issubclass(Interrupted, KeyboardInterrupt)
-    assert Interrupted("stopped").posterior is None
+    stopped = Interrupted("stopped")
+    assert (stopped.posterior, str(stopped)) == (None, "stopped")
+    stopped.posterior = "a posterior"
+    assert str(stopped) == "stopped; what there is, is in the exception's .posterior"

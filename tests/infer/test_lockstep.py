@@ -308,6 +308,11 @@ def test_a_state_of_other_chains_is_refused() -> None:
     for other in (longer, exact):
         with pytest.raises(FileFormatError, match="its tensors have other shapes"):
             other.restore(state)
+    same, uniforms = lockstep(nuts_kernel, standard, torch.ones(4, P), captured=False), "uniforms"
+    short = state[uniforms][:5]
+    for wrong in ({"num_used": UNIFORM_STEPS + 1}, {"num_used": -1}, {uniforms: short}):
+        with pytest.raises(FileFormatError, match="its uniform numbers do not fit"):
+            same.restore({**state, **wrong})
 
 
 # --- models that cannot be captured --------------------------------------------------------------

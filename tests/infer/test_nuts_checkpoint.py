@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections import Counter
@@ -257,7 +259,7 @@ def check_two_stops(sampler: Any, model: Any, data: Any, stops: Stops, folder: P
 
 
 def state_in(folder: Path) -> Path:
-    (path,) = folder.glob("state-*.pt")
+    (path,) = folder.glob("pyro-bnn-state-*.pt")
     return path
 
 
@@ -268,9 +270,9 @@ SMALL: Any = {"num_chains": 6, "warmup_steps": 20, "num_samples": 8, "compile": 
 def test_a_run_that_is_stopped_twice(oracle: LinearGaussian, stops: Stops, tmp_path: Path) -> None:
     hmc = HMC(num_steps=4, **SMALL)
     check_two_stops(hmc, oracle.model, (oracle.x, oracle.y), stops, tmp_path)
-    assert (tmp_path / "draws.bin").stat().st_size == 6 * 8 * 4 * 8
-    names = sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
-    assert names == ["draws.bin", "manifest.json", "state"]
+    assert (tmp_path / hamiltonian.DRAWS).stat().st_size == 6 * 8 * 4 * 8
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {hamiltonian.DRAWS, "manifest.json", state_in(tmp_path).name}
 
 
 @pytest.mark.usefixtures("uncaptured")
@@ -279,6 +281,32 @@ def test_draws_in_the_file_alone(
 ) -> None:
     monkeypatch.setattr(memory, "STORED_DRAWS", 1)
     check_two_stops(NUTS(**SMALL), oracle.model, (oracle.x, oracle.y), stops, tmp_path)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_a_finished_run_is_read_where_nothing_can_be_written(
+    oracle: LinearGaussian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a file of draws that was left without a manifest, here a longer one, is made anew."""
+    (tmp_path / hamiltonian.DRAWS).write_bytes(bytes(4_000))
+    go_on = partial(
+        HMC(num_steps=4, **SMALL).run,
+        oracle.model,
+        (oracle.x, oracle.y),
+        checkpoint=tmp_path,
+        progress=False,
+    )
+    first, opens = go_on(), os.open
+
+    def read_alone(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if Path(path).parent == tmp_path and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opens(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", read_alone)
+    for bound in (memory.STORED_DRAWS, 1):
+        monkeypatch.setattr(memory, "STORED_DRAWS", bound)
+        assert_equal(go_on(resume=True), first)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +470,7 @@ def test_a_file_of_draws_that_is_not_that_of_the_checkpoint(
         NUTS(**SMALL).run, oracle.model, (oracle.x, oracle.y), checkpoint=tmp_path, progress=False
     )
     go_on()
-    path = tmp_path / "draws.bin"
+    path = tmp_path / hamiltonian.DRAWS
     draws = path.read_bytes()
     altered = bytes([draws[0] ^ 1]) + draws[1:]
     for held, text in (

@@ -216,6 +216,18 @@ def test_a_window_beyond_its_bound_is_estimated_from_some_of_its_draws(
     assert sizes == [30, 15, 3 * windows.LEAST_ROWS]
 
 
+def test_draws_of_a_window_go_back_to_the_device_and_their_places_to_the_cpu() -> None:
+    """As those of later draws, with which they are joined."""
+    z = torch.ones(3, 2)
+    state = {"num_drawn": torch.tensor([2, 1]), "rows": [z, z, torch.tensor([0, 1, 0])]}
+    window = windows.Window(2, 5, torch.empty(2, device="meta"))
+    window.restore(state)
+    ((draws, gradients, places),) = window._rows
+    assert (draws.device.type, gradients.device.type, places.device.type) == ("meta", "meta", "cpu")
+    window.restore({"num_drawn": torch.zeros(2, dtype=torch.int64), "rows": []})
+    assert window._rows == []
+
+
 def test_the_batch_shrinks_to_chains_that_are_not_done_and_never_to_one() -> None:
     clock, result, _ = run_clock([1, 1, 2, 3, 10, 20, 30, 400], 0, 4)
     assert clock.batches == sorted(clock.batches, reverse=True)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_bnn.errors import FileFormatError, OptionError
+from pyro_bnn.errors import FileFormatError, OptionError, OutputError
 from pyro_bnn.infer import state_files
 from pyro_bnn.infer.state_files import (
     Written,
@@ -191,14 +191,36 @@ def test_what_declares_to_be_larger_than_the_file_is_refused(tmp_path: Path) -> 
     laughs: list[Any] = ["ha"]
     for _ in range(60):
         laughs = [laughs, laughs]
-    cases = {"not resizable": Huge(1), "a view of a tensor": Huge(0), "an entry twice": laughs}
+    cases = {
+        "not resizable": Huge(1),
+        "a view of a tensor": Huge(0),
+        "a list or a dict twice": laughs,
+    }
     for message, value in cases.items():
         torch.save({"a": value}, path)
         with pytest.raises(FileFormatError, match=message):
             read_state(path, written(path.read_bytes(), path))
 
 
+def test_what_torch_would_make_beside_tensors_is_refused(tmp_path: Path) -> None:
+    """Its own check of a pickle lets pass what takes memory that the file does not have."""
+    path = tmp_path / "state"
+    for value in (bytearray(8), torch.Size([3]), nn.Parameter(torch.zeros(2))):
+        torch.save({"a": value}, path)
+        with pytest.raises(FileFormatError, match="state is damaged: its pickle "):
+            read_state(path, written(path.read_bytes(), path))
+
+
 # The manifest
+
+
+def test_a_manifest_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_json({"a": 1}, path)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="bytes, and a manifest has at most 1048576: run a model"):
+        write_json({"a": "x" * (1 << 20)}, path)
+    assert path.read_bytes() == before
 
 
 def test_json_comes_back_with_its_checksum(tmp_path: Path) -> None:

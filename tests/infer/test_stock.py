@@ -319,6 +319,19 @@ def test_frozen_parameters_of_the_model_are_not_trained() -> None:
     assert posterior.num_parameters == 2 + 1
 
 
+def test_what_a_guide_thaws_as_it_is_made_stays_frozen() -> None:
+    model = WithPyroParam()
+    model.slope.requires_grad = False
+
+    def made(own: Any) -> Any:
+        own.slope.requires_grad_()  # as Pyro's store does with what is read
+        return autoguide.AutoNormal(own)
+
+    posterior = run(model, made, num_steps=3, learning_rate=0.1)
+    assert float(posterior.params["slope"]) == 0
+    assert posterior.num_parameters == 2 + 1
+
+
 # Point estimates
 
 

@@ -200,6 +200,36 @@ def test_plain_pyro_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert end_state(tmp_path / "parts")["compile_path"] == "eager"
 
 
+@pytest.mark.parametrize("guide", [guides.AutoNormal, autoguide.AutoNormal])
+def test_a_run_that_is_stopped_in_its_last_step_ends(
+    guide: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop_after(1, monkeypatch)
+    with pytest.raises(Interrupted, match="stopped at step 1 of 1; run"):
+        fit(mlp, tmp_path, guide=guide, num_steps=1)
+    caplog.clear()
+    first, second = (fit(mlp, tmp_path, guide=guide, num_steps=1, resume=True) for _ in range(2))
+    assert torch.equal(first.unconstrained(7), second.unconstrained(7))
+    assert end_state(tmp_path)["compile_path"] in ("captured", "eager")
+    assert not [record for record in caplog.records if "not bit for bit" in record.message]
+
+
+def test_a_model_that_fails_while_its_graph_is_made_again_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(3, monkeypatch)
+    with pytest.raises(Interrupted):
+        fit(mlp, tmp_path)
+
+    def fails(*_: object) -> None:
+        raise ValueError("of the model")
+
+    monkeypatch.setattr(Training, "_make_graph", fails)
+    with pytest.raises(ValueError, match=r"^of the model$") as raised:
+        fit(mlp, tmp_path, resume=True)
+    assert not isinstance(raised.value, FileFormatError)
+
+
 def test_patience_goes_on_and_stops_at_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,8 +384,8 @@ def test_a_state_that_is_not_of_this_run_is_refused(
     manifest = read_manifest(stopped)
     assert manifest is not None
     state = torch.load(stopped / manifest["state"]["name"], weights_only=True)
-    written = write_state({**state, entry: value}, tmp_path / "state-1.pt")
-    manifest["state"] = {"name": "state-1.pt", **written._asdict()}
+    written = write_state({**state, entry: value}, tmp_path / "pyro-bnn-state-1.pt")
+    manifest["state"] = {"name": "pyro-bnn-state-1.pt", **written._asdict()}
     write_json(manifest, tmp_path / "manifest.json")
     with pytest.raises(FileFormatError, match=r"state-1.pt is no state of this run: \w+Error"):
         fit(mlp, tmp_path, resume=True)
@@ -366,11 +396,18 @@ def test_moments_of_another_shape_are_refused(stopped: Path, tmp_path: Path) -> 
     assert manifest is not None
     state = torch.load(stopped / manifest["state"]["name"], weights_only=True)
     state["optimizer"]["optimizer"]["state"][0]["exp_avg"] = torch.zeros(2, dtype=torch.float64)
-    written = write_state(state, tmp_path / "state-1.pt")
-    manifest["state"] = {"name": "state-1.pt", **written._asdict()}
+    written = write_state(state, tmp_path / "pyro-bnn-state-1.pt")
+    manifest["state"] = {"name": "pyro-bnn-state-1.pt", **written._asdict()}
     write_json(manifest, tmp_path / "manifest.json")
     with pytest.raises(FileFormatError, match=r"exp_avg of a parameter \(\d+,\) is \(2,\)"):
         fit(mlp, tmp_path, resume=True)
+
+
+def test_a_learning_rate_of_numpy_is_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"learning_rate": np.float64(0.01)}
+    resumed_is_uninterrupted(mlp, options, [3], tmp_path, monkeypatch)
 
 
 def test_a_loader_goes_on_in_an_order_of_its_own_and_says_so(

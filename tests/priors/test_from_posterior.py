@@ -207,7 +207,7 @@ def drawn(oracle: LinearGaussian, num_draws: int) -> DrawsPosterior:
         )
 
 
-def test_draws_are_carried_on_by_their_moments() -> None:
+def test_draws_are_carried_on_by_their_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = linear_gaussian()
     posterior = drawn(oracle, 400)
     z = posterior.stored.flatten(0, 1).numpy()
@@ -222,8 +222,10 @@ def test_draws_are_carried_on_by_their_moments() -> None:
     expected = stats.multivariate_normal(z.mean(0), np.cov(z.T)).logpdf(np.zeros(4))
     actual = program.log_prior(torch.zeros(4, dtype=torch.float64), oracle.x)
     assert float(actual) == pytest.approx(float(expected), rel=1e-9)
+    few = drawn(oracle, 8)
+    monkeypatch.delattr(torch.linalg, "cholesky_ex")  # of so few it would be of no use
     with pytest.raises(OptionError, match="8 draws are too few for the covariance of P = 4 numb"):
-        continued(oracle.model, drawn(oracle, 8))
+        continued(oracle.model, few)
 
 
 def test_engines_run_on_it_and_files_know_it(tmp_path: Path) -> None:
@@ -302,3 +304,26 @@ def test_a_rank1_network_takes_the_factors_of_an_earlier_fit() -> None:
     assert isinstance(first, GuidePosterior)
     assert_close(again.layers[0].s_prior().mean, first.guide.loc.detach()[:2])
     assert second.params.keys() == first.params.keys()
+
+
+def test_fixed_parameters_are_those_of_the_earlier_fit() -> None:
+    x, y = rows()
+    model = models.Rank1MLP(2, hidden=(2,)).double()
+    engine = SVI(guides.AutoNormal, num_steps=5, compile=False)
+    first = engine.run(model, (x, y), progress=False)
+    model.requires_grad_(requires_grad=False)
+    with pytest.raises(OptionError, match=r"layers.0.weight.*: copy posterior.params in first"):
+        continued(model, first)
+    model.load_state_dict(first.params, strict=False)
+    continued(model, first)
+
+
+def test_one_positive_number_is_no_prior_of_several() -> None:
+    x, y = rows()
+    model = network()
+    guide = guides.AutoNormal(model)
+    guide.setup(x)
+    noise = FromPosterior(fit_of(model, x, y, guide)).distribution_of("likelihood.scale")
+    two = models.MLP(2, 2, hidden=(2,), likelihood=likelihoods.Normal(noise)).double()
+    with pytest.raises(OptionError, match=r"has one 'likelihood.scale', which is no prior of 2"):
+        Program(two, x, y.expand(-1, 2))

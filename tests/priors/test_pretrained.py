@@ -82,3 +82,24 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         Pretrained(trained(), -1)
     with pytest.raises(OptionError, match="Pretrained holds priors of several weights by name"):
         Linear(3, 4, Pretrained(trained()), priors.Normal())  # type: ignore[arg-type]
+
+
+def test_arrays_and_half_precision_become_weights_of_a_network() -> None:
+    net: Any = trained()
+    expected = {name: value.half() for name, value in net.state_dict().items()}
+    arrays = {name: value.numpy() for name, value in expected.items()}
+    for given in (net.half(), expected, arrays):
+        for name, value in Pretrained(given).weights.items():
+            assert_close(value, expected[name].float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.tensor([0.0, float("nan")]), "'w' of the trained network has values that are NaN"),
+        ("text", "'w' of the trained network must hold real numbers"),
+    ],
+)
+def test_values_that_are_no_weights_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Pretrained({"w": value})

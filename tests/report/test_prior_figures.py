@@ -15,9 +15,11 @@ from torch.testing import assert_close
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
 from pyro_bnn.prior_checks import TailIndex, prior_predictive
+from pyro_bnn.report import prior_figures
 from pyro_bnn.report.prior_figures import (
     NUM_GRID,
     Middle,
+    _limits,
     check_picture,
     describe_middle,
     lines,
@@ -143,3 +145,14 @@ def test_pictures_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OutputError, match="No space left on device; choose another output path"):
         save_picture(Figure(), tmp_path / "new" / "prior.png")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_functions_without_spread_are_drawn_too(tmp_path: Path) -> None:
+    (line,) = lines(torch.linspace(-1, 1, 9)[:, None])
+    found = prior_predictive(models.MLP(1, hidden=(2,)), line.x, 400)
+    still = Middle(np.zeros(400), 0.0, (0.0, 0.0), TailIndex(np.nan, np.nan))
+    assert describe_middle("still", still).endswith("400 draws; tail index none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prior_figures, "middle", lambda *_: still)
+        save_picture(prior_functions({"still": found}, [line]), tmp_path / "still.png")
+    assert _limits(np.zeros((400, 3))) == (-1.0, 1.0)
