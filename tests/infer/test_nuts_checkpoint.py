@@ -237,14 +237,14 @@ def check_two_stops(sampler: Any, model: Any, data: Any, stops: Stops, folder: P
     expected = sampler.run(model, data, progress=False)
     total = stops.steps
     go_on = partial(sampler.run, model, data, progress=False, checkpoint=folder, resume=True)
-    stops.next(total // 4)
+    stops.next(total // 10)
     posterior, message = stopped(lambda: go_on(resume=False))
     assert posterior is None
     assert message == (
         "stopped at window 1 of 2 of the warm-up; "
         f"run(..., checkpoint={str(folder)!r}, resume=True) goes on"
     )
-    stops.next(total - 3 - total // 4)
+    stops.next(total - 3 - total // 10)
     posterior, message = stopped(go_on)
     assert posterior is not None
     num_draws = assert_begins_like(posterior, expected)
