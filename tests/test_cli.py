@@ -8,8 +8,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,25 +21,12 @@ from pyro_bnn import __version__, cli, jobs
 from pyro_bnn.data import names
 from pyro_bnn.errors import BNNWarning, DivergenceError
 from pyro_bnn.registry import KINDS, entries
+from tests.command_line import Result, run
 from tests.interruptible import interruptible
 
 SCRIPT = Path(sys.executable).parent / "pyro-bnn"
 TINY = ("--hidden", "3", "--steps", "20")
 SHORT = ("--chains", "2", "--warmup", "20", "--samples", "20")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def run(*args: str | Path) -> Result:
-    """The command line in this process."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main([str(arg) for arg in args])
-    return Result(code, out.getvalue(), err.getvalue())
 
 
 def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:

@@ -6,42 +6,27 @@ import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn import cli, jobs
+from pyro_bnn import jobs
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.manifest import read_manifest
 from pyro_bnn.infer.sampling import Sampling
 from pyro_bnn.infer.training import Training
 from pyro_bnn.saved_fit import SavedFit
+from tests.command_line import Result, run
 
 TINY = ("--data", "moons", "--hidden", "2", "--steps", "30")
 SHORT = ("--chains", "2", "--warmup", "10", "--samples", "20")
 ONE = ("compare", *TINY, "--methods", "auto-delta", "--quiet")
 TWO = ("compare", *TINY, "--methods", "auto-normal,auto-delta", "--quiet")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def run(*args: str | Path) -> Result:
-    """The command line in this process."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main([str(arg) for arg in args])
-    return Result(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,25 +13,12 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from pyro_bnn import cli, jobs, repeats, report
+from pyro_bnn import jobs, repeats, report
 from pyro_bnn.errors import DataError, DivergenceError
+from tests.command_line import Result, run
 
 MOONS = ("compare", "--data", "moons", "--hidden", "3", "--steps", "20")
 METHODS = ("--methods", "auto-normal,auto-delta")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def run(*args: str | Path) -> Result:
-    """The command line in this process."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main([str(arg) for arg in args])
-    return Result(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import memory
@@ -33,6 +30,7 @@ from pyro_bnn.infer.sampling import Sampled, Sampling, first_mass
 from pyro_bnn.infer.state_files import read_state, write_state
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior import DrawsPosterior
+from tests.infer.test_nuts_runs import Shifted
 from tests.oracle import LinearGaussian, linear_gaussian
 
 # --- from every phase of a run -------------------------------------------------------------------
@@ -390,21 +388,6 @@ def test_the_bar_goes_on(
 
 
 # --- what else the densities depend on -----------------------------------------------------------
-
-
-class Shifted(PyroModule):
-    """y = w + shift + noise, with a shift that is held fixed."""
-
-    def __init__(self, shift: float) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.tensor(shift, dtype=torch.float64))
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        w = pyro.sample("w", dist.Normal(torch.zeros(1).double(), 1.0).to_event(1))
-        f = pyro.deterministic("f", x * 0 + w + self.shift)
-        with pyro.plate("data", len(x)):
-            out: Tensor = pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
-        return out
 
 
 @pytest.mark.usefixtures("uncaptured")

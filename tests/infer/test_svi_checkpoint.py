@@ -29,6 +29,7 @@ from pyro_bnn.infer.state_files import write_json, write_state
 from pyro_bnn.infer.stock import _StockRun
 from pyro_bnn.infer.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
+from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 
 ORACLE = linear_gaussian()
@@ -91,24 +92,6 @@ def end_state(folder: Path) -> dict[str, Any]:
     state = torch.load(folder / manifest["state"]["name"], weights_only=True)
     assert isinstance(state, dict)
     return state
-
-
-def assert_same(a: Any, b: Any, where: str = "state") -> None:
-    """Nested values are equal, tensors in every bit."""
-    assert type(a) is type(b), where
-    if isinstance(a, Tensor):
-        assert a.dtype == b.dtype, where
-        assert torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert list(a) == list(b), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}[{key!r}]")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), where
-        for i, (left, right) in enumerate(zip(a, b, strict=True)):
-            assert_same(left, right, f"{where}[{i}]")
-    else:
-        assert a == b, where
 
 
 def resumed_is_uninterrupted(
