@@ -51,8 +51,8 @@ test: $(STAMP) ## All tests, in JOBS processes (2), then those of ArviZ 1.x
 test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1.x
 	$(BIN)/python tests/run_arviz1.py
 
-soak: $(STAMP) ## The long tests (minutes); their figures go to benchmarks/results/soak.json
-	$(BIN)/python -m pytest tests/soak -m soak --figures benchmarks/results/soak.json
+soak: $(STAMP) ## The long tests (minutes); their figures go to benchmarks/soak.json
+	$(BIN)/python -m pytest tests/soak -m soak --figures benchmarks/soak.json
 
 check: $(STAMP) ## Formatting, lint and types
 	$(BIN)/ruff format --check .
