@@ -115,12 +115,14 @@ class ELBOTerms(NamedTuple):
     Attributes:
         expected_log_likelihood: Likelihood term.
         kl: KL(q || p); the likelihood term less it is the bound on log p(D).
+        sampled_kl: The part of it that is an average over draws.
         log_factors: Sum of the model's ``pyro.factor`` statements, such as weight decay on
             point-estimated parameters: maximised with the bound and no part of it.
     """
 
     expected_log_likelihood: Tensor
     kl: Tensor
+    sampled_kl: Tensor
     log_factors: Tensor | None = None
 
 
@@ -414,18 +416,20 @@ class Program:
             z = guide.terms(guide_params, noise.flatten(0, 1), density=False).z
             z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
             rows, scale = self._log_likelihood_by_row(z, batch, model_params)
+        sampled_kl = -log_prior
         if terms.marginals is not None:
             log_prior = log_prior + self.latents.expected_log_prior(terms.marginals)
         if terms.entropy is not None:
             kl = -terms.entropy - log_prior
         elif terms.log_prob is not None:
-            kl = terms.log_prob.mean() - log_prior
+            kl = sampled_kl = terms.log_prob.mean() - log_prior
         else:
             kl = -log_prior
         if terms.kl_scale != 1:
             kl = terms.kl_scale * kl
         log_likelihood = guide.reduce_log_likelihood(rows, scale)
-        return ELBOTerms(log_likelihood, kl, log_factors if has_factors else None)
+        factors = log_factors if has_factors else None
+        return ELBOTerms(log_likelihood, kl, sampled_kl, factors)
 
     def _log_likelihood_by_row(
         self, z: Tensor, batch: Batch, params: Params

@@ -232,12 +232,12 @@ class Training:
         if step % WINDOW == 0:
             self._last_good = (step, self._snapshot())
         if self._whole_step.is_compiled:
-            value, loss = self._advance_whole(step, noise, batch, held)
+            values = self._advance_whole(step, noise, batch, held)
         else:
-            value, loss = self._advance_in_parts(step, noise, batch, held)
-        if not (math.isfinite(value) and math.isfinite(loss)):
-            self._diverged(step, noise, batch)
-        self.losses.append(loss)  # minus the ELBO, with the whole KL
+            values = self._advance_in_parts(step, noise, batch, held)
+        if not all(map(math.isfinite, values)):
+            self._diverged(step, noise, batch, in_draws=not math.isfinite(values[2]))
+        self.losses.append(values[1])  # minus the ELBO, with the whole KL
         if len(batch.x) not in self._row_counts:
             self._note_graph(len(batch.x))
 
@@ -287,10 +287,10 @@ class Training:
         self, step: int, noise: Tensor, batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
         out = self._step(*self._inputs(noise, batch, self._kl_weight(step)))
-        values = float(out[0]), float(out[1])
+        values = [float(value) for value in out[:3]]
         if not all(map(math.isfinite, values)):
             return values
-        for parameter, gradient, is_held in zip(self.parameters, out[2:], held, strict=True):
+        for parameter, gradient, is_held in zip(self.parameters, out[3:], held, strict=True):
             if is_held:  # without a gradient an optimiser neither moves nor counts the step
                 parameter.grad = None
                 continue
@@ -303,7 +303,7 @@ class Training:
         return (*self.parameters, noise, *batch, self.program.initial.new_tensor(kl_weight))
 
     def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """Loss and minus the ELBO ``[2]``, then new parameters and moments.
+        """Loss, minus the ELBO, the loss's sampled part ``[3]``, then new parameters and moments.
 
         Args:
             args: The n parameters, their 2n moments, noise, x, y, and the controls ``[1 + 3n]``:
@@ -313,11 +313,10 @@ class Training:
         parameters, moments, (noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
         weight, *rest = controls.unbind()
         gradient = value_and_grad(self._loss, n)
-        value, loss, *gradients = gradient(*parameters, noise, x, y, weight)
+        value, loss, sampled, *gradients = gradient(*parameters, noise, x, y, weight)
         with torch.no_grad():
-            values = torch.stack([value, loss])
-            is_finite = values.isfinite().all()
-            state = self.descent.update(parameters, gradients, moments, rest, is_finite)
+            values = torch.stack([value, loss, sampled])
+            state = self.descent.update(parameters, gradients, moments, rest, sampled.isfinite())
         return (values, *state)
 
     def _loss(
@@ -330,7 +329,12 @@ class Training:
         loss = kl_weight * terms.kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
             loss = loss - terms.log_factors
-        return loss, (-elbo,)
+        # the loss but for what is in closed form: an update that waits for the sum over all
+        # parameters as well goes through them once more
+        sampled = terms.sampled_kl - terms.expected_log_likelihood
+        if terms.log_factors is not None:
+            sampled = sampled - terms.log_factors
+        return loss, (-elbo, sampled)
 
     def _draw_noise(self, step: int, num_rows: int) -> Tensor:
         """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
@@ -358,18 +362,20 @@ class Training:
         self._go_to(values)
         return step
 
-    def _diverged(self, step: int, noise: Tensor, batch: Batch) -> None:
-        with torch.no_grad():
-            noise = self._noise_of(noise).flatten(0, -2)
-            draws = self.guide.make_terms(noise, density=False).z
-            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
-            sites = next((names for names in named if names), [])
+    def _diverged(self, step: int, noise: Tensor, batch: Batch, *, in_draws: bool) -> None:
+        sites = self._non_finite_sites(noise, batch) if in_draws else []
         good = self._go_back()
         where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
         raise DivergenceError(
             f"the loss is not finite at step {step}, {where}; the state of step {good} is kept in "
             "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
         )
+
+    def _non_finite_sites(self, noise: Tensor, batch: Batch) -> list[str]:
+        with torch.no_grad():
+            draws = self.guide.make_terms(self._noise_of(noise).flatten(0, -2), density=False).z
+            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
+            return next((names for names in named if names), [])
 
     def _check_last(self) -> None:
         pairs = zip(self.names, self.parameters, strict=True)

@@ -364,14 +364,15 @@ def test_the_last_good_state_is_at_most_one_window_old() -> None:
     assert len(posterior.losses) == 170
 
 
-def test_an_infinite_kl_is_named() -> None:
+@pytest.mark.parametrize("compile", [False, True])
+def test_an_infinite_kl_is_named(compile: bool) -> None:  # noqa: A002
     oracle = linear_gaussian()
     guide = guides.AutoNormal(oracle.model)
     guide.setup(oracle.x)
     with torch.no_grad():
         guide.scale_unconstrained.fill_(-1e5)  # a scale of zero
     with pytest.raises(DivergenceError, match="the loss is not finite at step 0, in the KL; the"):
-        run(oracle, guide, num_steps=1)
+        run(oracle, guide, num_steps=1, compile=compile)
 
 
 def test_parameters_that_break_at_the_last_step_are_named() -> None:
