@@ -7,6 +7,7 @@ dimensions these are; for the rest it is specialised to the shapes and dtypes of
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -144,17 +145,49 @@ _IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
 def _compiled(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]) -> Any:
     """The graph compiled for the processor's vector instructions, whatever the compiler is.
 
-    Whether it knows them is asked, in some seconds, only where it failed.
+    Whether it knows them is asked, in some seconds, only where it failed; and so is Inductor's own
+    entry, which traces the graph twice more before it compiles the same operations.
     """
     from torch import _inductor as inductor
 
     known = {**options, "cpp.vec_isa_ok": True}
     if inductor.config.cpp.vec_isa_ok is None and all(e.device.type == "cpu" for e in examples):
         try:
-            return inductor.compile(graph, examples, options=known)
+            return _lowered(graph, examples, known)
         except Exception:
             logger.debug("compiling again, with a look at the compiler", exc_info=True)
     return inductor.compile(graph, examples, options=dict(options))
+
+
+def _lowered(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]) -> TensorFunction:
+    """The graph compiled as it is, by the part of Inductor that comes after tracing.
+
+    What tracing would bring is there: the recording has no gradients left to take, its operations
+    are decomposed, and none but the last ones write.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.virtualized import V
+
+    mode = detect_fake_mode(examples)
+    own = GraphModule(graph, copy.deepcopy(graph.graph))  # which the compiler rewrites
+    outputs = cast(Sequence[Any], graph.graph.output_node().args[0])
+    with (
+        config.patch(dict(options)),
+        enable_python_dispatcher(),
+        V.set_fake_mode(mode),
+        tracing(TracingContext(mode)),
+    ):
+        compiled = compile_fx.compile_fx_forward(
+            own,
+            examples,
+            num_orig_model_outputs=len(outputs),
+            num_example_inputs=len(examples),
+            compiler_config_extra=compile_fx.create_compiler_config_extra(own),
+            is_inference=True,
+        )
+    return lambda *args: tuple(compiled(list(args)))
 
 
 def _record(

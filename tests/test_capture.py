@@ -454,6 +454,7 @@ def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch._inductor, "compile", fails)
+    monkeypatch.setattr("pyro_bnn.recording._lowered", fails)
     fn = Counting(squared_error)
     captured = Captured(fn, "error", compiled=True, rows=ROWS)
     for count in (6, 1, 6, 9):  # two graphs
@@ -471,6 +472,7 @@ def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
 
 def test_strict_a_failing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", fails)
+    monkeypatch.setattr("pyro_bnn.recording._lowered", fails)
     captured = Captured(squared_error, "error", compiled=True, strict=True)
     with pytest.raises(CaptureError, match=r"^error cannot be compiled: no C\+\+ compiler$"):
         captured(weights(), *rows_of(3))
@@ -489,6 +491,20 @@ def test_what_cannot_be_recorded_is_not_compiled_either_and_says_so_once(
     assert_close(captured(program.initial, *batch)[0], expected)
     (record,) = lines(caplog)
     assert "cannot be captured as a graph and runs through plain Pyro" in record.message
+
+
+def test_compiled_as_it_is_or_through_inductors_own_entry_the_bits_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for unused in ("torch._inductor.compile", "pyro_bnn.recording._lowered"):
+        with monkeypatch.context() as patched:
+            patched.setattr(unused, fails)
+            captured = Captured(with_state, "state", compiled=True, num_state=2, strict=True)
+            inputs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.5])]
+            found.append([*captured(*inputs), *inputs])
+    assert_close(found[0], found[1], rtol=0, atol=0)
+    assert not torch.equal(found[0][-3], torch.tensor([1.0, 2.0]))  # written
 
 
 @pytest.mark.slow

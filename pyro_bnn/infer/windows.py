@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer import mass as masses
 from pyro_bnn.infer.lockstep import Lockstep
 from pyro_bnn.infer.mass import Mass
@@ -33,7 +34,7 @@ class Window:
     """
 
     def __init__(self, num_chains: int, length: int, like: Tensor) -> None:
-        self._wanted, self._device = num_chains * length, like.device
+        self._wanted, self._like = num_chains * length, like
         num_bytes = 2 * self._wanted * like.nbytes
         self._every = min(-(-num_bytes // WINDOW_BYTES), max(1, length // LEAST_ROWS))
         self._num_drawn = np.zeros(num_chains, np.int64)
@@ -67,12 +68,27 @@ class Window:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of a window of the same length."""
-        self._num_drawn[:] = state["num_drawn"].numpy()
+        """Go on from a state of a window of the same length.
+
+        Raises:
+            FileFormatError: If the state is of no such window.
+        """
+        np.copyto(self._num_drawn, state["num_drawn"].numpy())
+        if self._num_drawn.min() < 0 or self._num_drawn.max() >= self._wanted or self.is_over:
+            raise FileFormatError(f"the state is of another window: it has {self._num_drawn} draws")
         self._rows = []
-        if state["rows"]:
+        num_rows = int((-(-self._num_drawn // self._every)).sum())
+        if num_rows:
             z, grad, places = state["rows"]  # places stay on the CPU, as those of later draws
-            self._rows.append((z.to(self._device), grad.to(self._device), places))
+            self._check_rows(num_rows, z, grad, places)
+            self._rows.append((z.to(self._like), grad.to(self._like), places))
+
+    def _check_rows(self, num_rows: int, z: Tensor, grad: Tensor, places: Tensor) -> None:
+        size = (num_rows, len(self._like))
+        fits = z.shape == grad.shape == size and places.shape == size[:1]
+        fits = fits and places.dtype == torch.int64
+        if not fits or not set(places.tolist()) <= set(range(len(self._num_drawn))):
+            raise FileFormatError("the state is of another window: its draws do not fit")
 
 
 def windows_of(warmup_steps: int) -> list[int]:

@@ -142,13 +142,16 @@ def test_a_hundred_latents_in_a_row_of_correlation_0_95(kind: MassMatrix, most_s
     """An AR(1) process, of condition 39^2: scales are one, and ten directions are not enough.
 
     With scales alone half a turn of the widest direction is pi 39 = 122 of the narrowest one's sd.
+    Means are judged along the axes: the ESS of an entry, which mixes antithetic axes with slow
+    ones, is overestimated.
     """
     covariance = autoregressive(100, 0.95)
     density = gaussian(covariance)
     z, stats = sampled(
         density.potential, 100, num_chains=32, warmup_steps=45, num_samples=20, kind=kind
     )
-    assert_means(z, 0, least_ess=0.15)
+    variances, axes = torch.linalg.eigh(covariance)
+    assert_means(z @ axes / variances.sqrt(), 0, least_ess=0.1)
     assert_means(z.square(), 1, least_ess=0.1)
     assert_means(z[..., 1:] * z[..., :-1], 0.95, least_ess=0.1)
     assert not stats["diverging"].any()

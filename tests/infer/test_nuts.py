@@ -254,14 +254,14 @@ def test_lp_is_the_log_joint_of_each_draw(
 
 @quick
 def test_acceptance_comes_to_its_target(oracle: LinearGaussian) -> None:
-    """From above: after few draws the averaged step size is still a little short."""
+    """Within three tenths of its distance to 1, from the 30 draws of the last window."""
     for target in (0.6, 0.95):
         nuts = NUTS(
             num_chains=30, warmup_steps=90, num_samples=20, target_accept=target, compile=False
         )
         run = nuts.run(oracle.model, (oracle.x, oracle.y), progress=False)
         rate = run.sample_stats["acceptance_rate"].mean()
-        assert target < rate < target + 0.7 * (1 - target)
+        assert abs(rate - target) < 0.3 * (1 - target)
 
 
 def test_provenance(posterior: DrawsPosterior) -> None:

@@ -100,7 +100,7 @@ def saved_states(run: Sampling, path: Path) -> dict[str, tuple[Any, Any]]:
     while not run.is_done:
         run.step()
         name = phase(run)
-        if seen[name] == (30 if "window" in name else 0):
+        if seen[name] == (12 if "window" in name else 0):
             written = write_state(run.state(), path.with_name("state"))
             held = np.fromfile(path).reshape(CHAINS, DRAWS, 3)
             saved[name] = read_state(path.with_name("state"), written), held

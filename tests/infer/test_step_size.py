@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,9 +20,9 @@ STEPS = torch.tensor([0.01, 0.1, 1.0, 30.0], dtype=torch.float64)
 
 
 def by_the_paper(first: float, acceptances: list[float], target: float) -> tuple[float, float]:
-    """Last step size and averaged step size of Hoffman & Gelman's Algorithm 5."""
-    gamma, t0, kappa = 0.05, 10, 0.75
-    mu, h_bar, log_eps, log_eps_bar = np.log(10 * first), 0.0, np.log(first), 0.0
+    """Last step size and averaged step size of Hoffman & Gelman's Algorithm 5; own gamma, mu."""
+    gamma, t0, kappa = 0.2, 10, 0.75
+    mu, h_bar, log_eps, log_eps_bar = np.log(2 * first), 0.0, np.log(first), 0.0
     for m, alpha in enumerate(acceptances, start=1):
         h_bar = (1 - 1 / (m + t0)) * h_bar + 1 / (m + t0) * (target - alpha)
         log_eps = mu - np.sqrt(m) / gamma * h_bar
@@ -52,10 +53,36 @@ def test_settles_where_acceptance_is_the_target() -> None:
     """Acceptance exp(-step / width) is 0.8 at -width log 0.8."""
     width = torch.tensor([0.03, 0.5, 2.0, 100.0], dtype=torch.float64)
     state = step_size.start(STEPS)
-    for _ in range(2_000):
+    for _ in range(4_000):
         acceptance = (-state.log_step.exp() / width).exp()
         state = step_size.update(state, acceptance, torch.ones(C, dtype=torch.bool), 0.8)
     assert_close(step_size.final(state), -width * math.log(0.8), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("first", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("num_updates", [17, 33])
+def test_a_short_warm_up_reaches_the_target_through_noise(num_updates: int, first: float) -> None:
+    """Acceptance 2 Phi(-a step^2), of many independent entries (Beskos et al., 2013, Theorem 3.6).
+
+    Of a trajectory it has noise of sd 0.15; the acceptance at the final steps has none. The paper's
+    gamma ends at 0.84 after 17 updates.
+    """
+    optimum = 0.14
+    rate = -scipy.special.ndtri(0.4) / optimum**2
+
+    def acceptance(step: Tensor) -> Tensor:
+        below: Tensor = torch.special.ndtr(-rate * step.square())
+        return 2 * below
+
+    many = 4_000
+    generator = torch.Generator().manual_seed(0)
+    state = step_size.start(torch.full((many,), first * optimum, dtype=torch.float64))
+    everyone = torch.ones(many, dtype=torch.bool)
+    for _ in range(num_updates):
+        noise = 0.15 * torch.randn(many, generator=generator, dtype=torch.float64)
+        noisy = (acceptance(state.log_step.exp()) + noise).clamp(0, 1)
+        state = step_size.update(state, noisy, everyone, 0.8)
+    assert abs(float(acceptance(step_size.final(state)).mean()) - 0.8) < 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -59,6 +59,17 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         guides.AutoLowRankMultivariateNormal,
         {"batch_size": 6, "per_example_draws": True, "num_particles": 2},
     ),
+    "signs of rows": (
+        lambda: mlp(None),
+        guides.AutoNormal,
+        {"batch_size": 6, "estimator": "flipout", "num_particles": 2},
+    ),
+    "outputs of rows": (
+        lambda: mlp(None),
+        guides.AutoNormal,
+        {"batch_size": 8, "estimator": "local_reparameterization"},
+    ),
+    "no draws": (lambda: mlp(None), guides.AutoNormal, {"estimator": "analytic"}),
     "point estimates": (
         partly_bayesian,
         guides.AutoMultivariateNormal,
@@ -160,6 +171,7 @@ def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
     options: dict[str, Any] = {"num_steps": 20, "batch_size": 19, "learning_rate": 1e-3}
     expected = run(oracle, compile=False, optimizer=optimizer, **options)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
+    monkeypatch.setattr("pyro_bnn.recording._lowered", no_compiler)
     posterior = run(oracle, optimizer=optimizer, **options)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-9)
     torch.testing.assert_close(params_of(posterior), params_of(expected), rtol=1e-9, atol=1e-12)
