@@ -20,7 +20,9 @@ class PairedDifference:
 
     Attributes:
         mean: Mean difference a point.
-        standard_error: Its standard error; NaN for a single point.
+        standard_error: Its standard error, of points and draws together; NaN for a single point.
+        points_error: The part of it of other points.
+        draws_error: The part of it of other posterior draws of both methods.
         total: Sum over the points.
         total_standard_error: Standard error of the sum.
         tied: Whether the difference is under 2 standard errors (or not resolved by one point).
@@ -28,23 +30,35 @@ class PairedDifference:
 
     mean: float
     standard_error: float
+    points_error: float
+    draws_error: float
     total: float
     total_standard_error: float
     tied: bool
 
 
-def paired_difference(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) -> PairedDifference:
+def paired_difference(
+    a: Float[np.ndarray, " N"],
+    b: Float[np.ndarray, " N"],
+    *,
+    monte_carlo: tuple[float, float] = (0.0, 0.0),
+) -> PairedDifference:
     r"""Difference a - b over the same points, with the standard error of paired differences.
 
     .. math:: \bar d = \tfrac1N \sum_n d_n, \quad d_n = a_n - b_n, \qquad
         \mathrm{se}^2 = \frac{1}{N (N - 1)} \sum_n (d_n - \bar d)^2
+        + \mathrm{mc}_a^2 + \mathrm{mc}_b^2
 
     Pairing removes the spread that easy and hard points give to both methods alike. The error is
-    that of another draw of the test set, not of another split or seed.
+    that of another draw of the test set and of other posterior draws, not of another split or fit.
+    It is an upper bound on that: draws of two methods are independent, or alike under a shared
+    seed, and where draws move every point by itself, the first term has seen it already.
 
     Args:
         a: Scores ``[N]`` of one method.
         b: Scores ``[N]`` of the other, on the same points in the same order.
+        monte_carlo: Monte Carlo standard errors of the mean of a and of b, from `log_score_error`;
+            0 where there are no draws.
 
     Returns:
         Mean and sum of the differences with their standard errors; ``-inf`` scores make an
@@ -67,14 +81,15 @@ def paired_difference(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) ->
     with np.errstate(invalid="ignore"):  # -inf - -inf: both exclude the point equally
         differences = np.where(a == b, 0.0, a - b)  # [N]
     mean = float(differences.mean())
-    if len(a) < 2 or not np.isfinite(mean):
-        error = float("nan")
-    else:
-        error = float(differences.std(ddof=1) / np.sqrt(len(a)))
+    of_points = _standard_error(differences)
+    of_draws = float(np.hypot(*monte_carlo)) if differences.any() else 0.0  # equal: the same draws
+    error = float(np.hypot(of_points, of_draws))
     resolved = not np.isfinite(mean) or abs(mean) >= TIED_STANDARD_ERRORS * error
     return PairedDifference(
         mean=mean,
         standard_error=error,
+        points_error=of_points,
+        draws_error=of_draws,
         total=mean * len(a),
         total_standard_error=error * len(a),
         tied=mean == 0.0 or not resolved,
@@ -89,7 +104,8 @@ class Ranked:
         name: The method.
         rank: 1 for the best; methods tied with the best share rank 1.
         score: Mean score a point.
-        standard_error: Standard error of that mean over points (not of the difference).
+        standard_error: Standard error of that mean over points and draws (not of the difference).
+        draws_error: The part of it of other posterior draws.
         difference: Paired difference to the best; mean <= 0.
     """
 
@@ -97,10 +113,13 @@ class Ranked:
     rank: int
     score: float
     standard_error: float
+    draws_error: float
     difference: PairedDifference
 
 
-def rank(scores: Mapping[str, Float[np.ndarray, " N"]]) -> list[Ranked]:
+def rank(
+    scores: Mapping[str, Float[np.ndarray, " N"]], monte_carlo: Mapping[str, float] | None = None
+) -> list[Ranked]:
     """Ranks methods by mean score, best first; a difference under 2 standard errors is a tie.
 
     Everything tied with the best has rank 1, so a rank of 1 means "not shown to be worse than the
@@ -108,6 +127,7 @@ def rank(scores: Mapping[str, Float[np.ndarray, " N"]]) -> list[Ranked]:
 
     Args:
         scores: Score of every point ``[N]`` by method, higher is better, the same points for all.
+        monte_carlo: Monte Carlo standard error of the mean score by method; None for exact scores.
 
     Returns:
         One entry a method, by mean score.
@@ -129,15 +149,23 @@ def rank(scores: Mapping[str, Float[np.ndarray, " N"]]) -> list[Ranked]:
                 f"the scores of {name!r} hold {int(np.isnan(score).sum())} NaN of {len(score)}: "
                 "its log-likelihood is undefined there; check the fit before comparing"
             )
+    errors = dict.fromkeys(scores, 0.0) | dict(monte_carlo or {})
     means = {name: float(np.mean(score)) for name, score in scores.items()}
     names = sorted(scores, key=lambda name: -means[name])
-    differences = {name: paired_difference(scores[name], scores[names[0]]) for name in names}
+    best = names[0]
+    differences = {
+        name: paired_difference(
+            scores[name], scores[best], monte_carlo=(errors[name], errors[best])
+        )
+        for name in names
+    }
     return [
         Ranked(
             name=name,
             rank=1 if differences[name].tied else place,
             score=means[name],
-            standard_error=_standard_error(scores[name]),
+            standard_error=float(np.hypot(_standard_error(scores[name]), errors[name])),
+            draws_error=errors[name],
             difference=differences[name],
         )
         for place, name in enumerate(names, start=1)

@@ -39,6 +39,54 @@ def log_score(log_likelihood: Float[np.ndarray, "S N"]) -> Float[np.ndarray, " N
     return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
 
 
+def log_score_error(
+    log_likelihood: Float[np.ndarray, "C S N"], *, independent: bool = False
+) -> float:
+    r"""Monte Carlo standard error of the mean log score over points, from the draws alone.
+
+    .. math:: w_s = \frac1N \sum_n \frac{p(y_n \mid \theta_s)}{\bar p_n}, \qquad
+        \bar p_n = \frac1S \sum_s p(y_n \mid \theta_s), \qquad
+        \mathrm{se}^2 = \frac{\mathrm{var}_s(w_s)}{\mathrm{ESS}(w)}
+
+    by the delta method: to first order a draw moves the mean score by :math:`(w_s - 1) / S`. ESS is
+    the effective sample size of w over chains, and S for independent draws. It misses the bias
+    :math:`-\tfrac1{2S} \mathrm{E}_n \mathrm{var}_s(p_{ns} / \bar p_n)`, of second order, and is too
+    small where a few draws carry the density of many points.
+
+    Args:
+        log_likelihood: ``log p(y_n | theta_s)`` ``[C, S, N]`` in nats, S draws of each of C chains
+            in their order.
+        independent: Whether the draws are independent, and chains and order mean nothing.
+
+    Returns:
+        The error in nats a point; 0 for one draw alone, a point estimate; NaN for chains of fewer
+        than four draws. Points whose density is 0 under every draw add nothing.
+
+    Raises:
+        ShapeError: If ``log_likelihood`` is not ``[C, S, N]``.
+
+    References:
+        Owen, "Monte Carlo theory, methods and examples", 2013, section 2.7 (delta method).
+        Vehtari et al., Bayesian Analysis 2021, arXiv:1903.08008, section 4.4 (ESS and its error).
+
+    Example:
+        >>> log_score_error(np.log([[[0.2], [0.4], [0.2], [0.4]]]), independent=True).__round__(4)
+        0.1925
+    """
+    log_likelihood = check_axes("log_likelihood", log_likelihood, "C S N")
+    C, S, N = log_likelihood.shape
+    if C * S == 1:
+        return 0.0
+    mean = log_score(log_likelihood.reshape(C * S, N))  # [N]
+    possible = np.isfinite(mean)
+    influence = np.exp(log_likelihood[..., possible] - mean[possible]).sum(-1) / N  # [C, S]
+    if independent:
+        return float(influence.std(ddof=1) / np.sqrt(C * S))
+    from pyro_bnn import arviz_io
+
+    return float(arviz_io.mcse_mean(influence))
+
+
 def moment_matched_log_score(
     mean: Float[np.ndarray, " N"], sd: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]
 ) -> Float[np.ndarray, " N"]:

@@ -67,7 +67,8 @@ class Comparison:
         self.evaluations = dict(evaluations)
         self.units = Units.of(split)
         self.ranking: list[Ranked] = rank(
-            {name: entry.held_out.log_score for name, entry in evaluations.items()}
+            {name: entry.held_out.log_score for name, entry in evaluations.items()},
+            {name: entry.held_out.log_score_error for name, entry in evaluations.items()},
         )
         self.models: list[SharedModel] = shared_models(self.posteriors)
         self.evidences: list[list[str]] = shared_evidences(self.posteriors)
@@ -172,7 +173,7 @@ def compare(
     """Compares posteriors on the held-out rows of one split.
 
     Methods are RANKED by one number only, the held-out log score (log of the mean density over
-    draws), with the paired standard error of differences over test rows: under 2 of them is a
+    draws), with the paired standard error of differences over test rows and draws: under 2 is a
     tie. All else is shown beside it, and judged in the verdicts where the numbers carry that.
 
     Every method gets the same number of draws, the smallest that all can give; a point estimate

@@ -293,6 +293,26 @@ class FilePosterior:
 
     # Densities
 
+    def log_likelihood(
+        self,
+        data: Dataset,
+        num_samples: int | None = None,
+        seed: int = 0,
+        group_by_chain: bool = False,
+    ) -> Float[Tensor, "*C S N"]:
+        """Log p(y_n | x_n, z_s) of the held-out rows, ``[S, N]`` or ``[C, S/C, N]``.
+
+        Raises:
+            OptionError: If ``data`` are not the held-out rows.
+        """
+        test = self.split.test
+        if not (torch.equal(data.x.to(test.x), test.x) and torch.equal(data.y, test.y)):
+            raise OptionError(
+                f"{self.path} holds densities of its own {len(test)} held-out rows: give split.test"
+            )
+        values = self._draws("log_likelihood_predictions/y")[:, self.chosen(num_samples, seed)]
+        return values if group_by_chain else values.flatten(0, 1)
+
     def densities(
         self, data: Dataset, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:

@@ -19,7 +19,14 @@ from pyro_bnn.diagnostics.calibration import (
     pit,
     reliability_curve,
 )
-from pyro_bnn.diagnostics.scores import accuracy, brier, crps, moment_matched_log_score, rmse
+from pyro_bnn.diagnostics.scores import (
+    accuracy,
+    brier,
+    crps,
+    log_score_error,
+    moment_matched_log_score,
+    rmse,
+)
 from pyro_bnn.errors import BNNWarning
 from pyro_bnn.report.numbers import MINUS
 from pyro_bnn.report.target_scores import TargetScores, score_targets
@@ -45,6 +52,7 @@ class HeldOut:
         log_score: Log of the mean density over draws, every row ``[N]``, nats.
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
+        log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point.
         gaussian_log_score: Mean moment-matched log score: another number, never ranked.
         rmse: Of the predictive mean, or of the median where the mean does not exist.
         crps: Mean continuous ranked probability score.
@@ -66,6 +74,7 @@ class HeldOut:
     log_score: Float[np.ndarray, " N"]
     function_draws: Float[np.ndarray, "S N F"]
     is_point: bool
+    log_score_error: float = 0.0
     gaussian_log_score: float = NAN
     rmse: float = NAN
     crps: float = NAN
@@ -103,7 +112,19 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
         scores = _score_classes(prediction, split, log_score, f, is_point)
     else:
         scores = _score_regression(prediction, split, log_score, f, is_point, seed)
-    return dataclasses.replace(scores, notes=scores.notes + _impossible_rows(log_score))
+    return dataclasses.replace(
+        scores,
+        log_score_error=0.0 if is_point else _monte_carlo_error(posterior, split, num_draws, seed),
+        notes=scores.notes + _impossible_rows(log_score),
+    )
+
+
+def _monte_carlo_error(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> float:
+    """Error of the mean log score over draws: of a Markov chain by its ESS, else independent."""
+    log_likelihood = posterior.log_likelihood(
+        split.test, num_samples=num_draws, seed=seed, group_by_chain=True
+    )
+    return log_score_error(to_numpy(log_likelihood), independent=not posterior.sample_stats)
 
 
 def _impossible_rows(log_score: Float[np.ndarray, " N"]) -> tuple[str, ...]:

@@ -142,6 +142,12 @@ class PosteriorLike(Protocol):
         """Predictions at inputs x."""
         ...
 
+    def log_likelihood(
+        self, data: Dataset, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> Tensor:
+        """Log density of y given each draw ``[S, N]``, or ``[C, S/C, N]``; draws of `predict`."""
+        ...
+
     def elbo(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> tuple[float, float]:
         """ELBO of the data in nats and its Monte Carlo error."""
         ...

@@ -66,7 +66,8 @@ def describe_scores(comparison: Comparison) -> str:
     """How to read `scores`."""
     return (
         f"Difference to {comparison.ranking[0].name}, paired over held-out rows, with "
-        f"{TIED_STANDARD_ERRORS:g} standard errors. A bar that reaches the dashed line is a tie."
+        f"{TIED_STANDARD_ERRORS:g} standard errors over rows and draws. A bar that reaches the "
+        "dashed line is a tie."
     )
 
 

@@ -95,8 +95,10 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "rank": place.rank,
         "log_score": place.score,
         "log_score_se": place.standard_error,
+        "log_score_draws_se": place.draws_error,
         "difference": place.difference.mean,
         "difference_se": place.difference.standard_error,
+        "difference_draws_se": place.difference.draws_error,
         "tied": place.difference.tied,
     }
     log_scale = 0.0
@@ -161,15 +163,16 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
             title="log score",
             unit="nats per row",
             cell=lambda row: with_error(row["log_score"], row["log_score_se"]),
-            meaning="Log of the predictive density averaged over draws, at held-out rows; higher "
-            "is better. The only score that ranks.",
+            meaning="Log of the predictive density averaged over draws, at held-out rows, with its "
+            "standard error over rows and draws; higher is better. The only score that ranks.",
             keys=("log_score",),
         ),
         Column(
             title="to the best",
             unit="nats per row",
             cell=_difference,
-            meaning="Paired difference and its standard error; under 2 of them is a tie.",
+            meaning="Difference paired over rows, with its standard error over rows and draws; "
+            "under 2 of them is a tie.",
             keys=("difference",),
         ),
     ]

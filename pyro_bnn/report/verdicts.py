@@ -27,9 +27,14 @@ SD_RATIO_THRESHOLD = 0.8
 SD_RATIO_UPPER = 1.25  # its inverse
 SD_RATIO_STANDARD_ERRORS = 2.0
 
+EXACT = "Exact"  # engine that gives the posterior itself
 CONTAINED = {
-    "AutoLowRankMultivariateNormal": ("AutoNormal",),
-    "AutoMultivariateNormal": ("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMatrixNormal"),
+    "AutoNormal": ("CAVI",),
+    "AutoLowRankMultivariateNormal": ("AutoNormal", "CAVI"),
+    "AutoMultivariateNormal": (
+        *("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMatrixNormal"),
+        *("CAVI", EXACT),
+    ),
 }  # families that are special cases of a guide
 
 
@@ -86,18 +91,31 @@ def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
     if tied:
         yield Verdict(
             f"Tied with {best.name} (paired difference under {TIED_STANDARD_ERRORS:g} standard "
-            f"errors): {', '.join(f'{place.name} ({_gap(place)})' for place in tied)}. These test "
-            "rows do not separate them; compare on more rows or other splits.",
+            f"errors over test rows and draws): "
+            f"{', '.join(f'{place.name} ({_gap(place)})' for place in tied)}. {_to_separate(tied)}",
             "tied",
             is_warning=False,
         )
     if behind:
         yield Verdict(
-            f"Behind {best.name} by at least {TIED_STANDARD_ERRORS:g} standard errors: "
+            f"Behind {best.name} by at least {TIED_STANDARD_ERRORS:g} standard errors over test "
+            "rows and draws: "
             f"{', '.join(f'{place.name} ({_gap(place)})' for place in behind)} nats per test row.",
             "scores",
             is_warning=False,
         )
+
+
+def _to_separate(tied: Sequence[Ranked]) -> str:
+    """What would tell ties apart: more draws where these are most of an error, else more rows."""
+    of_draws = [p.name for p in tied if p.difference.draws_error > p.difference.points_error]
+    rows = "These test rows do not separate them; compare on more rows or other splits"
+    if not of_draws:
+        return f"{rows}."
+    draws = f"most of the error is of the draws ({', '.join(of_draws)}): raise num_samples"
+    if len(of_draws) < len(tied):
+        return f"{rows}; {draws}."
+    return f"These draws do not separate them; {draws}."
 
 
 def rhat_verdict(entry: Evaluation) -> Iterator[Verdict]:
@@ -291,7 +309,9 @@ def reference_verdict(reference: Evaluation) -> Iterator[Verdict]:
 
 
 def _has_converged(entry: Evaluation | None) -> bool:
-    """Whether a method is a sampler whose chains agree about the function."""
+    """Whether a method is the exact posterior, or a sampler whose chains agree on the function."""
+    if entry is not None and entry.posterior.engine == EXACT:
+        return True
     convergence = None if entry is None else entry.checks.convergence
     return convergence is not None and convergence.converged
 

@@ -35,9 +35,37 @@ def test_a_difference_under_two_standard_errors_is_tied(gap: float, tied: bool) 
     assert paired_difference(noise + gap * error, np.zeros(16)).tied is tied
 
 
+def test_errors_of_points_and_of_draws_add_as_squares() -> None:
+    a, b = np.array([-1.0, 1.0] * 8), np.zeros(16)  # the error of points is 1 / sqrt(15)
+    difference = paired_difference(a + 0.6, b, monte_carlo=(0.3, 0.4))
+    assert_allclose(difference.points_error, 1 / np.sqrt(15), rtol=1e-12)
+    assert_allclose(difference.draws_error, 0.5, rtol=1e-12)
+    assert_allclose(difference.standard_error, np.sqrt(1 / 15 + 1 / 4), rtol=1e-12)
+    assert_allclose(difference.total_standard_error, 16 * np.sqrt(1 / 15 + 1 / 4), rtol=1e-12)
+    assert difference.tied
+    assert not paired_difference(a + 0.6, b).tied
+
+
+def test_a_rank_counts_the_draws_of_both_methods_and_none_between_a_method_and_itself() -> None:
+    scores = {"a": np.array([1.0, 2.0, 3.0]), "b": np.array([0.9, 1.9, 2.9])}
+    best, other = rank(scores, {"a": 0.3, "b": 0.4})
+    assert best.difference.standard_error == 0
+    assert_allclose(best.standard_error, np.sqrt(1 / 3 + 0.09), rtol=1e-12)
+    assert (best.draws_error, other.draws_error) == (0.3, 0.4)
+    assert_allclose(other.difference.standard_error, 0.5, rtol=1e-12)
+    assert other.rank == 1
+    assert rank(scores)[1].rank == 2
+
+
+def test_an_unknown_error_of_draws_resolves_nothing() -> None:
+    difference = paired_difference(np.full(9, 5.0), np.zeros(9), monte_carlo=(0.0, np.nan))
+    assert np.isnan(difference.standard_error)
+    assert difference.tied
+
+
 def test_identical_scores_are_tied_with_no_error() -> None:
     scores = np.array([1.0, -np.inf, 2.0])
-    difference = paired_difference(scores, scores.copy())
+    difference = paired_difference(scores, scores.copy(), monte_carlo=(0.3, 0.3))
     assert (difference.mean, difference.standard_error, difference.tied) == (0.0, 0.0, True)
 
 

@@ -180,8 +180,12 @@ class LinearPosterior:
             )
         return LinearPrediction(f, draws, self.is_class, self.moments)
 
-    def log_likelihood(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> Tensor:
-        return log_likelihood(self.function_draws(data.x, num_samples, seed), data.y, self.is_class)
+    def log_likelihood(
+        self, data: Dataset, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> Tensor:
+        f = self.function_draws(data.x, num_samples, seed)
+        values = log_likelihood(f, data.y, self.is_class)
+        return values.reshape(self.num_chains, -1, len(data)) if group_by_chain else values
 
     def elbo(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> tuple[float, float]:
         log_p, log_q = self.densities(data, num_samples, seed)

@@ -336,6 +336,8 @@ def test_what_a_file_does_not_hold_is_refused(files: dict[str, FilePosterior]) -
         posterior.predict(test.x, raw=True)
     with pytest.raises(OptionError, match=r"own held-out y only: give split\.test\.y"):
         posterior.predict(test.x).log_prob(test.y + 1)
+    with pytest.raises(OptionError, match=r"its own 6 held-out rows: give split\.test"):
+        posterior.log_likelihood(train)
     with pytest.raises(OptionError, match=r"own 54 training rows only: give split\.train"):
         posterior.elbo(train.rows([0, 1]))
     with pytest.raises(OptionError, match="own 54 training rows only"):

@@ -73,6 +73,30 @@ def test_a_point_estimate_is_seen_and_keeps_its_noise() -> None:
     assert not held_out(LinearPosterior(posterior.split), posterior.split, 500, 0).is_point
 
 
+def test_the_error_of_the_log_score_is_its_sd_over_seeds_of_the_draws() -> None:
+    posterior = LinearPosterior(regression_split(num_rows=80))
+    found = [held_out(posterior, posterior.split, 100, seed) for seed in range(200)]
+    ratio = np.var([it.log_score.mean() for it in found], ddof=1) / np.mean(
+        [it.log_score_error**2 for it in found]
+    )
+    assert abs(np.log(ratio)) / np.sqrt(2 / 199) < 4
+
+
+def test_the_error_of_a_chain_grows_with_its_autocorrelation_and_that_of_a_point_is_none() -> None:
+    split = regression_split()
+    direct = held_out(LinearPosterior(split), split, 400, 0).log_score_error
+    sampler = LinearPosterior(split, "NUTS", "NUTS", stored=400)
+    mixed = held_out(sampler, split, 400, 0).log_score_error
+    assert sampler.z is not None
+    fit = (
+        (split.test.y.double() - sampler.function_draws(split.test.x, 400)[..., 0]).square().sum(1)
+    )
+    sampler.z = sampler.z[:, fit.argsort()]  # a chain that drifts from good draws to bad ones
+    assert held_out(sampler, split, 400, 0).log_score_error > 5 * mixed
+    assert 0.5 < direct / mixed < 2
+    assert held_out(LinearPosterior(split, spread=0.0), split, 400, 0).log_score_error == 0
+
+
 def test_several_targets_add_their_log_scores_and_pool_the_rest() -> None:
     posterior = LinearPosterior(regression_split(num_targets=2))
     scores = held_out(posterior, posterior.split, 300, 0)

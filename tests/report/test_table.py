@@ -35,6 +35,22 @@ def test_rows_are_ranked_by_the_log_score_alone(regression: Comparison) -> None:
         assert_allclose(table.loc[name, "rmse"], entry.held_out.rmse)
 
 
+def test_errors_hold_those_of_the_rows_and_of_the_draws(regression: Comparison) -> None:
+    held_out = {name: entry.held_out for name, entry in regression.evaluations.items()}
+    best = held_out[regression.ranking[0].name]
+    for name, row in regression.table.iloc[1:].iterrows():
+        own = held_out[str(name)]
+        of_rows = (own.log_score - best.log_score).std(ddof=1) / np.sqrt(60)
+        of_draws = np.hypot(own.log_score_error, best.log_score_error)
+        assert_allclose(row["difference_draws_se"], of_draws, rtol=1e-12)
+        assert_allclose(row["difference_se"], np.hypot(of_rows, of_draws), rtol=1e-12)
+        own_rows = own.log_score.std(ddof=1) / np.sqrt(60)
+        assert_allclose(row["log_score_se"], np.hypot(own_rows, own.log_score_error), rtol=1e-12)
+    errors = regression.table["log_score_draws_se"]
+    assert errors["MAP"] == 0
+    assert (errors.drop("MAP") > 0).all()
+
+
 def test_units_are_named(regression: Comparison, classes: Comparison) -> None:
     assert regression.table["units"].unique().tolist() == [
         "log scores: nats per test row, densities of y; rmse, crps: units of y"

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from pyro_bnn.data import Split
+from pyro_bnn.diagnostics.ranking import rank
 from pyro_bnn.report import compare
 from pyro_bnn.report.findings import Verdict
+from pyro_bnn.report.verdicts import score_verdicts
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 
 SPLIT = regression_split()
@@ -56,10 +58,45 @@ def test_a_good_fit_on_calibrated_data_has_no_warning() -> None:
 def test_ties_and_losers_are_told_apart(regression: Any) -> None:
     best = _texts(regression.findings, "scores")
     assert best[0].startswith("NUTS has the highest held-out log score, −5.14 ± 0.19 nats")
-    assert best[1].startswith("Behind NUTS by at least 2 standard errors: MAP")
+    assert best[1].startswith(
+        "Behind NUTS by at least 2 standard errors over test rows and draws: MAP"
+    )
     (tied,) = _texts(regression.findings, "tied")
-    assert tied.startswith("Tied with NUTS (paired difference under 2 standard errors): Auto")
+    assert tied.startswith(
+        "Tied with NUTS (paired difference under 2 standard errors over test rows and draws): Auto"
+    )
     assert "shifted" not in tied
+
+
+@pytest.mark.parametrize(
+    ("names_of_draws", "advice"),
+    [
+        ((), "These test rows do not separate them; compare on more rows or other splits."),
+        (
+            ("b", "c"),
+            "These draws do not separate them; most of the error is of the draws (b, c): raise "
+            "num_samples.",
+        ),
+        (
+            ("c",),
+            "These test rows do not separate them; compare on more rows or other splits; most of "
+            "the error is of the draws (c): raise num_samples.",
+        ),
+    ],
+)
+def test_ties_are_told_what_would_separate_them(
+    names_of_draws: tuple[str, ...], advice: str
+) -> None:
+    noise = np.random.default_rng(0).normal(size=100)  # whose mean has an error of 0.1
+    scores = {
+        "a": np.zeros(100),
+        "b": noise - noise.mean() - 0.05,
+        "c": noise[::-1] - noise.mean() - 0.1,
+    }
+    ranking = rank(scores, dict.fromkeys(names_of_draws, 0.3))
+    assert [place.difference.tied for place in ranking] == [True, True, True]
+    (tied,) = _texts(list(score_verdicts(ranking)), "tied")
+    assert tied.endswith(advice)
 
 
 def test_one_method_alone_is_not_called_best() -> None:
@@ -75,6 +112,19 @@ def test_chains_that_disagree_are_reported_and_judge_nobody(classes: Any) -> Non
     assert reference.startswith("The reference NUTS has R-hat 1.28 > 1.05: distances and sd ratios")
     assert _texts(classes.findings, "sd ratio") == []  # although MAP has no spread at all
     assert _texts(classes.findings, "too wide") == []
+
+
+def test_the_exact_posterior_judges_others_without_chains() -> None:
+    posteriors = {
+        "truth": LinearPosterior(SPLIT, "Exact", "Exact"),
+        "it": LinearPosterior(SPLIT, spread=0.5),
+    }
+    findings = compare(posteriors, SPLIT, reference="truth").findings
+    assert _texts(findings, "reference") == []
+    (ratio,) = _texts(findings, "sd ratio")
+    assert "times that of truth, threshold 0.8" in ratio
+    (below,) = _texts(findings, "containment")
+    assert "nats below that of truth, which it contains as a special case" in below
 
 
 def test_a_reference_without_chains_judges_nobody() -> None:
