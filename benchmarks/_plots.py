@@ -146,6 +146,42 @@ def nuts(found: Result, path: Path) -> None:
         figure.savefig(path, dpi=DPI)
 
 
+def estimators(found: Result, path: Path) -> None:
+    """Variance of the gradient against the rows of a step: a column a network, a row a kind."""
+    rows = found["rows"]
+    nets = list(dict.fromkeys(r["net"] for r in rows))
+    names = list(dict.fromkeys(r["contender"] for r in rows))
+    kinds = {"mean_weights": "by the mean weights", "scales": "by the scales"}
+    with canvas(LIGHT, 10, 8, 2, 2, sharex=True, sharey="row") as (figure, axes):
+        for place, (kind, net) in enumerate((k, n) for k in kinds for n in nets):
+            ax, here = axes[place], [r for r in rows if r["net"] == net]
+            for r in (r for r in here if any(r[kind])):
+                own = names.index(r["contender"])
+                ax.errorbar(
+                    r["batches"],
+                    r[kind],
+                    yerr=r[f"{kind}_error"],
+                    color=LIGHT.methods[own],
+                    marker=MARKS[own],
+                    markersize=5,
+                    label=r["contender"],
+                )
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+            ax.set_xticks(rows[0]["batches"], [f"{n:,}" for n in rows[0]["batches"]])
+            ax.minorticks_off()
+            ax.grid(which="major", color=LIGHT.band, linewidth=0.7)
+            ax.set_axisbelow(True)
+            without = [r["contender"] for r in here if not any(r[kind])]
+            ax.set_title(f"{net}{''.join(f' ({name}: 0)' for name in without)}, {kinds[kind]}")
+            if place >= len(nets):
+                ax.set_xlabel("rows B of a step")
+            if place % len(nets) == 0:
+                ax.set_ylabel("variance of the gradient, summed")
+        axes[0].legend(fontsize=9)
+        figure.savefig(path, dpi=DPI)
+
+
 class Axis(NamedTuple):
     """Texts of a scaling picture."""
 

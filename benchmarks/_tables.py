@@ -164,6 +164,25 @@ def nuts(found: Result) -> str:
     return f"{first}\n\n{markdown(head, rows)}"
 
 
+def estimators(found: Result) -> str:
+    """A row an estimator: variances at the last but one number of rows, and how they fall."""
+    base = {r["net"]: r for r in found["rows"] if r["contender"] == "one draw for all rows"}
+    batches = found["rows"][0]["batches"]
+    place = len(batches) - 2
+    head = ["network", "estimator", f"variance by the mean weights, B = {batches[place]}"]
+    head += ["over one draw's", "first layer", "second layer", "by the scales, over one draw's"]
+    lines = []
+    for r in found["rows"]:
+        value, error = (r[k][place] for k in ("mean_weights", "mean_weights_error"))
+        parts = ("mean_weights", "first_layer", "second_layer", "scales")
+        ratios = [f"{r[part][place] / base[r['net']][part][place]:.2g}" for part in parts]
+        text = f"{value:.3g} ± {error:.2g}" if value else "0"
+        last, first = r["mean_weights"][-1], r["mean_weights"][0]
+        fall = f"{last / first:.2g}" if first else "0"
+        lines.append([r["net"], r["contender"], text, *ratios, fall])
+    return markdown([*head, f"B = {batches[-1]} over B = {batches[0]}"], lines)
+
+
 CASES: Mapping[str, str] = {
     "cold": "NumPyro, {draws:,} draws a chain, caches empty",
     "cached": "NumPyro, {draws:,} draws a chain, caches filled",
@@ -178,6 +197,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "predict": predict,
     "scaling": scaling,
     "nuts": nuts,
+    "estimators": estimators,
 }
 
 

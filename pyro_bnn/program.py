@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeVar, cast
 
@@ -106,6 +106,21 @@ class GuideLike(Protocol):
     @property
     def cauchy_sites(self) -> frozenset[str]:
         """Names of the sites whose marginals are Cauchy."""
+        ...
+
+
+class RowEstimate(Protocol):
+    """Another estimate of the likelihood term than that of draws of z; see ``infer.estimators``."""
+
+    @property
+    def kl_weights(self) -> Tensor | None:
+        """Weights ``[S]`` of the draws in the KL; None for equal ones."""
+        ...
+
+    def rows(
+        self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Expected log densities ``[D, B]`` of the rows, or draws of them, and N/B."""
         ...
 
 
@@ -367,7 +382,15 @@ class Program:
 
     # The variational objective
 
-    def elbo(self, guide: GuideLike, params: Params, noise: Tensor, batch: Batch) -> ELBOTerms:
+    def elbo(
+        self,
+        guide: GuideLike,
+        params: Params,
+        noise: Tensor,
+        batch: Batch,
+        estimate: RowEstimate | None = None,
+        row_noise: Sequence[Tensor] = (),
+    ) -> ELBOTerms:
         r"""The ELBO of a guide at given noise, in its two halves.
 
         .. math:: \tfrac{N}{B} \sum_{b} E_q \log p(y_b \mid x_b, z)
@@ -386,6 +409,8 @@ class Program:
             noise: Noise ``[S, M]`` of S particles; ``[S, B, M]`` gives every row draws of its own,
                 for the likelihood only: the KL is that of the first row's draws.
             batch: Rows of the data.
+            estimate: Of the likelihood term, where it is another one; the KL is as without.
+            row_noise: Its noise, beside that of the draws.
         """
         guide_params = _part(params, "guide.")
         model_params = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
@@ -398,7 +423,7 @@ class Program:
 
         def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal has_factors, scale
-            x, y = (batch.x[:1], batch.y[:1]) if by_row else batch
+            x, y = (batch.x[:1], batch.y[:1]) if by_row or estimate is not None else batch
             z, own_params = self._split(z, model_params)
             run = self._run(z, x, y, own_params)
             prior = self.latents.log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
@@ -411,8 +436,12 @@ class Program:
             rows = rows.unsqueeze(0)  # [D, B]
         else:
             rows, log_prior, log_factors = self._vmap(one, terms.z)
-            log_prior, log_factors = log_prior.mean(0), log_factors.mean(0)
-        if by_row:
+            weights = None if estimate is None else estimate.kl_weights
+            log_prior = log_prior.mean(0) if weights is None else weights @ log_prior
+            log_factors = log_factors.mean(0)
+        if estimate is not None:
+            rows, scale = estimate.rows(terms, (noise, *row_noise), batch, model_params)
+        elif by_row:
             z = guide.terms(guide_params, noise.flatten(0, 1), density=False).z
             z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
             rows, scale = self._log_likelihood_by_row(z, batch, model_params)
@@ -430,6 +459,12 @@ class Program:
         log_likelihood = guide.reduce_log_likelihood(rows, scale)
         factors = log_factors if has_factors else None
         return ELBOTerms(log_likelihood, kl, sampled_kl, factors)
+
+    def row_log_likelihood(
+        self, values: Mapping[str, Tensor], batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the rows at values of all sites, and their scale, N/B."""
+        return self._log_likelihood(self._run_at(values, *batch, params))
 
     def _log_likelihood_by_row(
         self, z: Tensor, batch: Batch, params: Params
@@ -476,13 +511,23 @@ class Program:
         params: Params | None,
     ) -> Evaluate:
         """The model evaluated at z ``[P]``, or at a draw from its prior."""
+        values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
+        return self._run_at(values, x, y, params)
+
+    def _run_at(
+        self,
+        values: Mapping[str, Tensor | None],
+        x: Tensor,
+        y: Tensor | None,
+        params: Params | None,
+    ) -> Evaluate:
+        """The model evaluated at values of its sites; None draws one from its prior."""
         params = self.params if params is None else params
         store = {
             name: (params[name], constraint)
             for name, (_, constraint) in self._store_constraints.items()
         }
         module = {name: value for name, value in params.items() if name not in store}
-        values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
         with self.snapshot.held():
             return evaluate(
                 self.model,

@@ -33,6 +33,7 @@ from benchmarks import (
     _tables,
     _timing,
     cold,
+    estimators,
     nuts,
     predict,
     scaling,
@@ -45,7 +46,14 @@ from pyro_bnn.infer.training import Training
 SMALL = Problem(3, (4, 5), batch=16, num_data=64)
 NUM_SMALL = (3 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 1
 RESULTS = sorted(_settings.RESULTS.glob("*.json"))
-MODULES = {"svi": svi, "cold": cold, "predict": predict, "scaling": scaling, "nuts": nuts}
+MODULES = {
+    "svi": svi,
+    "cold": cold,
+    "predict": predict,
+    "scaling": scaling,
+    "nuts": nuts,
+    "estimators": estimators,
+}
 
 
 # One problem for all
@@ -227,6 +235,14 @@ def test_a_short_call_is_repeated_in_its_block(monkeypatch: pytest.MonkeyPatch) 
     assert found == {"one": 2**-7}
 
 
+def test_a_trace_sums_the_variances_of_the_entries() -> None:
+    assert estimators.trace(torch.tensor([[0.0, 1.0], [2.0, 5.0]])) == 2 + 8
+    # ten blocks of two draws, of variances 0 and 2 in turn: mean 1, and their sd over sqrt(10)
+    blocks = [[1.0, 1.0] if i % 2 else [0.0, 2.0] for i in range(10)]
+    draws = torch.tensor(blocks).reshape(20, 1)
+    assert estimators.trace_error(draws) == pytest.approx(math.sqrt(10 / 9 / 10))
+
+
 @pytest.mark.parametrize("number", [10**2, 10**4, 10**7])
 def test_the_net_has_about_as_many_weights_as_asked_for(number: int) -> None:
     have = scaling.of_weights(number).num_weights
@@ -251,7 +267,7 @@ def _threads() -> Iterator[None]:
     _settings.hold_to(allowed)
 
 
-@pytest.mark.parametrize("name", ["svi", "predict", "scaling"])
+@pytest.mark.parametrize("name", ["svi", "predict", "scaling", "estimators"])
 def test_a_quick_run_writes_its_figures_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

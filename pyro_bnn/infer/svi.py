@@ -40,6 +40,7 @@ from pyro_bnn.infer.engine import (
     starting_points,
     unchanged,
 )
+from pyro_bnn.infer.estimators import WEIGHT_SAMPLING, EstimatorName, check_estimator
 from pyro_bnn.infer.stock import run_stock_guide
 from pyro_bnn.infer.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
@@ -70,6 +71,13 @@ class SVI:
         per_example_draws: Whether each row of a step has draws of its own, which lowers the
             variance of the likelihood's gradient at the cost of one network a row; the KL is as
             without. Noise takes ``num_particles`` times B times M numbers.
+        estimator: How the likelihood's expectation is estimated; the KL is the same in all, and so
+            is the expectation of the gradient. ``"weight_sampling"`` draws the weights, for every
+            guide. The others take ``guides.AutoNormal`` and have a lower variance:
+            ``"local_reparameterization"`` draws the outputs of linear layers, independent over
+            rows; ``"flipout"`` gives the draw of the weights signs of its own in each row, in
+            linear layers and convolutions; ``"analytic"`` draws nothing, for an ``MLP`` with one
+            hidden ReLU layer and Gaussian noise.
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
         loc_warmup: Steps at the start in which the scales of the guide are held at their initial
             values while its means, and the model's point estimates, are trained. Without them
@@ -89,6 +97,7 @@ class SVI:
 
     Raises:
         OptionError: If an option is out of its range.
+        UnknownNameError: If there is no estimator of this name.
 
     Example:
         >>> import torch
@@ -108,6 +117,7 @@ class SVI:
     batch_size: int | None = None
     num_particles: int = 1
     per_example_draws: bool = False
+    estimator: EstimatorName = "weight_sampling"
     kl_warmup: int = 0
     loc_warmup: int | None = None
     patience: int | None = None
@@ -146,6 +156,7 @@ class SVI:
         if self.schedule not in ("cosine", "constant"):
             raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
         check_compile(self.compile)
+        check_estimator(self)
 
     def run(
         self,
@@ -187,10 +198,12 @@ class SVI:
             FileFormatError: If the checkpoint is damaged, foreign or newer.
             Interrupted: If Ctrl-C came; holds the posterior at the step that was reached.
             ModelError: If the model breaks the contract.
-            OptionError: If the seed is negative, an option has no effect, or there is a checkpoint
-                in the folder already and ``resume`` is False.
+            OptionError: If the seed is negative, an option has no effect or does not serve the
+                guide or the model, or there is a checkpoint in the folder already and ``resume``
+                is False.
             OutputError: If the checkpoint cannot be written.
-            SiteError: If the guide does not cover a site of the model.
+            SiteError: If the guide does not cover a site of the model, or the estimator does not
+                serve one.
         """
         check_positive_int("seed", seed, minimum=0)
         if self.batch_size is not None and isinstance(data, DataLoader):
@@ -210,6 +223,11 @@ class SVI:
                     raise OptionError(
                         "compile=True is not built for guides of stock Pyro: leave it at "
                         '"auto", or use a guide of pyro_bnn.guides'
+                    )
+                if self.estimator != WEIGHT_SAMPLING:
+                    raise OptionError(
+                        f'estimator="{self.estimator}" is not built for guides of stock Pyro: take '
+                        "guides.AutoNormal of this package"
                     )
                 if init is not None or self.patience is not None or self.per_example_draws:
                     raise OptionError(
@@ -394,6 +412,7 @@ class SVI:
                 "batch_size",
                 "num_particles",
                 "per_example_draws",
+                "estimator",
                 "kl_warmup",
                 "patience",
                 "schedule",

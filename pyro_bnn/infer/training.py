@@ -16,6 +16,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoint import Checkpoint, users_code
 from pyro_bnn.infer.engine import WINDOW, is_compiled
+from pyro_bnn.infer.estimators import make_estimator
 from pyro_bnn.noise import make_key, normal
 from pyro_bnn.program import Batch, Program
 
@@ -73,7 +74,10 @@ class Training:
         self._batches = batches
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
         self._num_normals = svi.num_particles * guide.noise_dim
-        self._counts_noise = self._num_normals > COUNTED_NORMALS and not svi.per_example_draws
+        self.estimator = make_estimator(svi.estimator, program, guide)
+        self._nodes = None if self.estimator is None else self.estimator.nodes
+        has_own_noise = svi.per_example_draws or self._nodes is not None
+        self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
         self._key = make_key(seed + 1)
         self.descent = svi.descent(self.parameters)
         self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
@@ -117,7 +121,15 @@ class Training:
         if not vary:
             return {}
         by_row = {first: 1} if self.svi.per_example_draws else {}
+        if self._has_row_noise:
+            first += 1
+            by_row = {first: 1}
         return {**by_row, first + 1: 0, first + 2: 0}
+
+    @property
+    def _has_row_noise(self) -> bool:
+        """Whether rows have noise of their own beside that of the draws of z."""
+        return self.estimator is not None and self.estimator.row_numbers > 0
 
     def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
         """Do the steps that are left.
@@ -236,7 +248,7 @@ class Training:
         else:
             values = self._advance_in_parts(step, noise, batch, held)
         if not all(map(math.isfinite, values)):
-            self._diverged(step, noise, batch, in_draws=not math.isfinite(values[2]))
+            self._diverged(step, noise[0], batch, in_draws=not math.isfinite(values[2]))
         self.losses.append(values[1])  # minus the ELBO, with the whole KL
         if len(batch.x) not in self._row_counts:
             self._note_graph(len(batch.x))
@@ -265,7 +277,7 @@ class Training:
         return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
 
     def _advance_whole(
-        self, step: int, noise: Tensor, batch: Batch, held: Sequence[bool]
+        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
         controls = [self._kl_weight(step), *self.descent.controls(step, held)]
         (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
@@ -273,18 +285,18 @@ class Training:
         return cast(list[float], values.tolist())
 
     def _whole_inputs(
-        self, noise: Tensor, batch: Batch, controls: Sequence[float]
+        self, noise: Sequence[Tensor], batch: Batch, controls: Sequence[float]
     ) -> tuple[Tensor, ...]:
         assert self.descent.adam is not None
         told = self.program.initial.new_tensor(controls)
-        return (*self.parameters, *self.descent.adam.moments, noise, *batch, told)
+        return (*self.parameters, *self.descent.adam.moments, *noise, *batch, told)
 
     def _see_failure(self) -> None:
         if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
             self._step.is_captured = False
 
     def _advance_in_parts(
-        self, step: int, noise: Tensor, batch: Batch, held: Sequence[bool]
+        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
         out = self._step(*self._inputs(noise, batch, self._kl_weight(step)))
         values = [float(value) for value in out[:3]]
@@ -299,21 +311,23 @@ class Training:
         self.descent.step(step)
         return values
 
-    def _inputs(self, noise: Tensor, batch: Batch, kl_weight: float) -> tuple[Tensor, ...]:
-        return (*self.parameters, noise, *batch, self.program.initial.new_tensor(kl_weight))
+    def _inputs(
+        self, noise: Sequence[Tensor], batch: Batch, kl_weight: float
+    ) -> tuple[Tensor, ...]:
+        return (*self.parameters, *noise, *batch, self.program.initial.new_tensor(kl_weight))
 
     def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
         """Loss, minus the ELBO, the loss's sampled part ``[3]``, then new parameters and moments.
 
         Args:
-            args: The n parameters, their 2n moments, noise, x, y, and the controls ``[1 + 3n]``:
-                the KL's weight, then those of the optimiser.
+            args: The n parameters, their 2n moments, the noise, x, y, and the controls
+                ``[1 + 3n]``: the KL's weight, then those of the optimiser.
         """
         n = len(self.parameters)
-        parameters, moments, (noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
+        parameters, moments, (*noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
         weight, *rest = controls.unbind()
         gradient = value_and_grad(self._loss, n)
-        value, loss, sampled, *gradients = gradient(*parameters, noise, x, y, weight)
+        value, loss, sampled, *gradients = gradient(*parameters, *noise, x, y, weight)
         with torch.no_grad():
             values = torch.stack([value, loss, sampled])
             state = self.descent.update(parameters, gradients, moments, rest, sampled.isfinite())
@@ -322,9 +336,11 @@ class Training:
     def _loss(
         self, variables: Sequence[Tensor], rest: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        noise, x, y, kl_weight = rest
+        noise, *row_noise, x, y, kl_weight = rest
         params = dict(zip(self.names, variables, strict=True))
-        terms = self.program.elbo(self.guide, params, self._noise_of(noise), Batch(x, y))
+        terms = self.program.elbo(
+            self.guide, params, self._noise_of(noise), Batch(x, y), self.estimator, row_noise
+        )
         elbo = terms.expected_log_likelihood - terms.kl
         loss = kl_weight * terms.kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
@@ -336,9 +352,19 @@ class Training:
             sampled = sampled - terms.log_factors
         return loss, (-elbo, sampled)
 
-    def _draw_noise(self, step: int, num_rows: int) -> Tensor:
+    def _draw_noise(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
+        """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
+        noise = self._draw_own(step, num_rows)
+        if self.estimator is None or not self._has_row_noise:
+            return (noise,)
+        num_particles = self.svi.num_particles
+        return noise, self.estimator.row_noise(num_particles, num_rows, self._generator)
+
+    def _draw_own(self, step: int, num_rows: int) -> Tensor:
         """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
         svi, guide = self.svi, self.guide
+        if self._nodes is not None:
+            return self._nodes
         if self._counts_noise:
             return torch.tensor(step * self._num_normals, device=self.program.device)
         if not svi.per_example_draws:

@@ -205,6 +205,7 @@ def test_the_options_are_described() -> None:
         "batch_size": None,
         "num_particles": 1,
         "per_example_draws": False,
+        "estimator": "weight_sampling",
         "kl_warmup": 0,
         "loc_warmup": 0,
         "patience": None,

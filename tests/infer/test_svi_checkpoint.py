@@ -130,6 +130,9 @@ RUNS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
             "per_example_draws": True,
         },
     ),
+    "signs of rows": (mlp, {"batch_size": 6, "estimator": "flipout"}),
+    "outputs of rows": (mlp, {"batch_size": 8, "estimator": "local_reparameterization"}),
+    "no draws": (mlp, {"batch_size": 8, "estimator": "analytic"}),
     "momentum": (
         mlp,
         {
