@@ -13,7 +13,7 @@ import typer
 
 from pyro_bnn import __version__
 from pyro_bnn import options as opt
-from pyro_bnn.errors import BNNError, DivergenceError
+from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.resuming import CheckpointOption, ResumeOption, Saves, check, more_to_go_on
 from pyro_bnn.terminal import (
     PROGRAM,
@@ -70,9 +70,16 @@ def main(args: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     if code != INTERRUPTED:
         return int(code or 0)
+    return fail(f"interrupted{_how_to_go_on(args)}", code)
+
+
+def _how_to_go_on(args: Sequence[str]) -> str:
+    """What to do after a command that was stopped, so that it, or the next one, goes on."""
     more = more_to_go_on(args)
-    how = "" if more is None else f"; to go on: {shlex.join([PROGRAM, *args, *more])}"
-    return fail(f"interrupted{how}", code)
+    if more is not None:
+        return f"; to go on: {shlex.join([PROGRAM, *args, *more])}"
+    has_it = list(args[:1]) in (["compare"], ["fit"])
+    return "; with --checkpoint FOLDER a run can go on" if has_it else ""
 
 
 @app.callback(invoke_without_command=True)
@@ -121,6 +128,7 @@ def compare(
     checkpoint: CheckpointOption = None,
     resume: ResumeOption = False,
     threads: opt.ThreadsOption = 1,
+    num_jobs: opt.JobsOption = 1,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Fit one Bayesian network by several methods, compare them, and write a report.
@@ -132,6 +140,7 @@ def compare(
 
     With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
     index.html and table.csv over all: means with their errors over splits, paired differences.
+    --jobs runs some of them side by side, to the same numbers.
 
     --checkpoint saves each method in a folder of its own: with --resume those that were done are
     not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
@@ -149,6 +158,7 @@ def compare(
     engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
     numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
     all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
+    repeats.require_jobs(num_jobs, len(numbers) * len(all_seeds), threads)
     what = networks.task_of(task, likelihood)
     data_of = {number: load(data, target=target, task=what, split=number) for number in numbers}
     choice = networks.NetworkOptions(
@@ -164,10 +174,12 @@ def compare(
         say=say,
         command=context.obj,
         saves=Saves(checkpoint, resume),
+        notes=plain_notes,
     )
     repeats.check_saves(plan, data_of, all_seeds)
     rows = data_of[numbers[0]]
     models = plan.models(rows, all_seeds[0])
+    _check_layers(context, models)
     check_writable(out)
     if checkpoint is not None:
         check_writable(checkpoint)
@@ -175,7 +187,7 @@ def compare(
         say(line)
     torch.set_num_threads(threads)
     if len(numbers) * len(all_seeds) > 1:
-        repeated = repeats.run_all(plan, data_of, all_seeds, out)
+        repeated = repeats.run_all(plan, data_of, all_seeds, out, num_processes=num_jobs)
         typer.echo(f"\n{repeated.summary()}\n")
         folders = [f"{run.folder}/index.html" for run in repeated.runs if run.methods]
         files = ["index.html", "table.csv", "runs.csv", *folders]
@@ -286,6 +298,7 @@ def fit(
     )
     plans = networks.make_networks(found, rows, choice, seed)
     models = networks.build_models(plans)
+    _check_layers(context, models)
     jobs.check_starts(engines, models)
     check_writable(out)
     if checkpoint is not None:
@@ -398,6 +411,7 @@ def sbc(
         model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
     )
     models = networks.build_models(networks.make_networks(found, loaded, choice, seed))
+    _check_layers(context, models)
     check_writable(out)
     x = loaded.train.x[:rows]
     say = _nothing if quiet else typer.echo
@@ -483,6 +497,7 @@ def draw_prior(
     )
     methods = {cls.__name__: jobs.Method(object, cls.__name__) for cls in classes}
     models = networks.build_models(networks.make_networks(methods, loaded, choice, seed))
+    _check_layers(context, models)
     prior_figures.check_picture(out)
     for line in list(networks.describe(loaded, models, choice))[2 * (data is None) :]:
         typer.echo(line)
@@ -517,6 +532,17 @@ def _engines(
     flags = dict(zip(("steps", "batch_size", "chains", "warmup", "samples"), options, strict=True))
     refuse_idle(context, flags, engines)
     return engines
+
+
+def _check_layers(context: typer.Context, models: Mapping[str, Any]) -> None:
+    """Refuse options of layers that no model has."""
+    from pyro_bnn.networks import takes
+
+    for option in ("hidden", "activation"):
+        classes = dict.fromkeys(type(model) for model in models.values())
+        if given(context, option) and not any(takes(cls, option) for cls in classes):
+            names = ", ".join(cls.__name__ for cls in classes)
+            raise OptionError(f"--{option} does nothing for {names}: leave it out")
 
 
 def _nothing(line: str) -> None:

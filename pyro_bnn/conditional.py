@@ -68,8 +68,15 @@ class Conditional:
 
     @property
     def is_number(self) -> bool:
-        """Whether y is a number, with means and variances, and no class."""
-        return not isinstance(base_distribution(self.fn), dist.Categorical | dist.Bernoulli)
+        """Whether y is a number, with means and variances, and no class; 0 and 1 of several are."""
+        base = base_distribution(self.fn)
+        is_one_of_two = isinstance(base, dist.Bernoulli) and not self.fn.event_shape
+        return not (isinstance(base, dist.Categorical) or is_one_of_two)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether y is a count or a class."""
+        return bool(base_distribution(self.fn).support.is_discrete)
 
     @property
     def _device(self) -> torch.device:
@@ -153,7 +160,7 @@ class Conditional:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
         columns = draws if len(self.fn.event_shape) else draws.unsqueeze(-1)
         base = base_distribution(self.fn)
-        if isinstance(base, dist.Bernoulli):
+        if isinstance(base, dist.Bernoulli) and not self.is_number:
             return columns.long()
         if self.units is None or isinstance(base, dist.Categorical):
             return columns

@@ -18,7 +18,9 @@ DataOption: TypeAlias = Annotated[
 TargetOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN", help="Column of a CSV that is predicted.", show_default="the last"
+        metavar="COLUMN,...",
+        help="Column of a CSV that is predicted, or several, which are numbers.",
+        show_default="the last",
     ),
 ]
 TaskOption: TypeAlias = Annotated[
@@ -108,6 +110,16 @@ SeedOption: TypeAlias = Annotated[
 ]
 ThreadsOption: TypeAlias = Annotated[
     int, typer.Option(metavar="N", min=1, help="CPU threads of torch; 1 is best for small nets.")
+]
+JobsOption: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Runs over splits and seeds at a time, each in a process of its own with the threads "
+        "of --threads; together they have at most as many threads as there are cores.",
+    ),
 ]
 QuietOption: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Print only results and the names of files.")

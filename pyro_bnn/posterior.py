@@ -340,11 +340,15 @@ class Posterior(ABC):
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
         run = self._log_likelihoods(data, num_samples, seed)
-        sums = [
-            torch.cat([values.sum(-1) for (values,) in some.parts(GIB)])
-            for some in run.by_rows(GIB)
-        ]
-        likelihood = torch.stack(sums).sum(0)
+        # Made before the blocks: small results left among what they free would split the heap
+        likelihood = torch.zeros(
+            len(run.draws), dtype=torch.float64, device=self.program.initial.device
+        )
+        for some in run.by_rows(GIB):
+            start = 0
+            for (values,) in some.parts(GIB):
+                likelihood[start : start + len(values)] += values.sum(-1)
+                start += len(values)
 
         def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
@@ -353,7 +357,7 @@ class Posterior(ABC):
         (prior,) = self.chunks.over("log prior", log_prior, run.draws, row, self.params).together(
             GIB
         )
-        return likelihood + prior
+        return likelihood.to(prior.dtype) + prior
 
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
         x, y = _pair(data)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NoReturn, TypeAlias, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
@@ -24,6 +25,8 @@ from pyro_bnn.predictive import Predictive, entropy, log_likelihoods, log_mean
 from pyro_bnn.program import Params, Program
 from pyro_bnn.streams import RunningLogMean, RunningMoments
 
+DRAWS_READ = 64  # at once, of the rows of a file
+
 LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
 
 
@@ -39,6 +42,7 @@ class Prediction:
         variances: Variance of y given each draw ``[S, N, O]``; None for classes.
         class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
         _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
+        is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
     """
 
     def __init__(
@@ -49,7 +53,10 @@ class Prediction:
         variances: Tensor | Callable[[], Tensor] | None,
         class_probs: Tensor | Callable[[], Tensor] | None,
         _log_likelihood: LogLikelihood,
+        *,
+        is_discrete: bool = False,
     ) -> None:
+        self._is_discrete = is_discrete
         self._stored: dict[str, Any] = {
             "draws": draws,
             "function_draws": function_draws,
@@ -109,6 +116,9 @@ class Prediction:
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
         """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
 
+        Between draws they are interpolated; that of a count is the smallest count which at least
+        this share of the draws does not exceed.
+
         Raises:
             OptionError: If a level is not between 0 and 1.
             OutputError: If the draws exceed the memory bound and the disk has no room for them.
@@ -117,15 +127,22 @@ class Prediction:
         of = self.draws if self.draws.is_floating_point() else self.function_draws
         levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
         position = levels * (len(self.draws) - 1)
+        if self._is_discrete:
+            share = torch.as_tensor(q, dtype=torch.float64, device="cpu") * len(self.draws)
+            position = (share.ceil() - 1).clamp(min=0).to(position)
         low = position.floor().long()
         high = (low + 1).clamp(max=len(self.draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
-        quantiles = []
+        # Made before the blocks: small results left among what they free would split the heap
+        found = levels.new_empty((*levels.shape, *self.draws.shape[1:]))
+        start = 0
         for rows in _row_blocks(self.draws, always=True):  # as sorting takes copies
-            draws = rows.to(levels.dtype).sort(0).values  # [S, n, O]
+            draws = _sorted(rows.to(levels.dtype))  # [S, n, O]
             between = draws[low] * (1 - weight) + draws[high] * weight
-            quantiles.append(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
-        return torch.cat(quantiles, -2)
+            places = found.narrow(-2, start, rows.shape[1])
+            places.copy_(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
+            start += rows.shape[1]
+        return found
 
     # Classes
 
@@ -360,6 +377,7 @@ def predict(
         variances=(lambda: whole.whole(Conditional.variances)) if given.is_number else None,
         class_probs=None if given.is_number else lambda: whole.whole(Conditional.class_probs),
         _log_likelihood=log_likelihood,
+        is_discrete=given.is_discrete,
     )
 
 
@@ -389,9 +407,26 @@ def _row_blocks(value: Tensor, *, always: bool = False) -> Iterator[Tensor]:
     of_file = _is_of_file(value)
     at_once = max(1, WORKING_SET // max(1, value[:, :1].nbytes))
     for rows in value.split(at_once, dim=1) if of_file or always else (value,):
-        yield rows
-        if of_file:
-            let_go(value.numpy())
+        yield _in_memory(rows) if of_file else rows
+
+
+def _in_memory(rows: Tensor) -> Tensor:
+    """Draws ``[S, n, ...]`` of a file, none of whose pages stays mapped.
+
+    They are read a few draws at a time, as a system may map 2 MiB where one page is read.
+    """
+    read = rows.new_empty(rows.shape)
+    for some, of_file in zip(read.split(DRAWS_READ), rows.split(DRAWS_READ), strict=True):
+        some.copy_(of_file)
+        let_go(of_file.numpy())
+    return read
+
+
+def _sorted(draws: Tensor) -> Tensor:
+    """Draws ``[S, ...]`` in order, NaN last; NumPy keeps no places of them, of 8 bytes each."""
+    if draws.device.type != "cpu" or draws.dtype == torch.bfloat16 or draws.requires_grad:
+        return draws.sort(0).values
+    return torch.from_numpy(np.sort(draws.numpy(), 0))
 
 
 def _is_of_file(value: object) -> bool:

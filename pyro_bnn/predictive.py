@@ -36,6 +36,7 @@ class Predictive:
 
     Attributes:
         is_number: Whether y is a number, and no class.
+        is_discrete: Whether y is a count or a class.
         is_masked: Whether rows of y are masked.
         num_outputs: Length O of y, or number C of its classes.
         kept: Bytes that a draw takes with all that is made of it.
@@ -59,7 +60,7 @@ class Predictive:
         fn, self.is_masked = chunks.observed(some)
         self._fn = at_rows(fn, len(x))
         of_one = Conditional(fn, (), units, has_moments).one
-        self.is_number = of_one.is_number
+        self.is_number, self.is_discrete = of_one.is_number, of_one.is_discrete
         means = of_one.means() if self.is_number else of_one.class_probs()  # [1, n, O] or [1, n, C]
         self.num_outputs = means.shape[-1]
         of_means = self.num_outputs * means.itemsize * len(x)

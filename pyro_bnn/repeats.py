@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Plan:
         say: Gets lines on what is being done.
         command: What to run to get the reports again.
         saves: Where the methods of a run are saved, each in a folder of its own.
+        notes: Around the runs of another process, which shows there what is logged and warned of.
     """
 
     methods: Mapping[str, jobs.Method]
@@ -46,6 +48,7 @@ class Plan:
     say: Callable[[str], object]
     command: str
     saves: Saves = dataclasses.field(default_factory=Saves)
+    notes: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def within(self, run: Run) -> Plan:
         """The plan of one run of several, which is saved in a folder of its own."""
@@ -138,7 +141,7 @@ def run_all(
         for i, (rows, seed) in enumerate(itertools.product(splits.values(), seeds), start=1)
     ]
     if num_processes == 1:
-        runs = [_run(plan, title, rows, seed, out) for title, rows, seed in numbered]
+        runs = [_run_alone(plan, *run, out) for run in numbered]
     else:
         quiet = dataclasses.replace(plan, progress=False)
         with parallel_config("loky", inner_max_num_threads=threads):
@@ -165,6 +168,21 @@ def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -
     resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
 
 
+def require_jobs(num_jobs: int, num_runs: int, threads: int) -> None:
+    """Refuse a number of jobs that the runs do not use, or the machine has no cores for.
+
+    Raises:
+        OptionError: If there are more jobs than runs, or than cores for the threads of each.
+    """
+    if num_jobs > num_runs:
+        raise OptionError(
+            f"--jobs {num_jobs} does nothing beyond one for each run, and there "
+            f"{'is' if num_runs == 1 else 'are'} {num_runs}: leave it out, or name more --splits "
+            "or --seeds"
+        )
+    require_cores(num_jobs, threads)
+
+
 def require_cores(num_processes: int, threads: int) -> int:
     """The threads of each process, if all of them have a core of their own.
 
@@ -182,17 +200,33 @@ def require_cores(num_processes: int, threads: int) -> int:
     return threads
 
 
-def _run_beside_others(num_processes: int, threads: int, *run: Any) -> Run:
-    with one_of_processes(num_processes, threads):
-        return _run(*run)
+def _run_alone(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run:
+    plan.say(f"{title}: {_description(rows, seed)}")
+    return _run(plan, rows, seed, out)
 
 
-def _run(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run:
-    run = Run.without_posteriors(rows, seed, {})
-    plan.say(
-        f"{title}: split {rows.index}, seed {seed}, {len(rows.train):,} training and "
-        f"{len(rows.test):,} held-out rows"
+def _run_beside_others(
+    num_processes: int, threads: int, plan: Plan, title: str, rows: Split, seed: int, out: Path
+) -> Run:
+    """A run whose every line says which it is, as those of the others come between them."""
+
+    def say(line: str) -> None:
+        plan.say(f"{title}: {line}")
+
+    with one_of_processes(num_processes, threads), plan.notes():
+        say(_description(rows, seed))
+        return _run(dataclasses.replace(plan, say=say), rows, seed, out)
+
+
+def _description(rows: Split, seed: int) -> str:
+    return (
+        f"split {rows.index}, seed {seed}, {len(rows.train):,} training and {len(rows.test):,} "
+        "held-out rows"
     )
+
+
+def _run(plan: Plan, rows: Split, seed: int, out: Path) -> Run:
+    run = Run.without_posteriors(rows, seed, {})
     try:
         done = plan.within(run).run(plan.models(rows, seed), rows, seed, out / run.folder)
         return Run.of(*done)

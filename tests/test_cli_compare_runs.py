@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from joblib.externals.loky import get_reusable_executor
 from numpy.testing import assert_allclose
 
 from pyro_bnn import jobs, repeats, report
@@ -101,6 +103,33 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
         for path in (alone, four[1] / "split-1-seed-5")
     )
     pd.testing.assert_frame_equal(own, other, rtol=1e-6)
+
+
+@pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
+def test_runs_side_by_side_are_the_same(
+    four: tuple[Result, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    get_reusable_executor().shutdown()  # processes of an earlier test, which write where it did
+    code, _, err = run(
+        *MOONS, *METHODS, "--splits", "0-1", "--seeds", "5", "--jobs", "2", "--out", tmp_path
+    )
+    assert (code, err) == (0, "")
+    said = capfd.readouterr().out.splitlines()  # by the processes
+    for i in (1, 2):
+        (first, *rest, last) = [line for line in said if line.startswith(f"Run {i} of 2: ")]
+        assert first.endswith(f": split {i - 1}, seed 5, 180 training and 20 held-out rows")
+        assert len(rest) == 2
+        assert last.endswith(": Comparing ...")
+    beside, alone = (pd.read_csv(folder / "runs.csv") for folder in (tmp_path, four[1]))
+    alone = alone[alone["seed"] == 5].reset_index(drop=True)
+    assert (beside["processes"] == 2).all()
+    assert (alone["processes"] == 1).all()
+    assert (beside["threads"] == 1).all()
+    clock = ["seconds", "processes"]
+    pd.testing.assert_frame_equal(
+        beside.drop(columns=clock), alone.drop(columns=clock), check_exact=True
+    )
+    assert "--jobs 2" in (tmp_path / "split-1-seed-5" / "index.html").read_text("utf-8")
 
 
 @pytest.fixture
@@ -204,6 +233,9 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
         (("--splits", "1-0"), "--splits takes whole numbers from 0 such as 0-4 or 0,3,7; '1-0'"),
         (("--seeds", "0,x"), "--seeds takes whole numbers from 0 such as 0-4 or 0,3,7, not '0,x'"),
         (("--splits", "0,20"), "split of moons must be a whole number 0 .. 19"),
+        (("--jobs", "2"), "--jobs 2 does nothing beyond one for each run, and there is 1: leave"),
+        (("--seeds", "0-1", "--jobs", "3"), "one for each run, and there are 2: leave it out"),
+        (("--seeds", "0-99", "--jobs", "50", "--threads", "9"), "50 processes of 9 threads need"),
     ],
 )
 def test_bad_options_are_one_line_before_any_fit(

@@ -189,7 +189,14 @@ class Checkpoint:
             of_users_code = passed.error
         except (BNNError, torch.OutOfMemoryError):
             raise
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise FileFormatError(f"{path} is no state of this run: {error!r}") from error
         if of_users_code is not None:
             raise of_users_code

@@ -86,6 +86,12 @@ def begin(
     )
 
 
+def is_possible(state: Trajectory, limit: int) -> bool:
+    """Whether trajectories of so many steps in the mean can be there between two steps."""
+    is_length = (state.length > 0) & (state.length <= 3 * limit // 2)
+    return bool((is_length & (state.num_steps >= 0) & (state.num_steps < state.length)).all())
+
+
 def position(state: Trajectory, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
     return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]

@@ -49,5 +49,11 @@ class Kernel(Protocol):
     ) -> Any:
         """The state after one leapfrog step of every chain."""
 
+    def is_possible(self, state: Any, limit: int) -> bool:
+        """Whether chains can be in a state, which comes from a file, between two steps.
+
+        From another one a step may read beyond its tensors, or a trajectory never end.
+        """
+
     def position(self, state: Any, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Latest draws z ``[K, P]`` of some chains, U there and its gradient."""

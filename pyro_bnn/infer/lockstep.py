@@ -207,7 +207,8 @@ class Lockstep:
             FileFormatError: If the state is of other chains.
         """
         chosen = state["chains"].numpy()
-        if not set(chosen.tolist()) <= set(range(len(self.chains))):
+        distinct = set(chosen.tolist())
+        if not distinct <= set(range(len(self.chains))) or len(distinct) < len(chosen):
             raise FileFormatError(f"the state is of chains {chosen}, not of {len(self.chains)}")
         if len(chosen) < len(self.chains):
             self.keep(chosen)
@@ -221,6 +222,9 @@ class Lockstep:
             raise FileFormatError("the state is of other chains: its uniform numbers do not fit")
         for name, value in own.items():
             value.copy_(saved[name])
+        is_limit = 0 < int(self._points) <= self._limit
+        if not is_limit or not self._kernel.is_possible(self._state, self._limit):
+            raise FileFormatError("the state has trajectories that would never end")
         self._uniforms, self._num_used = uniforms.to(self._uniforms), num_used
         self._generator.set_state(state["generator"])
 

@@ -115,6 +115,15 @@ def position(tree: Tree, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tree.point_z[place], tree.point_potential[place], tree.point_grad[place]
 
 
+def is_possible(tree: Tree, limit: int) -> bool:
+    """Whether trajectories of at most so many points can be there between two steps."""
+    size = tree.size
+    is_size = (size > 0) & (size <= max(1, limit // 2)) & ((size & (size - 1)) == 0)
+    is_leaf = (tree.leaf >= 0) & (tree.leaf < size)
+    are_places = [(place == 0) | (place == 1) for place in (tree.growing, tree.chosen)]
+    return bool((is_size & is_leaf & are_places[0] & are_places[1]).all())
+
+
 def begin(
     z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
 ) -> Tree:

@@ -70,9 +70,9 @@ class Progress:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
-        self._drawn[:] = state["drawn"].numpy()
-        self._count, self._accepted = state["count"], state["accepted"]
-        self._divergences, self._step_size = state["divergences"], state["step_size"]
+        np.copyto(self._drawn, state["drawn"].numpy())
+        self._count, self._accepted = int(state["count"]), float(state["accepted"])
+        self._divergences, self._step_size = int(state["divergences"]), float(state["step_size"])
         self._bar.initial = int(np.minimum(self._drawn, self._num_draws).sum())  # none of this run
         self._bar.n = self._bar.initial
 

@@ -177,21 +177,31 @@ class Sampling:
         self._store = self._open(state["store"])
         self._chains.restore(state["chains"])
         most = int(self._store.counts.max())
-        fits = stats.shape == self._stats[:, :most].shape and len(left) == len(self._chains.chains)
+        fits = stats.shape == self._stats[:, :most].shape and self._fits(left)
         if not fits or not 0 <= state["window"] < len(self._windows):
             raise FileFormatError("the state is of a run with other chains or other windows")
         self._stats[:, :most] = stats
-        self._left = left.copy()
+        self._left = left.astype(np.int64, casting="same_kind")
         self._enter(state["window"])
         if self._window is not None:
             self._window.restore(state["drawn"])
         self._progress.restore(state["progress"])
         for name, seconds in state["phases"].items():
-            self._phases[name] = self._phases.get(name, 0.0) + seconds
+            self._phases[str(name)] = self._phases.get(name, 0.0) + float(seconds)
         now = time.perf_counter()
-        self._warmed = now - state["sampling"]
-        self._began = self._warmed - state["warm_up"]
+        self._warmed = now - float(state["sampling"])
+        self._began = self._warmed - float(state["warm_up"])
         self._ended = now if self.is_done else None
+
+    def _fits(self, left: NDArray[Any]) -> bool:
+        """Whether so many draws are left at each place, and chains that have no place are done."""
+        assert self._store is not None
+        most, num_samples = self._windows[-1] + self._num_samples, self._num_samples
+        if left.shape != self._chains.chains.shape or not ((left >= 0) & (left <= most)).all():
+            return False
+        kept = np.full(len(self._store.counts), num_samples)
+        kept[self._chains.chains] = num_samples - np.minimum(left, num_samples)
+        return np.array_equal(kept, self._store.counts.numpy())
 
     def _place(self) -> str:
         if self._is_tuning:

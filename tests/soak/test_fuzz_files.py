@@ -1,4 +1,4 @@
-"""Damaged files of every kind, for minutes: each is read or refused, in bounded time and memory."""
+"""Damaged and forged files, for minutes: each is read or refused, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_damaged_files(tmp_path: Path, record: Record) -> None:
         pytest.fail(f"{tmp_path}/last, of {name}, ends in {found.returncode}: {found.stderr}")
     figures = json.loads(found.stdout.splitlines()[-1])
     record(seconds=SECONDS, seed=SEED, **figures)
-    assert figures["tried"] > SECONDS  # on a laptop at least one a second
+    assert figures["tried"] > SECONDS / 5  # on a laptop some in a second
     assert min(refused for _, refused in figures["by_file"].values()) > 0

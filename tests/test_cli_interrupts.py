@@ -1,0 +1,88 @@
+"""Ctrl-C on commands in processes of their own, and the line that goes on from there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.saved_fit import SavedFit
+from tests.command_line import run
+from tests.interruptible import interruptible
+
+SLOWLY = """
+import sys, time
+from pyro_bnn import cli
+from pyro_bnn.infer.training import Training
+
+advance = Training._advance
+
+def slow(self, *args):
+    time.sleep(0.02)
+    return advance(self, *args)
+
+Training._advance = slow
+sys.exit(cli.main(sys.argv[1:]))
+"""
+STEPS = 1_000  # of 20 ms, but for those of the run that goes on
+FIT = ("fit", "--data", "moons", "--hidden", "2", "--method", "auto-normal", "--batch-size", "50")
+LONGEST = 300.0  # s, under a load that is not ours
+
+
+def stopped(*args: str, saved: Path) -> tuple[int, str, str]:
+    """The exit code, output and errors of a command that Ctrl-C reaches after its first save."""
+    process = subprocess.Popen(
+        interruptible(sys.executable, "-c", SLOWLY, *args),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + LONGEST
+        while not (saved / "manifest.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LONGEST)
+    finally:
+        process.kill()  # a failure, not a hang
+    return process.returncode, out, err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX")
+def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    fit, saved = (*FIT, "--steps", str(STEPS)), tmp_path / "a run"
+    command = [*fit, "--out", str(tmp_path / "parts"), "--checkpoint", str(saved)]
+    code, out, err = stopped(*command, saved=saved)
+    assert code == 130
+    assert err == f"pyro-bnn: interrupted; to go on: pyro-bnn {shlex.join(command)} --resume\n"
+    manifest = read_manifest(saved)
+    assert manifest is not None
+    assert not manifest["is_complete"]
+    place = manifest["place"]
+    assert 0 < int(place.split()[1]) < STEPS
+    assert f"AutoNormal  interrupted, and saved at {place}" in out
+    assert not list((tmp_path / "parts").iterdir())
+
+    try:
+        code, out, err = run(*shlex.split(err.split("to go on: pyro-bnn ")[1]))
+        assert (code, err) == (0, "")
+        assert f"AutoNormal  resumed at {place}" in out
+        assert run(*fit, "--out", tmp_path / "whole").code == 0
+    finally:
+        torch.set_num_threads(threads)
+    parts, whole = (SavedFit.load(tmp_path / name).posterior for name in ("parts", "whole"))
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+    assert torch.equal(parts.unconstrained(5)[0], whole.unconstrained(5)[0])
