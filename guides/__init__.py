@@ -6,6 +6,7 @@ if __name__ != "pyro_bnn.guides":
         "write 'from pyro_bnn import guides'"
     )
 
+from pyro_bnn.guides.batch_ensemble import BatchEnsemble
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
@@ -21,5 +22,6 @@ __all__ = [
     "AutoMultivariateNormal",
     "AutoNormal",
     "AutoRank1Mixture",
+    "BatchEnsemble",
     "Guide",
 ]

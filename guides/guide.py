@@ -65,6 +65,7 @@ class Guide(PyroModule):
         needs_all_rows: Whether the objective is defined over the whole data set only.
         objective: Name of what SVI maximises, ``"ELBO"`` where it is that bound.
         needs_model: Name of the class in ``pyro_bnn.models`` that the guide is made for, or None.
+        suits_models: Names of other classes that such a guide is made for.
     """
 
     has_log_prob: bool = True
@@ -74,6 +75,7 @@ class Guide(PyroModule):
     needs_all_rows: bool = False
     objective: str = ELBO
     needs_model: ClassVar[str | None] = None
+    suits_models: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, model: Model, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None

@@ -36,6 +36,16 @@ class AutoMultivariateNormal(AutoNormal):
         self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
         self.tril_times_root = nn.Parameter(loc.new_zeros(len(loc), len(loc)))
 
+    def set_moments(self, mean: Tensor, covariance: Tensor) -> None:
+        """Make q the Gaussian of a given mean ``[P]`` and covariance ``[P, P]``."""
+        self.require_setup()
+        tril = torch.linalg.cholesky(covariance)  # in the dtype that is given
+        scale = tril.diagonal()
+        with torch.no_grad():
+            self.loc.copy_(mean)
+            self.tril_times_root.copy_(torch.tril(tril / scale[:, None], -1) * self._root)
+        self.scale = scale.to(self.loc)
+
     @property
     def scale_tril(self) -> Tensor:
         r"""L ``[P, P]``: unit diagonal, below it the trained entries over :math:`4 \sqrt P`.

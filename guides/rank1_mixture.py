@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import pyro.distributions as dist
 import torch
@@ -24,7 +24,7 @@ from pyro_bnn.guides.guide import (
     positive_parameter,
 )
 from pyro_bnn.latents import Marginals
-from pyro_bnn.layers import Rank1Linear
+from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
 from pyro_bnn.program import GuideTerms, Params
 
@@ -75,12 +75,12 @@ class AutoRank1Mixture(Guide):
       are not reported as an ELBO.
 
     Components are Gaussian, Cauchy on the factors r and s (other sites stay Gaussian), or deltas,
-    which is BatchEnsemble (Wen et al., ICLR 2020, arXiv:2002.06715). A Cauchy has no mean, and its
-    KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's stated
-    ``clip``, and predictions have quantiles only.
+    which is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et al., ICLR 2020). A Cauchy has no mean,
+    and its KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's
+    stated ``clip``, and predictions have quantiles only.
 
     Args:
-        model: A model of rank-1 layers, such as ``pyro_bnn.models.Rank1MLP``.
+        model: A model of rank-1 layers: ``pyro_bnn.models.Rank1MLP``, ``Rank1ResNet``, or your own.
         init_loc_fn: Centre of all components' starts; default 1 for the factors r and s, and for
             other sites the median of positive ones and a draw from the prior of real ones.
         num_components: K.
@@ -105,6 +105,7 @@ class AutoRank1Mixture(Guide):
     """
 
     needs_model: ClassVar[str | None] = "Rank1MLP"
+    suits_models: ClassVar[tuple[str, ...]] = ("Rank1ResNet",)
 
     loc: Tensor
     scale: Tensor
@@ -140,7 +141,8 @@ class AutoRank1Mixture(Guide):
         layers = _rank1_layers(model)
         self._layer_names = tuple(layers)
         # a bias that the user froze stays the model's, one for all
-        trained = (name for name, layer in layers.items() if layer.bias.requires_grad)
+        biases = {name: layer.bias for name, layer in layers.items() if layer.bias is not None}
+        trained = (name for name, bias in biases.items() if bias.requires_grad)
         self._own_biases = tuple(trained) if separate_biases and num_components > 1 else ()
         self.num_components = num_components
         self.family: Family = family
@@ -183,7 +185,7 @@ class AutoRank1Mixture(Guide):
     # The model
 
     @property
-    def _layers(self) -> dict[str, Rank1Linear]:
+    def _layers(self) -> dict[str, Rank1Layer]:
         model: Any = self.model
         return {name: model.get_submodule(name) for name in self._layer_names}
 
@@ -282,7 +284,8 @@ class AutoRank1Mixture(Guide):
         if self.family != "delta":
             self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
         if self.owns_biases:
-            biases = [self._layers[name].bias.detach() for name in self._own_biases]
+            own = [cast(Tensor, self._layers[name].bias) for name in self._own_biases]
+            biases = [bias.detach() for bias in own]
             self.biases = nn.Parameter(torch.cat(biases).to(locs).expand(K, -1).clone())
 
     def _start_factor(self, name: str, loc: Tensor, noise: Tensor) -> None:
@@ -494,18 +497,19 @@ def _pick(members: Tensor, component: Tensor) -> Tensor:
     return members.gather(-2, index).squeeze(-2)
 
 
-def _rank1_layers(model: Model) -> dict[str, Rank1Linear]:
+def _rank1_layers(model: Model) -> dict[str, Rank1Layer]:
     """The rank-1 layers of a model by name.
 
     Raises:
         SiteError: If there is none.
     """
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    layers = {name: module for name, module in modules if isinstance(module, Rank1Linear)}
+    layers = {name: module for name, module in modules if isinstance(module, Rank1Layer)}
     if not layers:
         raise SiteError(
             f"AutoRank1Mixture is a posterior over the factors of rank-1 layers, and "
             f"{getattr(model, '__name__', type(model).__name__)} has none: use "
-            "pyro_bnn.models.Rank1MLP, or layers.Rank1Linear in a model of your own"
+            "pyro_bnn.models.Rank1MLP or Rank1ResNet, or layers.Rank1Linear or Rank1Conv2d in a "
+            "model of your own"
         )
     return layers

@@ -15,10 +15,13 @@ _NAMES = {
     "Dataset": "data",
     "Split": "data",
     "bayesian": "models",
+    "CAVI": "infer",
+    "Exact": "infer",
     "SVI": "infer",
     "HMC": "infer",
     "NUTS": "infer",
     "Interrupted": "infer.interrupts",
+    "description_length": "infer.analytic",
     "Posterior": "posterior",
     "Prediction": "prediction",
     "Program": "program",
@@ -29,12 +32,14 @@ _NAMES = {
 }
 
 __all__ = [
+    "CAVI",
     "HMC",
     "NUTS",
     "SVI",
     "BNNError",
     "Comparison",
     "Dataset",
+    "Exact",
     "Interrupted",
     "Posterior",
     "Prediction",
@@ -43,6 +48,7 @@ __all__ = [
     "bayesian",
     "compare",
     "data",
+    "description_length",
     "diagnostics",
     "guides",
     "infer",
@@ -68,7 +74,8 @@ if TYPE_CHECKING:
     )
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.errors import BNNError
-    from pyro_bnn.infer import HMC, NUTS, SVI
+    from pyro_bnn.infer import CAVI, HMC, NUTS, SVI, Exact
+    from pyro_bnn.infer.analytic import description_length
     from pyro_bnn.infer.interrupts import Interrupted
     from pyro_bnn.models import bayesian
     from pyro_bnn.posterior import Posterior

@@ -81,9 +81,13 @@ def values(document: dict[str, Any]) -> dict[str, Any]:
 def check_size(network: Network, posterior: Path) -> None:
     """Check that the weights of a network are not more than a file of its posterior holds.
 
+    Those of a network of images follow from its columns, each of which the file names.
+
     Raises:
         FileFormatError: If they are.
     """
+    if network.image_shape is not None:
+        return
     sizes = (network.num_inputs, *network.hidden, network.num_outputs * (network.num_classes or 1))
     weights = sum(rows * columns for rows, columns in itertools.pairwise(sizes))
     least = BYTES_OF_A_WEIGHT * weights + BYTES_OF_A_LAYER * len(sizes)
@@ -94,6 +98,10 @@ def check_size(network: Network, posterior: Path) -> None:
 def _network(document: object) -> Network:
     given = dict(_of_type(document, dict, "network"))
     given["hidden"] = tuple(_of_type(given["hidden"], list, "hidden"))
+    if (shape := _or_none(given.get("image_shape"), list, "image_shape")) is not None:
+        given["image_shape"] = tuple(_of_type(size, int, "image_shape") for size in shape)
+        if math.prod(shape) != given["num_inputs"]:
+            raise ValueError(f"images of {shape!r:.50} are not its {given['num_inputs']} inputs")
     network = Network(**given)
     for name in ("model", "activation", "likelihood"):
         _of_type(given[name], str, name)

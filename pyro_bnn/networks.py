@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Network:
         prior: Class in ``pyro_bnn.priors``, with its defaults; None for the model's own prior.
         likelihood: Class in ``pyro_bnn.likelihoods``.
         seed: Seed of initial weights, where the model has any.
+        image_shape: Channels, height and width, where the model is one of images.
     """
 
     model: str
@@ -76,6 +78,7 @@ class Network:
     prior: str | None
     likelihood: str
     seed: int
+    image_shape: tuple[int, ...] | None = None
 
     def build(self) -> Model:
         """The model; the same for the same values, and the caller's random state stays.
@@ -85,17 +88,20 @@ class Network:
             OptionError: If a size is not allowed, or a class needs arguments.
         """
         cls = lookup("model", self.model)
-        likelihood = _make_likelihood(self.likelihood, self.num_classes)
+        own = getattr(cls, "default_likelihood", None)
+        likelihood = None  # the model's own
+        if own is None or type(own).__name__ != self.likelihood:
+            likelihood = _make_likelihood(self.likelihood, self.num_classes)
         prior = None
         if self.prior is not None:
-            factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__ == "Rank1MLP" else {}
+            factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__.startswith("Rank1") else {}
             prior = _make("prior", lookup("prior", self.prior), **factors)
         with isolated(self.seed):
+            layers = {"hidden": self.hidden, "activation": self.activation}
             model = cls(
-                self.num_inputs,
+                self.num_inputs if self.image_shape is None else self.image_shape,
                 self.num_outputs,
-                hidden=self.hidden,
-                activation=self.activation,
+                **{name: value for name, value in layers.items() if takes(cls, name)},
                 prior=prior,
                 likelihood=likelihood,
             )
@@ -122,27 +128,24 @@ def make_networks(
         ShapeError: If an input is not one row of numbers.
     """
     x, y = split.train.x, split.train.y
-    if x.ndim != 2:
-        raise ShapeError(
-            f"{split.name}: inputs have shape {list(x.shape)}, but the network takes one row of "
-            "numbers each, [N, I]; flatten them"
-        )
     if options.activation not in ACTIVATIONS:
         raise UnknownNameError("activation", options.activation, ACTIVATIONS)
     num_outputs = y.shape[1] if y.ndim == 2 else 1
     networks: dict[str, Network] = {}
     for name, method in methods.items():
         model = _model_name(method, options.model)
+        cls = lookup("model", model)
         network = Network(
             model=model,
-            num_inputs=x.shape[1],
+            num_inputs=math.prod(x.shape[1:]),
             num_outputs=num_outputs,
             num_classes=split.train.num_classes,
-            hidden=layer_units(options.hidden),
-            activation=options.activation,
+            hidden=layer_units(options.hidden) if takes(cls, "hidden") else (),
+            activation=options.activation if takes(cls, "activation") else "identity",
             prior=_prior_name(method.prior or options.prior),
             likelihood=_likelihood_name(options.likelihood, split, num_outputs),
             seed=seed,
+            image_shape=_image_shape(split, cls),
         )
         for other, known in networks.items():
             if methods[other].cls is method.cls and known == network:
@@ -159,6 +162,37 @@ def build_models(networks: Mapping[str, Network]) -> dict[str, Model]:
     """
     built = {network: network.build() for network in dict.fromkeys(networks.values())}
     return {name: built[network] for name, network in networks.items()}
+
+
+def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
+    """Channels, height and width for a model of images; None for one of rows.
+
+    Raises:
+        ShapeError: If the inputs are images and the model none of them, or the other way round.
+    """
+    shape = tuple(split.train.x.shape)
+    if not takes(model, "image_shape"):
+        if len(shape) != 2:
+            raise ShapeError(
+                f"{split.name}: inputs have shape {list(shape)}, but the network takes one row of "
+                "numbers each, [N, I]; flatten them, or take a model of images such as le-net"
+            )
+        return None
+    if len(shape) == 4:
+        return shape[1:]
+    side = math.isqrt(math.prod(shape[1:]))
+    if len(shape) != 2 or side * side != shape[1]:
+        raise ShapeError(
+            f"{split.name}: inputs have shape {list(shape)}, but {model.__name__} takes images "
+            "[N, C, H, W], or [N, H * H] for square ones of one channel: take a model of rows, "
+            "such as mlp"
+        )
+    return 1, side, side
+
+
+def takes(model: Any, option: str) -> bool:
+    """Whether a class of models has an option, such as ``"hidden"``."""
+    return option in inspect.signature(model).parameters
 
 
 def layer_units(hidden: str) -> tuple[int, ...]:
@@ -187,7 +221,7 @@ def describe(
     """
     data = split.train
     held_out = "no" if all_rows else f"{len(split.test):,}"
-    rows = f"{len(data):,} training and {held_out} held-out rows, {data.x.shape[1]} inputs"
+    rows = f"{len(data):,} training and {held_out} held-out rows, {_inputs(data.x)}"
     yield f"Data:  {split.name}, {'all rows' if all_rows else f'split {split.index}'}: {rows}"
     target = "" if data.target_name is None else f" of {data.target_name!r}"
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"
@@ -205,15 +239,23 @@ def describe(
         yield textwrap.fill(line, WIDTH, subsequent_indent=" " * 7)
 
 
+def _inputs(x: torch.Tensor) -> str:
+    if x.ndim == 2:
+        return f"{x.shape[1]} inputs"
+    return f"inputs of {' x '.join(map(str, x.shape[1:]))}"
+
+
 # The parts of a network
 
 
 def _model_name(method: Method, given: str | None) -> str:
     needed = getattr(method.cls, "needs_model", None)
     model = lookup("model", given or needed or DEFAULT_MODEL).__name__
-    if needed not in (None, model):
+    fitting = (needed, *getattr(method.cls, "suits_models", ()))
+    if needed is not None and model not in fitting:
         raise OptionError(
-            f"{method.cls.__name__} needs the model {needed}, not {model}: leave --model out"
+            f"{method.cls.__name__} needs the model {' or '.join(fitting)}, not {model}: leave "
+            "--model out"
         )
     return str(model)
 
@@ -263,8 +305,9 @@ def _described(likelihood: Likelihood, num_outputs: int) -> str:
     """What a likelihood is over: numbers, counts, or how many classes."""
     f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
     with isolated(0):  # a prior over the noise is sampled
-        base = base_distribution(likelihood.distribution(f))
-    if base.has_enumerate_support:
+        fn = likelihood.distribution(f)
+    base = base_distribution(fn)
+    if base.has_enumerate_support and not fn.event_shape:
         return f"{len(base.enumerate_support(expand=False))} classes"
     if base.support.is_discrete:
         return "counts"

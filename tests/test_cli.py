@@ -29,6 +29,9 @@ TINY = ("--hidden", "3", "--steps", "20")
 SHORT = ("--chains", "2", "--warmup", "20", "--samples", "20")
 
 
+INTERRUPTED = "pyro-bnn: interrupted; with --checkpoint FOLDER a run can go on\n"
+
+
 def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
     """The installed script in a process of its own."""
     return subprocess.Popen(
@@ -274,7 +277,15 @@ def test_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(jobs, "fit_all", interrupt)
     code, _, err = run(*DIABETES, "auto-normal", "--out", tmp_path)
-    assert (code, err.strip()) == (130, "pyro-bnn: interrupted")
+    assert (code, err) == (130, INTERRUPTED)
+
+
+def test_a_command_that_saves_nothing_says_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyro_bnn.catalogue.listing", interrupt)
+    assert run("list") == (130, "", "pyro-bnn: interrupted\n")
 
 
 @pytest.mark.slow
@@ -293,7 +304,7 @@ def test_ctrl_c_ends_a_run(options: tuple[str, ...], tmp_path: Path) -> None:
         process.kill()  # a failure, not a hang
         raise
     assert process.returncode == 130
-    assert err.strip() == "pyro-bnn: interrupted"
+    assert err == INTERRUPTED
 
 
 # --- notes ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ RANK1: dict[str, MakeGuide] = {
     "shared biases": functools.partial(mixture, separate_biases=False),
     "own biases": mixture,
 }
-SPECIAL = {"auto-rank1-mixture"}  # guides of one kind of model, with laws of their own below
+SPECIAL = {"auto-rank1-mixture", "batch-ensemble"}  # of one kind of model, with laws of their own
 
 # models for the laws, where "linear" and "mixed" do not suit a guide: they have no matrix
 MODELS = {"auto-matrix-normal": ["matrix"]}

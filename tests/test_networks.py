@@ -154,6 +154,29 @@ def test_images_are_refused() -> None:
         network(images)
 
 
+def test_a_model_of_images_takes_images_and_square_rows() -> None:
+    labels = torch.arange(6) % 3
+    for x in (torch.randn(6, 1, 4, 4), torch.randn(6, 16)):
+        plan = network(split_of(x, labels), model="le-net", activation="tanh")
+        assert (plan.image_shape, plan.num_inputs, plan.hidden) == ((1, 4, 4), 16, ())
+        model: Any = plan.build()
+        assert model.image_shape == (1, 4, 4)
+        assert model.activation is torch.tanh
+        assert model(x).shape == (6,)
+    found = lines(split_of(torch.randn(6, 3, 4, 4), labels), model="res-net", hidden="50")
+    assert found[0].endswith("6 training and 6 held-out rows, inputs of 3 x 4 x 4")
+    assert found[3].startswith("Model: ResNet 3x4x4, Normal(fan_in)")
+
+
+@pytest.mark.parametrize("shape", [(6, 15), (6, 4, 4)])
+def test_rows_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
+    split = split_of(torch.randn(shape), torch.arange(6) % 2)
+    with pytest.raises(
+        ShapeError, match=r"rows: inputs have shape .* but LeNet takes images \[N, C"
+    ):
+        network(split, model="le-net")
+
+
 def test_names_that_are_not_known() -> None:
     for option, message in {
         "model": "unknown model 'mpl': did you mean 'mlp'?",
@@ -174,8 +197,8 @@ def test_activation_and_model_are_those_asked_for() -> None:
     assert isinstance(build(regression()), MLP)
 
 
-def sites(model: Any) -> set[str]:
-    trace = poutine.trace(model).get_trace(torch.zeros(1, 2))
+def sites(model: Any, num_inputs: int = 2) -> set[str]:
+    trace = poutine.trace(model).get_trace(torch.zeros(1, num_inputs))
     return {name for name, site in trace.nodes.items() if site["type"] == "sample"}
 
 
@@ -212,10 +235,11 @@ MADE_OF_A_FIT = {"from-posterior": "posterior", "pretrained": "net"}  # with the
 def test_every_prior_makes_every_model() -> None:
     from pyro_bnn.registry import entries
 
+    split = split_of(torch.randn(6, 25), torch.randn(6))  # images of 5 x 5 too
     for prior in entries("prior").keys() - MADE_OF_A_FIT:
         for name in entries("model"):
-            model = build(regression(), model=name, prior=prior)
-            assert sites(model) - {"y"}, (name, prior)
+            model = build(split, model=name, prior=prior)
+            assert sites(model, 25) - {"y"}, (name, prior)
 
 
 @pytest.mark.parametrize(("prior", "needed"), MADE_OF_A_FIT.items())

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from pyro_bnn import HMC, NUTS, SVI, guides, infer, likelihoods, models, priors, registry
+from pyro_bnn import (
+    CAVI,
+    HMC,
+    NUTS,
+    SVI,
+    Exact,
+    guides,
+    infer,
+    likelihoods,
+    models,
+    priors,
+    registry,
+)
 from pyro_bnn.errors import UnknownNameError
 
 
@@ -33,7 +45,13 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         getattr(guides, name) for name in guides.__all__ if name != "Guide"
     }
     assert guide_entries["auto-normal"] is guides.AutoNormal
-    assert registry.entries("engine") == {"hmc": HMC, "nuts": NUTS, "svi": SVI}
+    assert registry.entries("engine") == {
+        "cavi": CAVI,
+        "exact": Exact,
+        "hmc": HMC,
+        "nuts": NUTS,
+        "svi": SVI,
+    }
     assert set(registry.entries("engine").values()) == {
         getattr(infer, name) for name in infer.__all__
     }
@@ -42,8 +60,13 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
     assert "likelihood" not in registry.entries("likelihood")
     assert registry.entries("likelihood")["categorical"] is likelihoods.Categorical
     assert registry.entries("model") == {  # bayesian(net) is a function
+        "deep-linear": models.DeepLinear,
+        "le-net": models.LeNet,
+        "linear-regression": models.LinearRegression,
         "mlp": models.MLP,
         "rank1-mlp": models.Rank1MLP,
+        "rank1-res-net": models.Rank1ResNet,
+        "res-net": models.ResNet,
     }
 
 

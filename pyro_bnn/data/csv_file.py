@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +18,12 @@ from pyro_bnn.data.columns import Column
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import Table
 from pyro_bnn.data.tables import read_text
-from pyro_bnn.errors import DataError, UnknownNameError
+from pyro_bnn.errors import DataError, OptionError, UnknownNameError
+
+Target: TypeAlias = "str | Sequence[str]"
 
 
-def read_csv(path: Path, target: str | None = None, task: Task | None = None) -> Table:
+def read_csv(path: Path, target: Target | None = None, task: Task | None = None) -> Table:
     """Read a CSV file.
 
     The first line is the header; the separator is a comma, semicolon or tab, whichever the header
@@ -29,7 +32,8 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
 
     Args:
         path: The file, UTF-8.
-        target: Column that is predicted; the last one if None.
+        target: Column that is predicted, or several, as a sequence or separated by commas; the last
+            one if None. Several are numbers, y ``[N, O]``.
         task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text or
             True and False is classification and numbers are regression. Classes are coded 0 .. C-1
             in the order of their values; counts 0, 1, 2, ... stay as they are.
@@ -41,14 +45,15 @@ def read_csv(path: Path, target: str | None = None, task: Task | None = None) ->
         DataError: If the file is missing, empty, not text, has rows of different lengths (names the
             line), no proper header, missing values (names columns and rows), text among numbers,
             commas in numbers, text that differs in most rows, or a target that does not suit the
-            task.
+            task; or if several targets are not all numbers, or leave no input.
+        OptionError: If a target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
     return _read(path, target, task)[0]
 
 
 def read_columns(
-    path: Path, target: str | None = None, task: Task | None = None
+    path: Path, target: Target | None = None, task: Task | None = None
 ) -> tuple[Column, ...]:
     """Input columns of a CSV file in its order, as :func:`read_csv` encodes them.
 
@@ -64,29 +69,29 @@ def read_columns(
     return _read(path, target, task)[1]
 
 
-def _read(path: Path, target: str | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
+def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
     text = read_text(path)
     separator = find_separator(text)
     header, lines = read_structure(text, separator, path)
-    if target is not None and target not in header:
-        raise UnknownNameError(f"target column of {path.name}", target, header)
+    chosen = [header[-1]] if target is None else _chosen(target, header, path)
     frame = parse(text, separator, header, path)
     check_missing(frame, lines, path)
-    chosen = header[-1] if target is None else target
-    y, task, class_names = _target(frame[chosen], chosen, task, lines, path)
+    y, task, class_names = _targets(frame, chosen, task, lines, path)
     x, columns = _inputs(frame.drop(columns=chosen), lines, path)
     input_names = tuple(name for column in columns for name in column.inputs)
     check_finite(x, f"x of {path.name}", input_names, lines)
-    check_finite(y, f"target {chosen!r} of {path.name}", lines=lines)
+    check_finite(y, f"target {', '.join(map(repr, chosen))} of {path.name}", lines=lines)
     table = Table(
         x=x,
         y=y,
         task=task,
         name=path.stem,
         input_names=input_names,
-        target_name=chosen,
+        target_name=", ".join(chosen),
         class_names=class_names,
-        note="" if target else f"The target is the last column, {chosen!r}; target= takes another.",
+        note=""
+        if target
+        else f"The target is the last column, {chosen[0]!r}; target= takes another.",
     )
     return table, columns
 
@@ -206,6 +211,44 @@ def check_missing(frame: Any, lines: list[int], path: Path) -> None:
         f"{str(path)!r} has missing values: {', '.join(parts)}{more} of {len(frame)}, first in "
         f"line {lines[first]}; fill them or drop these rows or columns"
     )
+
+
+def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
+    """Columns that are predicted; a name with commas goes before names that they separate.
+
+    Raises:
+        DataError: If no other column is left.
+        OptionError: If there is none, or one is named twice.
+        UnknownNameError: If there is no such column; suggests the nearest.
+    """
+    several = isinstance(target, str) and target not in header and "," in target
+    names = [target] if isinstance(target, str) else list(target)
+    if several:
+        names = [name.strip() for name in str(target).split(",")]
+    for name in names:
+        if name not in header:
+            raise UnknownNameError(f"target column of {path.name}", name, header)
+    if not names or len(set(names)) < len(names):
+        raise OptionError(f"target names each column once, not {target!r}")
+    if len(names) == len(header):
+        raise DataError(f"{str(path)!r}: the targets are all columns, and none is left as an input")
+    return names
+
+
+def _targets(
+    frame: Any, names: list[str], task: Task | None, lines: list[int], path: Path
+) -> tuple[Tensor, Task, tuple[str, ...] | None]:
+    """The one target ``[N]``, or several ``[N, O]``, which are numbers."""
+    found = [_target(frame[name], name, task, lines, path) for name in names]
+    if len(found) == 1:
+        return found[0]
+    for name, (_, what, _) in zip(names, found, strict=True):
+        if what == "classification":
+            raise DataError(
+                f"{path.name}: several targets are numbers, but {name!r} is of classes: predict it "
+                "alone, or write 0 and 1 and pass task='counts' for a Bernoulli likelihood"
+            )
+    return torch.stack([y for y, _, _ in found], 1), found[0][1], None
 
 
 def _target(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyro_bnn.data.csv_file import read_csv
+from pyro_bnn.data.csv_file import Target, read_csv
 from pyro_bnn.data.folders import load_folder
 from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
@@ -29,7 +29,7 @@ def names() -> list[str]:
 def load(
     name_or_path: str | os.PathLike[str],
     *,
-    target: str | None = None,
+    target: Target | None = None,
     task: Task | None = None,
     split: int = 0,
 ) -> Split:
@@ -45,7 +45,8 @@ def load(
             ``y`` (or ``x_train, y_train, x_test, y_test``), or of a folder in the UCI layout.
             UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, MNIST is read from
             ``$PYRO_BNN_DATA/mnist``, all by checksum.
-        target: Column of a CSV that is predicted; the last one by default.
+        target: Column of a CSV that is predicted, or several (``["a", "b"]`` or ``"a,b"``), which
+            are numbers; the last one by default.
         task: ``"regression"``, ``"classification"`` or ``"counts"`` (whole numbers from 0 for a
             Poisson likelihood, not standardised) for files. By default text and truth values
             are classification, numbers in text files regression; in an NPZ whole numbers
@@ -61,7 +62,8 @@ def load(
         DataError: If a file is missing, truncated, fails its checksum or cannot be downloaded, or
             its values cannot be used; says where.
         ShapeError: If arrays do not fit each other.
-        OptionError: If ``split`` is out of range, or ``target`` or ``task`` do not apply.
+        OptionError: If ``split`` is out of range, ``target`` or ``task`` do not apply, or a target
+            is named twice.
 
     Example:
         >>> split = load("diabetes", split=0)
@@ -97,7 +99,7 @@ def load(
     )
 
 
-def _registered(name: str, target: str | None, task: Task | None, split: int) -> Split:
+def _registered(name: str, target: Target | None, task: Task | None, split: int) -> Split:
     if target is not None:
         raise OptionError(f"{name} has its own target; target= is for a CSV")
     if name in MNIST_SETS:

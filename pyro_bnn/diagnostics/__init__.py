@@ -12,6 +12,7 @@ from pyro_bnn.diagnostics.calibration import (
 )
 from pyro_bnn.diagnostics.convergence import FunctionConvergence, function_convergence
 from pyro_bnn.diagnostics.khat import khat, khat_threshold
+from pyro_bnn.diagnostics.pruning import PrunedPosterior, prune, signal_to_noise
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
     ReferenceDistance,
@@ -32,6 +33,7 @@ from pyro_bnn.diagnostics.scores import (
     brier,
     crps,
     log_score,
+    log_score_error,
     moment_matched_log_score,
     rmse,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "Coverage",
     "FunctionConvergence",
     "PairedDifference",
+    "PrunedPosterior",
     "Ranked",
     "ReferenceDistance",
     "RejectionCurve",
@@ -62,16 +65,19 @@ __all__ = [
     "khat",
     "khat_threshold",
     "log_score",
+    "log_score_error",
     "moment_matched_log_score",
     "objective_trend",
     "paired_difference",
     "pit",
+    "prune",
     "rank",
     "reference_distance",
     "rejection_curve",
     "reliability_curve",
     "rmse",
     "sd_ratio",
+    "signal_to_noise",
     "simulation_based_calibration",
     "w1",
 ]

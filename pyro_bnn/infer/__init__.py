@@ -1,7 +1,9 @@
 """Inference engines: one file each, ``Engine(options).run(model, data) -> Posterior``."""
 
+from pyro_bnn.infer.cavi import CAVI
+from pyro_bnn.infer.exact import Exact
 from pyro_bnn.infer.hmc import HMC
 from pyro_bnn.infer.nuts import NUTS
 from pyro_bnn.infer.svi import SVI
 
-__all__ = ["HMC", "NUTS", "SVI"]
+__all__ = ["CAVI", "HMC", "NUTS", "SVI", "Exact"]

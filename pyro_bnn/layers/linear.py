@@ -16,24 +16,32 @@ class Linear(PyroModule):
         num_inputs: Number of inputs I.
         num_outputs: Number of outputs O.
         weight_prior: Prior over the weight ``[O, I]``.
-        bias_prior: Prior over the bias ``[O]``.
+        bias_prior: Prior over the bias ``[O]``; None for no bias.
 
     Attributes:
         weight: The weight ``[O, I]``; with a hierarchical prior, the module that samples it.
-        bias: The bias ``[O]``, or the module that samples it.
+        bias: The bias ``[O]``, or the module that samples it; None without one.
     """
 
     weight: Tensor | Hierarchy
-    bias: Tensor | Hierarchy
+    bias: Tensor | Hierarchy | None
 
     def __init__(
-        self, num_inputs: int, num_outputs: int, weight_prior: PriorLike, bias_prior: PriorLike
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        weight_prior: PriorLike,
+        bias_prior: PriorLike | None,
     ) -> None:
         super().__init__()
         self.num_inputs, self.num_outputs = num_inputs, num_outputs
         assign_prior(self, "weight", weight_prior, torch.Size([num_outputs, num_inputs]))
-        assign_prior(self, "bias", bias_prior, torch.Size([num_outputs]))
+        if bias_prior is None:
+            self.bias = None
+        else:
+            assign_prior(self, "bias", bias_prior, torch.Size([num_outputs]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, I]`` to ``[N, O]``."""
-        return torch.nn.functional.linear(x, value_of(self.weight), value_of(self.bias))
+        weight, bias = value_of(self.weight), self.bias
+        return torch.nn.functional.linear(x, weight, None if bias is None else value_of(bias))

@@ -9,17 +9,13 @@ arXiv:2005.07186.
 
 from __future__ import annotations
 
-import math
-
-import torch
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError
-from pyro_bnn.priors import Hierarchy, PriorLike, assign_prior, value_of
+from pyro_bnn.layers.rank1_layer import Rank1Layer
+from pyro_bnn.priors import PriorLike
 
 
-class Rank1Linear(PyroModule):
+class Rank1Linear(Rank1Layer):
     r"""Fully connected layer whose input and output factors are sample sites.
 
     .. math:: W' = W \circ (r s^\top), \qquad h = \bigl((x \circ s) W^\top\bigr) \circ r + b
@@ -66,14 +62,14 @@ class Rank1Linear(PyroModule):
         factors). The clip to [-10, 10] is that of the Edward2 library.
 
     Example:
+        >>> import torch
         >>> from pyro_bnn.priors import Normal
         >>> layer = Rank1Linear(3, 2, input_prior=Normal(loc=1.0, scale=0.1))
         >>> layer(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
 
-    r: Tensor | Hierarchy | None
-    s: Tensor | Hierarchy | None
+    bias: nn.Parameter
 
     def __init__(
         self,
@@ -84,39 +80,17 @@ class Rank1Linear(PyroModule):
         output_prior: PriorLike | None = None,
         clip: float | None = 10.0,
     ) -> None:
-        super().__init__()
-        if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
-            raise OptionError(
-                f"clip is the largest absolute value of a factor, positive, or None, not {clip!r}"
-            )
-        self.num_inputs, self.num_outputs, self.clip = num_inputs, num_outputs, clip
-        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
-        self.bias = nn.Parameter(torch.empty(num_outputs))
-        self.reset_parameters()
-        for name, prior, size in (
-            ("s", input_prior, num_inputs),
-            ("r", output_prior, num_outputs),
-        ):
-            if prior is None:
-                setattr(self, name, None)
-            else:
-                assign_prior(self, name, prior, torch.Size([size]))
+        super().__init__(
+            (num_outputs, num_inputs),
+            input_prior=input_prior,
+            output_prior=output_prior,
+            clip=clip,
+        )
 
-    def reset_parameters(self) -> None:
-        r"""Draw W from :math:`\mathcal N(0, 1/I)` (LeCun et al. 1998), and set b to 0."""
-        with torch.no_grad():
-            self.weight.normal_(0.0, 1.0 / math.sqrt(self.num_inputs))
-            self.bias.zero_()
+    def product(self, x: Tensor) -> Tensor:
+        """Map x ``[..., I]`` to ``[..., O]``, without factors and bias."""
+        return nn.functional.linear(x, self.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x ``[..., I]`` to ``[..., O]``."""
-        s, r = self.s, self.r
-        if s is not None:
-            x = x * self._clipped(value_of(s))  # [..., I]
-        h = nn.functional.linear(x, self.weight)  # [..., O]
-        if r is not None:
-            h = h * self._clipped(value_of(r))
-        return h + self.bias
-
-    def _clipped(self, factor: Tensor) -> Tensor:
-        return factor if self.clip is None else factor.clamp(-self.clip, self.clip)
+    def along(self, value: Tensor) -> Tensor:
+        """A value of each unit ``[O]``, which broadcasts to ``[..., O]`` as it is."""
+        return value

@@ -2,7 +2,7 @@ r"""Classes: Bernoulli for two, categorical for more, with f as logits."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -13,27 +13,38 @@ from pyro_bnn.likelihoods.likelihood import Likelihood, require_one_target
 
 
 class Bernoulli(Likelihood):
-    r"""Two classes: :math:`y_n \sim \mathrm{Bernoulli}(\sigma(f_n))`, labels 0 and 1."""
+    r"""Two classes: :math:`y_n \sim \mathrm{Bernoulli}(\sigma(f_n))`, labels 0 and 1.
+
+    Several binary targets ``y [N, O]`` are O numbers 0 and 1, independent given f, which need not
+    exclude each other as classes do: their data have ``task="counts"``, and predictions a mean, the
+    probability of 1, in place of ``probs``. The CRPS of a mean p is its Brier score
+    :math:`(y - p)^2`, and the density of a row is that of all its targets together.
+    """
 
     def num_function_outputs(self, num_outputs: int) -> int:
-        """One logit."""
-        require_one_target("Bernoulli", num_outputs)
-        return 1
-
-    def check_function_outputs(self, columns: int) -> None:
-        """One column."""
-        if columns != 1:
-            raise ShapeError(
-                f"Bernoulli expects f [N, 1], one logit, but f has {columns} columns: end the "
-                f"network with one output, or take Categorical({columns}) for {columns} classes"
-            )
+        """One logit for each target."""
+        return num_outputs
 
     def distribution(self, f: Tensor) -> Distribution:
-        """Bernoulli over rows: batch ``[N]``, event ``()``."""
-        return cast(Distribution, dist.Bernoulli(logits=f.squeeze(-1)))
+        """Bernoulli over rows: batch ``[N]``, event ``()``, of several targets ``[O]``."""
+        if f.shape[-1] == 1:
+            return cast(Distribution, dist.Bernoulli(logits=f.squeeze(-1)))
+        targets: Any = dist.Bernoulli(logits=f)
+        return cast(Distribution, targets.to_event(1))
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample or observe the site ``"y"``; integer labels are taken as they are."""
+        """Sample or observe the site ``"y"``; integer labels are taken as they are.
+
+        Raises:
+            ShapeError: If y does not fit f.
+        """
+        columns = f.shape[-1]
+        if y is not None and columns > 1 and y.ndim == 1:
+            raise ShapeError(
+                f"Bernoulli expects f [N, 1], one logit, for y [N], but f has {columns} columns: "
+                f"end the network with one output, or take Categorical({columns}) for {columns} "
+                "classes"
+            )
         return super().forward(f, None if y is None else y.to(f.dtype))
 
 

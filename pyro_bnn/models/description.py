@@ -52,7 +52,9 @@ def describe(model: object) -> str:
         words = " and ".join(priors) if len(priors) <= MAX_PRIORS else f"{len(priors)} different"
         parts.append(f"{words} prior{'' if len(priors) == 1 else 's'}")
     if isinstance(likelihood := getattr(model, "likelihood", None), nn.Module):
-        parts.append(f"{_name(likelihood)} likelihood")
+        fixed = dict(likelihood.named_buffers(recurse=False)).get("scale")
+        number = f"({float(fixed):.3g})" if fixed is not None and fixed.numel() == 1 else ""
+        parts.append(f"{_name(likelihood)}{number} likelihood")
     if count := sum(1 for parameter in model.parameters() if parameter.requires_grad):
         decay = " with a weight prior" if len(getattr(model, "weight_priors", ())) else ""
         parts.append(f"{count} tensor{'' if count == 1 else 's'} point-estimated{decay}")
@@ -61,17 +63,21 @@ def describe(model: object) -> str:
 
 def _name(module: nn.Module) -> str:
     """Class of a module, without the prefix that Pyro gives to a class made on the fly."""
-    if isinstance(module, BayesianModule):
+    if type(module) is BayesianModule:
         return f"bayesian({_name(module.net)})"
     return type(module).__name__.removeprefix("Pyro")
 
 
 def _sizes(model: nn.Module) -> Iterator[str]:
-    """Units from inputs to outputs, such as ``10-50-1``, where the layers tell."""
+    """Units from inputs to outputs, such as ``10-50-1``, where the layers tell; or of images."""
+    if image_shape := getattr(model, "image_shape", None):
+        yield "x".join(map(str, image_shape))
     layers = getattr(model, "layers", None)
     if isinstance(layers, nn.ModuleList) and all(hasattr(layer, "num_outputs") for layer in layers):
         sizes = [getattr(model, "num_inputs", "?"), *(layer.num_outputs for layer in layers)]
         yield "-".join(map(str, sizes))
+    elif not isinstance(layers, nn.Module) and hasattr(model, "num_outputs"):  # one layer
+        yield f"{getattr(model, 'num_inputs', '?')}-{model.num_outputs}"
 
 
 def _activation(model: nn.Module) -> Iterator[str]:

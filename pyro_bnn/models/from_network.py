@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import pyro
@@ -11,14 +13,40 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.layers import FilterResponseNorm
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
-from pyro_bnn.priors import HierarchicalPrior, Hierarchy, PriorModule, Priors, match_priors
+from pyro_bnn.priors import (
+    Cauchy,
+    HalfCauchyScale,
+    HierarchicalPrior,
+    Hierarchy,
+    Horseshoe,
+    Laplace,
+    PriorModule,
+    Priors,
+    ScaleMixture,
+    StudentT,
+    as_prior,
+    match_priors,
+)
 from pyro_bnn.priors import Normal as NormalPrior
-from pyro_bnn.priors.prior import AnyPrior
+from pyro_bnn.priors.prior import AnyPrior, NamedPrior
 
 M = TypeVar("M", bound=nn.Module)
+
+NORMS = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,  # batch and instance normalisation
+    FilterResponseNorm,
+)
+"""Layers of normalisation, whose ``weight`` is a gain of each entry or channel."""
+
+AROUND = (NormalPrior, Cauchy, Laplace, StudentT, ScaleMixture, HalfCauchyScale, Horseshoe)
+"""Priors around ``loc``, on both sides of it."""
 
 
 class BayesianModule(PyroModule):
@@ -40,6 +68,8 @@ class BayesianModule(PyroModule):
                 self.likelihood = _like(self.likelihood, parameter)
                 break
         matched = match_priors(priors, parameters)
+        if not isinstance(priors, Mapping | NamedPrior):  # one for all
+            matched = suited_to_norms(self.net, matched)
         self.sites = tuple(matched)
         self.point_estimates = tuple(name for name in parameters if name not in matched)
         make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
@@ -90,9 +120,16 @@ def bayesian(
 ) -> BayesianModule:
     """Copy a network and put priors over its parameters.
 
+    One prior for all parameters is one of weights and biases. A gain of a normalisation (LayerNorm,
+    GroupNorm, RMSNorm, :class:`pyro_bnn.layers.FilterResponseNorm`, ...) multiplies what it is
+    given, so its prior is the same around 1, where the other's ``loc`` is 0: gains around 0 would
+    switch units off. With fan-in scale that is a standard deviation of 1, as each acts on one
+    entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
+    The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
+
     Args:
         net: Any module that maps x (rows first) to ``[N, F]``. It is copied, not changed.
-        prior: One prior for all parameters, or a mapping from name patterns
+        prior: One prior for all parameters, see above, or a mapping from name patterns
             (``{"*.weight": ..., "head.*": ...}``) to priors; parameters that no pattern matches
             stay point estimates, listed in ``model.point_estimates``: SVI trains them, NUTS holds
             them fixed. Default: Gaussian with fan-in scale for all.
@@ -126,6 +163,30 @@ def bayesian(
         NormalPrior() if prior is None else prior,
         NormalLikelihood() if likelihood is None else likelihood,
     )
+
+
+def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str, AnyPrior]:
+    """One prior for all, suited to gains and shifts of normalisations, each of one entry.
+
+    Args:
+        net: The network.
+        priors: The prior of each parameter.
+    """
+    suited = dict(priors)
+    for prefix, module in net.named_modules():
+        if not isinstance(module, NORMS):
+            continue
+        for own, parameter in module.named_parameters(recurse=False):
+            name = f"{prefix}.{own}" if prefix else own
+            prior = suited.get(name)  # None where tied to a parameter of another name
+            if not isinstance(prior, AROUND):
+                continue
+            if own == "weight" and prior.loc == 0:
+                prior = dataclasses.replace(prior, loc=1.0)
+            if parameter.ndim > 1 and not isinstance(prior, HierarchicalPrior):
+                prior = as_prior(prior.distribution(torch.Size()))  # its shape has no fan-in
+            suited[name] = prior
+    return suited
 
 
 def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hierarchy:

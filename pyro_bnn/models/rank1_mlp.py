@@ -10,18 +10,14 @@ arXiv:2005.07186.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import pyro
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.layers import Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
@@ -33,19 +29,14 @@ from pyro_bnn.models.perceptron import (
     layer_sizes,
     require_columns,
 )
-from pyro_bnn.priors import (
-    HierarchicalPrior,
-    PriorLike,
-    PriorModule,
-    Priors,
-    as_prior,
-    match_priors,
+from pyro_bnn.models.rank1_parts import (
+    WEIGHT_PRIOR,
+    factor_priors,
+    one_weight_prior,
+    weight_log_prior,
+    weight_prior_modules,
 )
-from pyro_bnn.priors import Normal as NormalPrior
-
-SIDES: Mapping[str, tuple[str, ...]] = {"both": ("s", "r"), "inputs": ("s",), "outputs": ("r",)}
-FACTOR_PRIOR = NormalPrior(scale=0.1, loc=1.0)
-WEIGHT_PRIOR = NormalPrior()
+from pyro_bnn.priors import PriorLike, PriorModule, Priors
 
 
 class Rank1MLP(PyroModule):
@@ -118,19 +109,10 @@ class Rank1MLP(PyroModule):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
-        if on not in SIDES:
-            raise UnknownNameError("side of the factors", str(on), SIDES)
         self.activation = activation_function(activation)
         self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
         sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
-        names = [f"layers.{i}.{factor}" for i in range(len(sizes) - 1) for factor in SIDES[on]]
-        priors = match_priors(FACTOR_PRIOR if prior is None else prior, names)
-        if missing := [name for name in names if name not in priors]:
-            raise SiteError(
-                f"no prior pattern matches {', '.join(missing)}; every factor has a prior: add "
-                '{"*": pyro_bnn.priors.Normal(loc=1.0, scale=0.1)} as the last pattern, or choose '
-                "a side by on='inputs' or on='outputs'"
-            )
+        priors = factor_priors(prior, on, [f"layers.{i}" for i in range(len(sizes) - 1)])
         self.num_inputs = num_inputs
         make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
         self.layers: nn.ModuleList = make_list(
@@ -146,11 +128,6 @@ class Rank1MLP(PyroModule):
             ]
         )
         self.weight_priors: nn.ModuleList = make_list(self._make_weight_priors(weight_prior))
-        if not self.weight_log_prior().isfinite():
-            raise OptionError(
-                f"weight_prior {weight_prior!r} has no density at the initial weights, which have "
-                "both signs: take one over all real numbers, for example priors.Normal()"
-            )
 
     def network(self, x: Tensor) -> Tensor:
         """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
@@ -158,11 +135,7 @@ class Rank1MLP(PyroModule):
 
     def weight_log_prior(self) -> Tensor:
         """Log density ``[]`` of all weights and biases under ``weight_prior``; 0 without one."""
-        weights = self._weights()
-        total = weights[0].new_zeros(())
-        for prior, weight in zip(self.weight_priors, weights, strict=False):  # no priors, or all
-            total = total + prior().log_prob(weight)
-        return total
+        return weight_log_prior(self.weight_priors, self._weights())
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Record the weights' prior, sample the factors, record f, and sample or observe y.
@@ -191,24 +164,5 @@ class Rank1MLP(PyroModule):
     def _make_weight_priors(self, prior: PriorLike | None) -> list[PriorModule]:
         if prior is None:
             return []
-        made = as_prior(prior)
-        if isinstance(made, HierarchicalPrior):
-            raise OptionError(
-                f"weight_prior is one distribution, as weights and biases are no sites, not the "
-                f"hierarchy {prior!r}: put the hierarchy on the factors by prior=..., and take "
-                "priors.Normal() here"
-            )
-        return [PriorModule(_unchecked(made.distribution(w.shape))) for w in self._weights()]
-
-
-def _unchecked(distribution: Distribution) -> Distribution:
-    """A copy that does not check its arguments, which could be neither batched nor captured."""
-    copied: Any = copy.deepcopy(distribution)
-    pending = [copied]
-    while pending:
-        part = pending.pop()
-        part._validate_args = False
-        pending += [
-            v for v in vars(part).values() if isinstance(v, torch.distributions.Distribution)
-        ]
-    return cast(Distribution, copied)
+        weights = self._weights()
+        return weight_prior_modules(prior, [one_weight_prior(prior)] * len(weights), weights)

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.csv_file import read_csv
-from pyro_bnn.errors import DataError, UnknownNameError
+from pyro_bnn.data.csv_file import read_columns, read_csv
+from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 DOUBLE = torch.float64
 
@@ -35,6 +36,49 @@ def test_another_target(path: Path) -> None:
     assert_close(table.x, torch.tensor([[1, 3], [4, 6]], dtype=DOUBLE))
     assert_close(table.y, torch.tensor([2, 5], dtype=DOUBLE))
     assert (table.input_names, table.target_name, table.note) == (("a", "c"), "b", "")
+
+
+@pytest.mark.parametrize("target", [["d", "b"], ("d", "b"), "d,b", "d, b"])
+def test_several_targets_are_columns_of_y_in_the_order_given(path: Path, target: Any) -> None:
+    path.write_text("a,b,c,d\n1,2,Rome,7\n4,5,Oslo,8\n")
+    table = read_csv(path, target=target)
+    assert_close(table.y, torch.tensor([[7, 2], [8, 5]], dtype=DOUBLE))
+    assert table.input_names == ("a", "c=Oslo", "c=Rome")
+    assert (table.task, table.target_name, table.note) == ("regression", "d, b", "")
+    assert [column.name for column in read_columns(path, target)] == ["a", "c"]
+
+
+def test_a_name_with_a_comma_goes_before_names_that_it_separates(path: Path) -> None:
+    path.write_text('a,b,"a,b"\n1,2,3\n4,5,6\n')
+    assert_close(read_csv(path, target="a,b").y, torch.tensor([3, 6], dtype=DOUBLE))
+    assert_close(read_csv(path, target=["a", "b"]).y, torch.tensor([[1, 2], [4, 5]], dtype=DOUBLE))
+    assert read_csv(path, target=["b"]).y.shape == (2,)
+
+
+def test_binary_targets_stay_as_they_are(path: Path) -> None:
+    path.write_text("a,b,c\n1,True,0\n4,False,1\n")
+    table = read_csv(path, target="b,c", task="counts")
+    assert_close(table.y, torch.tensor([[1, 0], [0, 1]], dtype=DOUBLE))
+    with pytest.raises(DataError, match="several targets are numbers, but 'b' is of classes: pred"):
+        read_csv(path, target="b,c")
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "message"),
+    [
+        ("b,e", UnknownNameError, "unknown target column of table.csv 'e'"),
+        (["b", "b"], OptionError, r"target names each column once, not \['b', 'b'\]"),
+        ([], OptionError, r"target names each column once, not \[\]"),
+        ("a,b,c", DataError, "the targets are all columns, and none is left as an input"),
+        ("a,c", DataError, "several targets are numbers, but 'c' is of classes"),
+    ],
+)
+def test_several_targets_that_cannot_be_are_refused(
+    path: Path, target: Any, kind: type[Exception], message: str
+) -> None:
+    path.write_text("a,b,c\n1,2,Rome\n4,5,Oslo\n")
+    with pytest.raises(kind, match=message):
+        read_csv(path, target=target)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ def multivariate_normal(
     oracle: LinearGaussian, mean: Tensor, covariance: Tensor
 ) -> AutoMultivariateNormal:
     """The guide with a given mean and covariance."""
-    tril = torch.linalg.cholesky(covariance)
-    scale = tril.diagonal()
-    below = torch.tril(tril / scale[:, None], -1)
     guide = AutoMultivariateNormal(oracle.model)
-    at(guide, oracle, loc=mean, scale=scale, tril_times_root=below * 4 * math.sqrt(len(mean)))
+    at(guide, oracle)
+    guide.set_moments(mean, covariance)
     return guide
 
 

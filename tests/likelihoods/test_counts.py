@@ -95,6 +95,29 @@ def test_log_score_is_the_log_of_the_mean_probability() -> None:
     assert_close(prediction.log_prob(torch.tensor([2, 9])), torch.tensor(expected))
 
 
+def test_quantiles_are_counts_by_the_inverse_of_the_distribution_of_the_draws() -> None:
+    draws, x = posterior()
+    prediction = draws.predict(x, 1_000)
+    levels = [0.0, 0.05, 0.5, 0.501, 0.95, 1.0]  # 0.05 of 1,000 draws are 50, the last at 49
+    expected = np.quantile(prediction.draws.numpy(), levels, axis=0, method="inverted_cdf")
+    np.testing.assert_array_equal(prediction.quantile(levels).numpy(), expected)
+    assert prediction.quantile(0.5).shape == (2, 1)
+    whole = draws.predict(x, 1_000, memory=100_000)  # whose draws are written to a file
+    assert_close(whole.quantile(levels), prediction.quantile(levels), rtol=0, atol=0)
+
+
+def test_quantiles_of_one_rate_are_those_of_scipy() -> None:
+    rate, levels = 3.4, [0.04, 0.31, 0.62, 0.96]  # away from the steps of its distribution
+    program = Program(
+        bnn.models.MLP(1, hidden=(), likelihood=Poisson()).double(),
+        torch.ones(2, 1).double(),
+        torch.tensor([1, 3]),
+    )
+    z = torch.tensor([0.0, math.log(rate)]).double().expand(1, 40_000, 2)
+    found = DrawsPosterior(program, z, Provenance("made", "none")).predict(torch.ones(1, 1), 40_000)
+    assert found.quantile(levels).flatten().tolist() == stats.poisson(rate).ppf(levels).tolist()
+
+
 @pytest.mark.parametrize("y", [[0.5, 1.0, 2.0], [-1.0, 0.0, 2.0]])
 def test_targets_that_are_no_counts_are_refused(y: list[float]) -> None:
     model = bnn.models.MLP(1, likelihood=Poisson())

@@ -29,6 +29,7 @@ def learned_student_t() -> likelihoods.StudentT:
 
 CASES: dict[str, tuple[Callable[[], Likelihood], Tensor]] = {
     "bernoulli": (likelihoods.Bernoulli, COUNTS[:, 0] % 2),
+    "bernoulli, two targets": (likelihoods.Bernoulli, COUNTS % 2),
     "categorical": (lambda: likelihoods.Categorical(3), COUNTS[:, 0] % 3),
     "heteroscedastic-normal": (likelihoods.HeteroscedasticNormal, REALS),
     "normal": (likelihoods.Normal, REALS[:, 0]),

@@ -64,7 +64,7 @@ def test_without_y_it_is_sampled(likelihood: Likelihood, num_outputs: int, y: to
 def test_numbers_of_outputs(
     likelihood: Likelihood, num_outputs: int, y: torch.Tensor, num_targets: int
 ) -> None:
-    expected = dict.fromkeys(("Normal", "Poisson", "StudentT"), num_targets)
+    expected = dict.fromkeys(("Bernoulli", "Normal", "Poisson", "StudentT"), num_targets)
     expected["HeteroscedasticNormal"] = 2 * num_targets
     name = type(likelihood).__name__
     if name in expected:
@@ -138,7 +138,6 @@ def test_a_likelihood_without_a_distribution_says_so() -> None:
         (likelihoods.HeteroscedasticNormal(), 1, r"but f has 1 columns: end the network with an e"),
         (likelihoods.Categorical(3), 5, r"expects f \[N, 3\].* has 5 columns.* num_classes=5"),
         (likelihoods.Categorical(3), 1, r"Categorical\(3\) expects f \[N, 3\].* f has 1 columns"),
-        (likelihoods.Bernoulli(), 2, r"Bernoulli expects f \[N, 1\].* 2 columns.*Categorical\(2\)"),
     ],
 )
 def test_columns_of_f_that_the_likelihood_does_not_take_are_refused(

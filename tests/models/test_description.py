@@ -5,9 +5,11 @@ from __future__ import annotations
 import pyro.distributions as dist
 import pytest
 import torch
+from torch import nn
 
 from pyro_bnn.likelihoods import Categorical, HeteroscedasticNormal
-from pyro_bnn.models import MLP, Rank1MLP, bayesian
+from pyro_bnn.likelihoods import Normal as NormalLikelihood
+from pyro_bnn.models import MLP, DeepLinear, LinearRegression, Rank1MLP, bayesian
 from pyro_bnn.models.description import describe
 from pyro_bnn.priors import Cauchy, Flat, HalfCauchyScale, Horseshoe, Normal
 
@@ -49,6 +51,18 @@ from pyro_bnn.priors import Cauchy, Flat, HalfCauchyScale, Horseshoe, Normal
             "MLP 4-50-1 relu, Horseshoe (centred) prior, Normal likelihood",
         ),
         (
+            LinearRegression(4, likelihood=NormalLikelihood(scale=0.7)),
+            "LinearRegression 4-1, Normal(fan_in) prior, Normal(0.7) likelihood",
+        ),
+        (
+            LinearRegression(4, 3, likelihood=NormalLikelihood(scale=[0.5, 0.6, 0.7])),
+            "LinearRegression 4-3, Normal(fan_in) prior, Normal likelihood",
+        ),
+        (
+            DeepLinear(4, 2, hidden=(8,), bias=False),
+            "DeepLinear 4-8-2, Normal(fan_in) prior, Normal likelihood",
+        ),
+        (
             Rank1MLP(4, hidden=(8,)),
             "Rank1MLP 4-8-1 relu, Normal(1, 0.1) prior, Normal likelihood, "
             "4 tensors point-estimated with a weight prior",
@@ -60,7 +74,7 @@ from pyro_bnn.priors import Cauchy, Flat, HalfCauchyScale, Horseshoe, Normal
         ),
     ],
 )
-def test_networks_say_sizes_prior_and_likelihood(model: MLP | Rank1MLP, words: str) -> None:
+def test_networks_say_sizes_prior_and_likelihood(model: nn.Module, words: str) -> None:
     assert describe(model) == words
 
 

@@ -1,0 +1,87 @@
+"""BatchEnsemble: a mixture of deltas, K networks and nothing in between."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import pyro_bnn as bnn
+from pyro_bnn import registry
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.guides import AutoRank1Mixture, BatchEnsemble
+from pyro_bnn.models import MLP, Rank1MLP
+from tests.guides.test_rank1_mixture import by_hand, components, network, rows
+
+
+def fit(guide: Any, **options: Any) -> Any:
+    engine = bnn.SVI(functools.partial(guide, **options), num_steps=30, compile=False)
+    return engine.run(network(), rows(), progress=False)
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Any:
+    return fit(BatchEnsemble, num_components=3)
+
+
+def test_it_is_the_mixture_of_deltas(posterior: Any) -> None:
+    same = fit(AutoRank1Mixture, num_components=3, family="delta")
+    assert_close(posterior.draws(9), same.draws(9), rtol=0, atol=0)
+    assert posterior.losses.tolist() == same.losses.tolist()
+
+
+def test_its_draws_are_k_networks_of_materialised_weights(posterior: Any) -> None:
+    x, _ = rows()
+    f: Tensor = posterior.function_draws(x, 20)
+    guide = posterior.guide
+    assert len(f.unique(dim=0)) == 3
+    for k, value in zip(components(posterior, 20).tolist(), f, strict=True):
+        expected = by_hand(posterior, guide.loc[k].detach(), guide.biases[k].detach(), x)
+        assert_close(value, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_predictive_is_no_worse_than_the_average_member(posterior: Any) -> None:
+    x, y = rows()
+    rows_of_draws = posterior.log_likelihood((x, y), 60)  # [S, N]
+    log_mean = rows_of_draws.logsumexp(0) - torch.tensor(60.0).log()
+    assert bool((log_mean >= rows_of_draws.mean(0) - 1e-12).all())  # Jensen
+
+
+def test_it_has_no_density_and_says_so(posterior: Any) -> None:
+    assert (BatchEnsemble.has_log_prob, BatchEnsemble.kl_kind) == (False, "none")
+    assert posterior.elbo_kind == "none"
+    with pytest.raises(SiteError, match=r"has no density for the ELBO of pyro.infer.SVI"):
+        posterior.guide()
+
+
+def test_it_is_saved_with_its_options(posterior: Any, tmp_path: Any) -> None:
+    posterior.save(tmp_path / "fit.pt")
+    read = bnn.Posterior.load(tmp_path / "fit.pt", network())
+    assert type(read.guide) is BatchEnsemble  # type: ignore[attr-defined]  # of a guide
+    assert_close(read.draws(5), posterior.draws(5), rtol=0, atol=0)
+    assert posterior.guide.options() == {
+        "num_components": 3,
+        "start": "near_one",
+        "init_spread": 0.1,
+    }
+
+
+def test_random_signs_and_what_is_refused() -> None:
+    guide = BatchEnsemble(network(), num_components=40, start="random_sign", init_spread=0.0)
+    guide.setup(rows()[0][:1])
+    factors = guide.loc.detach()[:, :12]
+    assert set(factors.flatten().tolist()) == {-1.0, 1.0}
+    with pytest.raises(OptionError, match="num_components is a positive integer, not 0"):
+        BatchEnsemble(network(), num_components=0)
+    with pytest.raises(SiteError, match=r"and MLP has none: use .*Rank1MLP or Rank1ResN"):
+        BatchEnsemble(MLP(3))
+
+
+def test_it_has_a_name() -> None:
+    assert registry.lookup("guide", "batch-ensemble") is BatchEnsemble
+    assert BatchEnsemble.needs_model == Rank1MLP.__name__
+    assert BatchEnsemble.suits_models == ("Rank1ResNet",)

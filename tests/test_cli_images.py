@@ -1,0 +1,111 @@
+"""Models of images on the command line: which rows they take, and a saved fit of one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyro_bnn.errors import FileFormatError, OptionError
+from pyro_bnn.jobs import find_methods
+from pyro_bnn.models import LeNet, Rank1MLP, Rank1ResNet
+from pyro_bnn.networks import NetworkOptions, make_networks
+from pyro_bnn.saved_fit import SavedFit
+from tests.command_line import Result, run
+from tests.rows import split_of
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty images of 4 x 4 pixels in two classes, one for each row of a CSV."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 16))
+    columns: dict[str, Any] = {f"p{i}": x[:, i] for i in range(16)}
+    columns["kind"] = np.where(x[:, :8].sum(1) > x[:, 8:].sum(1), "top", "bottom")
+    path = tmp_path_factory.mktemp("images") / "images.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
+
+
+def fitted(images: Path, *options: str) -> Result:
+    threads = torch.get_num_threads()
+    out = images.with_name("fit")
+    chosen = ("--model", "le-net", "--method", "auto-delta", "--steps", "5", "--quiet")
+    found = run("fit", "--data", images, "--out", out, *chosen, *options)
+    torch.set_num_threads(threads)
+    return found
+
+
+@pytest.fixture(scope="module")
+def fit(images: Path) -> Path:
+    """Folder of a fit of a few steps."""
+    found = fitted(images, "--activation", "tanh")
+    assert (found.code, found.err) == (0, "")
+    return images.with_name("fit")
+
+
+def test_a_saved_fit_of_images_predicts_rows_of_pixels(images: Path, fit: Path) -> None:
+    document = json.loads((fit / "fit.json").read_text())
+    assert document["network"]["image_shape"] == [1, 4, 4]
+    saved = SavedFit.load(fit)
+    assert isinstance(saved.posterior.model, LeNet)
+    assert saved.network.image_shape == (1, 4, 4)
+    out = images.with_name("predictions.csv")
+    told = run("predict", images, "--posterior", fit, "--out", out)
+    assert (told.code, told.err) == (0, "")
+    table = pd.read_csv(out)
+    np.testing.assert_allclose(table["predicted_p_top"] + table["predicted_p_bottom"], 1, atol=1e-6)
+    assert len(table) == 40
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([1, 4, 5], r"images of \[1, 4, 5\] are not its 16 inputs"),
+        ([1, 4.0, 4], "image_shape is a float, not a int"),
+        ([-1, -4, 4], r"image_shape is \(channels, height, width\), three positive"),
+        ("1x4x4", "image_shape is a str, not a list"),
+    ],
+)
+def test_a_damaged_image_shape_is_refused(
+    fit: Path, tmp_path: Path, shape: Any, message: str
+) -> None:
+    file = shutil.copytree(fit, tmp_path / "damaged") / "fit.json"
+    document = json.loads(file.read_text())
+    document["network"]["image_shape"] = shape
+    file.write_text(json.dumps(document))
+    with pytest.raises(FileFormatError, match=f"fit.json is damaged: .*{message}"):
+        SavedFit.load(file.parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--hidden", "5"), "--hidden does nothing for LeNet: leave it out"),
+        (("--model", "res-net", "--activation", "tanh"), "--activation does nothing for ResNet: l"),
+    ],
+)
+def test_options_of_layers_that_images_have_not_are_refused(
+    images: Path, options: tuple[str, ...], message: str
+) -> None:
+    found = fitted(images, *options)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_rank_one_guides_suit_both_rank_one_models() -> None:
+    split = split_of(torch.randn(6, 25), torch.arange(6) % 3)
+    methods = find_methods("batch-ensemble,auto-rank1-mixture")
+    for name, cls in ((None, Rank1MLP), ("rank1-res-net", Rank1ResNet)):
+        found = make_networks(methods, split, NetworkOptions(model=name))
+        assert {plan.model for plan in found.values()} == {cls.__name__}
+        assert type(found["BatchEnsemble"].build()) is cls
+    message = "BatchEnsemble needs the model Rank1MLP or Rank1ResNet, not LeNet: leave --model out"
+    with pytest.raises(OptionError, match=message):
+        make_networks(methods, split, NetworkOptions(model="le-net"))

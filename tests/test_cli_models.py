@@ -1,0 +1,100 @@
+"""``--model`` of the command line: what each model takes, and the truth of a conjugate one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyro_bnn import models
+from pyro_bnn.data import load
+from tests.command_line import Result, run
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 3))
+    x[:, 1] += 2 * x[:, 0]
+    y = x.sum(1) + generator.normal(size=40)
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": y}).to_csv(path, index=False)
+    return path
+
+
+def compared(rows: Path, *options: str) -> Result:
+    threads = torch.get_num_threads()
+    found = run("compare", "--data", rows, "--out", rows.with_name("report"), *options)
+    torch.set_num_threads(threads)
+    return found
+
+
+def test_a_report_holds_the_truth_of_a_conjugate_model(rows: Path) -> None:
+    found = compared(
+        rows, "--model", "linear-regression", "--methods", "exact,cavi", "--reference", "exact"
+    )
+    assert (found.code, found.err) == (0, "")
+    assert "Model: LinearRegression 3-1, Normal(fan_in) prior, Normal(1) likelihood" in found.out
+    assert "The reference" not in found.out  # it can judge
+    table = pd.read_csv(rows.with_name("report") / "table.csv", index_col=0)
+    train = load(rows).train
+    exact = models.LinearRegression(3).exact_posterior(train)
+    elbo = table["elbo"]
+    assert elbo["Exact"] == pytest.approx(exact.log_evidence, abs=1e-4)  # in float32
+    gap = 0.5 * (exact.precision.diagonal().log().sum() - exact.precision.logdet())
+    assert abs(elbo["Exact"] - elbo["CAVI"] - float(gap)) < 4 * table["elbo_error"]["CAVI"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--hidden", "5"), "--hidden does nothing for LinearRegression: leave it out"),
+        (("--activation", "relu"), "--activation does nothing for LinearRegression: leave it out"),
+        (("--steps", "5"), "--steps does nothing for CAVI: leave it out"),
+        (("--likelihood", "student-t"), "no closed form with the StudentT likelihood, of another"),
+        (("--prior", "laplace"), "no closed form under the Laplace prior of 'weight'"),
+    ],
+)
+def test_options_that_the_model_lacks_are_refused(
+    rows: Path, options: tuple[str, ...], message: str
+) -> None:
+    found = compared(rows, "--model", "linear-regression", "--methods", "cavi", *options)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_a_deep_linear_network_takes_layers_and_no_activation(rows: Path) -> None:
+    options = ("--model", "deep-linear", "--methods", "auto-delta", "--steps", "3")
+    found = compared(rows, *options, "--hidden", "4,2")
+    assert found.code == 0
+    assert "Model: DeepLinear 3-4-2-1, Normal(fan_in) prior, Normal likelihood" in found.out
+    found = compared(rows, *options, "--activation", "tanh")
+    assert (found.code, found.out) == (2, "")
+    assert "--activation does nothing for DeepLinear: leave it out" in found.err
+
+
+def test_several_targets_of_a_file(rows: Path) -> None:
+    options = ("--methods", "auto-delta", "--steps", "3")
+    found = compared(rows, "--target", "y,a", *options)
+    assert found.code == 0
+    assert "Task:  regression of 'y, a'; standardised by the training rows" in found.out
+    assert "Model: MLP 2-50-2 relu" in found.out
+    page = (rows.with_name("report") / "index.html").read_text()
+    assert "Target 2 of y, a" in page
+
+
+def test_several_binary_targets_of_a_file(rows: Path) -> None:
+    table = pd.read_csv(rows)
+    table = table.assign(up=table["y"] > 0, left=(table["a"] < 0).astype(int))
+    table[["b", "c", "up", "left"]].to_csv(rows, index=False)
+    options = ("--target", "up,left", "--methods", "auto-normal", "--steps", "3")
+    bernoulli = ("--likelihood", "bernoulli")
+    found = compared(rows, *options, "--task", "counts", *bernoulli)
+    assert (found.code, found.err) == (0, "")
+    assert "Model: MLP 2-50-2 relu, Normal(fan_in) prior, Bernoulli likelihood" in found.out
+    found = compared(rows, *options, *bernoulli)
+    assert found.code == 2
+    assert "several targets are numbers, but 'up' is of classes" in found.err
