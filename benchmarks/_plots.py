@@ -108,7 +108,7 @@ def cold(found: Result, path: Path) -> None:
         ax.set_yticks(range(len(rows)), [r["contender"] for r in rows])
         ax.tick_params(axis="y", length=0)
         ax.margins(x=0.08)
-        ax.set_xlabel("wall time of a fresh process, s (grey: imports and exit; colour: the fit)")
+        ax.set_xlabel("wall time of a fresh process, s (colour: the fit)")
         ax.set_title(f"{found['steps']:,} steps of SVI on {found['net']}, cold caches")
         figure.savefig(path, dpi=DPI)
 
