@@ -137,11 +137,12 @@ def scaling(found: Result) -> str:
 def nuts(found: Result) -> str:
     """The ratios to the best of the peers; then a row an entry, with its phases."""
     ratios = [
-        [CASES[r["case"]].format(**r), r["peer"], f"{r['warmup']}", f"{r['ratio']:.2f}"]
+        [CASES[r["case"]].format(**r), r["peer"], f"{r['warmup']}", r["own"], f"{r['ratio']:.2f}"]
         + [f"{value:.3f}" for value in r["rhat"]]
         for r in found["ratios"]
     ]
-    head = ["ESS/s of pyro_bnn over the best of", "which was", "its warm-up", "ratio"]
+    head = ["ESS/s of pyro_bnn over the best of", "which was", "its warm-up"]
+    head += ["pyro_bnn's best", "ratio"]
     first = markdown([*head, "R-hat of ours", "of theirs"], ratios)
     head = ["contender", "caches", "warm-up + draws", "smallest ESS", "a second", "largest R-hat"]
     head += ["time", "of which", "steps a draw", "diverging", "process start and imports"]

@@ -27,12 +27,12 @@ from benchmarks._sampling import Options
 from benchmarks._settings import Settings
 from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD, function_convergence
 
-CHAINS = 64  # ours
-WARMUP = 100  # ours
+WAYS = ((64, 100), (256, 60), (512, 60))  # ours: chains, and the warm-up of each
 DRAWS = 200
 MANY_DRAWS = 2_000
+MANY_DRAWS_CHAINS = 64  # more chains make that run longer, and hardly more efficient
 PEER_WARMUP = 200
-FINALISTS = 2  # of NumPyro's ways, which run with filled caches and with many draws
+FINALISTS = 2  # of a library's ways, which run with filled caches and with many draws
 ROUNDS = 1
 
 Row = dict[str, Any]
@@ -55,11 +55,11 @@ class Entry:
     package: str | None = None
 
 
-def ours(settings: Settings) -> Entry:
-    """This package with its chains and its warm-up."""
-    chains, warmup = (4, 8) if settings.quick else (CHAINS, WARMUP)
-    options = replace(common(settings), chains=chains, warmup=warmup)
-    return Entry(f"pyro_bnn, {chains} chains", "pyro_bnn", options)
+def ours(settings: Settings) -> list[Entry]:
+    """This package with several numbers of chains, as NumPyro has."""
+    ways = ((4, 8),) if settings.quick else WAYS
+    options = [replace(common(settings), chains=c, warmup=w) for c, w in ways]
+    return [Entry(f"pyro_bnn, {o.chains} chains", "pyro_bnn", o) for o in options]
 
 
 def common(settings: Settings) -> Options:
@@ -72,8 +72,8 @@ def common(settings: Settings) -> Options:
 def peers(settings: Settings) -> list[Entry]:
     """Every way of NumPyro, and Pyro, at their defaults."""
     options = common(settings)
-    ways = [("parallel", 2), ("parallel", 16), ("parallel", 64), ("sequential", 4)]
-    ways = ways[:1] if settings.quick else [*ways, ("vectorized", 4), ("vectorized", 16)]
+    ways = [("parallel", 2), ("parallel", 16), ("parallel", 64), ("parallel", 256)]
+    ways += [("sequential", 4), ("vectorized", 4), ("vectorized", 16)]
     entries = [
         Entry(
             f"NumPyro, {chains} {method} chains",
@@ -81,7 +81,7 @@ def peers(settings: Settings) -> list[Entry]:
             replace(options, chains=chains, method=method),
             package="numpyro",
         )
-        for method, chains in ways
+        for method, chains in (ways[:1] if settings.quick else ways)
     ]
     entries.append(Entry("Pyro, 1 chain", "pyro", options))
     return [entry for entry in entries if entry.package is None or installed(entry.package)]
@@ -220,18 +220,19 @@ def measure(settings: Settings) -> tuple[list[Row], list[Row]]:
     numpyro = [entry for entry in others if entry.library == "numpyro"]
     with tempfile.TemporaryDirectory() as folder:
         turns = Turns(settings, Path(folder))
-        cold = turns.rows([mine, *others])
-        found = cold[1 : 1 + len(numpyro)]
-        if numpyro and mine.options.warmup != numpyro[0].options.warmup:
+        cold = turns.rows([*mine, *others])
+        own, found = cold[: len(mine)], cold[len(mine) : len(mine) + len(numpyro)]
+        if numpyro:
             # so that it is not NumPyro's longer warm-up that makes the difference
-            first = numpyro[ranked(found)[0]]
-            short = replace(first, options=replace(first.options, warmup=mine.options.warmup))
-            numpyro.append(short)
-            cold += turns.rows([short])
-            found.append(cold[-1])
-        last = [mine, *finalists(numpyro, found)]
-        cached = turns.rows(last, filled=True)
+            first, warmup = numpyro[ranked(found)[0]], mine[ranked(own)[0]].options.warmup
+            short = replace(first, options=replace(first.options, warmup=warmup))
+            if short != first:
+                numpyro.append(short)
+                cold += turns.rows([short])
+                found.append(cold[-1])
+        cached = turns.rows([*finalists(mine, own), *finalists(numpyro, found)], filled=True)
         many = 20 if settings.quick else MANY_DRAWS
+        last = [*finalists(*few_chains(mine, own)), *finalists(*few_chains(numpyro, found))]
         long = turns.rows(
             [replace(entry, options=replace(entry.options, draws=many)) for entry in last]
         )
@@ -244,6 +245,15 @@ def measure(settings: Settings) -> tuple[list[Row], list[Row]]:
     return [*cold, *cached, *long], ratios
 
 
+def few_chains(
+    entries: Sequence[Entry], rows: Sequence[Row]
+) -> tuple[tuple[Entry, ...], tuple[Row, ...]]:
+    """Entries of at most ``MANY_DRAWS_CHAINS`` chains, and their rows; all where there are none."""
+    pairs = list(zip(entries, rows, strict=True))
+    few = [pair for pair in pairs if pair[0].options.chains <= MANY_DRAWS_CHAINS] or pairs
+    return tuple(entry for entry, _ in few), tuple(row for _, row in few)
+
+
 def ratio(case: str, rows: Sequence[Row], library: str) -> list[Row]:
     """This package's ESS/s over that of a library's best row; nothing where it did not run."""
     mine, theirs = best(rows, "pyro_bnn"), best(rows, library)
@@ -252,6 +262,7 @@ def ratio(case: str, rows: Sequence[Row], library: str) -> list[Row]:
     return [
         {
             "case": case,
+            "own": mine["contender"],
             "peer": theirs["contender"],
             "warmup": theirs["warmup"],
             "draws": theirs["draws"],

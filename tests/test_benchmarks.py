@@ -517,7 +517,12 @@ def numpyros() -> list[nuts.Entry]:
 @pytest.fixture
 def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     """Of NumPyro's entries the quickest has not converged."""
-    speeds = {"pyro_bnn, 4 chains": 30.0, "slow": 1.0, "fast": 5.0, "stuck": 50.0, "Pyro": 0.5}
+    speeds = {"slow": 1.0, "fast": 5.0, "stuck": 50.0, "Pyro": 0.5}
+    speeds |= {
+        "pyro_bnn, 4 chains": 30.0,
+        "pyro_bnn, 64 chains": 20.0,
+        "pyro_bnn, 256 chains": 30.0,
+    }
     fake = Stopwatch(speeds, {"stuck": 1.06})
     pyro_entry = nuts.Entry("Pyro", "pyro", SHORT)
     monkeypatch.setattr(nuts, "sampled", fake)
@@ -537,6 +542,28 @@ def test_ratios_are_to_the_best_peer_that_has_converged(stopwatch: Stopwatch) ->
     assert ran[:4] == [("slow", 7), ("fast", 7), ("stuck", 7), ("fast", 8)]
     assert ran[4:] == [("fast", 8), ("slow", 7)] * 2  # with filled caches, with many draws
     assert {r["cache"] for r in rows if r["library"] == "pyro"} == {""}
+
+
+def test_of_our_ways_the_best_counts_and_many_draws_have_few_chains(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = (
+        nuts.Entry(
+            f"pyro_bnn, {chains} chains", "pyro_bnn", replace(SHORT, chains=chains, warmup=8)
+        )
+        for chains in (64, 256)
+    )
+    monkeypatch.setattr(nuts, "ours", lambda settings: [small, large])
+    rows, ratios = nuts.measure(parse(["--quick", "--threads", "1", "--rounds", "1"]))
+    assert {r["case"]: (r["own"], r["ratio"]) for r in ratios} == {
+        "cold": ("pyro_bnn, 256 chains", 3.0),
+        "cached": ("pyro_bnn, 256 chains", 3.0),
+        "long": ("pyro_bnn, 64 chains", 2.0),
+        "pyro": ("pyro_bnn, 256 chains", 60.0),
+    }
+    ran = [r["chains"] for r in rows if r["library"] == "pyro_bnn"]
+    assert ran == [64, 256, 256, 64, 64]  # empty caches, filled ones by rank, many draws
+    assert nuts.few_chains([large], rows[1:2]) == ((large,), (rows[1],))
 
 
 def test_caches_are_filled_where_they_are_said_to_be(stopwatch: Stopwatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -33,6 +35,7 @@ def slow(self, *args):
 Training._advance = slow
 sys.exit(cli.main(sys.argv[1:]))
 """
+COMMAND = "import sys; from pyro_bnn import cli; sys.exit(cli.main())"
 STEPS = 1_000  # of 20 ms, but for those of the run that goes on
 FIT = ("fit", "--data", "moons", "--hidden", "2", "--method", "auto-normal", "--batch-size", "50")
 LONGEST = 300.0  # s, under a load that is not ours
@@ -86,3 +89,50 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
     parts, whole = (SavedFit.load(tmp_path / name).posterior for name in ("parts", "whole"))
     np.testing.assert_array_equal(parts.losses, whole.losses)
     assert torch.equal(parts.unconstrained(5)[0], whole.unconstrained(5)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX")
+def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Path) -> None:
+    """A terminal's Ctrl-C reaches the processes of all runs."""
+    saved = tmp_path / "saved"
+    compare = ("compare", "--data", "moons", "--hidden", "2", "--methods", "auto-normal")
+    compare += ("--splits", "0-1", "--steps", "20000", "--batch-size", "50")
+    beside = [*compare, "--jobs", "2", "--checkpoint", str(saved), "--out", str(tmp_path / "parts")]
+    process = subprocess.Popen(
+        interruptible(sys.executable, "-c", COMMAND, *beside),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + LONGEST
+        while len(list(saved.glob("*/*/manifest.json"))) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=LONGEST)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, (out, err)
+    how = f"pyro-bnn: interrupted; to go on: pyro-bnn {shlex.join(beside)} --resume"
+    assert err.splitlines()[0] == how  # joblib may add that it cleans up
+    assert "Traceback" not in err
+    places = [read_manifest(path.parent) for path in saved.glob("*/*/manifest.json")]
+    assert any(place is not None and not place["is_complete"] for place in places)
+
+    threads = torch.get_num_threads()
+    try:
+        resumed = run(*beside, "--resume")
+        assert resumed.code == 0
+        assert run(*compare, "--out", tmp_path / "whole").code == 0
+    finally:
+        torch.set_num_threads(threads)
+    parts, whole = (pd.read_csv(tmp_path / name / "runs.csv") for name in ("parts", "whole"))
+    scores = ["log_score", "elbo"]
+    assert set(scores) <= set(whole.columns)
+    pd.testing.assert_frame_equal(parts[scores], whole[scores], check_exact=True)
