@@ -7,20 +7,32 @@ if __name__ != "pyro_bnn.guides":
     )
 
 from pyro_bnn.guides.batch_ensemble import BatchEnsemble
+from pyro_bnn.guides.composite import AutoComposite
 from pyro_bnn.guides.delta import AutoDelta
+from pyro_bnn.guides.dropout import AutoDropout
+from pyro_bnn.guides.flow import AutoFlow
 from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.k_tied_normal import AutoKTiedNormal
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
 from pyro_bnn.guides.matrix_normal import AutoMatrixNormal
 from pyro_bnn.guides.multivariate_normal import AutoMultivariateNormal
 from pyro_bnn.guides.normal import AutoNormal
+from pyro_bnn.guides.normal_mixture import AutoNormalMixture
+from pyro_bnn.guides.radial import AutoRadial
 from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture
 
 __all__ = [
+    "AutoComposite",
     "AutoDelta",
+    "AutoDropout",
+    "AutoFlow",
+    "AutoKTiedNormal",
     "AutoLowRankMultivariateNormal",
     "AutoMatrixNormal",
     "AutoMultivariateNormal",
     "AutoNormal",
+    "AutoNormalMixture",
+    "AutoRadial",
     "AutoRank1Mixture",
     "BatchEnsemble",
     "Guide",

@@ -46,6 +46,10 @@ class AutoDelta(Guide):
         """The estimate, ``[..., P]`` for noise ``[..., 0]``."""
         return self.loc.expand((*noise.shape[:-1], self.num_latents))
 
+    def atoms(self) -> Tensor:
+        """The estimate, ``[1, P]``."""
+        return self.loc.unsqueeze(0)
+
     def get_posterior(self) -> Distribution:
         """A point mass at ``loc``."""
         self.require_setup()

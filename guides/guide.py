@@ -29,6 +29,7 @@ from pyro_bnn.effects import (
     trace_model,
 )
 from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.families import Marginal
 from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.program import GuideTerms, Params, _store_params
 
@@ -63,9 +64,12 @@ class Guide(PyroModule):
             ``"none"`` for a point estimate.
         has_moments: Whether predictions have a mean and sd.
         needs_all_rows: Whether the objective is defined over the whole data set only.
+        marginal_family: Family of the marginals of all sites but ``cauchy_sites``: ``"normal"``, or
+            ``"moments"`` where only their means and sds are known.
         objective: Name of what SVI maximises, ``"ELBO"`` where it is that bound.
         needs_model: Name of the class in ``pyro_bnn.models`` that the guide is made for, or None.
         suits_models: Names of other classes that such a guide is made for.
+        warms_up_components: Whether SVI's ``loc_warmup`` serves means ``loc [K, P]``, too.
     """
 
     has_log_prob: bool = True
@@ -73,9 +77,11 @@ class Guide(PyroModule):
     kl_kind: KLKind = "exact"
     has_moments: bool = True
     needs_all_rows: bool = False
+    marginal_family: Marginal = "normal"
     objective: str = ELBO
     needs_model: ClassVar[str | None] = None
     suits_models: ClassVar[tuple[str, ...]] = ()
+    warms_up_components: ClassVar[bool] = False
 
     def __init__(
         self, model: Model, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
@@ -115,7 +121,7 @@ class Guide(PyroModule):
         return None
 
     def marginals(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and sd ``[P]`` of each entry of z where its marginal is Gaussian, else None."""
+        """Mean and sd ``[P]`` of each entry of z where they are in closed form, else None."""
         return None
 
     @property
@@ -128,10 +134,16 @@ class Guide(PyroModule):
         """Names of the sites whose marginals are Cauchy."""
         return frozenset()
 
+    def atoms(self) -> Tensor | None:
+        """The draws ``[K, P + Q]`` of a q of K points of equal weight; None where q is another."""
+        return None
+
     def components(self) -> Marginals | None:
         """Marginals of q, or of each of its components; None where they are of no known family."""
         marginals = self.marginals()
-        return None if marginals is None else Marginals(*marginals)
+        if marginals is None:
+            return None
+        return Marginals(*marginals, others=self.marginal_family)
 
     def draws(self, noise: Tensor) -> Tensor:
         """Draws ``[..., P + Q]`` of noise ``[..., M]``: z, then values of ``member_params``."""
@@ -267,6 +279,25 @@ class Guide(PyroModule):
         latents.find_closed_forms(run)
         return run
 
+    def take_sites(self, sites: Sequence[Site], run: Evaluate) -> None:
+        """Be over some of the model's sites alone, as a part of another guide.
+
+        Args:
+            sites: The sites, at their places in the part's own z.
+            run: The model, evaluated once.
+
+        Raises:
+            SiteError: If they do not suit the guide.
+        """
+        self.check_model(sites, run)
+        self.latents = Latents(tuple(sites))
+        self.latents.find_closed_forms(run)
+
+    def start_at(self, sites: Sequence[tuple[str, list[int], int]], loc: Tensor) -> None:
+        """Create the parameters over sites (name, shape, length) around a start ``loc [P]``."""
+        self._shapes = list(sites)
+        self.make_parameters(loc)
+
     def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:
         """Check that the guide suits a model, before its parameters are made.
 
@@ -303,6 +334,33 @@ class Guide(PyroModule):
         with torch.no_grad():
             self.loc.copy_(z)
 
+    @property
+    def mean_params(self) -> tuple[str, ...]:
+        """Names of the parameters that are means of z, which SVI may train before the others."""
+        loc = dict(self.named_parameters()).get("loc")
+        has_means = loc is not None and (loc.ndim == 1 or self.warms_up_components)
+        return ("loc",) if has_means else ()
+
+    def set_sds(self, sds: Tensor) -> None:
+        """Give z standard deviations as close to ``sds [P]``, > 0, as the family has them.
+
+        Correlations are taken out. Families without such a form stay as they are.
+        """
+
+    def copy_from(self, other: Guide) -> bool:
+        """Take the parameters of another guide over these sites, if it is of the same form.
+
+        Returns:
+            Whether it is: of this class and options, but for its start.
+        """
+        own, theirs = dict(self.named_parameters()), dict(other.named_parameters())
+        same = [type(guide) for guide in self.modules()] == [type(g) for g in other.modules()]
+        shapes = {name: value.shape for name, value in own.items()}
+        if not same or shapes != {name: value.shape for name, value in theirs.items()}:
+            return False
+        self.load_state_dict(other.state_dict())
+        return True
+
     def set_member_params(self, params: Params) -> None:
         """Start every draw's own values of ``member_params`` at given ones.
 
@@ -324,6 +382,10 @@ class Guide(PyroModule):
         """Draws z ``[S, P]``; the same for one seed, and the first of them for a larger S."""
         with torch.no_grad():
             return torch.cat(list(self.in_blocks(self.transport, num_draws, seed))).detach()
+
+    def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
+        """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``."""
+        return self.log_prob(self.sample(num_draws, seed))
 
     def seeded_noise(self, num_draws: int, seed: int) -> Tensor:
         """The noise ``[S, M]`` of ``sample(num_draws, seed)``."""
@@ -387,11 +449,12 @@ class Guide(PyroModule):
         latents = self.latents
         with torch.no_grad():
             entropy, q, blocks = self.entropy(), self.components(), None
-            log_prior = torch.zeros(())
+            log_prior, is_closed = torch.zeros(()), False
             if q is not None:
                 log_prior = latents.expected_log_prior(q)
-                blocks = latents.closed_forms(q.cauchy).sampled
-            if entropy is not None and q is not None and latents.is_closed_form(q.cauchy):
+                blocks = latents.closed_forms(q.cauchy, q.others).sampled
+                is_closed = latents.is_closed_form(q.cauchy, q.others)
+            if entropy is not None and is_closed:
                 return float(-entropy - log_prior), True
             z = self.sample(num_draws, seed)
 
@@ -400,8 +463,9 @@ class Guide(PyroModule):
                 return latents.log_prior(run, row, blocks=blocks)
 
             log_prior = log_prior + torch.func.vmap(rest)(z).mean()
-            negative_entropy = -entropy if entropy is not None else self.log_prob(z).mean()
-            return float(negative_entropy - log_prior), False
+            if entropy is not None:
+                return float(-entropy - log_prior), False
+            return float(self.log_prob_of_sample(num_draws, seed).mean() - log_prior), False
 
     def _evaluate(self, values: Mapping[str, Tensor], params: Params | None) -> Evaluate:
         given = {} if params is None else params

@@ -3,8 +3,8 @@ r"""Low-rank plus diagonal Gaussian, :math:`\Sigma = F F^\top + \mathrm{diag}(d^
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import pyro.distributions as dist
 import torch
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError
+from pyro_bnn.guides.blocks import Blocks, layers_of
 from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+
+Block: TypeAlias = Literal["layer", "all"]
 
 
 class AutoLowRankMultivariateNormal(Guide):
-    r"""Gaussian whose covariance is of rank R plus a diagonal.
+    r"""Gaussian whose covariance is of rank R plus a diagonal, over all of z or layer by layer.
 
     .. math:: z = m + d \circ (C \epsilon_1 + \epsilon_2), \qquad
               \Sigma = F F^\top + \mathrm{diag}(d^2), \; F = \mathrm{diag}(d) C
@@ -26,18 +29,28 @@ class AutoLowRankMultivariateNormal(Guide):
     captures the R strongest directions of correlation; misses the others. ``rank=0`` is the
     mean-field family, ``rank=P`` the full covariance.
 
+    With ``block="layer"`` each layer has a Gaussian of this form, of rank R of its own, and layers
+    are independent: :math:`\Sigma` is block-diagonal. It captures the R strongest directions of
+    each layer, which one factor over all of z has to share out; misses every correlation between
+    layers. A layer is the module that owns the sites, such as ``layers.0`` of
+    ``layers.0.weight`` and ``layers.0.bias``; sites of the model itself are one layer. A layer of
+    at most R entries has a full covariance, so that a large ``rank`` is one of blocks.
+
     Args:
         model: Pyro model.
         init_loc_fn: Start of the means; default a draw from the prior.
         init_scale: Initial standard deviation of every entry of z, > 0, in its units.
-        rank: Rank R; default the square root of P, rounded.
+        rank: Rank R; default the square root of P, or of the layer's number of entries, rounded.
+        block: ``"layer"`` for layers that are independent; ``"all"`` or None for one Gaussian.
 
     Raises:
-        OptionError: If ``rank`` is negative or ``init_scale`` is not positive.
+        OptionError: If ``rank`` is negative, ``init_scale`` is not positive, or there is no such
+            ``block``.
 
     References:
         Ong, Nott & Smith, "Gaussian Variational Approximation With a Factor Covariance
-        Structure", JCGS 2018, arXiv:1701.03208.
+        Structure", JCGS 2018, arXiv:1701.03208. Layer by layer: Tomczak, Swaroop & Turner,
+        "Efficient Low Rank Gaussian Variational Inference for Neural Networks", NeurIPS 2020.
     """
 
     loc: Tensor
@@ -50,76 +63,136 @@ class AutoLowRankMultivariateNormal(Guide):
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         init_scale: float = 0.01,
         rank: int | None = None,
+        block: Block | None = None,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
         if rank is not None and (not isinstance(rank, int) or rank < 0):
             raise OptionError(f"rank is an integer of at least 0, not {rank!r}")
+        if block not in ("layer", "all", None):
+            raise OptionError(f'block is "layer", "all" or None, not {block!r}')
         self.init_scale = check_init_scale(init_scale)
         self.rank = rank
+        self.block: Block | None = None if block == "all" else block
 
     def make_parameters(self, loc: Tensor) -> None:
-        """Create ``loc [P]``, ``scale [P]`` (the sds d) and ``cov_factor [P, R]`` (C)."""
-        if self.rank is None:
-            self.rank = round(len(loc) ** 0.5)
+        """Create ``loc [P]``, ``scale [P]`` (the sds d) and ``cov_factor [P, R]`` (C).
+
+        Layer by layer ``cov_factor`` holds C ``[P_b, R_b]`` of one layer after another, flat.
+        """
+        if self.rank is None and self.block is None:
+            self.rank = _root(len(loc))
+        self._blocks = self._find_blocks()
+        self._ranks = [self._rank_of(size) for size in self._blocks.sizes]
+        generator = torch.Generator(loc.device).manual_seed(0)
+        factors = [
+            torch.randn(n, r, generator=generator, dtype=loc.dtype, device=loc.device)
+            / math.sqrt(max(r, 1))
+            for n, r in zip(self._blocks.sizes, self._ranks, strict=True)
+        ]
         # half of the initial variance in the diagonal, half in the factor
         share = 1.0 if self.rank == 0 else math.sqrt(0.5)
-        generator = torch.Generator(loc.device).manual_seed(0)
-        factor = torch.randn(
-            len(loc), self.rank, generator=generator, dtype=loc.dtype, device=loc.device
-        )
         self.loc = nn.Parameter(loc)
         self.scale = positive_parameter(torch.full_like(loc, share * self.init_scale))
-        self.cov_factor = nn.Parameter(factor / math.sqrt(max(self.rank, 1)))
+        flat = torch.cat([factor.flatten() for factor in factors])
+        self.cov_factor = nn.Parameter(factors[0] if self.block is None else flat)
+
+    def _find_blocks(self) -> Blocks:
+        names = [name for name, _, _ in self._shapes]
+        layers = layers_of(names, self.model) if self.block == "layer" else [""] * len(names)
+        return Blocks.of([length for _, _, length in self._shapes], layers)
+
+    def _rank_of(self, size: int) -> int:
+        """Rank of a block of so many entries."""
+        if self.rank is None:
+            return _root(size)
+        return self.rank if self.block is None else min(self.rank, size)
 
     def options(self) -> dict[str, Any]:
-        """``init_scale`` and ``rank``."""
-        return {"init_scale": self.init_scale, "rank": self.rank}
+        """``init_scale``, ``rank``, and ``block`` where it is ``"layer"``."""
+        block = {} if self.block is None else {"block": self.block}
+        return {"init_scale": self.init_scale, "rank": self.rank, **block}
 
     @property
     def noise_dim(self) -> int:
-        """R + P."""
-        return self.cov_factor.shape[1] + self.num_latents
+        """Length R + P of the noise of one draw; R is the sum over layers where they are apart."""
+        return self.num_latents + sum(self._ranks)
+
+    def _factors(self) -> list[Tensor]:
+        """C ``[P_b, R_b]`` of each block."""
+        if self.block is None:
+            return [self.cov_factor]
+        sizes = list(zip(self._blocks.sizes, self._ranks, strict=True))
+        pieces = self.cov_factor.split([n * r for n, r in sizes])
+        return [piece.reshape(size) for piece, size in zip(pieces, sizes, strict=True)]
+
+    def set_sds(self, sds: Tensor) -> None:
+        """Make the diagonal these values ``[P]``, and the factor 0."""
+        with torch.no_grad():
+            self.cov_factor.zero_()
+        self.scale = sds.to(self.loc)
 
     def transport(self, noise: Tensor) -> Tensor:
-        """``loc + scale * (cov_factor eps1 + eps2)``, ``[..., P]``."""
-        rank = self.cov_factor.shape[1]
-        u = noise[..., :rank] @ self.cov_factor.mT + noise[..., rank:]
-        return self.loc + self.scale * u
+        """``loc + scale * (C noise_1 + noise_2)``, ``[..., P]``."""
+        *noises, own = noise.split([*self._ranks, self.num_latents], -1)
+        pairs = zip(noises, self._factors(), strict=True)
+        shared = self._blocks.join([e @ C.mT for e, C in pairs])  # [..., P]
+        z: Tensor = self.loc + self.scale * (shared + own)
+        return z
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
         self.require_setup()
-        C = self.cov_factor
         u = (z - self.loc) / self.scale
-        chol = self._capacitance_tril()
-        v = torch.linalg.solve_triangular(chol.mT, (u @ C).unsqueeze(-2), upper=True, left=False)
-        squared: Tensor = u.square().sum(-1) - v.squeeze(-2).square().sum(-1)
-        half_log_det = self._half_log_det(chol)
-        return -0.5 * squared - half_log_det - 0.5 * self.num_latents * math.log(2 * math.pi)
+        factors = self._factors()
+        chols = [_capacitance_tril(C) for C in factors]
+        squared: Tensor = u.square().sum(-1)
+        for part, C, chol in zip(self._blocks.split(u), factors, chols, strict=True):
+            v = torch.linalg.solve_triangular(
+                chol.mT, (part @ C).unsqueeze(-2), upper=True, left=False
+            )
+            squared = squared - v.squeeze(-2).square().sum(-1)
+        normaliser = self._half_log_det(chols) + 0.5 * self.num_latents * math.log(2 * math.pi)
+        return -0.5 * squared - normaliser
 
     def entropy(self) -> Tensor:
         r""":math:`\tfrac12 \log\det\Sigma + \tfrac P2 (1 + \log 2\pi)`."""
-        half_log_det = self._half_log_det(self._capacitance_tril())
+        half_log_det = self._half_log_det([_capacitance_tril(C) for C in self._factors()])
         return half_log_det + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
-        return self.loc, self.scale * (1 + self.cov_factor.square().sum(-1)).sqrt()
+        squares = self._blocks.join([C.square().sum(-1) for C in self._factors()])
+        return self.loc, self.scale * (1 + squares).sqrt()
 
     def get_posterior(self) -> Distribution:
         """The Gaussian over z ``[P]``."""
         self.require_setup()
-        scale = self.scale
-        return dist.LowRankMultivariateNormal(
-            self.loc, scale.unsqueeze(-1) * self.cov_factor, scale.square()
-        )
+        factors, scale = self._factors(), self.scale
+        C = factors[0]  # [P, R]
+        if len(factors) > 1:  # of all layers, zero where the rank is another layer's
+            C = self._blocks.join(_side_by_side([factor.mT for factor in factors])).mT
+        return dist.LowRankMultivariateNormal(self.loc, scale.unsqueeze(-1) * C, scale.square())
 
-    def _capacitance_tril(self) -> Tensor:
-        """Cholesky factor ``[R, R]`` of I + C^T C."""
-        C = self.cov_factor
-        eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-        chol: Tensor = torch.linalg.cholesky(eye + C.mT @ C)
-        return chol
+    def _half_log_det(self, chols: Sequence[Tensor]) -> Tensor:
+        total = self.scale.log().sum()
+        for chol in chols:
+            total = total + chol.diagonal().log().sum()
+        return total
 
-    def _half_log_det(self, chol: Tensor) -> Tensor:
-        return self.scale.log().sum() + chol.diagonal().log().sum()
+
+def _root(size: int) -> int:
+    """The default rank of so many entries."""
+    return round(math.sqrt(size))
+
+
+def _capacitance_tril(C: Tensor) -> Tensor:
+    """Cholesky factor ``[R, R]`` of I + C^T C."""
+    eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
+    chol: Tensor = torch.linalg.cholesky(eye + C.mT @ C)
+    return chol
+
+
+def _side_by_side(factors: Sequence[Tensor]) -> list[Tensor]:
+    """Matrices ``[R, P_b]`` whose only rows that are not zero are those ``[R_b, P_b]`` given."""
+    widths = [factor.shape[1] for factor in factors]
+    return list(torch.block_diag(*factors).split(widths, -1))

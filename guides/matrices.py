@@ -22,7 +22,8 @@ class Layout(NamedTuple):
     """Where the matrices stand in z.
 
     Attributes:
-        stretches: Length of each stretch of z, and its shape where it is a matrix.
+        stretches: Length of each stretch of z, and its shape (O, I) where it is a matrix; filters
+            ``[O, I, ...]`` are one ``[O, I ...]``.
         groups: How many matrices there are of each shape.
     """
 
@@ -35,7 +36,7 @@ class Layout(NamedTuple):
         stretches: list[tuple[int, tuple[int, ...] | None]] = []
         for name, shape, length in sites:
             if name in matrices:
-                stretches.append((length, tuple(shape)))
+                stretches.append((length, (shape[0], length // shape[0])))
             elif stretches and stretches[-1][1] is None:
                 stretches[-1] = (stretches[-1][0] + length, None)
             else:
@@ -127,6 +128,42 @@ class MatrixNormals(NamedTuple):
             for A, B in self.factors
         ]  # [G, O, I] each
         return self.layout.join(self.scale, matrices)
+
+
+def total(sizes: Sequence[tuple[int, int]]) -> int:
+    """Length of a flat tensor of pieces."""
+    return sum(count * n for count, n in sizes)
+
+
+def pieces(flat: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Tensors ``[G, n]`` that stand one after another in a flat one."""
+    parts = flat.split([count * n for count, n in sizes])
+    return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def fit_scales(sds: Tensor, A: Tensor, B: Tensor, num_sweeps: int = 200) -> tuple[Tensor, Tensor]:
+    r"""Positive factors whose product is near given standard deviations, for all matrices at once.
+
+    .. math:: \min_{A, B} \; \mathrm{KL}\Bigl(\prod_{ij} \mathcal N(0, \sigma_{ij}^2) \Bigm\|
+              \prod_{ij} \mathcal N(0, s_{ij}^2)\Bigr), \quad \sigma = A B^\top
+
+    This direction of the KL is that of the ELBO: where a product cannot be all of the sds, it
+    widens none of the small ones by much. Each sweep lowers it, by the larger roots of bounds that
+    separate the entries (as in non-negative matrix factorisation).
+
+    Args:
+        sds: The standard deviations s ``[G, O, I]``, > 0.
+        A: Start ``[G, O, R]``, > 0.
+        B: Start ``[G, I, R]``, > 0.
+        num_sweeps: Updates of each factor.
+    """
+    A, B, s = A.double(), B.double(), sds.double()
+    for _ in range(num_sweeps):
+        sigma = A @ B.mT
+        A = A * ((sigma.reciprocal() @ B) / ((sigma / s.square()) @ B)).sqrt()
+        sigma = A @ B.mT
+        B = B * ((sigma.reciprocal().mT @ A) / ((sigma / s.square()).mT @ A)).sqrt()
+    return A.to(sds), B.to(sds)
 
 
 def _solve(tril: Tensor, values: Tensor) -> Tensor:

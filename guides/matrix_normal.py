@@ -3,7 +3,7 @@ r"""Matrix-variate Gaussian over each weight matrix, :math:`q(W) = \mathcal{MN}(
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -12,15 +12,15 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Evaluate, Model, Site
-from pyro_bnn.errors import SiteError
-from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
-from pyro_bnn.guides.matrices import Layout, MatrixNormals
+from pyro_bnn.effects import Model
+from pyro_bnn.guides.guide import check_init_scale, positive_parameter
+from pyro_bnn.guides.matrices import Layout, MatrixNormals, fit_scales, pieces, total
+from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.latents import Marginals
 from pyro_bnn.program import GuideTerms
 
 
-class AutoMatrixNormal(Guide):
+class AutoMatrixNormal(MatrixGuide):
     r"""Matrix-variate Gaussian over each weight matrix.
 
     .. math:: W = M + A E B^\top, \quad E_{ij} \sim \mathcal N(0, 1); \qquad
@@ -59,6 +59,8 @@ class AutoMatrixNormal(Guide):
         {'layers.0.weight': (torch.Size([8, 8]), torch.Size([3, 3]))}
     """
 
+    instead = "AutoNormal, or AutoMultivariateNormal for correlations within a vector"
+
     loc: Tensor
     scale: Tensor
     row_scale: Tensor
@@ -74,31 +76,6 @@ class AutoMatrixNormal(Guide):
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
         self.init_scale = check_init_scale(init_scale)
-        self._matrices: tuple[str, ...] = ()  # names of the sites with a matrix normal
-
-    def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:  # noqa: ARG002
-        """Find the model's matrices.
-
-        Raises:
-            SiteError: If it has none.
-        """
-        found = tuple(
-            site.name
-            for site in sites
-            if site.is_real and len(site.shape) == 2 and min(site.shape) > 1
-        )
-        if not found:
-            listed = (
-                f"{site.name} {tuple(site.shape)}{'' if site.is_real else ' (not real)'}"
-                for site in sites
-            )
-            raise SiteError(
-                "AutoMatrixNormal needs a real latent site whose value is a matrix [O, I] with O "
-                f"and I above 1; there are {', '.join(listed)}: use AutoNormal, or "
-                "AutoMultivariateNormal for correlations within a vector"
-            )
-        if not self._shapes:  # else they come with the loaded parameters
-            self._matrices = found
 
     # Parameters
 
@@ -114,26 +91,42 @@ class AutoMatrixNormal(Guide):
         num_others = len(loc) - sum(G * math.prod(shape) for shape, G in layout.groups.items())
         self.loc = nn.Parameter(loc)
         self.scale = positive_parameter(loc.new_full((num_others,), self.init_scale))
-        row_scale = loc.new_full((_total(layout.rows),), self.init_scale)
+        row_scale = loc.new_full((total(layout.rows),), self.init_scale)
         self.row_scale = positive_parameter(row_scale)
-        self.row_entries = nn.Parameter(loc.new_zeros(_total(_below(layout.rows))))
-        self.log_column_scale = nn.Parameter(loc.new_zeros(_total(layout.columns)))
-        self.column_entries = nn.Parameter(loc.new_zeros(_total(_below(layout.columns))))
+        self.row_entries = nn.Parameter(loc.new_zeros(total(_below(layout.rows))))
+        self.log_column_scale = nn.Parameter(loc.new_zeros(total(layout.columns)))
+        self.column_entries = nn.Parameter(loc.new_zeros(total(_below(layout.columns))))
 
     def options(self) -> dict[str, Any]:
         """``init_scale``."""
         return {"init_scale": self.init_scale}
+
+    def set_sds(self, sds: Tensor) -> None:
+        """Make A and B diagonal, of products near ``sds [P]``; other entries have these sds."""
+        self.require_setup()
+        others, matrices = self._layout.split(sds.to(self.loc))
+        rows, columns = [self.loc.new_zeros(0)], [self.loc.new_zeros(0)]
+        for S in matrices:
+            a, b = fit_scales(S, S.mean(-1, keepdim=True), torch.ones_like(S[:, 0]).unsqueeze(-1))
+            logs = b.squeeze(-1).log()  # [G, I]
+            columns.append(logs.flatten())
+            rows.append((a.squeeze(-1) * logs.mean(-1, keepdim=True).exp()).flatten())
+        with torch.no_grad():
+            self.log_column_scale.copy_(torch.cat(columns))
+            self.row_entries.zero_()
+            self.column_entries.zero_()
+        self.scale, self.row_scale = others, torch.cat(rows)
 
     @property
     def _q(self) -> MatrixNormals:
         """The Gaussian at the present parameters."""
         self.require_setup()
         rows, columns = self._layout.rows, self._layout.columns
-        row_scales = _pieces(self.row_scale, rows)
-        logs = _pieces(self.log_column_scale, columns)
+        row_scales = pieces(self.row_scale, rows)
+        logs = pieces(self.log_column_scale, columns)
         column_scales = [(v - v.mean(-1, keepdim=True)).exp() for v in logs]  # of product 1
-        A = map(_tril, row_scales, _pieces(self.row_entries, _below(rows)))
-        B = map(_tril, column_scales, _pieces(self.column_entries, _below(columns)))
+        A = map(_tril, row_scales, pieces(self.row_entries, _below(rows)))
+        B = map(_tril, column_scales, pieces(self.column_entries, _below(columns)))
         half_log_det = self.scale.log().sum()
         for (_, num_columns), value in zip(self._layout.groups, row_scales, strict=True):
             half_log_det = half_log_det + num_columns * value.log().sum()
@@ -181,20 +174,6 @@ class AutoMatrixNormal(Guide):
         noise = dist.Normal(torch.zeros_like(q.loc), torch.ones_like(q.loc)).to_event(1)
         return cast(Distribution, dist.TransformedDistribution(noise, [_Transport(q)]))
 
-    # State
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, and which of them are matrices."""
-        return super().get_extra_state() | {"matrices": list(self._matrices)}
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        extra = state_dict.get(f"{prefix}_extra_state")
-        if not self._shapes and extra:
-            self._matrices = tuple(extra.get("matrices", ()))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
 
 class _Transport(torch.distributions.Transform):
     """The map from noise to z ``[P]``, and back."""
@@ -220,16 +199,6 @@ class _Transport(torch.distributions.Transform):
 def _below(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """G and n (n - 1) / 2, the entries below the diagonal, of each (G, n)."""
     return [(count, n * (n - 1) // 2) for count, n in sizes]
-
-
-def _total(sizes: Sequence[tuple[int, int]]) -> int:
-    return sum(count * n for count, n in sizes)
-
-
-def _pieces(flat: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Tensors ``[G, n]`` that stand one after another in a flat one."""
-    parts = flat.split([count * n for count, n in sizes])
-    return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _tril(scale: Tensor, entries: Tensor) -> Tensor:

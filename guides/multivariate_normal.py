@@ -46,6 +46,12 @@ class AutoMultivariateNormal(AutoNormal):
             self.tril_times_root.copy_(torch.tril(tril / scale[:, None], -1) * self._root)
         self.scale = scale.to(self.loc)
 
+    def set_sds(self, sds: Tensor) -> None:
+        """Make ``scale`` these values ``[P]``, and L the identity."""
+        with torch.no_grad():
+            self.tril_times_root.zero_()
+        super().set_sds(sds)
+
     @property
     def scale_tril(self) -> Tensor:
         r"""L ``[P, P]``: unit diagonal, below it the trained entries over :math:`4 \sqrt P`.

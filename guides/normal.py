@@ -64,6 +64,10 @@ class AutoNormal(Guide):
         """``loc + scale * noise``, ``[..., P]``."""
         return self.loc + self.scale * noise
 
+    def set_sds(self, sds: Tensor) -> None:
+        """Make ``scale`` these values ``[P]``."""
+        self.scale = sds.to(self.loc)
+
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
         self.require_setup()

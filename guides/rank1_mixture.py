@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.effects import Evaluate, Model, Site, base_distribution, isolated
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.guides.components import Components
+from pyro_bnn.guides.components import Components, pick
 from pyro_bnn.guides.guide import (
     ELBO,
     LOG_JOINT,
@@ -348,7 +348,7 @@ class AutoRank1Mixture(Guide):
 
     def transport(self, noise: Tensor) -> Tensor:
         """The draw ``[..., P]`` of the component that the last entry of the noise names."""
-        return _pick(self.members(noise), self._component(noise))
+        return pick(self.members(noise), self._component(noise))
 
     def draws(self, noise: Tensor) -> Tensor:
         """Draws ``[..., P + Q]`` of z and, where they are its own, its component's biases."""
@@ -356,7 +356,13 @@ class AutoRank1Mixture(Guide):
         if not self.owns_biases:
             return z
         biases = self.biases.expand(*z.shape[:-1], -1, -1)
-        return torch.cat([z, _pick(biases, self._component(noise))], -1)
+        return torch.cat([z, pick(biases, self._component(noise))], -1)
+
+    def atoms(self) -> Tensor | None:
+        """The components ``[K, P + Q]`` with their biases where they are deltas."""
+        if self.family != "delta":
+            return None
+        return torch.cat([self.loc, self.biases], -1) if self.owns_biases else self.loc
 
     def _component(self, noise: Tensor) -> Tensor:
         """Number of the component ``[...]`` that each row of noise ``[..., M]`` takes."""
@@ -383,7 +389,7 @@ class AutoRank1Mixture(Guide):
         if not self.owns_biases:
             return self.log_prob(z)
         log_prob = self._mixture.log_prob(z).unsqueeze(-1)  # [..., K, 1]
-        return _pick(log_prob, self._component(noise)).squeeze(-1)
+        return pick(log_prob, self._component(noise)).squeeze(-1)
 
     def entropy(self) -> Tensor | None:
         """Entropy of q where it is in closed form: of one component, or of (component, z)."""
@@ -489,12 +495,6 @@ class _Mixture(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         return self.guide.log_prob(value)
-
-
-def _pick(members: Tensor, component: Tensor) -> Tensor:
-    """Rows ``[..., n]`` of members ``[..., K, n]`` by the number of the component ``[...]``."""
-    index = component[..., None, None].expand(*component.shape, 1, members.shape[-1])
-    return members.gather(-2, index).squeeze(-2)
 
 
 def _rank1_layers(model: Model) -> dict[str, Rank1Layer]:

@@ -15,12 +15,19 @@ _NAMES = {
     "Dataset": "data",
     "Split": "data",
     "bayesian": "models",
+    "bayesian_dropout": "models",
     "CAVI": "infer",
     "Exact": "infer",
     "SVI": "infer",
     "HMC": "infer",
     "NUTS": "infer",
+    "IVON": "infer",
+    "SLANG": "infer",
+    "VOGN": "infer",
+    "VON": "infer",
+    "Vadam": "infer",
     "Interrupted": "infer.interrupts",
+    "boost": "infer.boosting",
     "description_length": "infer.analytic",
     "Posterior": "posterior",
     "Prediction": "prediction",
@@ -34,8 +41,12 @@ _NAMES = {
 __all__ = [
     "CAVI",
     "HMC",
+    "IVON",
     "NUTS",
+    "SLANG",
     "SVI",
+    "VOGN",
+    "VON",
     "BNNError",
     "Comparison",
     "Dataset",
@@ -45,7 +56,10 @@ __all__ = [
     "Prediction",
     "Program",
     "Split",
+    "Vadam",
     "bayesian",
+    "bayesian_dropout",
+    "boost",
     "compare",
     "data",
     "description_length",
@@ -74,10 +88,11 @@ if TYPE_CHECKING:
     )
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.errors import BNNError
-    from pyro_bnn.infer import CAVI, HMC, NUTS, SVI, Exact
+    from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Exact, Vadam
     from pyro_bnn.infer.analytic import description_length
+    from pyro_bnn.infer.boosting import boost
     from pyro_bnn.infer.interrupts import Interrupted
-    from pyro_bnn.models import bayesian
+    from pyro_bnn.models import bayesian, bayesian_dropout
     from pyro_bnn.posterior import Posterior
     from pyro_bnn.prediction import Prediction
     from pyro_bnn.prior_checks import prior_predictive

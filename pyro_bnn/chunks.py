@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bnn import memory as bounds
-from pyro_bnn.collected import Collected, collapsed, identity
-from pyro_bnn.draws import Draws
+from pyro_bnn.collected import Collected, collapsed, identity, taken
+from pyro_bnn.draws import Atoms, Draws
 from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import OptionError
 from pyro_bnn.fusion import fuse
@@ -124,6 +124,7 @@ class Pass:
         stored: Bytes of what is computed of a draw, each tensor once.
         fixed: Bytes that a block of draws takes in the making.
         first_row: Number of its first row, where it is of some of the rows.
+        is_captured: Whether it may run as a graph, which few calls do not repay.
     """
 
     chunks: Chunks
@@ -137,6 +138,7 @@ class Pass:
     stored: int
     fixed: int
     first_row: int = 0
+    is_captured: bool = True
 
     @cached_property
     def axes(self) -> tuple[int | None, ...] | None:
@@ -195,6 +197,7 @@ class Pass:
                 self.chunks.over(self.name, self.fn, self.draws, rows, self.params),
                 fixed=self.fixed,
                 first_row=i * size,
+                is_captured=self.is_captured,
             )
             for i, rows in enumerate(parts)
         ]
@@ -230,11 +233,25 @@ class Pass:
             at_one_row=self.at_one_row + beside // len(self.rows[0]),
             num_chains=self.draws.num_chains,
         )
-        graph = self.chunks.graph(self, size)
+        atoms, left = self.draws.atoms, memory - kept * len(self.draws)
+        if atoms is not None and len(atoms.points) < len(self.draws):
+            at_points = len(atoms.points) * self.stored
+            if at_points + self.fixed + self.working + beside <= left:
+                yield from self._of_atoms(atoms, left, beside)
+                return
+        graph = self.chunks.graph(self, size) if self.is_captured else None
         for z in self.draws.chunks(size):
             with torch.no_grad():
                 values = self._one(z, size, graph)
             yield values
+
+    def _of_atoms(self, atoms: Atoms, left: int, beside: int) -> Iterator[tuple[Tensor, ...]]:
+        """The function of each chunk of draws, computed once at each of the points."""
+        points = replace(self, draws=Draws.of(atoms.points), is_captured=False)
+        at_points = points.together(left)
+        room = min(left - self.fixed - len(atoms.points) * self.stored, bounds.WORKING_SET)
+        for order in atoms.order.split(max(1, room // max(1, self.stored + beside))):
+            yield taken(at_points, order)
 
     def _one(self, z: Tensor, size: int, graph: TensorFunction | None) -> tuple[Tensor, ...]:
         if graph is None:

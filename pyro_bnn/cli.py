@@ -113,11 +113,15 @@ def compare(
     task: opt.TaskOption = None,
     split: opt.SplitOption = 0,
     splits: opt.SplitsOption = None,
+    max_rows: opt.MaxRowsOption = None,
     model: opt.ModelOption = None,
     prior: opt.PriorOption = None,
     likelihood: opt.LikelihoodOption = None,
     hidden: opt.HiddenOption = "50",
     activation: opt.ActivationOption = "relu",
+    depth: opt.DepthOption = None,
+    width: opt.WidthOption = None,
+    estimator: opt.EstimatorOption = None,
     steps: opt.StepsOption = 10_000,
     batch_size: opt.BatchSizeOption = None,
     chains: opt.ChainsOption = 4,
@@ -155,14 +159,24 @@ def compare(
     # All that can fail early does so before the first fit
     found = jobs.find_methods(methods)
     judge = jobs.find_reference(reference, found)
-    engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
+    engines = _engines(
+        context, found, steps, batch_size, chains, warmup, samples, estimator=estimator
+    )
     numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
     all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
     repeats.require_jobs(num_jobs, len(numbers) * len(all_seeds), threads)
     what = networks.task_of(task, likelihood)
     data_of = {number: load(data, target=target, task=what, split=number) for number in numbers}
+    if max_rows is not None:
+        data_of = {number: rows.first(max_rows) for number, rows in data_of.items()}
     choice = networks.NetworkOptions(
-        model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
+        model=model,
+        prior=prior,
+        likelihood=likelihood,
+        hidden=hidden,
+        activation=activation,
+        depth=depth,
+        width=width,
     )
     say = _nothing if quiet else typer.echo
     plan = repeats.Plan(
@@ -256,11 +270,15 @@ def fit(
     task: opt.TaskOption = None,
     split: opt.SplitOption = 0,
     all_rows: opt.AllRowsOption = False,
+    max_rows: opt.MaxRowsOption = None,
     model: opt.ModelOption = None,
     prior: opt.PriorOption = None,
     likelihood: opt.LikelihoodOption = None,
     hidden: opt.HiddenOption = "50",
     activation: opt.ActivationOption = "relu",
+    depth: opt.DepthOption = None,
+    width: opt.WidthOption = None,
+    estimator: opt.EstimatorOption = None,
     steps: opt.StepsOption = 10_000,
     batch_size: opt.BatchSizeOption = None,
     chains: opt.ChainsOption = 4,
@@ -285,21 +303,31 @@ def fit(
     from pyro_bnn.report import check_writable
 
     found = jobs.find_one(method)
-    engines = _engines(context, found, steps, batch_size, chains, warmup, samples)
+    engines = _engines(
+        context, found, steps, batch_size, chains, warmup, samples, estimator=estimator
+    )
     saves = Saves(checkpoint, resume)
     check(saves, [saves])
     if all_rows:
-        refuse_idle(context, {"split": "split"}, {"--all-rows": None})
+        refuse_idle(context, {"split": "split", "max_rows": "max_rows"}, {"--all-rows": None})
     loaded = load(data, target=target, task=networks.task_of(task, likelihood), split=split)
+    loaded = loaded if max_rows is None else loaded.first(max_rows)
     columns = saved_fit.input_columns(data, target, loaded)
     rows = saved_fit.all_rows(loaded) if all_rows else loaded
     choice = networks.NetworkOptions(
-        model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
+        model=model,
+        prior=prior,
+        likelihood=likelihood,
+        hidden=hidden,
+        activation=activation,
+        depth=depth,
+        width=width,
     )
     plans = networks.make_networks(found, rows, choice, seed)
     models = networks.build_models(plans)
     _check_layers(context, models)
     jobs.check_starts(engines, models)
+    jobs.check_estimators(engines, models, rows.train)
     check_writable(out)
     if checkpoint is not None:
         check_writable(checkpoint)
@@ -340,7 +368,8 @@ def predict(
     FILE, which replaces earlier predictions but no other file, gets the columns of NEW.csv as they
     are, then for numbers predicted_mean, _median, _sd,
     _low and _high (the ends of the central interval), _sd_epistemic (what more data would remove)
-    and _sd_aleatoric (noise); for classes predicted_class, predicted_p_CLASS for each,
+    and _sd_aleatoric (noise), of several targets predicted_TARGET_mean and so on for each; for
+    classes predicted_class, predicted_p_CLASS for each,
     _entropy and _mutual_information (what more data would remove), in nats.
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
@@ -369,7 +398,8 @@ def sbc(
     out: opt.SBCFolderOption = Path("sbc"),
     rows: opt.RowsOption = 40,
     simulations: opt.SimulationsOption = 200,
-    draws: opt.RankedDrawsOption = 99,
+    draws: opt.RankedDrawsOption = None,
+    ranks: opt.RanksOption = False,
     target: opt.TargetOption = None,
     task: opt.TaskOption = None,
     split: opt.SplitOption = 0,
@@ -378,6 +408,9 @@ def sbc(
     likelihood: opt.LikelihoodOption = None,
     hidden: opt.HiddenOption = "5",
     activation: opt.ActivationOption = "relu",
+    depth: opt.DepthOption = None,
+    width: opt.WidthOption = None,
+    estimator: opt.EstimatorOption = None,
     steps: opt.StepsOption = 2_000,
     batch_size: opt.BatchSizeOption = None,
     warmup: opt.WarmupOption = 300,
@@ -393,22 +426,32 @@ def sbc(
     right posterior, so its rank among the draws is uniform: a U shape is a posterior too narrow, a
     hump one too wide, a slope a bias. A sampler runs one chain on each.
 
-    FOLDER gets ranks.png, ranks.csv (a row a simulation) and table.csv. The exit code says nothing
-    of the verdict.
+    A guide with a density is asked for the probability below the true value instead, of functions
+    and scales: a U is common, as many guides are too narrow by their nature; where the histogram
+    is asymmetric, their means are biased too. --ranks ranks the truth among its draws as well.
+
+    FOLDER gets ranks.png, ranks.csv (a row a simulation) and table.csv, of probabilities
+    probabilities.png and probabilities.csv. The exit code says nothing of the verdict.
     """
     import torch
 
     from pyro_bnn import jobs, networks
     from pyro_bnn.data import load
-    from pyro_bnn.diagnostics import simulation_based_calibration
+    from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
     from pyro_bnn.report import check_writable
 
     found = jobs.find_one(method)
-    engines = _engines(context, found, steps, batch_size, 1, warmup, samples)
+    engines = _engines(context, found, steps, batch_size, 1, warmup, samples, estimator=estimator)
     what = networks.task_of(task, likelihood)
     loaded = load(data, target=target, task=what, split=split)
     choice = networks.NetworkOptions(
-        model=model, prior=prior, likelihood=likelihood, hidden=hidden, activation=activation
+        model=model,
+        prior=prior,
+        likelihood=likelihood,
+        hidden=hidden,
+        activation=activation,
+        depth=depth,
+        width=width,
     )
     models = networks.build_models(networks.make_networks(found, loaded, choice, seed))
     _check_layers(context, models)
@@ -420,17 +463,23 @@ def sbc(
         say(line)
     torch.set_num_threads(threads)
     (name,) = engines
-    ranks = simulation_based_calibration(
+    has_density = getattr(found[name].cls, "has_log_prob", False)
+    if ranks and not has_density:
+        raise OptionError(f"--ranks does nothing for {name}, which has no others: leave it out")
+    calibrate: Any = simulation_based_calibration
+    if has_density and not ranks:
+        calibrate = variational_calibration
+    result = calibrate(
         models[name],
         x,
         engines[name],
         num_simulations=simulations,
-        num_draws=draws,
+        **({} if draws is None else {"num_draws": draws}),
         seed=seed,
         progress=not quiet and sys.stderr.isatty(),
     )
-    typer.echo(f"\n{ranks.summary()}\n")
-    for path in ranks.save(out):
+    typer.echo(f"\n{result.summary()}\n")
+    for path in result.save(out):
         typer.echo(f"Wrote {path}")
 
 
@@ -466,6 +515,8 @@ def draw_prior(
     likelihood: opt.LikelihoodOption = None,
     hidden: opt.HiddenOption = "50",
     activation: opt.ActivationOption = "relu",
+    depth: opt.DepthOption = None,
+    width: opt.WidthOption = None,
     draws: Annotated[
         int, typer.Option(metavar="N", min=400, help="Functions drawn from each prior.")
     ] = 1_000,
@@ -493,7 +544,12 @@ def draw_prior(
     names = jobs.comma_parts(prior, "priors are names separated by commas, such as normal,cauchy")
     classes = [lookup("prior", name) for name in names]
     choice = networks.NetworkOptions(
-        model=model, likelihood=likelihood, hidden=hidden, activation=activation
+        model=model,
+        likelihood=likelihood,
+        hidden=hidden,
+        activation=activation,
+        depth=depth,
+        width=width,
     )
     methods = {cls.__name__: jobs.Method(object, cls.__name__) for cls in classes}
     models = networks.build_models(networks.make_networks(methods, loaded, choice, seed))
@@ -522,27 +578,35 @@ def list_names() -> None:
 
 
 def _engines(
-    context: typer.Context, methods: Mapping[str, Method], *values: int | None
+    context: typer.Context,
+    methods: Mapping[str, Method],
+    *values: int | None,
+    estimator: str | None,
 ) -> dict[str, Any]:
     """The engine of each method with values of ``OPTION_WORDS``; what does nothing is refused."""
     from pyro_bnn import jobs
 
     options = dict(zip(jobs.OPTION_WORDS, values, strict=True))
-    engines = jobs.make_engines(methods, options)
+    engines = jobs.make_engines(methods, options, estimator)
     flags = dict(zip(("steps", "batch_size", "chains", "warmup", "samples"), options, strict=True))
     refuse_idle(context, flags, engines)
     return engines
 
 
 def _check_layers(context: typer.Context, models: Mapping[str, Any]) -> None:
-    """Refuse options of layers that no model has."""
-    from pyro_bnn.networks import takes
+    """Refuse options of layers that no model has; names those that have them."""
+    from pyro_bnn.networks import LAYER_OPTIONS, takes
+    from pyro_bnn.registry import entries
 
-    for option in ("hidden", "activation"):
-        classes = dict.fromkeys(type(model) for model in models.values())
+    classes = dict.fromkeys(type(model) for model in models.values())
+    for option in LAYER_OPTIONS:
         if given(context, option) and not any(takes(cls, option) for cls in classes):
             names = ", ".join(cls.__name__ for cls in classes)
-            raise OptionError(f"--{option} does nothing for {names}: leave it out")
+            others = [name for name, cls in entries("model").items() if takes(cls, option)]
+            raise OptionError(
+                f"--{option} does nothing for {names}: leave it out, or take the model "
+                f"{', '.join(others[:-1])} or {others[-1]}"
+            )
 
 
 def _nothing(line: str) -> None:

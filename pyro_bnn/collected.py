@@ -110,6 +110,16 @@ def together(
     return whole.tensors()
 
 
+def taken(values: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, ...]:
+    """The draws ``[s]`` at some positions, of tensors ``[K, ...]`` that stay expanded, and one."""
+    made: dict[object, Tensor] = {}
+    for value in values:
+        if identity(value) not in made:
+            some = collapsed(value)[positions]
+            made[identity(value)] = some.expand(len(positions), *value.shape[1:])
+    return tuple(made[identity(value)] for value in values)
+
+
 def identity(value: Tensor) -> tuple[object, ...]:
     """What two tensors share that are one."""
     return value.data_ptr(), value.shape, value.stride(), value.dtype

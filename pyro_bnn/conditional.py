@@ -156,6 +156,23 @@ class Conditional:
             yield values
             self._let_go()
 
+    @property
+    def has_target_densities(self) -> bool:
+        """Whether the numbers of y are independent given a draw, each with a density."""
+        return self.is_number and not base_distribution(self.fn).event_shape
+
+    def target_log_prob(self, y: Tensor) -> Float[Tensor, "S N O"]:
+        """Log densities of each number of y ``[N, O]`` in the model's units."""
+        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
+
+        def blocks() -> Iterator[tuple[Tensor]]:
+            for start in range(0, len(self), size):
+                fn = base_distribution(self.of(start, start + size))
+                yield (fn.log_prob(y).reshape(-1, *y.reshape(len(y), -1).shape),)
+
+        with torch.no_grad():
+            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
+
     def _columns(self, draws: Tensor) -> Tensor:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
         columns = draws if len(self.fn.event_shape) else draws.unsqueeze(-1)

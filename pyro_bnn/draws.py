@@ -26,11 +26,13 @@ class Draws:
             over and gives the same ones.
         num_draws: Number of draws S.
         num_chains: Number of chains C that they come from, one after the other.
+        atoms: The K points that all draws are of, where there are so few.
     """
 
     blocks: Callable[[], Iterator[Float[Tensor, "B Q"]]]
     num_draws: int
     num_chains: int = 1
+    atoms: Atoms | None = None
 
     @classmethod
     def of(cls, z: Float[Tensor, "S Q"]) -> Draws:
@@ -67,6 +69,41 @@ class Draws:
         if start != self.num_draws:
             raise ShapeError(f"the blocks hold {start} draws, not {self.num_draws}")
         return z.reshape(self.num_chains, -1, z.shape[-1])
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """K points of equal weight, and which of them each of S draws is.
+
+    Attributes:
+        points: The points ``[K, Q]``.
+        order: Number of the point of each draw ``[S]``.
+    """
+
+    points: Float[Tensor, "K Q"]
+    order: Int[Tensor, " S"]
+
+
+def draws_of_atoms(points: Float[Tensor, "K Q"], num_draws: int, seed: int) -> Draws:
+    """S draws of K points, each point as often as the others where S is a multiple of K.
+
+    Args:
+        points: The points ``[K, Q]``.
+        num_draws: Number of draws S. They go round the points, each round in an order of its own,
+            so that no point is ever more than one draw ahead.
+        seed: Of the orders; the first draws are the same for a larger S.
+    """
+    num_points = len(points)
+    generator = torch.Generator().manual_seed(seed)
+    rounds = torch.rand(-(-num_draws // num_points), num_points, generator=generator)
+    order = rounds.argsort(-1).flatten()[:num_draws].to(points.device)
+    size = max(1, min(STORED_AT_ONCE, WORKING_SET // max(1, points[0].nbytes)))
+
+    def blocks() -> Iterator[Tensor]:
+        for some in order.split(size):
+            yield points[some]
+
+    return Draws(blocks, num_draws, atoms=Atoms(points, order))
 
 
 def stored_draws(

@@ -76,6 +76,9 @@ def arviz_groups(
             "y": by_chain(prediction.draws),
             "f": by_chain(prediction.function_draws),
         }
+        if test.y.ndim == 2 and test.y.shape[1] > 1 and prediction.has_target_densities:
+            densities = prediction.target_log_likelihood(test.y)
+            groups["predictions"]["y_log_density"] = by_chain(densities)
         given_draw = {
             "y_mean": prediction.means,
             "y_variance": prediction.variances,
@@ -99,6 +102,7 @@ def arviz_groups(
             "y": ["test_row", "output"],
             "y_mean": ["test_row", "output"],
             "y_variance": ["test_row", "output"],
+            "y_log_density": ["test_row", "output"],
             "probs": ["test_row", "class"],
         },
         "y": ["row", "output"],
@@ -122,6 +126,7 @@ def arviz_groups(
         "processes": posterior.processes,
         "num_parameters": posterior.num_parameters,
         "num_stored_draws": stored,
+        "num_atoms": posterior.num_atoms,
         "elbo_kind": posterior.elbo_kind,
         "objective": posterior.objective,
         "likelihood": posterior.program.likelihood_family.__name__,
@@ -211,6 +216,7 @@ def _rows(data: Dataset) -> dict[str, Any]:
         "target": units(data.target),
         "input_names": data.input_names,
         "target_name": data.target_name,
+        "target_names": data.target_names,
         "class_names": data.class_names,
         "y_ndim": data.y.ndim,
     }

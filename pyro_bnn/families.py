@@ -26,8 +26,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-Marginal: TypeAlias = Literal["normal", "cauchy"]
-"""Family of the marginals of an approximation q."""
+Marginal: TypeAlias = Literal["normal", "cauchy", "moments"]
+"""Family of the marginals of an approximation q; of "moments" only the mean and sd are known."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,10 @@ def _cauchy_expected(q_loc: Tensor, q_scale: Tensor, loc: Tensor, scale: Tensor)
 
 
 FAMILIES: Mapping[type, Family] = {
-    dist.Normal: Family(_normal_log_prob, {"normal": _normal_expected}),
+    dist.Normal: Family(
+        _normal_log_prob,
+        {"normal": _normal_expected, "moments": _normal_expected},  # quadratic: of moments alone
+    ),
     dist.Laplace: Family(_laplace_log_prob, {"normal": _laplace_expected}),
     dist.Cauchy: Family(_cauchy_log_prob, {"cauchy": _cauchy_expected}),
 }

@@ -64,6 +64,7 @@ def values(document: dict[str, Any]) -> dict[str, Any]:
         "uncertainty": _uncertainty(document["uncertainty"]),
         "held_out": _scores(document["held_out"]),
         "command": _of_type(document["command"], str, "command"),
+        "target_names": _texts(document.get("target_names"), "target_names"),
     }
     if found["task"] not in get_args(Task):
         raise ValueError(f"its task is {found['task']!r:.50}")
@@ -75,22 +76,33 @@ def values(document: dict[str, Any]) -> dict[str, Any]:
         )
     if (len(names) if names else None) != network.num_classes:
         raise ValueError("its network has another number of classes than it has names")
+    targets = found["target_names"]
+    if (len(targets) if targets else 1) != network.num_outputs:
+        raise ValueError("its network has another number of targets than it has names")
+    for name in targets or () if found["held_out"] else ():
+        for score in ("rmse", "coverage"):
+            _of_type(found["held_out"][f"{score} of {name}"], float, score)
     return found
 
 
 def check_size(network: Network, posterior: Path) -> None:
     """Check that the weights of a network are not more than a file of its posterior holds.
 
-    Those of a network of images follow from its columns, each of which the file names.
+    Those of a network of images follow from its columns, each of which the file names, and from its
+    depth and width: a residual network has at least depth - 2 convolutions of width squared.
 
     Raises:
         FileFormatError: If they are.
     """
     if network.image_shape is not None:
-        return
-    sizes = (network.num_inputs, *network.hidden, network.num_outputs * (network.num_classes or 1))
-    weights = sum(rows * columns for rows, columns in itertools.pairwise(sizes))
-    least = BYTES_OF_A_WEIGHT * weights + BYTES_OF_A_LAYER * len(sizes)
+        layers = (network.depth or 2) - 2
+        weights = max(9 * layers, 1) * (network.width or 1) ** 2
+    else:
+        outputs = network.num_outputs * (network.num_classes or 1)
+        sizes = (network.num_inputs, *network.hidden, outputs)
+        layers = len(sizes)
+        weights = sum(rows * columns for rows, columns in itertools.pairwise(sizes))
+    least = BYTES_OF_A_WEIGHT * weights + BYTES_OF_A_LAYER * layers
     if posterior.is_file() and posterior.stat().st_size < least:
         raise FileFormatError(f"its network has {weights} weights, more than {posterior} holds")
 
@@ -102,6 +114,9 @@ def _network(document: object) -> Network:
         given["image_shape"] = tuple(_of_type(size, int, "image_shape") for size in shape)
         if math.prod(shape) != given["num_inputs"]:
             raise ValueError(f"images of {shape!r:.50} are not its {given['num_inputs']} inputs")
+    for name in ("depth", "width"):
+        if (size := _or_none(given.get(name), int, name)) is not None and size < 1:
+            raise ValueError(f"{name} is {size}")
     network = Network(**given)
     for name in ("model", "activation", "likelihood"):
         _of_type(given[name], str, name)
@@ -145,6 +160,8 @@ def _scores(document: object) -> dict[str, float] | None:
         *(("accuracy",) if "accuracy" in scores else ("rmse", "coverage")),
     ):
         _of_type(scores[name], float, name)
+    for name, value in scores.items():
+        _of_type(value, float, name)
     return scores
 
 

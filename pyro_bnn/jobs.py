@@ -10,12 +10,15 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from pyro_bnn.data import Split
-from pyro_bnn.effects import Model
+from pyro_bnn.data import Dataset, Split
+from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
+from pyro_bnn.infer.engine import unchanged
+from pyro_bnn.infer.estimators import ESTIMATORS, WEIGHT_SAMPLING, serves
 from pyro_bnn.posterior import Posterior
+from pyro_bnn.program import Program
 from pyro_bnn.registry import entries, kebab_case, lookup
 from pyro_bnn.resuming import Saves
 
@@ -164,23 +167,40 @@ def _with_prior(text: str) -> Method:
 
 
 def make_engines(
-    methods: Mapping[str, Method], options: Mapping[str, int | None]
+    methods: Mapping[str, Method],
+    options: Mapping[str, int | None],
+    estimator: str | None = None,
 ) -> dict[str, Any]:
     """The engine of each method, a guide's being SVI, with the options that it has.
 
     Args:
         methods: Guides and samplers by name.
         options: Values of ``OPTION_WORDS``; each engine takes those it knows.
+        estimator: Estimator of SVI, of the guides that it serves; None for SVI's own.
 
     Raises:
-        OptionError: If a value is out of its range.
+        OptionError: If a value is out of its range, or the estimator serves no method.
+        UnknownNameError: If there is no such estimator; suggests the nearest.
     """
+    estimator = None if estimator is None else estimator.replace("-", "_")
+    served = [
+        name
+        for name, method in methods.items()
+        if estimator is not None and issubclass(method.cls, Guide) and serves(estimator, method.cls)
+    ]
+    if estimator is not None and not served:
+        raise OptionError(
+            f"--estimator {estimator} does nothing for {', '.join(methods)}: it takes "
+            f"{'guides' if estimator == WEIGHT_SAMPLING else 'independent Gaussian weights'}, such "
+            "as auto-normal; leave it out, or name that"
+        )
     engines: dict[str, Any] = {}
     for name, method in methods.items():
         guide = {"guide": method.cls} if issubclass(method.cls, Guide) else {}
         engine: Any = SVI if guide else method.cls
         taken = {option: value for option, value in options.items() if takes(engine, option)}
-        engines[name] = engine(**guide, **taken)
+        how = {"estimator": estimator} if name in served else {}
+        engines[name] = engine(**guide, **taken, **how)
     return engines
 
 
@@ -213,6 +233,26 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> Non
                 f"{name} holds the weights of {type(models[name]).__name__} fixed: name a guide of "
                 "the same network before it, whose fit trains them"
             )
+
+
+def check_estimators(
+    engines: Mapping[str, Any], models: Mapping[str, Model], data: Dataset
+) -> None:
+    """Refuse estimators that do not serve the model of a method.
+
+    Args:
+        engines: By name of the method.
+        models: The model of each.
+        data: Rows to look at the models with.
+
+    Raises:
+        OptionError, SiteError: If there is one; names what the estimator does not serve.
+    """
+    for name, engine in engines.items():
+        estimator = ESTIMATORS.get(getattr(engine, "estimator", WEIGHT_SAMPLING))
+        if estimator is not None:
+            with isolated(0), unchanged(models[name]):
+                estimator(Program(models[name], data.x[:2], data.y[:2]))
 
 
 def fit_all(
@@ -298,6 +338,9 @@ def _numbers(engine: Engine, num_rows: int) -> Iterator[str]:
             value = min(value, num_rows)  # a step has no more rows than there are
         if value is not None:
             yield f"{value:,} {words}"
+    estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
+    if estimator != WEIGHT_SAMPLING:
+        yield estimator.replace("_", " ")
 
 
 def _name(thing: object) -> str:

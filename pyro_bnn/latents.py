@@ -15,17 +15,21 @@ from pyro_bnn.families import FAMILIES, Block, Marginal, make_index
 
 
 class Marginals(NamedTuple):
-    """Marginals of an approximation q, or of each of its K components of equal weight.
+    """Marginals of an approximation q, or of each of its K components.
 
     Attributes:
         loc: Means (of a Cauchy: medians), ``[P]`` or ``[K, P]``.
         scale: Standard deviations (of a Cauchy: half the interquartile range), of the same shape.
-        cauchy: Names of the sites whose marginals are Cauchy; the others' are Gaussian.
+        cauchy: Names of the sites whose marginals are Cauchy.
+        others: Family of the other sites' marginals.
+        weights: Weights of the components, ``[K]``; None for equal ones.
     """
 
     loc: Tensor
     scale: Tensor
     cauchy: frozenset[str] = frozenset()
+    others: Marginal = "normal"
+    weights: Tensor | None = None
 
 
 class ClosedForms(NamedTuple):
@@ -62,16 +66,19 @@ class Latents:
         self._found: dict[type, list[Member]] = {}
         self._blocks: tuple[Block, ...] = ()
         self._other_sites = sites
-        self._closed_forms: dict[frozenset[str], ClosedForms] = {}
+        self._closed_forms: dict[tuple[frozenset[str], Marginal], ClosedForms] = {}
         self.improper: frozenset[str] = frozenset()  # sites with a flat prior
 
-    def is_closed_form(self, cauchy: frozenset[str] = frozenset()) -> bool:
+    def is_closed_form(
+        self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
+    ) -> bool:
         """Whether the expected log prior under q is in closed form for all of z.
 
         Args:
-            cauchy: Names of the sites whose marginals under q are Cauchy; the others' are Gaussian.
+            cauchy: Names of the sites whose marginals under q are Cauchy.
+            others: Family of the other sites' marginals.
         """
-        return not self._other_sites and not self.closed_forms(cauchy).sampled
+        return not self._other_sites and not self.closed_forms(cauchy, others).sampled
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
@@ -137,23 +144,29 @@ class Latents:
     def expected_log_prior(self, q: Marginals) -> Tensor:
         """Closed-form part of E_q log p(z), ``[]``, averaged over q's components."""
         total = q.loc.new_zeros(())
-        for block, marginal in self.closed_forms(q.cauchy).expected:
+        for block, marginal in self.closed_forms(q.cauchy, q.others).expected:
             value = block.expected_log_prob(q.loc, q.scale, marginal)  # [] or [K]
+            if q.weights is not None:
+                value = q.weights @ value
             total = total + (value.mean() if value.ndim else value)
         return total
 
-    def closed_forms(self, cauchy: frozenset[str] = frozenset()) -> ClosedForms:
+    def closed_forms(
+        self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
+    ) -> ClosedForms:
         """The closed-form entries by what is known of their expectation under q.
 
         The first call for one set of sites makes tensors, and is not to be captured in a graph.
 
         Args:
-            cauchy: Names of the sites whose marginals under q are Cauchy; the others' are Gaussian.
+            cauchy: Names of the sites whose marginals under q are Cauchy.
+            others: Family of the other sites' marginals.
         """
-        if cauchy not in self._closed_forms:
+        key = cauchy, others
+        if key not in self._closed_forms:
             expected: list[tuple[Block, Marginal]] = []
             sampled: list[Block] = []
-            marginals: tuple[Marginal, ...] = ("normal", "cauchy")
+            marginals: tuple[Marginal, ...] = (others, "cauchy")
             for family, members in self._found.items():
                 for marginal in marginals:
                     part = [m for m in members if (m[0].name in cauchy) == (marginal == "cauchy")]
@@ -164,8 +177,8 @@ class Latents:
                         expected.append((block, marginal))
                     else:
                         sampled.append(block)
-            self._closed_forms[cauchy] = ClosedForms(tuple(expected), tuple(sampled))
-        return self._closed_forms[cauchy]
+            self._closed_forms[key] = ClosedForms(tuple(expected), tuple(sampled))
+        return self._closed_forms[key]
 
     def find_closed_forms(self, probe: Evaluate) -> None:
         """Gather the sites whose prior is of a closed-form family with constant parameters.

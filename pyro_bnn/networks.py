@@ -24,6 +24,8 @@ from pyro_bnn.registry import lookup
 
 WIDTH = 100
 DEFAULT_MODEL = "MLP"
+LAYER_OPTIONS = ("hidden", "activation", "depth", "width")
+"""Options of the classes of models that the command line sets, where a class has them."""
 FACTORS = {"loc": 1.0, "scale": 0.1}
 FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
     **dict.fromkeys(("Cauchy", "HalfCauchyScale", "Horseshoe", "Laplace", "StudentT"), FACTORS),
@@ -43,6 +45,8 @@ class NetworkOptions:
         likelihood: Name of the likelihood; None to choose it from the task.
         hidden: Units of the hidden layers, separated by commas.
         activation: Name of the activation.
+        depth: Number of layers; None for the model's own.
+        width: Filters of the first layers; None for the model's own.
     """
 
     model: str | None = None
@@ -50,6 +54,8 @@ class NetworkOptions:
     likelihood: str | None = None
     hidden: str = "50"
     activation: str = "relu"
+    depth: int | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,8 @@ class Network:
         likelihood: Class in ``pyro_bnn.likelihoods``.
         seed: Seed of initial weights, where the model has any.
         image_shape: Channels, height and width, where the model is one of images.
+        depth: Number of layers, where it is not the model's own.
+        width: Filters of the first layers, where they are not the model's own.
     """
 
     model: str
@@ -79,6 +87,8 @@ class Network:
     likelihood: str
     seed: int
     image_shape: tuple[int, ...] | None = None
+    depth: int | None = None
+    width: int | None = None
 
     def build(self) -> Model:
         """The model; the same for the same values, and the caller's random state stays.
@@ -97,11 +107,11 @@ class Network:
             factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__.startswith("Rank1") else {}
             prior = _make("prior", lookup("prior", self.prior), **factors)
         with isolated(self.seed):
-            layers = {"hidden": self.hidden, "activation": self.activation}
+            layers = {name: getattr(self, name) for name in LAYER_OPTIONS if takes(cls, name)}
             model = cls(
                 self.num_inputs if self.image_shape is None else self.image_shape,
                 self.num_outputs,
-                **{name: value for name, value in layers.items() if takes(cls, name)},
+                **{name: value for name, value in layers.items() if value is not None},
                 prior=prior,
                 likelihood=likelihood,
             )
@@ -146,6 +156,8 @@ def make_networks(
             likelihood=_likelihood_name(options.likelihood, split, num_outputs),
             seed=seed,
             image_shape=_image_shape(split, cls),
+            depth=options.depth if takes(cls, "depth") else None,
+            width=options.width if takes(cls, "width") else None,
         )
         for other, known in networks.items():
             if methods[other].cls is method.cls and known == network:

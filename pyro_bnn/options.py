@@ -34,6 +34,15 @@ TaskOption: TypeAlias = Annotated[
 SplitOption: TypeAlias = Annotated[
     int, typer.Option(metavar="K", min=0, help="Which training and held-out rows, from 0.")
 ]
+MaxRowsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="At most so many training rows, and held-out rows: the first of the split.",
+        show_default="all",
+    ),
+]
 HiddenOption: TypeAlias = Annotated[
     str, typer.Option(metavar="UNITS,...", help="Units of each hidden layer, such as 50 or 50,50.")
 ]
@@ -83,15 +92,43 @@ ActivationOption: TypeAlias = Annotated[
     str,
     typer.Option(metavar="NAME", help="relu, leaky_relu, tanh, erf, silu or identity."),
 ]
+DepthOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Layers with weights of a residual network, 6 n + 2 such as 8 or 20.",
+        show_default="the model's own, 20",
+    ),
+]
+WidthOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Filters of the first stage of a residual network.",
+        show_default="the model's own, 16",
+    ),
+]
+EstimatorOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How SVI estimates the likelihood's expectation: weight_sampling, which serves every "
+        "guide, or for guides of independent Gaussians such as auto-normal "
+        "local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise).",
+        show_default="weight_sampling",
+    ),
+]
 StepsOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Gradient steps of SVI for each guide (num_steps).")
+    int, typer.Option(metavar="N", min=1, help="Gradient steps of each fit (num_steps).")
 ]
 BatchSizeOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=1,
-        help="Rows of a gradient step of SVI (batch_size).",
+        help="Rows of a gradient step (batch_size).",
         show_default="all",
     ),
 ]
@@ -181,11 +218,19 @@ SimulationsOption: TypeAlias = Annotated[
     int, typer.Option(metavar="N", min=1, help="Simulated data sets, at least 20.")
 ]
 RankedDrawsOption: TypeAlias = Annotated[
-    int,
+    int | None,
     typer.Option(
         metavar="N",
         min=1,
-        help="Draws that the truth is ranked among, one less than a multiple of 20.",
+        help="Draws that the truth is ranked among, one less than a multiple of 20; or that a "
+        "guide's probabilities are taken from, any number.",
+        show_default="99, or 999",
+    ),
+]
+RanksOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--ranks", help="Rank the truth among the draws of a guide that has a density, too."
     ),
 ]
 RowsOption: TypeAlias = Annotated[

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_bnn.chunks import Chunks, Pass, Rows
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import cast, to_tensor
-from pyro_bnn.draws import Draws, chosen_draws, stored_draws
+from pyro_bnn.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
@@ -26,6 +26,7 @@ from pyro_bnn.prediction import Prediction, predict, require_finite
 from pyro_bnn.predictive import log_likelihoods
 from pyro_bnn.program import Params, Program
 from pyro_bnn.provenance import Provenance
+from pyro_bnn.remembered import MOST_BYTES, Remembered
 
 __all__ = [
     "NUM_SAMPLES",
@@ -66,6 +67,7 @@ class Posterior(ABC):
         self.provenance = provenance
         self.params = {name: value.detach() for name, value in program.params.items()}
         self.chunks = Chunks(program)
+        self._remembered = Remembered()
 
     # What is known of it
 
@@ -130,6 +132,15 @@ class Posterior(ABC):
         return None
 
     @property
+    def num_atoms(self) -> int | None:
+        """Number K of the functions that all draws are of; None where each draw is its own.
+
+        Predictions are those of the K functions, each computed once, and exact in their weights,
+        which are equal, where the number of draws is a multiple of K.
+        """
+        return None
+
+    @property
     def has_log_prob(self) -> bool:
         """Whether the approximation has a density q(z)."""
         return False
@@ -190,12 +201,16 @@ class Posterior(ABC):
     def count(self, num_samples: int | None) -> int:
         """The number of draws asked for; for None 1,000, or all stored draws where fewer.
 
+        Draws of K atoms are by default as many of each: K times a whole number, at most 1,000.
+
         Raises:
             OptionError: If ``num_samples`` is not a positive integer.
         """
         if num_samples is None:
-            stored = self.num_stored_draws
-            return NUM_SAMPLES if stored is None else min(NUM_SAMPLES, stored)
+            if self.num_stored_draws is not None:
+                return min(NUM_SAMPLES, self.num_stored_draws)
+            atoms = self.num_atoms or 1
+            return max(NUM_SAMPLES - NUM_SAMPLES % atoms, atoms)
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
             raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
         return num_samples
@@ -332,7 +347,15 @@ class Posterior(ABC):
             OutputError: If the disk has no room.
         """
         run = self._log_likelihoods(data, num_samples, seed)
-        (values,) = run.together(memory, disk=disk)
+        if run.excess(memory, run.stored) is None:
+            values = self._remembered.get(
+                (*run.rows, *self._state()),
+                (len(run.draws), seed, memory),
+                len(run.draws) * run.stored,
+                lambda: run.together(memory)[0],
+            )
+        else:
+            (values,) = run.together(memory, disk=disk)
         return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
     def log_joint(
@@ -340,15 +363,11 @@ class Posterior(ABC):
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
         run = self._log_likelihoods(data, num_samples, seed)
-        # Made before the blocks: small results left among what they free would split the heap
-        likelihood = torch.zeros(
-            len(run.draws), dtype=torch.float64, device=self.program.initial.device
-        )
-        for some in run.by_rows(GIB):
-            start = 0
-            for (values,) in some.parts(GIB):
-                likelihood[start : start + len(values)] += values.sum(-1)
-                start += len(values)
+        if len(run.draws) * run.stored <= MOST_BYTES:
+            rows = self.log_likelihood(data, num_samples, seed)  # which others ask for too
+            likelihood = rows.sum(-1, dtype=torch.float64)
+        else:
+            likelihood = self._summed(run)
 
         def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
@@ -358,6 +377,23 @@ class Posterior(ABC):
             GIB
         )
         return likelihood.to(prior.dtype) + prior
+
+    def _summed(self, run: Pass) -> Float[Tensor, " S"]:
+        """The sum over rows ``[N]`` of log likelihoods, of which a few are held at once."""
+        # Made before the blocks: small results left among what they free would split the heap
+        likelihood = torch.zeros(
+            len(run.draws), dtype=torch.float64, device=self.program.initial.device
+        )
+        for some in run.by_rows(GIB):
+            start = 0
+            for (values,) in some.parts(GIB):
+                likelihood[start : start + len(values)] += values.sum(-1)
+                start += len(values)
+        return likelihood
+
+    def _state(self) -> tuple[Tensor, ...]:
+        """The tensors that its draws and densities follow from."""
+        return tuple(self.params.values())
 
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
         x, y = _pair(data)
@@ -513,6 +549,12 @@ class GuidePosterior(Posterior):
         program.prepare(guide)
 
     @property
+    def num_atoms(self) -> int | None:
+        """Number of the guide's ``atoms``, if it has such."""
+        atoms = self.guide.atoms()
+        return None if atoms is None else len(atoms)
+
+    @property
     def has_log_prob(self) -> bool:
         """Whether the guide has a density."""
         return self.guide.has_log_prob
@@ -534,11 +576,17 @@ class GuidePosterior(Posterior):
 
     def in_blocks(self, num_samples: int, seed: int) -> Draws:
         """Draws of the guide; see the base class."""
+        atoms = self.guide.atoms()
+        if atoms is not None:
+            return draws_of_atoms(atoms.detach(), num_samples, seed)
 
         def blocks() -> Iterator[Tensor]:
             return self.guide.in_blocks(self._draws, num_samples, seed)
 
         return Draws(blocks, num_samples)
+
+    def _state(self) -> tuple[Tensor, ...]:
+        return (*super()._state(), *(value.detach() for value in self.guide.parameters()))
 
     def _draws(self, noise: Tensor) -> Tensor:
         with torch.no_grad():
@@ -611,6 +659,9 @@ class DrawsPosterior(Posterior):
     def sample_stats(self) -> dict[str, NDArray[Any]]:
         """Sampler statistics of each stored draw ``[C, S]``."""
         return self._sample_stats
+
+    def _state(self) -> tuple[Tensor, ...]:
+        return (*super()._state(), self._z)
 
     def chosen(self, num_samples: int, seed: int) -> Tensor:
         """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""

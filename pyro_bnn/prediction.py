@@ -43,6 +43,8 @@ class Prediction:
         class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
         _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
         is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
+        _target_log_likelihood: Log densities ``[S, N, O]`` of each target alone; None where they
+            are not independent given a draw.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Prediction:
         _log_likelihood: LogLikelihood,
         *,
         is_discrete: bool = False,
+        _target_log_likelihood: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._is_discrete = is_discrete
         self._stored: dict[str, Any] = {
@@ -65,6 +68,7 @@ class Prediction:
             "class_probs": class_probs,
         }
         self._log_likelihood = _log_likelihood
+        self._target_log_likelihood = _target_log_likelihood
 
     @property
     def draws(self) -> Num[Tensor, "S N O"]:
@@ -182,6 +186,44 @@ class Prediction:
         log_mean.add(found)
         return log_mean.value
 
+    @property
+    def has_target_densities(self) -> bool:
+        """Whether each of several targets has a density of its own."""
+        return self._target_log_likelihood is not None
+
+    def target_log_likelihood(self, y: Tensor) -> Float[Tensor, "S N O"]:
+        """Log density of each target alone given each draw ``[S, N, O]``.
+
+        Args:
+            y: Observations ``[N, O]``, in the units of the prediction.
+
+        Raises:
+            OptionError: If targets are not independent given a draw, or y is a class.
+        """
+        if self._target_log_likelihood is None:
+            raise OptionError(
+                "the likelihood has no density of each target alone: read log_prob(y) of all"
+            )
+        return self._target_log_likelihood(to_tensor(y, "y"))
+
+    def target_log_prob(self, y: Tensor) -> Float[Tensor, "N O"]:
+        r"""Log of the mean density over draws of each target alone ``[N, O]``.
+
+        .. math:: \log \tfrac1S \sum_s p(y_{no} \mid x_n, z_s)
+
+        Targets are independent given a draw but not over draws: the sum over targets is not
+        ``log_prob(y)``.
+
+        Args:
+            y: Observations ``[N, O]``, in the units of the prediction.
+
+        Raises:
+            OptionError: As :meth:`target_log_likelihood`.
+        """
+        found = RunningLogMean()
+        found.add(self.target_log_likelihood(y))
+        return found.value
+
     # What a mixture whose draws are not stored does otherwise
 
     def _read(self, name: str) -> Tensor | None:
@@ -246,6 +288,15 @@ class StreamedPrediction(Prediction):
         """Quantiles of the draws of y, which are written to a file for it; see the base class."""
         require_levels(q)
         return self._on_disk().quantile(q)
+
+    @property
+    def has_target_densities(self) -> bool:
+        """As of the same prediction in files; see the base class."""
+        return self._on_disk().has_target_densities
+
+    def target_log_likelihood(self, y: Tensor) -> Float[Tensor, "S N O"]:
+        """Log densities of each target alone, which are written to a file; see the base class."""
+        return self._on_disk().target_log_likelihood(y)
 
     def _mean_of(self, name: str) -> Tensor:
         return self._moments[name].mean if name in self._moments else require_kind(name)
@@ -349,6 +400,13 @@ def predict(
             found.shift(-units.scale.log().expand(given.num_outputs).sum())
         return found
 
+    def target_log_likelihood(y: Tensor) -> Tensor:
+        if target is not None:
+            y = target.to("cpu").transform(y.cpu())
+        batch = program.batch(x, y.to(device=program.device, dtype=program.dtype))
+        densities = whole.target_log_prob(batch.y)
+        return densities if units is None else densities - units.scale.log()
+
     if not is_stored:
 
         def on_disk() -> Prediction:
@@ -378,6 +436,7 @@ def predict(
         class_probs=None if given.is_number else lambda: whole.whole(Conditional.class_probs),
         _log_likelihood=log_likelihood,
         is_discrete=given.is_discrete,
+        _target_log_likelihood=target_log_likelihood if given.has_target_densities else None,
     )
 
 

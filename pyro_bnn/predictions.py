@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -32,7 +32,8 @@ from pyro_bnn.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 
 RATIO = "uncertainty_vs_training"
 ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
-PLACES = tuple(f"predicted_{name}" for name in ("mean", "median", "low", "high"))
+PREDICTED = "predicted"  # how the columns of predictions begin
+PLACES = ("mean", "median", "low", "high")  # in the units of the target
 KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
 DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
 
@@ -48,6 +49,7 @@ class FilePredictions:
             training rows, in the model's units.
         training: That of the training rows.
         scores: Lines on how the predictions compare with the file's target; none without it.
+        starts: How the columns of each target begin; none for classes.
     """
 
     rows: NewRows
@@ -55,6 +57,7 @@ class FilePredictions:
     epistemic: np.ndarray
     training: Uncertainty
     scores: list[str]
+    starts: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> np.ndarray | None:
@@ -74,10 +77,10 @@ class FilePredictions:
         writer = csv.writer(buffer, delimiter=self.rows.separator, lineterminator="\n")
         writer.writerow([*self.rows.header, *self.columns])
         predicted = {name: _fields(values) for name, values in self.columns.items()}
-        if "predicted_low" in self.columns:
-            width = self.columns["predicted_high"] - self.columns["predicted_low"]
+        for start in self.starts:
+            width = self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
             for name in PLACES:
-                predicted[name] = _fields(self.columns[name], width)
+                predicted[f"{start}_{name}"] = _fields(self.columns[f"{start}_{name}"], width)
         for own, new in zip(self.rows.fields, zip(*predicted.values(), strict=True), strict=True):
             writer.writerow([*own, *new])
         return buffer.getvalue()
@@ -135,12 +138,15 @@ def predict_file(
     stored = fit.posterior.num_stored_draws
     if num_samples is not None and stored is not None and num_samples > stored:
         raise OptionError(f"the fit holds {stored:,} draws: take at most that, not {num_samples:,}")
-    rows = read_new_rows(path, fit.columns, fit.target_name, fit.class_names)
+    targets = fit.target_names or fit.target_name
+    rows = read_new_rows(path, fit.columns, targets, fit.class_names)
+    num_targets = len(fit.target_names or (1,))
     posterior, blocks = fit.posterior, []
     z = posterior.in_blocks(posterior.count(num_samples), seed)
     yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
     is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
-    at_once = _rows_at_once(len(z)) if fit.class_names is None else ROWS_AT_ONCE
+    is_number = fit.class_names is None
+    at_once = _rows_at_once(len(z), num_targets) if is_number else ROWS_AT_ONCE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
@@ -150,22 +156,24 @@ def predict_file(
             columns, extra = _predict_block(fit, prediction, y, level, noise_seed)
             if not is_same:
                 prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
-            extra["epistemic"] = to_numpy(epistemic(prediction, fit.uncertainty.measure))
+            measure = fit.uncertainty.measure
+            extra["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
             blocks.append((columns, extra))
     columns, extra = (
         {name: np.concatenate([block[part][name] for block in blocks]) for name in blocks[0][part]}
         for part in (0, 1)
     )
     _check_names(path, rows, columns)
-    if fit.class_names is None:
-        _warn_of_moments(columns)
-    scores = [] if rows.y is None else [_scores(fit, columns, extra, to_numpy(rows.y), level)]
+    starts = _starts(fit)
+    _warn_of_moments(columns, starts)
+    scores = [] if rows.y is None else _scores(fit, columns, extra, to_numpy(rows.y), level)
     found = FilePredictions(
         rows=rows,
         columns=columns,
         epistemic=extra["epistemic"],
         training=fit.uncertainty,
         scores=scores,
+        starts=starts,
     )
     columns[RATIO] = np.full(len(rows.x), np.nan) if found.ratio is None else found.ratio
     return found
@@ -219,13 +227,20 @@ def _holds_predictions(path: Path) -> bool:
     return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
 
 
-def _rows_at_once(num_draws: int) -> int:
+def _starts(fit: SavedFit) -> tuple[str, ...]:
+    """How the columns of each target begin; none for classes."""
+    if fit.class_names is not None:
+        return ()
+    return tuple(f"{PREDICTED}_{name}" for name in fit.target_names or ()) or (PREDICTED,)
+
+
+def _rows_at_once(num_draws: int, num_targets: int) -> int:
     """How many rows of numbers are predicted together, so that their draws fit in half the bound.
 
     Raises:
         OptionError: If those of a single row do not.
     """
-    most = GIB // 2 // KEPT
+    most = GIB // 2 // (KEPT * num_targets)
     if num_draws > most:
         raise OptionError(
             f"{num_draws:,} draws are more than are kept of a row: take at most {most:,}"
@@ -278,10 +293,20 @@ def _predict_block(
         "sd_epistemic": prediction.sd_epistemic,
         "sd_aleatoric": prediction.sd_aleatoric,
     }
+    starts = _starts(fit)
     if y is not None:
-        draws = to_numpy(prediction.draws[..., 0]).astype(float)  # [S, N]
-        extra["pit"] = pit(draws, to_numpy(y), seed=seed)
-    return {f"predicted_{name}": to_numpy(value[:, 0]) for name, value in values.items()}, extra
+        draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
+        observed = to_numpy(y).reshape(len(y), -1)
+        pits = [pit(draws[..., o], observed[:, o], seed=seed) for o in range(len(starts))]
+        extra["pit"] = np.stack(pits, axis=1)  # [N, O]
+        if len(starts) > 1 and prediction.has_target_densities:
+            extra["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
+    columns = {
+        f"{start}_{name}": to_numpy(value[:, o])
+        for o, start in enumerate(starts)
+        for name, value in values.items()
+    }
+    return columns, extra
 
 
 def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> None:
@@ -293,15 +318,16 @@ def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> N
         )
 
 
-def _warn_of_moments(columns: dict[str, np.ndarray]) -> None:
-    count = int(np.isnan(columns["predicted_mean"] + columns["predicted_sd"]).sum())
-    if count:
-        warnings.warn(
-            f"the predictive mean or sd does not exist in {count_rows(count)} and is empty there; "
-            "predicted_median and the interval do exist",
-            BNNWarning,
-            stacklevel=3,
-        )
+def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> None:
+    for start in starts:
+        count = int(np.isnan(columns[f"{start}_mean"] + columns[f"{start}_sd"]).sum())
+        if count:
+            warnings.warn(
+                f"the predictive mean or sd does not exist in {count_rows(count)} and is empty "
+                f"there; {start}_median and the interval do exist",
+                BNNWarning,
+                stacklevel=3,
+            )
 
 
 def _scores(
@@ -310,22 +336,35 @@ def _scores(
     extra: dict[str, np.ndarray],
     y: np.ndarray,
     level: float,
-) -> str:
-    """A line on how the predictions compare with the target."""
-    log_score = f"log score {number(float(extra['log_score'].mean()))} nats a row"
+) -> list[str]:
+    """Lines on how the predictions compare with the target: of all, then of each of several."""
+    log_score = _nats(extra["log_score"])
     start = f"Against {fit.target_name!r} of {count_rows(len(y))}: {log_score}"
     if fit.class_names is not None:
-        return f"{start}, accuracy {100 * accuracy(extra['probs'], y):.1f} %"
-    mean = columns["predicted_mean"]
-    point, what = mean, ""
-    if not np.isfinite(mean).all():
-        point, what = columns["predicted_median"], " of the median"
-    covered = coverage(extra["pit"], level)
-    return (
-        f"{start}, RMSE{what} {number(rmse(point, y))}, {100 * level:g} % interval covers "
-        f"{100 * covered.observed:.1f} % (chance allows {100 * covered.low:.1f} to "
-        f"{100 * covered.high:.1f} %)"
-    )
+        return [f"{start}, accuracy {100 * accuracy(extra['probs'], y):.1f} %"]
+    y = y.reshape(len(y), -1)
+    each = []
+    for o, name in enumerate(_starts(fit)):
+        point, what = columns[f"{name}_mean"], ""
+        if not np.isfinite(point).all():
+            point, what = columns[f"{name}_median"], " of the median"
+        covered = coverage(extra["pit"][:, o], level)
+        each.append(
+            f"RMSE{what} {number(rmse(point, y[:, o]))}, {100 * level:g} % interval covers "
+            f"{100 * covered.observed:.1f} % (chance allows {100 * covered.low:.1f} to "
+            f"{100 * covered.high:.1f} %)"
+        )
+    if fit.target_names is None:
+        return [f"{start}, {each[0]}"]
+    alone = [""] * len(each)
+    if "target_log_score" in extra:
+        alone = [f"{_nats(values)}, " for values in extra["target_log_score"].T]
+    lines = zip(fit.target_names, alone, each, strict=True)
+    return [start, *(f"  {name!r} alone: {own}{rest}" for name, own, rest in lines)]
+
+
+def _nats(log_scores: np.ndarray) -> str:
+    return f"log score {number(float(log_scores.mean()))} nats a row"
 
 
 def _fields(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:

@@ -38,6 +38,7 @@ class Predictive:
         is_number: Whether y is a number, and no class.
         is_discrete: Whether y is a count or a class.
         is_masked: Whether rows of y are masked.
+        has_target_densities: Whether each number of y has a density of its own given a draw.
         num_outputs: Length O of y, or number C of its classes.
         kept: Bytes that a draw takes with all that is made of it.
     """
@@ -61,6 +62,7 @@ class Predictive:
         self._fn = at_rows(fn, len(x))
         of_one = Conditional(fn, (), units, has_moments).one
         self.is_number, self.is_discrete = of_one.is_number, of_one.is_discrete
+        self.has_target_densities = not self.is_masked and of_one.has_target_densities
         means = of_one.means() if self.is_number else of_one.class_probs()  # [1, n, O] or [1, n, C]
         self.num_outputs = means.shape[-1]
         of_means = self.num_outputs * means.itemsize * len(x)

@@ -37,6 +37,7 @@ from pyro_bnn.effects import (
     with_tensors,
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
+from pyro_bnn.families import Marginal
 from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.snapshot import Snapshot
@@ -76,6 +77,7 @@ class GuideTerms(NamedTuple):
         log_prob: log q(z) ``[D]``; None where the entropy is given, or q has no density.
         marginals: Marginals of q where they are of a known family, or None.
         kl_scale: Factor of the KL.
+        weights: Weights ``[D]`` of the draws, which sum to 1; None for equal ones.
     """
 
     z: Tensor
@@ -83,12 +85,14 @@ class GuideTerms(NamedTuple):
     log_prob: Tensor | None
     marginals: Marginals | None
     kl_scale: float = 1.0
+    weights: Tensor | None = None
 
 
 class GuideLike(Protocol):
     """The part of a guide that the program calls."""
 
     has_log_prob: bool
+    marginal_family: Marginal
 
     @property
     def member_params(self) -> tuple[str, ...]:
@@ -217,7 +221,7 @@ class Program:
     def prepare(self, guide: GuideLike) -> None:
         """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
         self.member_params = guide.member_params
-        self.latents.closed_forms(guide.cauchy_sites)
+        self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
 
     # Coordinates
 
@@ -418,8 +422,10 @@ class Program:
         terms = guide.terms(guide_params, noise[:, 0] if by_row else noise)
         blocks = None  # of the prior whose expectation is sampled: all
         if terms.marginals is not None:
-            blocks = self.latents.closed_forms(terms.marginals.cauchy).sampled
+            q = terms.marginals
+            blocks = self.latents.closed_forms(q.cauchy, q.others).sampled
         has_factors, scale = False, 1.0
+        weights = terms.weights if estimate is None else estimate.kl_weights
 
         def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal has_factors, scale
@@ -436,9 +442,8 @@ class Program:
             rows = rows.unsqueeze(0)  # [D, B]
         else:
             rows, log_prior, log_factors = self._vmap(one, terms.z)
-            weights = None if estimate is None else estimate.kl_weights
             log_prior = log_prior.mean(0) if weights is None else weights @ log_prior
-            log_factors = log_factors.mean(0)
+            log_factors = log_factors.mean(0) if weights is None else weights @ log_factors
         if estimate is not None:
             rows, scale = estimate.rows(terms, (noise, *row_noise), batch, model_params)
         elif by_row:
@@ -451,12 +456,16 @@ class Program:
         if terms.entropy is not None:
             kl = -terms.entropy - log_prior
         elif terms.log_prob is not None:
-            kl = sampled_kl = terms.log_prob.mean() - log_prior
+            log_q = terms.log_prob.mean() if weights is None else weights @ terms.log_prob
+            kl = sampled_kl = log_q - log_prior
         else:
             kl = -log_prior
         if terms.kl_scale != 1:
             kl = terms.kl_scale * kl
-        log_likelihood = guide.reduce_log_likelihood(rows, scale)
+        if terms.weights is None:
+            log_likelihood = guide.reduce_log_likelihood(rows, scale)
+        else:
+            log_likelihood = (terms.weights @ rows.sum(-1)) * scale
         factors = log_factors if has_factors else None
         return ELBOTerms(log_likelihood, kl, sampled_kl, factors)
 

@@ -17,6 +17,7 @@ from pyro_bnn.likelihoods import Likelihood
 
 _NOT_ENTRIES = {
     "BayesianModule",
+    "DropoutModule",
     "Guide",
     "HierarchicalPrior",
     "Hierarchy",

@@ -68,6 +68,7 @@ class Plan:
             networks.make_networks(self.methods, rows, self.choice, seed)
         )
         jobs.check_starts(self.engines, made)
+        jobs.check_estimators(self.engines, made, rows.train)
         return made
 
     def run(

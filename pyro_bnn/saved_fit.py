@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from pyro_bnn import fit_file
-from pyro_bnn.data import Split, names
+from pyro_bnn.data import Dataset, Split, names
 from pyro_bnn.data.columns import Column
 from pyro_bnn.data.csv_file import read_columns
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, holds_counts, make_split
-from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, OutputError
+from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.report.files import check_writable, write_text
@@ -48,6 +48,7 @@ class SavedFit:
         uncertainty: Epistemic uncertainty of these rows.
         held_out: Scores on the held-out rows, by name; None where there were none.
         command: What was run.
+        target_names: Names of several targets; None where there is one.
     """
 
     posterior: Posterior
@@ -62,6 +63,7 @@ class SavedFit:
     uncertainty: Uncertainty
     held_out: Mapping[str, float] | None
     command: str
+    target_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -101,10 +103,11 @@ class SavedFit:
             uncertainty=Uncertainty.of(posterior, data, seed),
             held_out=None if all_rows else held_out_scores(posterior, rows, seed),
             command=command,
+            target_names=_target_names(data),
         )
 
     def summary(self) -> str:
-        """One line: the scores on held-out rows, or why there are none."""
+        """The scores on held-out rows, with a line for each of several targets, or why not."""
         if self.held_out is None:
             return f"All {self.num_rows:,} rows were fitted: none is left to score"
         found = dict(self.held_out)
@@ -113,9 +116,17 @@ class SavedFit:
             parts.append(f"accuracy {100 * found['accuracy']:.1f} %")
         else:
             unit = "" if self.target_name is None else f" ({self.target_name})"
+            unit = unit if self.target_names is None else " sds of each target"
             parts.append(f"RMSE {number(found['rmse'])}{unit}")
             parts.append(f"95 % interval covers {100 * found['coverage']:.1f} %")
-        return f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"
+        lines = [f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"]
+        for name in self.target_names or ():
+            own = [f"RMSE {number(found[f'rmse of {name}'])}"]
+            if f"log_score of {name}" in found:
+                own.insert(0, f"log score {number(found[f'log_score of {name}'])} nats a row")
+            own.append(f"95 % interval covers {100 * found[f'coverage of {name}']:.1f} %")
+            lines.append(f"  {name}: {', '.join(own)}")
+        return "\n".join(lines)
 
     def save(self, folder: str | Path) -> None:
         """Write ``posterior.pt`` and ``fit.json``; files of these names are replaced, or stay.
@@ -181,19 +192,13 @@ def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, 
 
     Args:
         data: Registered name or path.
-        target: Column of a CSV that is predicted.
+        target: Column of a CSV that is predicted, or several separated by commas.
         split: What was loaded; where inputs have no names they are called ``x0, x1, ...``.
 
     Raises:
         DataError: If a CSV cannot be read any more, or double precision cannot tell the values of
             an input or of the target apart.
-        OptionError: If there is more than one target.
     """
-    if split.train.y.ndim == 2 and split.train.y.shape[1] > 1:
-        raise OptionError(
-            f"{split.name} has {split.train.y.shape[1]} targets, but a saved fit predicts one: fit "
-            "them one by one"
-        )
     _check_precision(split)
     path = Path(data).expanduser()
     if data not in names() and path.suffix.lower() in (".csv", ".tsv"):
@@ -205,9 +210,10 @@ def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, 
 def _check_precision(split: Split) -> None:
     data = split.train
     known = data.input_names or [f"x{i}" for i in range(data.x.shape[1])]
+    targets = _target_names(data) or (data.target_name or "y",)
     parts = (
         (data.inputs, data.x, [f"column {name!r}" for name in known]),
-        (data.target, data.y, [f"target {data.target_name or 'y'!r}"]),
+        (data.target, data.y, [f"target {name!r}" for name in targets]),
     )
     for units, values, names_ in parts:
         if units is None or values.ndim > 2:  # images are refused where a network is made
@@ -242,6 +248,7 @@ def all_rows(split: Split) -> Split:
         target_name=split.train.target_name,
         class_names=split.train.class_names,
         note=split.note,
+        target_names=split.train.target_names,
     )
     every = torch.arange(len(x))
     return make_split(table, every, every, index=split.index)
@@ -257,7 +264,9 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
 
     Returns:
         ``rows``, ``log_score`` (nats a row, in the file's units), then ``rmse`` and ``coverage``
-        (share of rows inside the central 95 % interval), or ``accuracy``.
+        (share of rows inside the central 95 % interval), or ``accuracy``. Of several targets the
+        ``rmse`` is in sds of each, and ``rmse of NAME``, ``coverage of NAME`` and, where there is
+        one, ``log_score of NAME`` are in the units of one.
     """
     from pyro_bnn.report.held_out import held_out
 
@@ -265,7 +274,19 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
     found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
     if scores.coverage is None:
         return {**found, "accuracy": scores.accuracy}
-    return {**found, "rmse": scores.rmse, "coverage": scores.coverage.observed}
+    found |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
+    for name, of_target in zip(_target_names(split.test) or (), scores.targets, strict=True):
+        found |= {f"rmse of {name}": of_target.rmse}
+        found |= {f"coverage of {name}": of_target.coverage.observed}
+        if of_target.log_score is not None:
+            found |= {f"log_score of {name}": float(of_target.log_score.mean())}
+    return found
+
+
+def _target_names(data: Dataset) -> tuple[str, ...] | None:
+    """Names of several targets, ``y0, y1, ...`` where they have none; None where there is one."""
+    count = data.y.shape[1] if data.y.ndim == 2 else 1
+    return None if count == 1 else data.target_names or tuple(f"y{o}" for o in range(count))
 
 
 def _versions() -> Iterator[tuple[str, str]]:

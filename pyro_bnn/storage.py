@@ -63,7 +63,7 @@ def save(posterior: Posterior, path: Path) -> None:
         "buffers": {name: program.snapshot.buffers[name] for name in _buffers(program.model)},
         "fingerprint": _fingerprint(program, posterior.params),
     }
-    known = isinstance(posterior, GuidePosterior) and _class_of(posterior.guide) is not None
+    known = isinstance(posterior, GuidePosterior) and _is_known(posterior.guide)
     if program.member_params and not known:
         raise OutputError(
             f"cannot save a {posterior.method}, whose class is not of this package and whose draws "
@@ -220,9 +220,10 @@ class _Within(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _class_of(guide: Guide) -> type[Guide] | None:
-    cls = getattr(guides, type(guide).__name__, None)
-    return cls if cls is type(guide) else None
+def _is_known(guide: Guide) -> bool:
+    """Whether its class, and that of each guide in it, is of this package."""
+    classes = [type(part) for part in guide.modules() if isinstance(part, Guide)]
+    return all(getattr(guides, cls.__name__, None) is cls for cls in classes)
 
 
 def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> None:

@@ -165,12 +165,15 @@ def _guide(document: object, path: Path) -> tuple[str, dict[str, Any], dict[str,
     _require_keys(guide, ("class", "options", "state"))
     options = parse_json(_of_type(guide["options"], str, "options"), f"the options of {path}")
     state = dict(_of_type(guide["state"], dict, "state"))
-    extra = _of_type(state.pop("_extra_state"), dict, "_extra_state")
+    own = "_extra_state"  # of the guide, and after a dot that of one in it
+    extra = {own: _of_type(state.pop(own), dict, own)}
+    for name in [name for name in state if str(name).endswith(f".{own}")]:
+        extra[name] = _of_type(state.pop(name), dict, name)
     tensors = {name: _finite(v, name) for name, v in _tensors(state, "state").items()}
     return (
         _of_type(guide["class"], str, "class"),
         _of_type(options, dict, "options"),
-        {**tensors, "_extra_state": extra},
+        {**tensors, **extra},
     )
 
 

@@ -40,10 +40,11 @@ class Uncertainty:
         measure = "sd of the function" if posterior.has_moments else "half range of the function"
         if data.num_classes is not None:
             measure = "mutual information"
+        num_targets = data.y.shape[1] if data.y.ndim == 2 else 1
         values, is_point = [], True
         for rows in data.x.split(ROWS_AT_ONCE):
             prediction = posterior.predict(rows, seed=seed)
-            values.append(epistemic(prediction, measure))
+            values.append(epistemic(prediction, measure, num_targets))
             f = prediction.function_draws
             spread = f.amax(0) - f.amin(0)
             is_point &= bool((spread <= POINT_TOLERANCE * (1 + f[0].abs())).all())
@@ -53,14 +54,17 @@ class Uncertainty:
         return cls(measure=measure, median=float(np.median(whole)), maximum=float(whole.max()))
 
 
-def epistemic(prediction: Prediction, measure: str) -> Float[Tensor, " N"]:
-    """The epistemic uncertainty ``[N]`` of rows, in the model's units; see :class:`Uncertainty`."""
+def epistemic(prediction: Prediction, measure: str, num_targets: int = 1) -> Float[Tensor, " N"]:
+    """The epistemic uncertainty ``[N]`` of rows, in the model's units; see :class:`Uncertainty`.
+
+    Of several targets it is the root mean square over them, each in its own sd.
+    """
     if measure == "mutual information":
         return prediction.mutual_information.double()
-    f = prediction.function_draws[..., 0].double()  # [S, N], the location of y
+    f = prediction.function_draws[..., :num_targets].double()  # [S, N, O], the location of y
     if measure == "sd of the function":
-        sd: Tensor = f.std(0, correction=0)
-        return sd
-    low, high = torch.quantile(f, f.new_tensor(HALF_OF_NORMAL), dim=0)
-    half: Tensor = (high - low) / 2
-    return half
+        spread: Tensor = f.std(0, correction=0)  # [N, O]
+    else:
+        low, high = torch.quantile(f, f.new_tensor(HALF_OF_NORMAL), dim=0)
+        spread = (high - low) / 2
+    return spread[:, 0] if num_targets == 1 else spread.square().mean(-1).sqrt()

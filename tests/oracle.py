@@ -128,21 +128,27 @@ def linear_gaussian(
 
     shared = normal(num_rows, 1)
     x = math.sqrt(1 - correlation**2) * normal(num_rows, num_inputs) + correlation * shared
-    a = design(x)  # [N, P]
     z = prior_scale * normal(num_inputs + 1)
-    y = a @ z + noise * normal(num_rows)
-    eye = torch.eye(num_inputs + 1, dtype=torch.float64)
+    y = design(x) @ z + noise * normal(num_rows)
+    return with_answers(x, y, LinearModel(num_inputs, noise, prior_scale))
+
+
+def with_answers(x: Tensor, y: Tensor, model: LinearModel) -> LinearGaussian:
+    """The exact answers of the model on given data."""
+    a = design(x)  # [N, P]
+    noise, prior_scale, size = float(model.noise), float(model.prior_scale), a.shape[1]
+    eye = torch.eye(size, dtype=torch.float64)
     precision = a.T @ a / noise**2 + eye / prior_scale**2
     covariance = torch.linalg.inv(precision)
     covariance = (covariance + covariance.T) / 2
-    marginal = noise**2 * torch.eye(num_rows, dtype=torch.float64) + prior_scale**2 * a @ a.T
+    marginal = noise**2 * torch.eye(len(x), dtype=torch.float64) + prior_scale**2 * a @ a.T
     log_evidence = -0.5 * (
-        num_rows * math.log(2 * math.pi) + marginal.logdet() + y @ torch.linalg.solve(marginal, y)
+        len(x) * math.log(2 * math.pi) + marginal.logdet() + y @ torch.linalg.solve(marginal, y)
     )
     return LinearGaussian(
         x=x,
         y=y,
-        model=LinearModel(num_inputs, noise, prior_scale),
+        model=model,
         noise=noise,
         prior_scale=prior_scale,
         precision=precision,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import chunks, memory, models
-from pyro_bnn.chunks import Chunks
+from pyro_bnn.chunks import Chunks, Pass
 from pyro_bnn.collected import together
-from pyro_bnn.draws import Draws
+from pyro_bnn.draws import Draws, draws_of_atoms
 from pyro_bnn.memory import GIB
 from pyro_bnn.program import Params, Program
 
@@ -62,6 +62,49 @@ def test_a_graph_replays_without_the_model(
     second = kept.over("f", fn, Draws.of(z.flip(0)), (x,), {}).together(GIB)[0]
     torch.testing.assert_close(second, expected.flip(0))
     assert calls == []
+
+
+@pytest.mark.parametrize("working_set", [1 << 24, 3_000], ids=["at once", "in parts"])
+def test_atoms_are_computed_once_each_and_their_draws_share_what_they_share(
+    program: Program, monkeypatch: pytest.MonkeyPatch, working_set: int
+) -> None:
+    monkeypatch.setattr(memory, "WORKING_SET", working_set)
+    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)  # a graph, which so few calls do not repay
+    calls: list[tuple[int, int]] = []
+    x = program.example.x
+
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        calls.append((len(z), len(rows[0])))
+        f = program.function(z, rows[0], params)
+        return f, f, z[:, :1].expand(-1, len(rows[0]))
+
+    points = program.prior_draws(3, x[:1])
+    draws = draws_of_atoms(points, 600, seed=2)
+    run = Chunks(program).over("f", fn, draws, (x,), {})
+    monkeypatch.setattr(Pass, "axes", None if working_set > 1 << 20 else (1, 1, 1))
+    calls.clear()  # looks at its cost
+    f, twin, expanded = run.together(GIB)
+    rows_computed = sum(draws * rows for draws, rows in calls)
+    assert rows_computed < 10 * 3 * len(x)  # 600 draws of 12 rows would be 7,200
+    assert not run.chunks._graphs
+    z = draws.together()[0]
+    torch.testing.assert_close(f, program.function(z, x))
+    assert twin is f
+    assert torch.equal(expanded, z[:, :1].expand(-1, len(x)))
+    assert expanded.untyped_storage().nbytes() == 600 * 4
+
+
+def test_atoms_beyond_the_bound_are_computed_as_other_draws_are(program: Program) -> None:
+    x = program.example.x
+    draws = draws_of_atoms(program.prior_draws(300, x[:1]), 600, seed=2)
+
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        return (program.function(z, rows[0], params),)
+
+    run = Chunks(program).over("f", fn, draws, (x,), {})
+    least = run.working + run.fixed + 1_000  # of which the functions of 300 points take 14,400
+    parts = torch.cat([f for (f,) in run.parts(least)])
+    torch.testing.assert_close(parts, program.function(draws.together()[0], x))
 
 
 def test_parameters_in_another_order_have_a_graph_of_their_own(

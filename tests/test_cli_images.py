@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def test_a_damaged_image_shape_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--hidden", "5"), "--hidden does nothing for LeNet: leave it out"),
+        (("--hidden", "5"), "--hidden does nothing for LeNet: leave it out, or take the model dee"),
+        (("--width", "5"), "--width does nothing for LeNet: leave it out, or take the model ran"),
         (("--model", "res-net", "--activation", "tanh"), "--activation does nothing for ResNet: l"),
     ],
 )
@@ -97,6 +99,61 @@ def test_options_of_layers_that_images_have_not_are_refused(
     found = fitted(images, *options)
     assert found.code == 2
     assert message in found.err
+
+
+def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
+    compared_images("digits", tmp_path, num_train=40)
+
+
+MNIST = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
+
+
+@pytest.mark.slow  # 55 MB are unpacked and checked
+@pytest.mark.skipif(not MNIST.is_dir(), reason="needs the files of MNIST in $PYRO_BNN_DATA/mnist")
+def test_mnist_goes_through_a_convolutional_network(tmp_path: Path) -> None:
+    compared_images("mnist-images", tmp_path, num_train=40)
+
+
+def compared_images(name: str, out: Path, *, num_train: int) -> None:
+    """A report on the first images of a data set, by LeNet with and without uncertainty."""
+    threads = torch.get_num_threads()
+    options = ("--model", "le-net", "--methods", "auto-delta,auto-normal", "--out", out)
+    short = ("--steps", "4", "--batch-size", "10", "--max-rows", str(num_train))
+    found = run("compare", "--data", name, *options, *short)
+    torch.set_num_threads(threads)
+    assert (found.code, found.err) == (0, "")
+    assert f"{num_train} training and {num_train} held-out rows" in found.out
+    assert "Model: LeNet" in found.out
+    table = pd.read_csv(out / "table.csv", index_col=0)
+    assert table["draws"].to_dict() == {"AutoDelta": 1, "AutoNormal": 1_000}
+    assert np.isfinite(table[["log_score", "accuracy", "ece", "rejection_area"]]).all(axis=None)
+    assert table.loc["AutoDelta", "log_score"] > -2 * np.log(10)  # near chance, and no nonsense
+    assert "The first 40 of" in (out / "index.html").read_text()
+
+
+def test_a_residual_network_has_the_depth_and_width_that_it_is_given(
+    images: Path, tmp_path: Path
+) -> None:
+    options = ("--model", "res-net", "--depth", "8", "--width", "8", "--steps", "1")
+    found = fitted(images, *options)
+    assert (found.code, found.err) == (0, "")
+    folder = shutil.copytree(images.with_name("fit"), tmp_path / "fit")
+    net = SavedFit.load(folder).posterior.model
+    assert (net.depth, net.width) == (8, 8)  # type: ignore[attr-defined]  # of a ResNet
+    document = json.loads((folder / "fit.json").read_text())
+    for name, size, message in (
+        ("depth", 8_000_000, r"its network has \d+ weights, more than .*posterior.pt holds"),
+        ("width", 1_000_000, r"its network has \d+ weights, more than .*posterior.pt holds"),
+        ("width", 0, "width is 0"),
+        ("depth", 9, "depth"),
+    ):
+        network = document["network"] | {name: size}
+        (folder / "fit.json").write_text(json.dumps(document | {"network": network}))
+        with pytest.raises(FileFormatError, match=message):
+            SavedFit.load(folder)
+    found = fitted(images, *options[:2], "--depth", "9")
+    assert found.code == 2
+    assert "depth" in found.err
 
 
 def test_rank_one_guides_suit_both_rank_one_models() -> None:

@@ -96,8 +96,8 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
 def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Path) -> None:
     """A terminal's Ctrl-C reaches the processes of all runs."""
     saved = tmp_path / "saved"
-    compare = ("compare", "--data", "moons", "--hidden", "2", "--methods", "auto-normal")
-    compare += ("--splits", "0-1", "--steps", "20000", "--batch-size", "50")
+    compare = ["compare", "--data", "moons", "--hidden", "2", "--methods", "auto-normal"]
+    compare += ["--splits", "0-1", "--steps", "20000", "--batch-size", "50"]
     beside = [*compare, "--jobs", "2", "--checkpoint", str(saved), "--out", str(tmp_path / "parts")]
     process = subprocess.Popen(
         interruptible(sys.executable, "-c", COMMAND, *beside),

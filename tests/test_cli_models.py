@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_a_report_holds_the_truth_of_a_conjugate_model(rows: Path) -> None:
         (("--hidden", "5"), "--hidden does nothing for LinearRegression: leave it out"),
         (("--activation", "relu"), "--activation does nothing for LinearRegression: leave it out"),
         (("--steps", "5"), "--steps does nothing for CAVI: leave it out"),
+        (
+            ("--depth", "8"),
+            "--depth does nothing for LinearRegression: leave it out, or take the model "
+            "rank1-res-net or res-net",
+        ),
+        (("--width", "8"), "--width does nothing for LinearRegression: leave it out, or take"),
+        (("--estimator", "flipout"), "--estimator flipout does nothing for CAVI: it takes indep"),
         (("--likelihood", "student-t"), "no closed form with the StudentT likelihood, of another"),
         (("--prior", "laplace"), "no closed form under the Laplace prior of 'weight'"),
     ],
@@ -64,6 +72,23 @@ def test_options_that_the_model_lacks_are_refused(
     found = compared(rows, "--model", "linear-regression", "--methods", "cavi", *options)
     assert found.code == 2
     assert message in found.err
+
+
+def test_an_estimator_is_used_and_refused_before_the_first_fit(rows: Path) -> None:
+    options = ("--estimator", "analytic", "--steps", "4", "--hidden", "3")
+    found = compared(rows, "--methods", "auto-delta,auto-normal", *options)
+    assert (found.code, found.err) == (0, "")
+    of_delta, of_normal = (line for line in found.out.splitlines() if "(SVI, 4 steps" in line)
+    assert of_delta.endswith("(SVI, 4 steps)")
+    assert of_normal.endswith("(SVI, 4 steps, analytic)")
+    for more, message in (
+        (("--hidden", "3,3"), 'estimator="analytic" is in closed form for .*has 2 hidden layers'),
+        (("--activation", "tanh"), 'estimator="analytic" is in closed .*activation is another'),
+    ):
+        found = compared(rows, "--methods", "auto-delta,auto-normal", *options, *more)
+        assert found.code == 2
+        assert "AutoDelta" not in found.out
+        assert re.search(message, found.err)
 
 
 def test_a_deep_linear_network_takes_layers_and_no_activation(rows: Path) -> None:
@@ -83,7 +108,52 @@ def test_several_targets_of_a_file(rows: Path) -> None:
     assert "Task:  regression of 'y, a'; standardised by the training rows" in found.out
     assert "Model: MLP 2-50-2 relu" in found.out
     page = (rows.with_name("report") / "index.html").read_text()
-    assert "Target 2 of y, a" in page
+    assert "Target y" in page
+    assert "Target a" in page
+    assert "of y, a" not in page
+
+
+@pytest.fixture
+def related(tmp_path: Path) -> Path:
+    """Two targets of one input, in units apart: b = 100 (a + noise)."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=120)
+    a = 2 * x + 0.3 * generator.normal(size=120)
+    b = 100 * (a + 0.3 * generator.normal(size=120))
+    path = tmp_path / "related.csv"
+    pd.DataFrame({"x": x, "a": a, "b": b, "who": "me"}).to_csv(path, index=False)
+    return path
+
+
+def test_several_targets_are_fitted_predicted_and_scored_each_in_its_units(related: Path) -> None:
+    threads = torch.get_num_threads()
+    folder, out = related.with_name("fit"), related.with_name("predictions.csv")
+    options = ("--method", "cavi", "--model", "linear-regression")
+    found = run("fit", "--data", related, "--target", "a,b", "--out", folder, *options)
+    torch.set_num_threads(threads)
+    assert (found.code, found.err) == (0, "")
+    assert "sds of each target" in found.out
+    told = run("predict", related, "--posterior", folder, "--out", out)
+    assert (told.code, told.err) == (0, "")
+    assert "Against 'a, b' of 120 rows: log score" in told.out
+    assert "Copied" not in told.out
+    table = pd.read_csv(out)
+    for name, noise in (("a", 0.3), ("b", 100 * 0.3 * 2**0.5)):
+        mean = table[f"predicted_{name}_mean"]
+        rmse = float(np.sqrt(np.mean((mean - table[name]) ** 2)))
+        assert rmse == pytest.approx(noise, rel=0.2)  # a tenth is one of its standard errors
+        line = next(line for line in told.out.splitlines() if f"'{name}' alone" in line)
+        assert f"RMSE {rmse:.3g}" in line
+        sd = np.sqrt(table[f"predicted_{name}_sd_aleatoric"] ** 2
+                     + table[f"predicted_{name}_sd_epistemic"] ** 2)  # fmt: skip
+        np.testing.assert_allclose(table[f"predicted_{name}_sd"], sd, rtol=1e-4)
+        own = -0.5 * np.log(2 * np.pi * sd**2) - 0.5 * ((mean - table[name]) / sd) ** 2
+        score = float(line.split("log score ")[1].split(" nats")[0].replace("\N{MINUS SIGN}", "-"))
+        assert score == pytest.approx(own.mean(), abs=0.02)  # of the mixture, nearly Gaussian
+    blank = related.with_name("blank.csv")
+    table[["x", "a", "who"]].to_csv(blank, index=False)  # one target alone scores nothing
+    told = run("predict", blank, "--posterior", folder, "--out", out)
+    assert (told.code, "Against" in told.out) == (0, False)
 
 
 def test_several_binary_targets_of_a_file(rows: Path) -> None:

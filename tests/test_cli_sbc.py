@@ -63,9 +63,28 @@ def test_a_point_estimate_is_found_too_narrow_and_the_exit_code_is_0(rows: Path)
     assert list(pd.read_csv(out / "table.csv")["quantity"]) == list(ranks.columns)
 
 
+def test_a_guide_with_a_density_is_asked_for_probabilities_or_ranked(rows: Path) -> None:
+    out = rows.with_name("found")
+    arguments = ("sbc", "--data", rows, "--method", "auto-normal", "--out", out, *TINY)
+    code, said, err = run(*arguments)
+    assert (code, err) == (0, "")
+    lines = said.splitlines()
+    assert lines[4] == "AutoNormal: 20 simulated data sets, probabilities of true values under q"
+    files = ("probabilities.png", "probabilities.csv", "table.csv")
+    assert lines[-3:] == [f"Wrote {out / name}" for name in files]
+    values = pd.read_csv(out / "probabilities.csv", index_col="simulation")
+    assert values.shape == (20, 6)  # f at 4 rows, the last bias, the noise scale
+    assert values.to_numpy().min() >= 0
+    assert values.to_numpy().max() <= 1
+    code, said, _ = run(*arguments, "--ranks")
+    assert code == 0
+    assert "AutoNormal: 20 simulated data sets, ranks among 19 draws" in said
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("--method", "auto-delta", "--ranks"), "--ranks does nothing for AutoDelta, which has no"),
         (("--method", "auto-delta", "--simulations", "5"), "num_simulations=5 is too few"),
         (("--method", "auto-delta", "--draws", "100"), "take num_draws=99"),
         (("--method", "auto-delta", "--warmup", "5"), "--warmup does nothing for AutoDelta"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import guides, models
-from pyro_bnn.draws import Draws, stored_draws
+from pyro_bnn.draws import Draws, draws_of_atoms, stored_draws
 from pyro_bnn.guides import guide as guide_module
 
 
@@ -39,6 +39,21 @@ def test_stored_draws_keep_chains_apart() -> None:
     draws = stored_draws(z, chosen, at_once=2)
     assert torch.equal(draws.together(), z[:, chosen])
     assert torch.equal(torch.cat(list(draws.chunks(4))), z[:, chosen].flatten(0, 1))
+
+
+def test_draws_of_atoms_go_round_them_each_time_in_another_order() -> None:
+    points = torch.tensor([[0.0, 5.0], [1.0, 6.0], [2.0, 7.0]])
+    draws = draws_of_atoms(points, 30, seed=1)
+    z = draws.together()[0]
+    assert torch.equal(z[:, 1], z[:, 0] + 5)
+    rounds = z[:, 0].reshape(10, 3)
+    assert rounds.sort(-1).values.tolist() == [[0.0, 1.0, 2.0]] * 10
+    assert len(rounds.unique(dim=0)) > 1
+    for count in (1, 2, 10, 29):
+        assert torch.equal(draws_of_atoms(points, count, seed=1).together()[0], z[:count])
+    first = {float(draws_of_atoms(points, 1, seed=seed).together()[0, 0, 0]) for seed in range(20)}
+    assert first == {0.0, 1.0, 2.0}  # a single draw is of any point
+    assert torch.equal(torch.cat(list(draws.chunks(7))), z)
 
 
 @pytest.mark.parametrize("name", ["AutoNormal", "AutoMultivariateNormal"])

@@ -27,6 +27,7 @@ ROOMS = (
     (
         *("posterior", "prediction", "memory", "export", "storage"),
         *("draws", "streams", "provenance", "chunks", "conditional", "collected", "predictive"),
+        "remembered",
         *("disk", "stored", "untrusted", "pickles"),
     ),
     ("infer",),

@@ -53,7 +53,7 @@ def test_methods_are_all_guides_and_the_engines_that_need_none() -> None:
 
 @pytest.mark.parametrize("name", ["svi", "SVI", "auto", "guide", "mlp"])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"unknown method '{name}'.*known are auto-delta"):
+    with pytest.raises(UnknownNameError, match=f"unknown method '{name}'.*known are auto-"):
         jobs.find_method(name)
 
 
@@ -150,6 +150,25 @@ def test_each_engine_takes_the_options_it_has() -> None:
         "AutoNormal": SVI(AutoNormal, num_steps=7, batch_size=3),
         "NUTS": NUTS(num_chains=2, warmup_steps=11, num_samples=13),
     }
+
+
+def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
+    methods = jobs.find_methods("auto-delta,auto-normal,nuts")
+    engines = jobs.make_engines(methods, {}, "local-reparameterization")
+    assert engines == {
+        "AutoDelta": SVI(AutoDelta),
+        "AutoNormal": SVI(AutoNormal, estimator="local_reparameterization"),
+        "NUTS": NUTS(),
+    }
+    for names, estimator, needed in (
+        ("auto-delta,nuts", "flipout", "independent Gaussian weights"),
+        ("nuts", "weight_sampling", "guides"),
+    ):
+        message = f"--estimator {estimator} does nothing for .*NUTS: it takes {needed}, such as"
+        with pytest.raises(OptionError, match=message):
+            jobs.make_engines(jobs.find_methods(names), {}, estimator)
+    with pytest.raises(UnknownNameError, match="unknown estimator 'flip_out': did you mean 'flip"):
+        jobs.make_engines(methods, {}, "flip-out")
 
 
 def test_options_of_every_engine_are_spelled_as_the_engine_spells_them() -> None:

@@ -117,6 +117,26 @@ def test_which_expectations_are_closed_depends_on_the_marginals() -> None:
             assert_close(covered + rest, whole, rtol=1e-7, atol=1e-7)
 
 
+def test_of_marginals_with_known_moments_only_gaussian_priors_are_closed() -> None:
+    def model() -> None:
+        pyro.sample("a", dist.Normal(LOC, SCALE).expand([2]).to_event(1))
+        pyro.sample("b", dist.Laplace(LOC, SCALE).expand([3]).to_event(1))
+
+    with default_dtype(torch.float64):
+        latents = latents_of(model)
+        assert latents.is_closed_form()
+        assert not latents.is_closed_form(others="moments")
+        assert latents.is_closed_form()  # the answers are kept apart
+        mean = random_z(latents)
+        sd = torch.linspace(0.2, 1.0, 5)
+        second_moment = (mean - LOC).square() + sd.square()
+        gaussian = (
+            dist.Normal(LOC, SCALE).log_prob(torch.tensor(LOC)) - second_moment / 2 / SCALE**2
+        )
+        actual = latents.expected_log_prior(Marginals(mean, sd, others="moments"))
+        assert_close(actual, gaussian[:2].sum(), rtol=1e-12, atol=0)
+
+
 def scaled() -> None:
     with pyro.poutine.scale(scale=3.0):
         pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -10,7 +10,15 @@ import torch
 
 from pyro_bnn import registry
 from pyro_bnn.errors import SiteError
-from pyro_bnn.guides import AutoRank1Mixture, Guide
+from pyro_bnn.guides import (
+    AutoComposite,
+    AutoDelta,
+    AutoFlow,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoRank1Mixture,
+    Guide,
+)
 from tests import laws
 from tests.laws import MakeGuide, Problem, made, problem
 
@@ -28,8 +36,33 @@ RANK1: dict[str, MakeGuide] = {
 }
 SPECIAL = {"auto-rank1-mixture", "batch-ensemble"}  # of one kind of model, with laws of their own
 
+low_rank = functools.partial(AutoLowRankMultivariateNormal, rank=1)
+flow = functools.partial(AutoFlow, num_flows=1, hidden=2)
+BLOCKS: dict[str, tuple[MakeGuide, str]] = {
+    "low rank by layer": (functools.partial(low_rank, block="layer"), "rank-1"),
+    "a family a layer": (functools.partial(AutoComposite, parts={"layers.-1": low_rank}), "rank-1"),
+    "groups of sites": (
+        functools.partial(
+            AutoComposite,
+            parts={"[nr]*": AutoMultivariateNormal, "offset": low_rank, "w": flow},
+        ),
+        "mixed",
+    ),
+    "estimates of some sites": (
+        functools.partial(
+            AutoComposite, parts={"rate": AutoDelta, "w": AutoDelta, "gain": AutoMultivariateNormal}
+        ),
+        "mixed",
+    ),
+}
+
 # models for the laws, where "linear" and "mixed" do not suit a guide: they have no matrix
-MODELS = {"auto-matrix-normal": ["matrix"]}
+MODELS = {
+    "auto-dropout": ["matrix"],
+    "auto-k-tied-normal": ["matrix"],
+    "auto-matrix-normal": ["matrix"],
+}
+SMALL: dict[str, MakeGuide] = {"auto-flow": functools.partial(AutoFlow, num_flows=2, hidden=4)}
 EVERY = [(guide, name) for guide in GENERAL for name in MODELS.get(guide, ["linear", "mixed"])]
 DENSITIES = [(guide, name) for guide, name in EVERY if guide in WITH_DENSITY]
 
@@ -41,13 +74,13 @@ Law = Callable[[MakeGuide, Problem], None]
 )
 @pytest.mark.parametrize(("guide", "model"), EVERY)
 def test_law(guide: str, law: Law, model: str) -> None:
-    law(GENERAL[guide], problem(model))
+    law(SMALL.get(guide, GENERAL[guide]), problem(model))
 
 
 @pytest.mark.parametrize("law", laws.WITH_DENSITY, ids=lambda law: law.__name__)
 @pytest.mark.parametrize(("guide", "model"), DENSITIES)
 def test_law_of_a_density(guide: str, law: Law, model: str) -> None:
-    law(WITH_DENSITY[guide], problem(model))
+    law(SMALL.get(guide, WITH_DENSITY[guide]), problem(model))
 
 
 @pytest.mark.parametrize("law", laws.EVERY_GUIDE, ids=lambda law: law.__name__)
@@ -67,6 +100,22 @@ def test_law_of_rank1_mixtures_under_stock_pyro(guide: str, law: Law) -> None:
 @pytest.mark.parametrize("guide", ["one component", "mixture", "shared biases"])
 def test_law_of_rank1_densities(guide: str, law: Law) -> None:
     law(RANK1[guide], problem("rank-1"))
+
+
+@pytest.mark.parametrize(
+    "law", laws.EVERY_GUIDE + laws.UNDER_STOCK_PYRO, ids=lambda law: law.__name__
+)
+@pytest.mark.parametrize("guide", BLOCKS)
+def test_law_of_blocks(guide: str, law: Law) -> None:
+    make, model = BLOCKS[guide]
+    law(make, problem(model))
+
+
+@pytest.mark.parametrize("law", laws.WITH_DENSITY, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("guide", list(BLOCKS)[:3])
+def test_law_of_densities_of_blocks(guide: str, law: Law) -> None:
+    make, model = BLOCKS[guide]
+    law(make, problem(model))
 
 
 def test_no_guide_escapes_the_laws() -> None:

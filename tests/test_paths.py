@@ -22,13 +22,21 @@ from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.effects import Site
 from pyro_bnn.errors import SiteError
-from pyro_bnn.guides import AutoRank1Mixture, Guide
+from pyro_bnn.guides import (
+    AutoDropout,
+    AutoFlow,
+    AutoNormalMixture,
+    AutoRadial,
+    AutoRank1Mixture,
+    Guide,
+)
 from pyro_bnn.program import Batch, Program
 from tests.plain_pyro import CASES, NORMAL, Case, conditioned, data, default_dtype, mlp
 from tests.test_laws import GENERAL, RANK1, mixture
 
 NUM_ROWS = 6  # of a batch, of 12
 NUM_PARTICLES = 2
+EULER_LOG = 0.5772156649015329 + math.log(2)  # -2 E log|r| of a standard normal r
 Make = Callable[..., Guide]
 
 
@@ -248,8 +256,25 @@ def components_of(guide: Guide) -> list[tuple[Tensor, Tensor, Tensor]]:
             cauchy = torch.distributions.Cauchy(loc, scale).entropy()
             found.append((loc, scale, torch.where(heavy, cauchy, normal).sum()))
         return found
+    if isinstance(guide, AutoNormalMixture):
+        normals = torch.distributions.Normal(guide.loc, guide.scale)
+        return list(zip(guide.loc, guide.scale, normals.entropy().sum(-1), strict=True))
+    if isinstance(guide, AutoRadial):
+        sizes = [length for _, _, length in guide._shapes]
+        entropy = guide.scale.log().sum() + sum(D / 2 * math.log(D) for D in sizes)
+        for D in sizes:  # of the radius, and of the direction on the sphere
+            entropy = entropy + 0.5 + 0.5 * math.log(math.pi / 2) - (D - 1) * EULER_LOG / 2
+            entropy = entropy + math.log(2) + D / 2 * math.log(math.pi) - math.lgamma(D / 2)
+        return [(guide.loc, guide.scale, entropy)]
+    if isinstance(guide, AutoDropout):  # moments of inverted dropout, entropy of the masks
+        p = torch.tensor(guide.rate)
+        dropped = [(length, name in guide.rates()) for name, _, length in guide._shapes]
+        odds = torch.cat([torch.full((n,), float(is_so)) for n, is_so in dropped]) * p / (1 - p)
+        num_units = sum(shape[1] for name, shape, _ in guide._shapes if name in guide.rates())
+        entropy = num_units * torch.distributions.Bernoulli(p).entropy()
+        return [(guide.loc, guide.loc * odds.sqrt(), entropy)]
     # a linear map of the noise: its columns are where the unit vectors go
-    origin = torch.zeros(guide.noise_dim, dtype=guide.loc.dtype)
+    origin = torch.zeros(guide.noise_dim, dtype=next(guide.parameters()).dtype)
     loc = guide.transport(origin)
     columns = guide.transport(torch.eye(guide.noise_dim, dtype=loc.dtype)) - loc  # [M, P]
     covariance = columns.T @ columns
@@ -264,6 +289,23 @@ def log_density(guide: Guide, z: Tensor) -> Tensor:
     cauchy = torch.distributions.Cauchy(guide.loc, guide.scale).log_prob(z)
     rows = torch.where(guide.cauchy_entries, cauchy, normal).sum(-1)
     return rows.logsumexp(0) - math.log(len(rows))
+
+
+def information(guide: AutoNormalMixture, draws: Tensor, weights: Tensor) -> Tensor:
+    """E log q_k(z) / q(z) ``[]`` over a component k and z, out of draws ``[S, K, P]``."""
+    normals = torch.distributions.Normal(guide.loc, guide.scale)
+    log_prob = normals.log_prob(draws.unsqueeze(-2)).sum(-1)  # [S, K, K]
+    log_q = (log_prob + weights.log()).logsumexp(-1)
+    total: Tensor = (log_prob.diagonal(dim1=1, dim2=2) - log_q).mean(0) @ weights
+    return total
+
+
+def log_q_by_jacobian(guide: AutoFlow, noise: Tensor) -> Tensor:
+    """Log q ``[]`` of the draw of noise ``[P]``, by the determinant of the draw's derivatives."""
+    derivatives = torch.autograd.functional.jacobian(guide.transport, noise, create_graph=True)
+    normal = torch.distributions.Normal(torch.zeros_like(noise), torch.ones_like(noise))
+    total: Tensor = normal.log_prob(noise).sum() - torch.linalg.slogdet(derivatives).logabsdet
+    return total
 
 
 def by_plain_pyro(given: Pair) -> Values:
@@ -306,9 +348,15 @@ def minus_objective(given: Pair, plain: PlainPyro, own_biases: dict[str, list[Te
     """
     guide = given.guide
     is_mixture = isinstance(guide, AutoRank1Mixture)
-    draws = guide.members(given.noise) if is_mixture else guide.transport(given.noise)[:, None]
+    has_members = is_mixture or isinstance(guide, AutoNormalMixture)
+    draws = guide.members(given.noise) if has_members else guide.transport(given.noise)[:, None]
     num_members = draws.shape[1]  # draws are [S, K, P]
-    components = components_of(guide) if guide.has_log_prob else []
+    weights = torch.full((num_members,), 1 / num_members)
+    if isinstance(guide, AutoNormalMixture):
+        weights = guide.logits.exp() / guide.logits.exp().sum()
+    has_components = guide.has_log_prob and not isinstance(guide, AutoFlow)
+    has_components = has_components or isinstance(guide, AutoDropout)
+    components = components_of(guide) if has_components else []
     log_likelihoods, sampled, factors = [], [], []
     expected: Tensor | float = 0.0
     for k in range(num_members):
@@ -321,18 +369,22 @@ def minus_objective(given: Pair, plain: PlainPyro, own_biases: dict[str, list[Te
             for site, node in latents(given, nodes):
                 if not components or closed_form(given, site, node, components[k]) is None:
                     rest = rest + node["log_prob_sum"]
-            sampled.append(rest)
+            sampled.append(rest * weights[k] / len(draws))
         for site, node in latents(given, nodes) if components else ():
             value = closed_form(given, site, node, components[k])
             if value is not None:
-                expected = expected + value / num_members
+                expected = expected + value * weights[k]
         for layer, bias in with_own.items():
             layer._parameters["bias"] = bias
-    kl = -expected - sum(sampled) / len(sampled)
+    kl = -expected - sum(sampled)
     if is_mixture and guide.objective_kind == "mixture" and num_members > 1:
         kl = kl + torch.stack([log_density(guide, z) for z in draws.flatten(0, 1)]).mean()
     elif components:
-        kl = kl - sum(entropy for _, _, entropy in components) / num_members
+        kl = kl - weights @ torch.stack([entropy for _, _, entropy in components])
+    if isinstance(guide, AutoNormalMixture):
+        kl = kl - information(guide, draws, weights)
+    if isinstance(guide, AutoFlow):
+        kl = kl + torch.stack([log_q_by_jacobian(guide, row) for row in given.noise]).mean()
     rows = torch.stack(log_likelihoods).unflatten(0, (num_members, -1))  # [K, S, B]
     objective = guide.objective_kind if is_mixture else "average"
     log_k = math.log(num_members)
@@ -342,7 +394,7 @@ def minus_objective(given: Pair, plain: PlainPyro, own_biases: dict[str, list[Te
     elif objective == "log_mixture_averaged_kl":
         likelihood = given.scale * (rows.logsumexp(0) - log_k).sum(-1).mean()
     else:
-        likelihood = given.scale * rows.sum(-1).mean()
+        likelihood = given.scale * (rows.sum(-1).mean(-1) @ weights)
     total: Tensor = kl - likelihood - sum(factors) / len(factors)
     return total
 
@@ -354,6 +406,15 @@ def closed_form(
     if not site.is_real:
         return None
     part = slice(site.start, site.stop)
+    if isinstance(given.guide, AutoRadial) and type(base(node["fn"])) is not dist.Normal:
+        return None
+    if isinstance(given.guide, AutoDropout):
+        prior, (loc, scale) = base(node["fn"]), (v[part].reshape(site.shape) for v in q[:2])
+        if type(prior) is not dist.Normal or prior.loc.requires_grad or prior.scale.requires_grad:
+            return None
+        second_moment = prior.log_prob(loc) - 0.5 * (scale / prior.scale).square()
+        total: Tensor = second_moment.sum()
+        return total
     is_cauchy = site.name in given.guide.cauchy_sites
     family = torch.distributions.Cauchy if is_cauchy else torch.distributions.Normal
     loc, scale = (value[part].reshape(site.shape) for value in q[:2])
@@ -398,10 +459,11 @@ def assert_same_tensor(actual: Tensor, expected: Tensor, rtol: float, name: str)
     )
 
 
-def has_matrix(program: Program) -> bool:
-    return any(
-        site.is_real and len(site.shape) == 2 and min(site.shape) > 1 for site in program.sites
-    )
+def has_matrix(program: Program, *, filters: bool) -> bool:
+    real = [site.shape for site in program.sites if site.is_real]
+    if filters:
+        return any(len(s) > 1 and min(s[0], s[1:].numel()) > 1 for s in real)
+    return any(len(s) == 2 and min(s) > 1 for s in real)
 
 
 def check(model: str, guide: str, *, compiled: bool, rtol: float) -> None:
@@ -409,8 +471,13 @@ def check(model: str, guide: str, *, compiled: bool, rtol: float) -> None:
         given = pair(MODELS[model], GUIDES[guide])
     except SiteError:  # of the guide
         x, y = data(MODELS[model].target)
-        assert guide == "auto-matrix-normal"
-        assert not has_matrix(Program(MODELS[model].build(), x, y))
+        if guide == "auto-dropout":
+            sites = Program(MODELS[model].build(), x, y).sites
+            assert all(len(site.shape) < 2 for site in sites if site.is_real)
+            return
+        assert guide in ("auto-k-tied-normal", "auto-matrix-normal")
+        filters = guide == "auto-k-tied-normal"
+        assert not has_matrix(Program(MODELS[model].build(), x, y), filters=filters)
         return
     expected = by_plain_pyro(given)
     assert bool(expected.loss.isfinite())

@@ -228,6 +228,41 @@ def test_raw_densities_of_two_targets_lose_both_log_scales() -> None:
     torch.testing.assert_close(raw.sd, model_units.sd * target.scale)
 
 
+@pytest.mark.parametrize("raw", [False, True], ids=["standardised", "raw"])
+def test_each_of_two_targets_has_a_density_of_its_own(raw: bool) -> None:
+    """The mean over draws of its own normal density; the product of the two is not that of both."""
+    units = Standardiser(torch.tensor([7.0, -1.0]).double(), torch.tensor([3.0, 0.25]).double())
+    model = models.MLP(3, 2, hidden=(4,), likelihood=likelihoods.Normal(0.5)).double()
+    x, y = inputs(40), inputs(40)[:, :2]
+    program = Program(model, x, y)
+    z = program.prior_draws(2_000, x[:1], seed=2).unsqueeze(0)
+    posterior = DrawsPosterior(program, z, Provenance("prior", "none", target=units))
+    f = posterior.function_draws(x, 2_000)  # [S, N, 2]
+    expected = log_normal(y - f, 0.5).exp().mean(0).log()
+    given = units.inverse(y) if raw else y
+    prediction = posterior.predict(x, 2_000, raw=raw)
+    found = prediction.target_log_prob(given)
+    expected = expected - units.scale.log() if raw else expected
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    both = prediction.log_prob(given)
+    assert bool(((found.sum(-1) - both).abs() > 1e-3).any())
+    draws = prediction.target_log_likelihood(given)
+    torch.testing.assert_close(
+        draws.sum(-1).logsumexp(0) - math.log(len(draws)), both, rtol=1e-10, atol=1e-10
+    )
+    streamed = posterior.predict(x, 2_000, raw=raw, memory=BOUND)
+    assert isinstance(streamed, StreamedPrediction)
+    torch.testing.assert_close(streamed.target_log_prob(given), found, rtol=1e-10, atol=1e-10)
+
+
+def test_classes_have_no_density_of_each_target() -> None:
+    model = models.MLP(3, likelihood=likelihoods.Categorical(3)).double()
+    prediction = drawn(model, inputs(), torch.arange(7) % 3).predict(inputs())
+    assert not prediction.has_target_densities
+    with pytest.raises(OptionError, match="the likelihood has no density of each target alone"):
+        prediction.target_log_prob(torch.arange(7) % 3)
+
+
 def test_without_units_raw_changes_nothing() -> None:
     oracle = linear_gaussian()
     posterior = exact_posterior(oracle)

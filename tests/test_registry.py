@@ -49,8 +49,13 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         "cavi": CAVI,
         "exact": Exact,
         "hmc": HMC,
+        "ivon": infer.IVON,
         "nuts": NUTS,
+        "slang": infer.SLANG,
         "svi": SVI,
+        "vadam": infer.Vadam,
+        "vogn": infer.VOGN,
+        "von": infer.VON,
     }
     assert set(registry.entries("engine").values()) == {
         getattr(infer, name) for name in infer.__all__

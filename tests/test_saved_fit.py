@@ -13,7 +13,7 @@ import torch
 from pyro_bnn import data
 from pyro_bnn.data import Dataset, Split, Standardiser
 from pyro_bnn.data.columns import Column
-from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
+from pyro_bnn.errors import DataError, FileFormatError, SiteError
 from pyro_bnn.jobs import find_methods
 from pyro_bnn.networks import NetworkOptions, make_networks
 from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit, all_rows, input_columns
@@ -201,11 +201,30 @@ def test_columns_of_data_that_are_no_csv() -> None:
     assert input_columns("mine.npz", None, regression()) == (Column("x0"), Column("x1"))
 
 
-def test_several_targets_are_refused() -> None:
-    with pytest.raises(
-        OptionError, match="rows has 2 targets, but a saved fit predicts one: fit th"
-    ):
-        input_columns("rows.npz", None, regression(num_targets=2))
+def test_several_targets_read_back_with_scores_of_each(tmp_path: Path) -> None:
+    split = regression(num_targets=2)
+    saved = fit(split, input_columns("rows.npz", None, split))
+    assert saved.target_names == ("y0", "y1")  # an array names none
+    saved.save(tmp_path)
+    loaded = SavedFit.load(tmp_path)
+    assert loaded.target_names == ("y0", "y1")
+    found = loaded.held_out
+    assert found is not None
+    assert found == saved.held_out
+    assert split.train.target is None  # so each is in its own units as it is
+    of_each = torch.tensor([found[f"rmse of y{o}"] for o in (0, 1)])
+    assert found["rmse"] == pytest.approx(float(of_each.square().mean().sqrt()), rel=1e-5)
+    both = (found["coverage of y0"] + found["coverage of y1"]) / 2
+    assert found["coverage"] == pytest.approx(both)
+    first, *lines = loaded.summary().splitlines()
+    assert "sds of each target" in first
+    assert [line.split(":")[0] for line in lines] == ["  y0", "  y1"]
+    path = tmp_path / FIT_FILE
+    document = json.loads(path.read_text("utf-8"))
+    for names in (["y0"], None):
+        path.write_text(json.dumps(document | {"target_names": names}), "utf-8")
+        with pytest.raises(FileFormatError, match="another number of targets than it has names"):
+            SavedFit.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_the_tutorials_are_there() -> None:
         "03_priors_you_can_see",
         "04_weight_uncertainty",
         "05_small_data",
+        "13_write_your_own_guide",
     ]
 
 

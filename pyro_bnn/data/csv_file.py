@@ -92,6 +92,7 @@ def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, 
         note=""
         if target
         else f"The target is the last column, {chosen[0]!r}; target= takes another.",
+        target_names=tuple(chosen) if len(chosen) > 1 else None,
     )
     return table, columns
 

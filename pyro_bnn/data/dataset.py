@@ -43,6 +43,8 @@ class Dataset:
         input_names: The I names, taken from a pandas data frame where not given.
         target_name: Name of y with its unit, taken from a pandas series where not given.
         class_names: The C names of the classes, for labels 0 .. C-1.
+        target_names: The O names of several targets, taken from a pandas data frame where not
+            given.
 
     Raises:
         DataError: If there are no rows, a value is NaN or infinite or not a number, or a
@@ -64,6 +66,7 @@ class Dataset:
     input_names: tuple[str, ...] | None = None
     target_name: str | None = None
     class_names: tuple[str, ...] | None = None
+    target_names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -74,9 +77,11 @@ class Dataset:
         input_names: Sequence[str] | None = None,
         target_name: str | None = None,
         class_names: Sequence[str] | None = None,
+        target_names: Sequence[str] | None = None,
     ) -> None:
         dtype = float_dtype(x, y)
         input_names = column_names(x) if input_names is None else tuple(input_names)
+        target_names = column_names(y) if target_names is None else tuple(target_names)
         target_name = series_name(y) if target_name is None else target_name
         x = to_tensor(x, "x")
         y = to_tensor(y, "y").to(x.device)
@@ -92,6 +97,10 @@ class Dataset:
             _check_whole(y, target, class_names)
         _check_units(inputs, x, "inputs", "x")
         _check_units(target, y, "target", "y")
+        if y.ndim < 2 or y.shape[1] == 1:
+            target_names = None
+        elif target_names is not None and len(target_names) != y.shape[1]:
+            raise ShapeError(f"y has {y.shape[1]} columns, but {len(target_names)} target_names")
         values = {
             "x": x,
             "y": y,
@@ -100,6 +109,7 @@ class Dataset:
             "input_names": input_names,
             "target_name": target_name,
             "class_names": None if class_names is None else tuple(class_names),
+            "target_names": target_names,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

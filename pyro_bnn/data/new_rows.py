@@ -37,7 +37,8 @@ class NewRows:
         separator: Between its fields.
         unused: Columns that are neither inputs nor target.
         x: Inputs ``[N, I]`` float64, in the order of the fit.
-        y: Target ``[N]``: float64, or class labels int64; None if the file has no such column.
+        y: Target ``[N]``: float64, or class labels int64; several ``[N, O]``. None if the file
+            lacks a column of it.
     """
 
     header: list[str]
@@ -51,7 +52,7 @@ class NewRows:
 def read_new_rows(
     path: Path,
     columns: Sequence[Column],
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> NewRows:
     """Read the rows of a CSV file that has the columns of a fit, in any order.
@@ -59,7 +60,7 @@ def read_new_rows(
     Args:
         path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`.
         columns: Input columns of the fit; the file may have others beside them.
-        target: Name of the target, whose column may be absent.
+        target: Name of the target, or of several, whose columns may be absent.
         class_names: Names of the classes, where the target is one.
 
     Raises:
@@ -76,8 +77,9 @@ def read_new_rows(
             f"{str(path)!r} lacks {'column' if len(absent) == 1 else 'columns'} "
             f"{', '.join(map(repr, absent))} of the fit; it has {', '.join(map(repr, header))}"
         )
-    has_target = target is not None and target in header
-    used = [column.name for column in columns] + ([target] if has_target else [])
+    targets = [target] if isinstance(target, str) else list(target or ())
+    has_target = bool(targets) and set(targets) <= set(header)
+    used = [column.name for column in columns] + (targets if has_target else [])
     frame = parse(text, separator, header, path, dtype=str)[used]
     check_missing(frame, lines, path)
 
@@ -88,15 +90,17 @@ def read_new_rows(
     y: Tensor | None = None
     if has_target:
         if class_names is None:
-            y = torch.tensor(_numbers(str(target), values(str(target)), lines, path))
+            numbers = [_numbers(name, values(name), lines, path) for name in targets]
+            y = torch.tensor(np.stack(numbers, 1) if len(targets) > 1 else numbers[0])
         else:
-            y = torch.tensor(_labels(str(target), values(str(target)), class_names, lines, path))
+            (name,) = targets
+            y = torch.tensor(_labels(name, values(name), class_names, lines, path))
     as_written = parse(text, separator, header, path, dtype=str, na_filter=False)
     return NewRows(
         header=header,
         fields=as_written.to_numpy(dtype=object).tolist(),
         separator=separator,
-        unused=tuple(name for name in header if name not in used),
+        unused=tuple(name for name in header if name not in (*used, *targets)),
         x=torch.tensor(np.concatenate(blocks, axis=1)),
         y=y,
     )

@@ -75,6 +75,35 @@ class Split:
         """Return the split on another device or in another floating dtype."""
         return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype))
 
+    def first(self, num_rows: int) -> Split:
+        """The first training rows and the first test rows, in the units of the whole.
+
+        Args:
+            num_rows: How many of each; all of those that are fewer.
+
+        Raises:
+            OptionError: If it is no positive integer, or both are fewer.
+        """
+        if not isinstance(num_rows, int) or isinstance(num_rows, bool) or num_rows < 1:
+            raise OptionError(f"num_rows is a positive integer, not {num_rows!r}")
+        counts = len(self.train), len(self.test)
+        if num_rows >= max(counts):
+            raise OptionError(
+                f"the first {num_rows:,} rows of {self.name} are all: it has {counts[0]:,} "
+                f"training and {counts[1]:,} test rows"
+            )
+        train, test = (torch.arange(min(num_rows, count)) for count in counts)
+        note = f"The first {len(train):,} of {counts[0]:,} training and {len(test):,} of "
+        note += f"{counts[1]:,} test rows."
+        return replace(
+            self,
+            train=self.train.rows(train),
+            test=self.test.rows(test),
+            train_rows=None if self.train_rows is None else self.train_rows[train],
+            test_rows=None if self.test_rows is None else self.test_rows[test],
+            note=f"{self.note} {note}".strip(),
+        )
+
 
 def holds_counts(split: Split) -> bool:
     """Whether the target is of counts: numbers that were not standardised."""
@@ -95,6 +124,7 @@ class Table:
         target_name: Of y, where known.
         class_names: The C names, for classification.
         note: What a reader should know.
+        target_names: The O names of several targets, where known.
     """
 
     x: Tensor
@@ -105,6 +135,7 @@ class Table:
     target_name: str | None = None
     class_names: tuple[str, ...] | None = None
     note: str = ""
+    target_names: tuple[str, ...] | None = None
 
 
 def from_arrays(
@@ -167,7 +198,7 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
     """
     check_task(task)
     input_names = column_names(x)
-    target_name = series_name(y)
+    target_name, target_names = series_name(y), column_names(y)
     x = to_floating(to_tensor(x, "x"), "x")
     task = task or infer_task(y)
     class_names = None
@@ -181,7 +212,7 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
     check_finite(y, "y")
     return Table(
         x=x, y=y, task=task, name=name, input_names=input_names, target_name=target_name,
-        class_names=class_names,
+        class_names=class_names, target_names=target_names,
     )  # fmt: skip
 
 
@@ -292,6 +323,7 @@ def make_split(
             table.input_names,
             table.target_name,
             table.class_names,
+            table.target_names,
         )
 
     task: Task = "regression" if is_number else "classification"
@@ -303,7 +335,11 @@ def _warn_of_constant_target(table: Table, train: Tensor) -> None:
     constant = constant_columns(y).flatten()  # one for each target
     if bool(constant.any()):
         name = "y" if table.target_name is None else repr(table.target_name)
-        column = f", column {int(constant.nonzero()[0])} (from 0)," if len(constant) > 1 else ""
+        if table.target_names is not None and len(constant) > 1:
+            name, column = repr(table.target_names[int(constant.nonzero()[0])]), ""
+        else:
+            number = int(constant.nonzero()[0])
+            column = f", column {number} (from 0)," if len(constant) > 1 else ""
         warnings.warn(
             f"{table.name}: the target {name}{column} has one value in all {len(y)} training rows: "
             "there is nothing to learn from it",

@@ -37,8 +37,11 @@ from pyro_bnn.diagnostics.scores import (
     moment_matched_log_score,
     rmse,
 )
+from pyro_bnn.diagnostics.simulation_probabilities import SimulationProbabilities
 from pyro_bnn.diagnostics.simulation_ranks import SimulationRanks
+from pyro_bnn.diagnostics.symmetry import symmetry_test
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
+from pyro_bnn.diagnostics.vsbc import variational_calibration
 
 __all__ = [
     "ClassUncertainty",
@@ -51,6 +54,7 @@ __all__ = [
     "RejectionCurve",
     "Reliability",
     "SdRatio",
+    "SimulationProbabilities",
     "SimulationRanks",
     "Trend",
     "accuracy",
@@ -79,5 +83,7 @@ __all__ = [
     "sd_ratio",
     "signal_to_noise",
     "simulation_based_calibration",
+    "symmetry_test",
+    "variational_calibration",
     "w1",
 ]

@@ -47,18 +47,19 @@ class Quantities:
     ) -> None:
         self.program, self.own = program, dict(own or {})
         num_outputs = program.num_function_outputs
-        self._rows = _spread(len(x), MAX_POINTS if num_outputs == 1 else MAX_POINTS // 2)
+        rows = _spread(len(x), MAX_POINTS if num_outputs == 1 else MAX_POINTS // 2)
         self._outputs = _spread(num_outputs, MAX_OUTPUTS)
-        self._x = x[self._rows]
+        self._x = x[rows]
         points = [
             f"f(x[{row}])" + (f"[{output}]" if num_outputs > 1 else "")
-            for row in self._rows
+            for row in rows
             for output in self._outputs
         ]
         sites = [
             site.name if site.shape.numel() == 1 else f"norm of {site.name}"
             for site in program.sites
         ]
+        self.function_names = tuple(points)
         names = [*points, "log likelihood", "log joint", *sites]
         if taken := [name for name in self.own if name in names]:
             raise OptionError(
@@ -73,16 +74,25 @@ class Quantities:
             ShapeError: If a quantity of the user's is not ``[S]``.
         """
         with torch.no_grad():
-            f = self.program.function(z, self._x)[..., self._outputs].flatten(1)
+            f = self.functions(z)
             likelihood = self.program.log_likelihood(z, batch).double().sum(-1)
             prior = self.program.log_prior(z, batch.x).double()
             sites = self.program.constrain(z)
             columns = [likelihood, likelihood + prior]
             columns += [_scalar(value.double().reshape(len(z), -1)) for value in sites.values()]
-            columns += [self._own(name, sites) for name in self.own]
-        return torch.cat([f.double(), torch.stack(columns, 1)], 1).cpu().numpy()
+            columns += [self.own_value(name, sites) for name in self.own]
+        return torch.cat([f, torch.stack(columns, 1)], 1).cpu().numpy()
 
-    def _own(self, name: str, sites: Mapping[str, Tensor]) -> Tensor:
+    def functions(self, z: Float[Tensor, "S P"]) -> Float[Tensor, "S n"]:
+        """The network outputs among them, ``function_names``."""
+        return self.program.function(z, self._x)[..., self._outputs].flatten(1).double()
+
+    def own_value(self, name: str, sites: Mapping[str, Tensor]) -> Float[Tensor, " S"]:
+        """A quantity of the user's at the values of all sites.
+
+        Raises:
+            ShapeError: If it is not ``[S]``.
+        """
         value = self.own[name](sites).double()
         num_draws = len(next(iter(sites.values())))
         if value.shape != (num_draws,):

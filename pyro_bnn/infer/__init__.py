@@ -3,7 +3,19 @@
 from pyro_bnn.infer.cavi import CAVI
 from pyro_bnn.infer.exact import Exact
 from pyro_bnn.infer.hmc import HMC
+from pyro_bnn.infer.natural import IVON, SLANG, VOGN, VON, Vadam
 from pyro_bnn.infer.nuts import NUTS
 from pyro_bnn.infer.svi import SVI
 
-__all__ = ["CAVI", "HMC", "NUTS", "SVI", "Exact"]
+__all__ = [
+    "CAVI",
+    "HMC",
+    "IVON",
+    "NUTS",
+    "SLANG",
+    "SVI",
+    "VOGN",
+    "VON",
+    "Exact",
+    "Vadam",
+]

@@ -20,6 +20,7 @@ from pyro_bnn.program import Program
 COMPILE_TIME = 10.0  # seconds, with an empty cache
 GAIN_PER_CALL = 5e-4  # seconds that a compiled step of a small network saves
 GAIN_PER_NUMBER = 1e-8  # and for each weight of a large one
+TOLERANCE = 1e-3  # of outputs at the same weights: dtypes and devices differ by less
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
 
 Data: TypeAlias = "Dataset | tuple[Tensor, Tensor] | DataLoader[Any]"
@@ -165,16 +166,7 @@ def starting_points(
     if init is None:
         return None
     if isinstance(init, Posterior):
-        if init.program.member_params:
-            raise OptionError(
-                f"init is a {init.method} whose components have values of their own of "
-                f"{', '.join(init.program.member_params)}, and a start has one: fit it with "
-                "separate_biases=False"
-            )
-        _set_params(program, init.params)
-        theirs, ours = _listed(init.program), _listed(program)
-        if theirs != ours:
-            raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
+        check_posterior(program, init)
         stored = init.num_stored_draws
         wanted = num_points * init.num_chains
         z = init.unconstrained(wanted if stored is None else min(wanted, stored), seed)
@@ -198,6 +190,44 @@ def starting_points(
     start = program.constrain(program.initial if default is None else default)
     z = program.unconstrain({**start, **values})
     return z.expand(num_points, -1).clone()
+
+
+def check_posterior(program: Program, init: Posterior) -> None:
+    """Check that a posterior is of this network, and take its point-estimated parameters.
+
+    Its prior, its likelihood and its data may be others.
+
+    Raises:
+        OptionError: If its draws have values of their own of such parameters.
+        SiteError: If it has other sites, or another function of them.
+    """
+    if init.program.member_params:
+        raise OptionError(
+            f"init is a {init.method} whose components have values of their own of "
+            f"{', '.join(init.program.member_params)}, and a start has one: fit it with "
+            "separate_biases=False"
+        )
+    theirs, ours = _listed(init.program), _listed(program)
+    if theirs != ours:
+        raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
+    _set_params(program, init.params)
+    own, other = (_outputs(some, program.example.x[:2]) for some in (program, init.program))
+    if own.shape != other.shape or not torch.allclose(
+        own, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    ):
+        raise SiteError(
+            "init is a posterior over sites of these names and shapes, but its network has other "
+            "outputs at the same weights: build the model with the same activations and layers, or "
+            "pass values of the sites, such as init=posterior.guide.median()"
+        )
+
+
+def _outputs(program: Program, x: Tensor) -> Tensor:
+    """F of some rows at one z, on the CPU, to tell networks apart."""
+    z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
+    with torch.no_grad():
+        f = program.function(z, x.to(program.device), program.params)
+    return f.double().cpu()
 
 
 def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:

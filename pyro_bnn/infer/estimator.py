@@ -14,8 +14,9 @@ from pyro_bnn.program import Batch, GuideTerms, Params, Program
 
 
 def is_factorised(guide: object) -> bool:
-    """Whether the draws of a guide are those of ``AutoNormal``: independent Gaussians."""
-    return isinstance(guide, AutoNormal) and type(guide).transport is AutoNormal.transport
+    """Whether draws of a guide, or of a class, are those of ``AutoNormal``: independent normal."""
+    cls = guide if isinstance(guide, type) else type(guide)
+    return issubclass(cls, AutoNormal) and cls.transport is AutoNormal.transport
 
 
 class Estimator(ABC):

@@ -38,10 +38,9 @@ def check_estimator(svi: SVI) -> None:
         UnknownNameError: If there is none of this name.
     """
     name = svi.estimator
+    _check_name(name)
     if name == WEIGHT_SAMPLING:
         return
-    if name not in ESTIMATORS:
-        raise UnknownNameError("estimator", str(name), [WEIGHT_SAMPLING, *ESTIMATORS])
     if svi.per_example_draws:
         raise OptionError(
             f'per_example_draws=True draws the weights of each row, which estimator="{name}" does '
@@ -52,6 +51,21 @@ def check_estimator(svi: SVI) -> None:
             f"num_particles={svi.num_particles} would have no effect, as the expectation is in "
             "closed form: leave it at 1"
         )
+
+
+def serves(name: str, guide: type[Guide]) -> bool:
+    """Whether an estimator serves a class of guides.
+
+    Raises:
+        UnknownNameError: If there is none of this name.
+    """
+    _check_name(name)
+    return name == WEIGHT_SAMPLING or is_factorised(guide)
+
+
+def _check_name(name: str) -> None:
+    if name not in (WEIGHT_SAMPLING, *ESTIMATORS):
+        raise UnknownNameError("estimator", str(name), [WEIGHT_SAMPLING, *ESTIMATORS])
 
 
 def make_estimator(name: str, program: Program, guide: Guide) -> Estimator | None:

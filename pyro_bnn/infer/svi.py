@@ -37,12 +37,12 @@ from pyro_bnn.infer.engine import (
     check_compile,
     check_positive,
     check_positive_int,
-    starting_points,
     unchanged,
 )
 from pyro_bnn.infer.estimators import WEIGHT_SAMPLING, EstimatorName, check_estimator
 from pyro_bnn.infer.stock import run_stock_guide
 from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 
@@ -84,8 +84,8 @@ class SVI:
             scales may grow before hidden units have found a use, and the KL switches these off for
             good; with them the fit may end in another optimum, of a higher or a lower ELBO: try 0
             as well. Default: a tenth of ``num_steps`` where a new guide has one vector of means
-            ``loc [P]`` beside other parameters, and neither ``init`` nor ``patience`` is given;
-            else 0.
+            ``loc [P]`` (an ``AutoNormalMixture`` one a component) beside other parameters, and
+            neither ``init`` nor ``patience`` is given; else 0.
         patience: Steps without a better smoothed ELBO after which to stop, counted from the end
             of ``kl_warmup`` and ``loc_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
@@ -174,7 +174,8 @@ class SVI:
         Args:
             model: Pyro model ``model(x, y=None)``.
             data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
-            init: Where to start: a posterior, a trained module, or values of sites.
+            init: Where to start: a posterior (its mean and standard deviations, or all that a
+                guide of the same form has), a trained module, or values of sites.
             seed: Seed, >= 0, of the start, the noise and the order of the data.
             progress: Whether to show a progress bar with the smoothed ELBO.
             checkpoint: Folder in which the state of the run is saved, at its start, every half
@@ -260,10 +261,7 @@ class SVI:
             guide.check_covers(program.sites)
             self._check_rows(guide, data)
             program.prepare(guide)
-            z = starting_points(program, init, 1, seed, default=guide.centre())
-            if z is not None:
-                guide.move_to(z[0])
-                guide.set_member_params(program.params)
+            start_guide(guide, program, init, seed)
             saved = self.open_checkpoint(
                 checkpoint,
                 guide,
@@ -351,7 +349,7 @@ class SVI:
 
     def _check_rows(self, guide: Guide, data: Data) -> None:
         """Refuse minibatches and draws for each row where the objective has no such estimate."""
-        if self.per_example_draws and not guide.has_log_prob:
+        if self.per_example_draws and guide.atoms() is not None:
             raise OptionError(
                 f"per_example_draws=True would have no effect, as the draws of {_name(guide)} do "
                 "not differ: leave it at False"
@@ -373,7 +371,8 @@ class SVI:
     def _loc_warmup(self, guide: object, *, is_new: bool = False) -> int:
         """Steps in which the means alone are trained; refused where they would have no effect."""
         named = dict(guide.named_parameters()) if isinstance(guide, Guide) else {}
-        has_scales = len(named) > 1 and "loc" in named and named["loc"].ndim == 1
+        means = guide.mean_params if isinstance(guide, Guide) else ()
+        has_scales = 0 < len(means) < len(named)
         if self.loc_warmup is None:
             held = has_scales and is_new and self.patience is None
             return self.num_steps // 10 if held else 0

@@ -67,7 +67,8 @@ class Training:
         own = [k for k in trained if k not in guide.member_params]  # those are the guide's
         named |= {f"model.{k}": program.params[k] for k in own}
         self.names, self.parameters = list(named), list(named.values())
-        self._held = {n for n in named if n.startswith("guide.") and n != "guide.loc"}
+        means = [f"guide.{name}" for name in guide.mean_params]
+        self._held = {n for n in named if n.startswith("guide.") and n not in means}
         self.step, self._is_done = 0, False
         self.losses: list[float] = []
         self._best, self._best_step = -math.inf, 0

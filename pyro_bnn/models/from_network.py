@@ -13,10 +13,10 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.layers import FilterResponseNorm
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.fan_in import NORMS, suited_to_layers
 from pyro_bnn.priors import (
     Cauchy,
     HalfCauchyScale,
@@ -28,22 +28,12 @@ from pyro_bnn.priors import (
     Priors,
     ScaleMixture,
     StudentT,
-    as_prior,
     match_priors,
 )
 from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors.prior import AnyPrior, NamedPrior
 
 M = TypeVar("M", bound=nn.Module)
-
-NORMS = (
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.modules.batchnorm._NormBase,  # batch and instance normalisation
-    FilterResponseNorm,
-)
-"""Layers of normalisation, whose ``weight`` is a gain of each entry or channel."""
 
 AROUND = (NormalPrior, Cauchy, Laplace, StudentT, ScaleMixture, HalfCauchyScale, Horseshoe)
 """Priors around ``loc``, on both sides of it."""
@@ -70,6 +60,7 @@ class BayesianModule(PyroModule):
         matched = match_priors(priors, parameters)
         if not isinstance(priors, Mapping | NamedPrior):  # one for all
             matched = suited_to_norms(self.net, matched)
+        matched = suited_to_layers(self.net, matched)
         self.sites = tuple(matched)
         self.point_estimates = tuple(name for name in parameters if name not in matched)
         make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
@@ -127,6 +118,9 @@ def bayesian(
     entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
     The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
 
+    Fan-in scales are of the layer, whatever the shape of its weight: transposed convolutions keep
+    inputs first, and an embedding looks up one of its rows; :mod:`pyro_bnn.models.fan_in`.
+
     Args:
         net: Any module that maps x (rows first) to ``[N, F]``. It is copied, not changed.
         prior: One prior for all parameters, see above, or a mapping from name patterns
@@ -140,7 +134,8 @@ def bayesian(
         ``.scale``, ``.raw`` and the like after it where the prior is hierarchical.
 
     Raises:
-        OptionError: If ``net`` is not a module or is a Pyro model already.
+        OptionError: If ``net`` is not a module or is a Pyro model already, or a prior of fan-in
+            scale is over a weight of no fan-in, or of several.
         SiteError: If a pattern matches no parameter.
         ModelError: If the network has no parameters.
 
@@ -149,6 +144,20 @@ def bayesian(
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         >>> bayesian(net, prior={"0.*": NormalPrior()}).point_estimates
         ('2.weight', '2.bias')
+
+        A block of a transformer over the five entries of a row, its dropout off, as a network that
+        answers at random is no function of its weights:
+
+        >>> block = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Unflatten(1, (5, 1)), torch.nn.Linear(1, 8), block,
+        ...     torch.nn.Flatten(), torch.nn.Linear(40, 1),
+        ... )
+        >>> model = bayesian(net)
+        >>> [name for name in model.sites if "attn" in name][:2]
+        ['2.self_attn.in_proj_weight', '2.self_attn.in_proj_bias']
+        >>> model(torch.zeros(4, 5)).shape
+        torch.Size([4, 1])
     """
     if not isinstance(net, nn.Module):
         raise OptionError(f"net is a torch.nn.Module, not {net!r}")
@@ -166,7 +175,7 @@ def bayesian(
 
 
 def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str, AnyPrior]:
-    """One prior for all, suited to gains and shifts of normalisations, each of one entry.
+    """One prior for all, around 1 for the gains of normalisations.
 
     Args:
         net: The network.
@@ -176,16 +185,10 @@ def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str,
     for prefix, module in net.named_modules():
         if not isinstance(module, NORMS):
             continue
-        for own, parameter in module.named_parameters(recurse=False):
-            name = f"{prefix}.{own}" if prefix else own
-            prior = suited.get(name)  # None where tied to a parameter of another name
-            if not isinstance(prior, AROUND):
-                continue
-            if own == "weight" and prior.loc == 0:
-                prior = dataclasses.replace(prior, loc=1.0)
-            if parameter.ndim > 1 and not isinstance(prior, HierarchicalPrior):
-                prior = as_prior(prior.distribution(torch.Size()))  # its shape has no fan-in
-            suited[name] = prior
+        name = f"{prefix}.weight" if prefix else "weight"
+        prior = suited.get(name)  # None where tied to a parameter of another name
+        if isinstance(prior, AROUND) and prior.loc == 0:
+            suited[name] = dataclasses.replace(prior, loc=1.0)
     return suited
 
 

@@ -48,3 +48,7 @@ class Cauchy:
         scale = torch.tensor(heavy_tailed_scale(self.scale, shape))
         cauchy = dist.Cauchy(torch.tensor(float(self.loc)), scale)
         return cast(Distribution, cauchy.expand(shape).to_event(len(shape)))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1 / fan_in

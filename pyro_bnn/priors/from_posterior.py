@@ -10,7 +10,7 @@ model: a positive site becomes log-normal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import pyro.distributions as dist
@@ -204,8 +204,13 @@ def _times(factor: Tensor, vector: Tensor) -> Tensor:
 def gaussian_of(posterior: Posterior) -> Gaussian | None:
     """The posterior itself where it is one Gaussian over z, else None."""
     guide = getattr(posterior, "guide", None)
-    if guide is None:
-        return None
+    return None if guide is None else _gaussian(guide)
+
+
+def _gaussian(guide: Any) -> Gaussian | None:
+    """A guide where it is one Gaussian over z, else None."""
+    if type(guide).__name__ == "AutoComposite":
+        return _joint([_gaussian(part) for part in guide.parts], guide.join)
     try:
         q = guide.get_posterior()
     except TypeError:  # of a guide that has no such object
@@ -220,6 +225,23 @@ def gaussian_of(posterior: Posterior) -> Gaussian | None:
             loc = guide.transport(torch.zeros_like(noise[0]))
             return Gaussian(loc, None, (guide.transport(noise) - loc).mT.tril())
     return None
+
+
+def _joint(
+    parts: Sequence[Gaussian | None], join: Callable[[Sequence[Tensor]], Tensor]
+) -> Gaussian | None:
+    """Independent Gaussians over parts of z; ``join`` puts those together along the last axis."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    loc = join([part.loc for part in known])
+    scales = [part.scale for part in known if part.scale is not None]
+    if len(scales) == len(known):
+        return Gaussian(loc, join(scales), None)
+    factors = [p.scale.diag() if p.scale_tril is None else p.scale_tril for p in known]  # type: ignore[union-attr]
+    columns = torch.block_diag(*factors).split([len(part.loc) for part in known])
+    root = join([block.mT for block in columns]).mT  # [P, P], a square root of the covariance
+    return Gaussian(loc, None, torch.linalg.cholesky(root @ root.mT))
 
 
 def moments_of(posterior: Posterior, *, full: bool = False) -> Gaussian:

@@ -81,7 +81,11 @@ class HalfCauchyScale:
     def _fan_in_scale(self, shape: torch.Size) -> float:
         if self.per == "input" and len(shape) > 1:
             return 1.0 / (shape[1] * math.sqrt(math.prod(shape[2:])))
-        return 1.0 / math.sqrt(fan_in(shape))
+        return self.fan_in_scale(fan_in(shape))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The median of a scale of the layer, or of a unit, for I inputs to each unit."""
+        return 1.0 / math.sqrt(fan_in)
 
 
 class _HalfCauchyScale(Hierarchy):

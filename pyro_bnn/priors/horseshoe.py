@@ -70,6 +70,10 @@ class Horseshoe:
         """A module that samples one tensor of ``shape``."""
         return _Horseshoe(shape, self, heavy_tailed_scale(self.scale, shape))
 
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1 / fan_in
+
 
 class _Horseshoe(Hierarchy):
     """A weight with a global scale, a local one for each entry, and perhaps a slab."""

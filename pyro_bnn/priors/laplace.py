@@ -55,6 +55,10 @@ class Laplace:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = 1 / math.sqrt(2 * fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
         laplace = dist.Laplace(torch.tensor(float(self.loc)), torch.tensor(scale))
         return cast(Distribution, laplace.expand(shape).to_event(len(shape)))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1 / math.sqrt(2 * fan_in)

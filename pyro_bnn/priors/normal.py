@@ -52,9 +52,13 @@ class Normal:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = 1.0 / math.sqrt(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
         normal = dist.Normal(torch.tensor(float(self.loc)), torch.tensor(scale))
         return cast(Distribution, normal.expand(shape).to_event(len(shape)))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1.0 / math.sqrt(fan_in)
 
 
 def fan_in(shape: torch.Size) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import pyro.distributions as dist
@@ -89,11 +90,13 @@ def _trained(name: str, value: ArrayLike) -> Tensor:
     return found.to(float_dtype(value), copy=True)
 
 
+@dataclass(frozen=True, eq=False)
 class _Around:
     """Gaussian around the value of a trained tensor of this name."""
 
-    def __init__(self, name: str, loc: Tensor, scale: Scale) -> None:
-        self.name, self.loc, self.scale = name, loc, scale
+    name: str
+    loc: Tensor
+    scale: Scale
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
@@ -102,6 +105,10 @@ class _Around:
                 f"{self.name!r} of the trained network has shape {tuple(self.loc.shape)}, but the "
                 f"weight that it is to centre has {tuple(shape)}"
             )
-        scale = 1 / math.sqrt(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
         normal = dist.Normal(self.loc.clone(), torch.full_like(self.loc, scale))
         return cast(Distribution, normal.to_event(len(shape)))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1 / math.sqrt(fan_in)

@@ -64,11 +64,12 @@ class StudentT:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = self._fan_in_scale(shape) if self.scale == "fan_in" else float(self.scale)
+        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
         numbers = (torch.tensor(float(value)) for value in (self.df, self.loc, scale))
         return cast(Distribution, dist.StudentT(*numbers).expand(shape).to_event(len(shape)))
 
-    def _fan_in_scale(self, shape: torch.Size) -> float:
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
         if self.df > 2:
-            return math.sqrt((self.df - 2) / (self.df * fan_in(shape)))
-        return float(fan_in(shape) ** (-1 / self.df))
+            return math.sqrt((self.df - 2) / (self.df * fan_in))
+        return float(fan_in ** (-1 / self.df))

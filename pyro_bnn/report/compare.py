@@ -177,7 +177,7 @@ def compare(
     tie. All else is shown beside it, and judged in the verdicts where the numbers carry that.
 
     Every method gets the same number of draws, the smallest that all can give; a point estimate
-    (MAP) is one draw of the function, and says so.
+    (MAP) is one draw of the function, an ensemble of K networks K, and they say so.
 
     Args:
         posteriors: Posteriors by the name they shall have in the report.
@@ -226,9 +226,15 @@ def compare(
 def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
     """Largest number of draws up to ``num_samples`` that every posterior can give.
 
-    Chains give equally many, so it is a multiple of every number of chains.
+    Chains give equally many, and atoms have equal weights where draws are as many of each: it is a
+    multiple of every number of chains, and of atoms where that leaves any.
     """
+    posteriors = list(posteriors)
     stored = [posterior for posterior in posteriors if posterior.num_stored_draws is not None]
     count = min([num_samples, *(posterior.num_stored_draws or 1 for posterior in stored)])
     chains = math.lcm(*(posterior.num_chains for posterior in stored))
-    return max(count - count % chains, 1) if count >= chains else count
+    both = math.lcm(chains, *(posterior.num_atoms or 1 for posterior in posteriors))
+    for multiple in (both, chains):
+        if count >= multiple:
+            return count - count % multiple
+    return count

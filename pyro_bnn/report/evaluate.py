@@ -30,7 +30,7 @@ class Evaluation:
     Attributes:
         name: Name in the comparison.
         posterior: The posterior.
-        num_draws: Draws of the function behind the scores; 1 for a point estimate.
+        num_draws: Draws of the function behind the scores; 1 for a point estimate, K for K atoms.
         held_out: Scores on the test rows.
         checks: What the fit says about itself.
         distance: Distance to the reference and its floor; None for the reference and without one.
@@ -74,6 +74,9 @@ def evaluate(
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
     distance = ratio = None
     notes = scores.notes + checks.notes
+    if (atoms := posterior.num_atoms) is not None and not scores.is_point:
+        available = min(atoms, available)
+        notes += (f"{available} functions of equal weight, of which all draws of y are",)
     if reference is not None and not scores.has_mean:
         notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
     elif reference is not None:

@@ -29,11 +29,13 @@ OPTIONS: Mapping[str, type] = {
     "task": str,
     "rows": dict,
 }
+OF_TARGETS = "y_log_density"  # of each of several targets alone, given a draw
 OPTIONAL: Mapping[str, type] = {
     "name": str,
     "compared": list,
     "data": dict,
     "num_draws": int,
+    "num_atoms": int,
     "threads": int,
     "processes": int,
     "model": dict,
@@ -59,7 +61,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     _require(math.isfinite(options["wall_time"]), "wall_time is not finite")
     _require(abs(options["num_parameters"]) < SEEDS, "num_parameters is out of range")
     _require(abs(options.get("num_draws") or 1) < SEEDS, "num_draws is out of range")
-    for name in ("threads", "processes"):
+    for name in ("threads", "processes", "num_atoms"):
         count = options.get(name)
         _require(count is None or 1 <= count < SEEDS, f"{name} is {count}")
     _require(options["elbo_kind"] in KINDS, f"elbo_kind is {options['elbo_kind']!r:.50}")
@@ -82,6 +84,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     _require(rows["y_ndim"] in (1, 2), "y has neither one nor two axes")
     for name in ("input_names", "class_names"):
         _texts(rows[name] or [], name)
+    _texts(rows.get("target_names") or [], "target_names")
     if rows["target_name"] is not None:
         _of_type(rows["target_name"], str, "target_name")
 
@@ -117,6 +120,8 @@ def check_arrays(tree: DataTree, task: str) -> None:
     else:
         for name in GIVEN_DRAW:
             _of_shape(_array(tree, f"predictions/{name}", DRAWS, 4), of_y, name)
+        if OF_TARGETS in tree["predictions"].data_vars:
+            _of_shape(_array(tree, f"predictions/{OF_TARGETS}", DRAWS, 4), of_y, OF_TARGETS)
         is_number = all(values.dtype.kind in "fiu" for values in (y, train))  # counts are whole
         _require(is_number, "its y are not numbers")
     for name, count in (("log_likelihood", (len(train),)), ("log_likelihood_predictions", rows)):

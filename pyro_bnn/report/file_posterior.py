@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, S
 from pyro_bnn.export import FORMAT_VERSION
 from pyro_bnn.posterior import NUM_SAMPLES, chosen_draws
 from pyro_bnn.prediction import Prediction
-from pyro_bnn.report.file_checks import check_arrays, check_options
+from pyro_bnn.report.file_checks import OF_TARGETS, check_arrays, check_options
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -208,6 +209,12 @@ class FilePosterior:
         return self.num_chains * self._num_draws
 
     @property
+    def num_atoms(self) -> int | None:
+        """Number of functions that all draws are of; None where each is its own."""
+        count = self.saved.get("num_atoms")
+        return None if count is None else int(count)
+
+    @property
     def has_log_prob(self) -> bool:
         """Whether the file has log q of its draws."""
         return _has(self._tree, "sample_stats/log_q")
@@ -275,12 +282,16 @@ class FilePosterior:
         log_likelihood = of_rows("log_likelihood_predictions/y")
         observed = self.split.test.y[rows]
 
-        def of_observed(values: Tensor) -> Tensor:
+        def of_observed(values: Tensor, densities: Tensor = log_likelihood) -> Tensor:
             if not torch.equal(values.reshape(len(values), -1).to(observed), _columns(observed)):
                 raise OptionError(
                     f"{self.path} holds densities of its own held-out y only: give split.test.y"
                 )
-            return log_likelihood
+            return densities
+
+        of_targets = None
+        if _has(self._tree, f"predictions/{OF_TARGETS}"):
+            of_targets = partial(of_observed, densities=of_rows(f"predictions/{OF_TARGETS}"))
 
         return Prediction(
             draws=of_rows("predictions/y"),
@@ -289,6 +300,7 @@ class FilePosterior:
             variances=of_rows("predictions/y_variance") if is_number else None,
             class_probs=None if is_number else of_rows("predictions/probs"),
             _log_likelihood=of_observed,
+            _target_log_likelihood=of_targets,
         )
 
     # Densities
@@ -433,6 +445,7 @@ def _split(tree: DataTree, saved: Mapping[str, Any], path: Path) -> Split:
             rows["input_names"],
             rows["target_name"],
             rows["class_names"],
+            rows.get("target_names"),
         )
 
     train = part("constant_data/x", "observed_data/y")

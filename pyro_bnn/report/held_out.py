@@ -19,6 +19,7 @@ from pyro_bnn.diagnostics.calibration import (
     pit,
     reliability_curve,
 )
+from pyro_bnn.diagnostics.rejection import class_uncertainty, rejection_curve
 from pyro_bnn.diagnostics.scores import (
     accuracy,
     brier,
@@ -52,7 +53,8 @@ class HeldOut:
         log_score: Log of the mean density over draws, every row ``[N]``, nats.
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
-        log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point.
+        log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point,
+            and for K functions of which the draws are as many of each.
         gaussian_log_score: Mean moment-matched log score: another number, never ranked.
         rmse: Of the predictive mean, or of the median where the mean does not exist.
         crps: Mean continuous ranked probability score.
@@ -66,6 +68,7 @@ class HeldOut:
         ece: Expected calibration error, 15 bins.
         ece_floor: The ECE that exactly right probabilities would have on so many rows.
         reliability: Accuracy against confidence.
+        rejection_area: Area under the accuracy-rejection curve by entropy.
         targets: Scores of each of several targets; none where there is one.
         has_mean: Whether the predictive mean exists; Cauchy tails have none.
         notes: What limits the numbers.
@@ -88,6 +91,7 @@ class HeldOut:
     ece: float = NAN
     ece_floor: float = NAN
     reliability: Reliability | None = None
+    rejection_area: float = NAN
     targets: tuple[TargetScores, ...] = ()
     has_mean: bool = True
     notes: tuple[str, ...] = ()
@@ -108,13 +112,16 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
     is_point = len(f) == 1 or bool(
         (np.ptp(f, axis=0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all()
     )
+    atoms, is_all = posterior.num_atoms, posterior.num_stored_draws in (None, num_draws)
+    # as many draws of each function, which some of those in a file are not
+    is_exact = is_point or (atoms is not None and is_all and num_draws % atoms == 0)
     if split.task == "classification":
         scores = _score_classes(prediction, split, log_score, f, is_point)
     else:
         scores = _score_regression(prediction, split, log_score, f, is_point, seed)
     return dataclasses.replace(
         scores,
-        log_score_error=0.0 if is_point else _monte_carlo_error(posterior, split, num_draws, seed),
+        log_score_error=0.0 if is_exact else _monte_carlo_error(posterior, split, num_draws, seed),
         notes=scores.notes + _impossible_rows(log_score),
     )
 
@@ -158,7 +165,9 @@ def _score_regression(
     if has_sd:
         matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
         gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
-    values = pit(draws, y, seed=seed)
+    values, of_targets = pit(draws, y, seed=seed), None
+    if shape[1] > 1 and prediction.has_target_densities:
+        of_targets = to_numpy(prediction.target_log_prob(split.test.y)) - np.log(units.scale)
     # over several targets the units of none: their sds, which weigh them alike
     sds = np.tile(units.scale, len(z)) if shape[1] > 1 else np.ones(y.size)
     tail = (1 - LEVEL) / 2
@@ -176,7 +185,12 @@ def _score_regression(
         pit=values,
         coverage=coverage(values, LEVEL),
         targets=score_targets(
-            draws.reshape(-1, *shape), y.reshape(shape), mean, values.reshape(shape), LEVEL
+            draws.reshape(-1, *shape),
+            y.reshape(shape),
+            mean,
+            values.reshape(shape),
+            LEVEL,
+            of_targets,
         ),
         has_mean=has_mean,
         notes=_missing_moments(has_mean, has_sd),
@@ -212,6 +226,7 @@ def _score_classes(
 ) -> HeldOut:
     y = to_numpy(split.test.y)
     probs = to_numpy(prediction.probs).astype(float)
+    total = class_uncertainty(probs[None]).entropy
     return HeldOut(
         log_score=log_score,
         function_draws=f,
@@ -222,6 +237,7 @@ def _score_classes(
         ece=ece(probs, y),
         ece_floor=ece_floor(probs),
         reliability=reliability_curve(probs, y),
+        rejection_area=rejection_curve(total, probs.argmax(1) == y).area,
     )
 
 

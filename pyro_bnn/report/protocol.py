@@ -46,6 +46,15 @@ class PredictionLike(Protocol):
         """Log of the mean density over draws ``[N]``."""
         ...
 
+    @property
+    def has_target_densities(self) -> bool:
+        """Whether each of several targets has a density of its own."""
+        ...
+
+    def target_log_prob(self, y: Tensor) -> Tensor:
+        """Log of the mean density over draws of each target alone ``[N, O]``."""
+        ...
+
 
 class PosteriorLike(Protocol):
     """A fitted posterior; see ``pyro_bnn.Posterior``."""
@@ -73,6 +82,11 @@ class PosteriorLike(Protocol):
     @property
     def num_stored_draws(self) -> int | None:
         """Stored draws over all chains; None if it can be sampled without end."""
+        ...
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number K of functions that all draws are of; None where each draw is its own."""
         ...
 
     @property

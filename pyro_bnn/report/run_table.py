@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAN = float("nan")
 AVERAGED = {
     "regression": ("rmse", "crps", "coverage_95", "gaussian_log_score"),
-    "classification": ("accuracy", "brier", "ece"),
+    "classification": ("accuracy", "brier", "ece", "ece_floor", "rejection_area"),
 }  # beside the log score
 AVERAGED_ALWAYS = ("distance", "sd_ratio", "seconds")
 LARGEST = ("rhat", "khat", "threads", "processes")
@@ -186,6 +186,20 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
             _average("accuracy", "accuracy", "", "Share of rows whose likeliest class is right."),
             _average("Brier", "brier", "0 to 2", "Squared error of the probabilities."),
             _average("ECE", "ece", "", "Expected calibration error."),
+            _average(
+                "ECE floor",
+                "ece_floor",
+                "",
+                "What exactly right probabilities would show on so few rows.",
+            ),
+            _average(
+                "rejection area",
+                "rejection_area",
+                "",
+                "Accuracy of the rows kept when those "
+                "of largest entropy are rejected, averaged over the shares that are kept; "
+                "higher is better.",
+            ),
         ]
     else:
         scores += [
@@ -233,7 +247,7 @@ def _spread(row: Mapping[str, Any], key: str) -> float:
 
 
 def _average(title: str, key: str, unit: str, meaning: str) -> Column:
-    is_share = key in ("accuracy", "coverage_95")
+    is_share = key in ("accuracy", "coverage_95", "rejection_area")
 
     def cell(row: Mapping[str, Any]) -> str:
         spread = _spread(row, key)

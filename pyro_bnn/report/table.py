@@ -108,6 +108,7 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
             "brier": scores.brier,
             "ece": scores.ece,
             "ece_floor": scores.ece_floor,
+            "rejection_area": scores.rejection_area,
             "units": "log scores: nats per test row",
         }
     else:
@@ -191,6 +192,14 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
                 meaning="Expected calibration error; the floor is what exactly right probabilities "
                 "would show on so few rows.",
                 keys=("ece",),
+            ),
+            _plain(
+                "rejection area",
+                "rejection_area",
+                "",
+                "Accuracy of the rows kept when those of largest entropy are rejected, averaged "
+                "over the shares that are kept; higher is better.",
+                percent,
             ),
         ]
     else:

@@ -19,11 +19,14 @@ class TargetScores:
         rmse: Of the predictive mean, or of the median where the mean does not exist.
         crps: Mean continuous ranked probability score.
         coverage: Of the central 95 % interval.
+        log_score: Log of the mean density over draws of this target alone, every row ``[N]``,
+            nats; None where it has no density of its own.
     """
 
     rmse: float
     crps: float
     coverage: Coverage
+    log_score: Float[np.ndarray, " N"] | None = None
 
 
 def score_targets(
@@ -32,6 +35,7 @@ def score_targets(
     mean: Float[np.ndarray, "N O"],
     pit: Float[np.ndarray, "N O"],
     level: float,
+    log_scores: Float[np.ndarray, "N O"] | None = None,
 ) -> tuple[TargetScores, ...]:
     """Score every target alone; none where there is one.
 
@@ -41,6 +45,7 @@ def score_targets(
         mean: Predictive means or medians.
         pit: PIT values.
         level: Of the interval.
+        log_scores: Log densities of each target alone; None where there are none.
     """
     num_targets = y.shape[1]
     return tuple(
@@ -48,6 +53,7 @@ def score_targets(
             rmse=rmse(mean[:, o], y[:, o]),
             crps=float(crps(draws[..., o], y[:, o]).mean()),
             coverage=coverage(pit[:, o], level),
+            log_score=None if log_scores is None else log_scores[:, o],
         )
         for o in range(num_targets if num_targets > 1 else 0)
     )

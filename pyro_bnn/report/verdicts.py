@@ -28,12 +28,15 @@ SD_RATIO_UPPER = 1.25  # its inverse
 SD_RATIO_STANDARD_ERRORS = 2.0
 
 EXACT = "Exact"  # engine that gives the posterior itself
+_MEAN_FIELD = ("AutoNormal", "AutoKTiedNormal", "CAVI")
 CONTAINED = {
-    "AutoNormal": ("CAVI",),
-    "AutoLowRankMultivariateNormal": ("AutoNormal", "CAVI"),
+    "AutoNormal": ("AutoKTiedNormal", "CAVI", "VOGN", "Vadam", "IVON"),
+    "AutoLowRankMultivariateNormal": _MEAN_FIELD,
+    "AutoFlow": _MEAN_FIELD,
+    "AutoNormalMixture": _MEAN_FIELD,
     "AutoMultivariateNormal": (
-        *("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMatrixNormal"),
-        *("CAVI", EXACT),
+        *_MEAN_FIELD,
+        *("AutoLowRankMultivariateNormal", "AutoMatrixNormal", EXACT),
     ),
 }  # families that are special cases of a guide
 

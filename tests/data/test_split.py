@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from pyro_bnn.data import Dataset
 from pyro_bnn.data.split import (
     Split,
     Table,
@@ -108,6 +109,41 @@ def test_raw_gives_the_rows_of_the_source() -> None:
         raw_x, raw_y = part.raw()
         assert_close(raw_x, torch.tensor(x[rows.numpy()]), rtol=1e-12, atol=0)
         assert_close(raw_y, torch.tensor(y[rows.numpy(), None]), rtol=1e-12, atol=0)
+
+
+def test_the_first_rows_keep_the_units_of_the_whole() -> None:
+    x, y = regression()
+    split = from_arrays(x, y, test_fraction=0.25)
+    first = split.first(15)
+    assert (len(first.train), len(first.test)) == (15, 10)  # there are ten test rows
+    for part, rows in both(first):
+        raw_x, raw_y = part.raw()
+        assert_close(raw_x, torch.tensor(x)[rows])
+        assert_close(raw_y, torch.tensor(y)[rows])
+    assert torch.equal(first.train.x, split.train.x[:15])
+    assert torch.equal(split.first(5).test.x, split.test.x[:5])
+    assert first.note == "The first 15 of 30 training and 10 of 10 test rows."
+    for number, message in (
+        (30, "the first 30 rows of arrays are all: it has 30 training and 10 test rows"),
+        (0, "num_rows is a positive integer, not 0"),
+        (True, "num_rows is a positive integer, not True"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            split.first(number)
+
+
+def test_names_of_several_targets_come_from_the_frame() -> None:
+    x, y = regression()
+    frame = pd.DataFrame({"a": y, "b": 2 * y})
+    split = from_arrays(x, frame)
+    assert split.train.target_names == ("a", "b")
+    assert split.test.rows([0]).target_names == ("a", "b")
+    assert from_arrays(x, frame[["a"]]).train.target_names is None
+    frame["b"] = 1.0
+    with pytest.warns(BNNWarning, match="the target 'b' has one value in all"):
+        from_arrays(x, frame)
+    with pytest.raises(ShapeError, match="y has 2 columns, but 3 target_names"):
+        Dataset(x, torch.tensor(frame.to_numpy()), target_names=("a", "b", "c"))
 
 
 def test_a_column_constant_in_training_only_keeps_its_differences() -> None:

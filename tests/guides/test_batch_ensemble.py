@@ -15,7 +15,7 @@ from pyro_bnn import registry
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides import AutoRank1Mixture, BatchEnsemble
 from pyro_bnn.models import MLP, Rank1MLP
-from tests.guides.test_rank1_mixture import by_hand, components, network, rows
+from tests.guides.test_rank1_mixture import by_hand, network, rows
 
 
 def fit(guide: Any, **options: Any) -> Any:
@@ -34,14 +34,39 @@ def test_it_is_the_mixture_of_deltas(posterior: Any) -> None:
     assert posterior.losses.tolist() == same.losses.tolist()
 
 
+def members(posterior: Any, x: Tensor) -> Tensor:
+    """The functions of the three networks ``[3, N, 1]``, of materialised weights."""
+    loc, biases = posterior.guide.loc.detach(), posterior.guide.biases.detach()
+    return torch.stack([by_hand(posterior, loc[k], biases[k], x) for k in range(3)])
+
+
 def test_its_draws_are_k_networks_of_materialised_weights(posterior: Any) -> None:
     x, _ = rows()
-    f: Tensor = posterior.function_draws(x, 20)
-    guide = posterior.guide
-    assert len(f.unique(dim=0)) == 3
-    for k, value in zip(components(posterior, 20).tolist(), f, strict=True):
-        expected = by_hand(posterior, guide.loc[k].detach(), guide.biases[k].detach(), x)
-        assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    f: Tensor = posterior.function_draws(x, 30)  # in rounds of three
+    expected = members(posterior, x)
+    places = [
+        next(k for k in range(3) if torch.allclose(value, expected[k], rtol=1e-12, atol=1e-12))
+        for value in f
+    ]
+    assert [sorted(places[i : i + 3]) for i in range(0, 30, 3)] == [[0, 1, 2]] * 10
+    assert (posterior.num_atoms, posterior.count(None)) == (3, 999)
+
+
+def test_a_prediction_weighs_the_k_functions_alike(posterior: Any) -> None:
+    """The mean over members, without Monte Carlo error, and p(y) their mean density."""
+    x, y = rows()
+    f = members(posterior, x)
+    prediction = posterior.predict(x)
+    assert len(prediction.draws) == 999
+    assert len(prediction.draws.unique(dim=0)) == 999  # the noise of y is drawn for each
+    assert_close(prediction.mean, f.mean(0), rtol=1e-12, atol=1e-12)
+    assert_close(prediction.sd_epistemic, f.std(0, correction=0), rtol=1e-9, atol=1e-12)
+    sites = posterior.program.constrain(posterior.guide.loc.detach())
+    sd = sites["likelihood.scale"].reshape(3, 1, 1)
+    assert_close(prediction.sd_aleatoric, sd.square().mean(0).sqrt().expand(12, 1))
+    density = torch.distributions.Normal(f, sd).log_prob(y)[..., 0]  # [3, N]
+    expected = density.logsumexp(0) - torch.tensor(3.0, dtype=f.dtype).log()
+    assert_close(prediction.log_prob(y), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_predictive_is_no_worse_than_the_average_member(posterior: Any) -> None:

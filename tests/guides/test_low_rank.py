@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro
 import pytest
@@ -11,9 +12,11 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 from torch import Tensor
 
+from pyro_bnn import models
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal
-from tests.guides.exact import assert_stationary, assert_svi_reaches, at, expected_elbo
+from tests.guides.exact import assert_stationary, assert_svi_reaches, at, expected_elbo, moments
+from tests.guides.layered import BLOCKS, best_covariance, layered
 from tests.oracle import LinearGaussian, linear_gaussian
 
 
@@ -116,3 +119,90 @@ def test_the_first_marginal_variance_is_about_that_of_init_scale(rank: int) -> N
 def test_rank_has_to_be_an_integer(rank: int) -> None:
     with pytest.raises(OptionError, match="rank is an integer of at least 0, not"):
         AutoLowRankMultivariateNormal(linear_gaussian().model, rank=rank)
+
+
+# Layer by layer
+
+
+def by_layer(oracle: LinearGaussian, covariance: Tensor) -> AutoLowRankMultivariateNormal:
+    """Of rank 2, so that each layer has a full covariance: the blocks of a given one."""
+    guide = AutoLowRankMultivariateNormal(oracle.model, rank=2, block="layer")
+    d = (0.5 * torch.linalg.eigvalsh(covariance)[0]).sqrt()
+    eye = torch.eye(2, dtype=torch.float64)
+    factors = [
+        torch.linalg.cholesky(covariance[block][:, block] - d**2 * eye) / d for block in BLOCKS
+    ]
+    flat = torch.cat([factor.flatten() for factor in factors])
+    at(guide, oracle, loc=oracle.mean, scale=d.expand(4).clone(), cov_factor=flat)
+    return guide
+
+
+def test_in_layers_the_density_is_the_dense_one_and_layers_are_independent() -> None:
+    oracle = layered()
+    guide = by_layer(oracle, oracle.covariance)
+    covariance = oracle.covariance.clone()
+    covariance[0::2, 1::2] = covariance[1::2, 0::2] = 0
+    dense = torch.distributions.MultivariateNormal(oracle.mean, covariance)
+    z = guide.sample(20)
+    with torch.no_grad():
+        torch.testing.assert_close(guide.log_prob(z), dense.log_prob(z), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(guide.entropy(), dense.entropy(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(guide.marginals()[1], covariance.diagonal().sqrt())
+        torch.testing.assert_close(guide.get_posterior().covariance_matrix, covariance)
+        _, own = moments(guide)
+        torch.testing.assert_close(own, covariance)
+        jacobian = torch.func.jacrev(guide.transport)(torch.zeros(guide.noise_dim).double())
+        between = (jacobian @ jacobian.mT)[0::2, 1::2]
+        torch.testing.assert_close(between, torch.zeros(2, 2).double(), rtol=0, atol=0)
+    assert guide.noise_dim == 2 + 2 + 4
+    elbo, _ = expected_elbo(guide, oracle)
+    assert elbo == pytest.approx(oracle.elbo(oracle.mean, covariance), rel=1e-12)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_in_layers_the_optimum_is_the_inverse_of_each_block_of_the_precision(
+    independent: bool,
+) -> None:
+    oracle = layered(independent=independent)
+    guide = by_layer(oracle, best_covariance(oracle))
+    assert_stationary(guide, oracle)
+    elbo, _ = expected_elbo(guide, oracle)
+    blocks = [oracle.precision[block][:, block].logdet() for block in BLOCKS]
+    gap = 0.5 * float(sum(blocks) - oracle.precision.logdet())
+    assert elbo == pytest.approx(oracle.log_evidence - gap, rel=1e-12)
+    assert (gap < 1e-12) == independent
+
+
+def test_one_layer_is_the_gaussian_over_all_of_z() -> None:
+    oracle = linear_gaussian()
+    guides = [
+        AutoLowRankMultivariateNormal(oracle.model, None, 0.3, 2, b) for b in ("layer", "all")
+    ]
+    for guide in guides:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            guide.setup(oracle.x)
+    layer, whole = guides
+    assert [tuple(guide.cov_factor.shape) for guide in guides] == [(8,), (4, 2)]
+    z = whole.sample(5)
+    torch.testing.assert_close(layer.sample(5), z, rtol=0, atol=0)
+    torch.testing.assert_close(layer.log_prob(z), whole.log_prob(z), rtol=0, atol=0)
+    torch.testing.assert_close(layer.entropy(), whole.entropy(), rtol=0, atol=0)
+
+
+def test_each_layer_has_a_rank_of_its_own() -> None:
+    model = models.MLP(3, hidden=(20,))  # layers of 80, 21 and, for the noise, 1 entries
+    guide = AutoLowRankMultivariateNormal(model, block="layer")
+    guide.setup(torch.zeros(1, 3))
+    assert guide.cov_factor.shape == (80 * 9 + 21 * 5 + 1,)
+    assert guide.options() == {"init_scale": 0.01, "rank": None, "block": "layer"}
+    capped = AutoLowRankMultivariateNormal(model, rank=30, block="layer")
+    capped.setup(torch.zeros(1, 3))
+    assert capped.cov_factor.shape == (80 * 30 + 21 * 21 + 1,)
+    assert AutoLowRankMultivariateNormal(model, block="all").options().get("block") is None
+
+
+def test_a_block_of_another_name_is_refused() -> None:
+    wrong: Any = "column"
+    with pytest.raises(OptionError, match=r'block is "layer", "all" or None, not \'column\''):
+        AutoLowRankMultivariateNormal(linear_gaussian().model, block=wrong)

@@ -80,6 +80,33 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         functools.partial(guides.AutoRank1Mixture, num_components=2),
         {"batch_size": 6, "kl_warmup": 100},
     ),
+    "weights of components": (
+        lambda: mlp(None),
+        functools.partial(guides.AutoNormalMixture, num_components=3),
+        {"batch_size": 6, "num_particles": 2},
+    ),
+    "relaxed masks": (
+        lambda: mlp(None),
+        functools.partial(guides.AutoDropout, kind="concrete", drop_inputs=True),
+        {"batch_size": 7, "num_particles": 2},
+    ),
+    "a family a layer": (
+        lambda: mlp(None),
+        functools.partial(
+            guides.AutoComposite,
+            parts={
+                "layers.0": functools.partial(guides.AutoLowRankMultivariateNormal, rank=2),
+                "layers.-1.weight": guides.AutoMultivariateNormal,
+                "layers.-1.bias": guides.AutoDelta,
+            },
+        ),
+        {"batch_size": 6, "num_particles": 2, "loc_warmup": 40},
+    ),
+    "low rank by layer": (
+        lambda: mlp(None),
+        functools.partial(guides.AutoLowRankMultivariateNormal, block="layer"),
+        {"batch_size": 6},
+    ),
     "all rows, AdamW": (
         lambda: mlp(None),
         guides.AutoNormal,

@@ -134,6 +134,7 @@ def network(prior: Any = None, likelihood: Any = None) -> models.MLP:
 
 GUIDES: dict[str, Any] = {
     "mean field": guides.AutoNormal,
+    "k-tied": guides.AutoKTiedNormal,
     "full": guides.AutoMultivariateNormal,
     "low rank": guides.AutoLowRankMultivariateNormal,
     "matrix": guides.AutoMatrixNormal,
@@ -168,7 +169,7 @@ def test_every_gaussian_guide_is_carried_on_whole(fit: Posterior) -> None:
 
 def test_correlations_are_left_out_only_where_that_is_asked_for(fit: Posterior) -> None:
     assert isinstance(fit, GuidePosterior)
-    if type(fit.guide) is guides.AutoNormal:
+    if type(fit.guide) in (guides.AutoNormal, guides.AutoKTiedNormal):
         prior = FromPosterior(fit)
     else:
         message = r"is no product of independent Gaussians: priors.continued\(model, posterior\)"

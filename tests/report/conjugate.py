@@ -76,6 +76,15 @@ class LinearPrediction:
         values = log_likelihood(self.function_draws, y, self.is_class)
         return values.logsumexp(0) - math.log(len(values))
 
+    @property
+    def has_target_densities(self) -> bool:
+        return not self.is_class
+
+    def target_log_prob(self, y: Tensor) -> Tensor:
+        f = self.function_draws
+        values: Tensor = Normal(f, NOISE).log_prob(y.double().reshape(f.shape[1:]))
+        return values.logsumexp(0) - math.log(len(values))
+
 
 @dataclass
 class LinearPosterior:
@@ -138,6 +147,10 @@ class LinearPosterior:
     @property
     def num_stored_draws(self) -> int | None:
         return self.stored
+
+    @property
+    def num_atoms(self) -> None:
+        return None
 
     @property
     def has_log_prob(self) -> bool:

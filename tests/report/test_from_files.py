@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError, UnknownNameError
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.likelihoods import Categorical
-from pyro_bnn.models import MLP
+from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare, compare_files
@@ -210,6 +211,37 @@ def test_trees_that_users_write_themselves(regression: Comparison, tmp_path: Pat
         seed=4,
     )
     same_tables(again.table, expected.table)
+
+
+def test_files_keep_each_target_by_its_name_and_the_functions_of_an_ensemble(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 2))
+    y = pd.DataFrame({"mass": 3 * x[:, 0] + rng.normal(size=60), "length": 0.1 * x[:, 1]})
+    split, model = from_arrays(x, y), Rank1MLP(2, 2, hidden=(3,))
+    made: dict[str, Any] = {
+        "ensemble": functools.partial(guides.BatchEnsemble, num_components=3),
+        "mixture": guides.AutoRank1Mixture,
+    }
+    comparison = compare(
+        {name: SVI(guide, num_steps=20).run(model, split.train, progress=False)
+         for name, guide in made.items()},
+        split,
+        num_samples=100,
+    )  # fmt: skip
+    assert comparison.num_draws == 99  # as many of each of three
+    assert comparison.table["draws"].to_dict() == {"ensemble": 3, "mixture": 99}
+    assert comparison.evaluations["ensemble"].held_out.log_score_error == 0
+    assert comparison.evaluations["mixture"].held_out.log_score_error > 0
+    again = compare_files(sorted(save_files(comparison, tmp_path).glob("*.nc")))
+    same_tables(again.table, comparison.table)
+    assert list(dict.fromkeys(again.targets.index.get_level_values(0))) == ["mass", "length"]
+    assert_allclose(again.targets, comparison.targets.loc[again.targets.index], rtol=1e-6)
+    assert np.isfinite(again.targets.to_numpy()).all()
+    text = again.summary()
+    assert "Target mass" in text
+    assert "Target length" in text
 
 
 def test_fewer_draws_and_another_seed(regression: Comparison, folder: Path) -> None:

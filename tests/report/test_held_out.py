@@ -119,6 +119,10 @@ def test_scores_of_classes_follow_from_the_mean_probabilities() -> None:
     assert_allclose(scores.brier, ((probs - np.eye(3)[y]) ** 2).sum(1).mean(), rtol=1e-9)
     assert scores.coverage is None
     assert 0 < scores.ece_floor < 0.5
+    surest = np.argsort(-(probs * np.log(probs)).sum(1))  # of least entropy first
+    right = (probs.argmax(1) == y)[surest]
+    area = np.mean(right.cumsum() / np.arange(1, len(y) + 1))
+    assert_allclose(scores.rejection_area, area, rtol=1e-12)
 
 
 @pytest.mark.parametrize("num_outputs", [1, 3])

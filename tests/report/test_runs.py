@@ -354,9 +354,8 @@ def test_the_summary_fits_the_terminal() -> None:
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_columns_have_a_meaning_and_keys_of_the_table(task: str) -> None:
-    columns = {
-        k: dict.fromkeys("AB", 0.5) for k in ("accuracy", "brier", "ece", "distance", "rhat")
-    }
+    names = ("accuracy", "brier", "ece", "ece_floor", "rejection_area", "distance", "rhat")
+    columns = {k: dict.fromkeys("AB", 0.5) for k in names}
     runs = [run(k, 0, {"A": 0.0, "B": 1.0}, task=task, columns=columns) for k in range(3)]
     repeated = compare_runs(runs)
     rows = repeated.table.to_dict("records")
@@ -373,6 +372,24 @@ def test_columns_have_a_meaning_and_keys_of_the_table(task: str) -> None:
     if task == "classification":
         assert cells["accuracy"] == "50.0 % ± 0.0 %"
         assert "RMSE" not in cells
+
+
+def test_calibration_and_rejection_of_classes_have_means_and_errors_over_splits() -> None:
+    names = ("accuracy", "brier", "ece", "ece_floor", "rejection_area")
+    values = np.array([0.7, 0.8, 0.96])
+    runs = [
+        run(k, 0, {"A": 0.0}, task="classification",
+            columns={name: {"A": value / 2 if name == "ece" else value} for name in names})
+        for k, value in enumerate(values)
+    ]  # fmt: skip
+    table = compare_runs(runs).table
+    for name, by in (("ece", 0.5), ("ece_floor", 1.0), ("rejection_area", 1.0)):
+        assert_allclose(table.loc["A", name], by * values.mean(), rtol=1e-14)
+        error = by * np.std(values, ddof=1) / np.sqrt(3)
+        assert_allclose(table.loc["A", f"{name}_se"], error, rtol=1e-14)
+    summary = repr(compare_runs(runs)).replace("\xa0", " ")
+    assert "82.0 % ± 7.6 %" in summary  # of the mean 0.82 and sd 0.131 / sqrt 3
+    assert "rejection area" in summary
 
 
 def test_saving_writes_page_and_tables_and_links_what_is_there(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def test_scores_are_those_of_the_exact_predictive_of_one_target(two: Comparison)
         u = z / sd
         crps = sd * (u * (2 * stats.norm.cdf(u) - 1) + 2 * stats.norm.pdf(u) - 1 / np.sqrt(np.pi))
         assert_allclose(row["crps"], scale[o] * crps.mean(), rtol=0.03)
+        log_score = stats.norm.logpdf(z, 0, sd) - np.log(scale[o])
+        assert_allclose(row["log_score"], log_score.mean(), atol=5e-3)  # of 1,000 draws
+        error = log_score.std(ddof=1) / np.sqrt(len(z))
+        assert_allclose(row["log_score_se"], error, rtol=0.02)
         covered = np.mean(np.abs(u) < stats.norm.ppf(0.975))
         assert_allclose(row["coverage_95"], covered, atol=2.1 / len(z))
 

@@ -1,0 +1,63 @@
+"""What guides over weight matrices share: which sites of a model are matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pyro_bnn.effects import Evaluate, Site
+from pyro_bnn.errors import SiteError
+from pyro_bnn.guides.guide import Guide
+
+
+class MatrixGuide(Guide):
+    """Base of guides that treat weight matrices as matrices and all other sites entry by entry.
+
+    A matrix is a real site ``[O, I]`` with O and I above 1. The names of the matrices are part of
+    the guide's state.
+
+    Attributes:
+        takes_filters: Whether the weights ``[O, I, ...]`` of a convolution are matrices too: a row
+            for each output channel, a column for each input channel and position.
+        instead: The guides that a message names where a model has no matrix.
+    """
+
+    takes_filters: ClassVar[bool] = False
+    instead: ClassVar[str] = "AutoNormal"
+    _matrices: tuple[str, ...] = ()  # names of the sites
+
+    def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:  # noqa: ARG002
+        """Find the model's matrices.
+
+        Raises:
+            SiteError: If it has none.
+        """
+        found = tuple(site.name for site in sites if self._is_matrix(site))
+        if not found:
+            listed = (
+                f"{site.name} {tuple(site.shape)}{'' if site.is_real else ' (not real)'}"
+                for site in sites
+            )
+            filters = " or filters [O, I, ...]" if self.takes_filters else ""
+            raise SiteError(
+                f"{type(self).__name__} needs a real latent site whose value is a matrix [O, I]"
+                f"{filters} with O and I above 1; there are {', '.join(listed)}: use {self.instead}"
+            )
+        if not self._shapes:  # else they come with the loaded parameters
+            self._matrices = found
+
+    def _is_matrix(self, site: Site) -> bool:
+        fits = len(site.shape) == 2 or (self.takes_filters and len(site.shape) > 2)
+        return site.is_real and fits and min(site.shape[0], site.shape[1:].numel()) > 1
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Names and shapes of the sites, and which of them are matrices."""
+        return super().get_extra_state() | {"matrices": list(self._matrices)}
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if not self._shapes and extra:
+            self._matrices = tuple(extra.get("matrices", ()))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

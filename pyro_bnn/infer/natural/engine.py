@@ -1,0 +1,289 @@
+"""What the natural-gradient engines share: their options, and the run around the steps."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from pyro_bnn.effects import Model, isolated
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.batches import batches_of
+from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
+from pyro_bnn.infer.engine import (
+    Data,
+    Init,
+    as_dataset,
+    check_positive,
+    check_positive_int,
+    starting_points,
+    unchanged,
+)
+from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.posterior import GuidePosterior, Provenance
+from pyro_bnn.program import Program
+
+logger = logging.getLogger("pyro_bnn")
+
+POWER = 0.55  # of the schedule "power", as SLANG's authors have it
+
+Schedule: TypeAlias = Literal["constant", "cosine", "power"]
+Expectation: TypeAlias = Literal["sample", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalEngine(ABC):
+    r"""Base of the natural-gradient engines: a Gaussian q, moved by its natural gradient.
+
+    With the likelihood's weight :math:`w = \alpha / T` (data factor over temperature), all of them
+    maximise
+
+    .. math:: w\, E_q \log p(y \mid x, z) - \mathrm{KL}(q \| p)
+
+    over Gaussians q, exactly or with a bias of their own. The prior is the model's: each site has a
+    Gaussian of its own mean and scale, or is positive, such as a noise scale, whose prior enters by
+    its mode and curvature in z and, beyond that, by gradients at the draws. Point-estimated
+    parameters of the model are held fixed.
+
+    Args:
+        num_steps: Steps.
+        learning_rate: Rate a of the means, at the start.
+        precision_learning_rate: Rate b of the precision, in (0, 1]; None for ``learning_rate``.
+        schedule: ``"constant"``; ``"cosine"`` lets the means' rate fall to 0 over ``num_steps``;
+            ``"power"`` divides both rates by :math:`t^{0.55}` at step t.
+        batch_size: Rows a step; default all.
+        num_particles: Draws of z a step.
+        antithetic: Whether draws come in pairs :math:`m \pm d`, which makes expectations of linear
+            functions, such as the gradient of a quadratic, exact.
+        data_factor: How often every row counts.
+        temperature: Weight of the KL; below 1 the posterior is a cold one.
+        kl_warmup: Steps over which the temperature grows linearly from near 0; 0 for none.
+    """
+
+    num_steps: int = 2_000
+    learning_rate: float = 0.1
+    precision_learning_rate: float | None = None
+    schedule: Schedule = "cosine"
+    batch_size: int | None = None
+    num_particles: int = 1
+    antithetic: bool = False
+    data_factor: float = 1.0
+    temperature: float = 1.0
+    kl_warmup: int = 0
+
+    remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"
+
+    def __post_init__(self) -> None:
+        check_positive_int("num_steps", self.num_steps)
+        check_positive_int("num_particles", self.num_particles)
+        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
+        if self.batch_size is not None:
+            check_positive_int("batch_size", self.batch_size)
+        for name in ("learning_rate", "data_factor", "temperature"):
+            check_positive(name, getattr(self, name))
+        if self.precision_learning_rate is not None:
+            check_positive("precision_learning_rate", self.precision_learning_rate)
+        if self.rate_of_precision > 1:
+            raise OptionError(
+                f"the precision would be moved beyond its target by a rate of "
+                f"{self.rate_of_precision}: set precision_learning_rate to at most 1"
+            )
+        if self.schedule not in ("constant", "cosine", "power"):
+            raise OptionError(f'schedule is "constant", "cosine" or "power", not {self.schedule!r}')
+        if self.antithetic and self.num_particles % 2:
+            raise OptionError(
+                f"antithetic draws come in pairs: take an even num_particles, not "
+                f"{self.num_particles}"
+            )
+        if self.kl_warmup > self.num_steps:
+            raise OptionError(
+                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
+                "the KL would never have its whole weight"
+            )
+
+    @abstractmethod
+    def _make_run(self) -> type[NaturalRun]:
+        """The class of a run."""
+
+    @property
+    def rate_of_precision(self) -> float:
+        """Learning rate of the precision at the start."""
+        own = self.precision_learning_rate
+        return self.learning_rate if own is None else own
+
+    @property
+    def takes_draws(self) -> bool:
+        """Whether gradients are taken at draws of q, and not at its mean."""
+        return getattr(self, "expectation", "sample") == "sample"
+
+    def decay(self, step: int) -> float:
+        """Factor of the learning rate at a step, from 0."""
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
+        return (step + 1) ** -POWER if self.schedule == "power" else 1.0
+
+    def run(
+        self,
+        model: Model,
+        data: Data,
+        *,
+        init: Init = None,
+        seed: int = 0,
+        progress: bool = True,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+    ) -> GuidePosterior:
+        """Fit the Gaussian.
+
+        Args:
+            model: Pyro model ``model(x, y=None)`` with independent Gaussian priors over weights.
+            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
+            init: Where the means start: a posterior, a trained module, or values of sites.
+            seed: Seed, >= 0, of the start, the noise and the order of the data.
+            progress: Whether to show a progress bar with the smoothed ELBO.
+            checkpoint: Folder in which the state of the run is saved, at its start, every half
+                minute and at its end.
+            resume: Whether to go on from the checkpoint, with the same model, data and options, to
+                the same fit, bit for bit, except with a ``DataLoader``. Without a checkpoint there,
+                the run starts anew.
+
+        Returns:
+            The posterior, a Gaussian with a density; ``losses`` are minus its ELBO, of weight and
+            temperature 1, estimated at the draws of each step.
+
+        Raises:
+            DataError, OptionError, SiteError: If the checkpoint is of another run.
+            DivergenceError: If the loss becomes NaN or infinite, or the precision not positive
+                definite; holds the posterior at the last good state.
+            FileFormatError: If the checkpoint is damaged, foreign or newer.
+            Interrupted: If Ctrl-C came; holds the posterior at the step that was reached.
+            ModelError: If the model breaks the contract, or cannot be batched over rows.
+            OptionError: If the seed is negative, an option does not serve the model, or there is a
+                checkpoint in the folder already and ``resume`` is False.
+            OutputError: If the checkpoint cannot be written.
+            SiteError: If the prior of a real site is not Gaussian.
+        """
+        check_positive_int("seed", seed, minimum=0)
+        if self.batch_size is not None and isinstance(data, DataLoader):
+            raise OptionError(
+                f"batch_size={self.batch_size} would have no effect, as a DataLoader makes its own "
+                "batches: set it there, or pass the data set"
+            )
+        name, start = type(self).__name__, time.perf_counter()
+        with isolated(seed):
+            dataset = as_dataset(data)  # a DataLoader draws from the global random state
+        with isolated(seed), unchanged(model):
+            program = Program(model, dataset.x, dataset.y)
+            if program.params:
+                fixed = ", ".join(program.params)
+                logger.warning(
+                    "%s holds point-estimated parameters at their values: %s", name, fixed
+                )
+            batch = program.batch(dataset.x, dataset.y)
+            prior = GaussianPrior.of(program, name)
+            z = starting_points(program, init, 1, seed)
+            own_order = isinstance(data, DataLoader)
+            saved = Checkpoint.open(
+                checkpoint,
+                resume=resume,
+                identify=lambda: Identity.of(
+                    program,
+                    dataset,
+                    engine=name,
+                    options=asdict(self),
+                    seed=seed,
+                    trains_params=False,
+                    in_order=not own_order,
+                ),
+                device=program.device,
+                own_order=own_order,
+                start=start,
+            )
+            run = self._make_run()(
+                self,
+                program,
+                prior,
+                program.initial if z is None else z[0],
+                batches_of(data, program, batch, self.batch_size, seed),
+                seed,
+                saved.compile_path,
+            )
+
+            def posterior() -> GuidePosterior:
+                with isolated():
+                    guide = run.q.make_guide(model)
+                    guide.setup(program.example.x[:1])
+                guide.to(device=program.device, dtype=program.dtype)
+                run.q.set(guide, run.mean)
+                provenance = Provenance(
+                    method=name,
+                    engine=name,
+                    options=asdict(self),
+                    seed=seed,
+                    wall_time=saved.wall_time,
+                    num_parameters=sum(p.numel() for p in guide.parameters()),
+                    losses=np.asarray(run.losses),
+                    inputs=dataset.inputs,
+                    target=dataset.target,
+                    threads=saved.threads,
+                )
+                return GuidePosterior(program, copy.deepcopy(guide), provenance)
+
+            try:
+                saved.restore(run)
+                run.train(saved, progress=progress)
+            except (DivergenceError, Interrupted) as error:
+                error.posterior = posterior()
+                raise
+            return posterior()
+
+
+def check_share(name: str, value: object) -> None:
+    """Check a number in [0, 1), such as a momentum.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:  # type: ignore[operator]
+        raise OptionError(f"{name} is a number of at least 0 and below 1, not {value!r}")
+
+
+def check_expectation(value: object) -> None:
+    """Check the option ``expectation``.
+
+    Raises:
+        OptionError: If it is not one of its two values.
+    """
+    if value not in ("sample", "mean"):
+        raise OptionError(f'expectation is "sample" or "mean", not {value!r}')
+
+
+def check_damping(value: object) -> None:
+    """Check the option ``damping``.
+
+    Raises:
+        OptionError: If it is negative, or no number.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise OptionError(f"damping is a number of at least 0, not {value!r}")
+
+
+def check_init_scale(value: object) -> None:
+    """Check the option ``init_scale``.
+
+    Raises:
+        OptionError: If it is neither None nor a positive number.
+    """
+    if value is not None:
+        check_positive("init_scale", value)

@@ -1,0 +1,231 @@
+r"""Likelihood of rows at draws with its gradients and curvature, a chunk of rows at a time.
+
+With :math:`\ell_i = -\log p(y_i \mid x_i, z)` and its gradient :math:`g_i`, all sums over the rows
+of a batch times N/B, the curvature is one of
+
+.. math:: \sum_i g_i \circ g_i \;\text{(empirical Fisher, diagonal)}, \qquad
+          \sum_i J_i^\top F_i J_i \;\text{(generalised Gauss-Newton)}, \qquad
+          \sum_i \nabla^2 \ell_i \;\text{(Hessian)}
+
+Gradients of single rows are those of ``torch.func.vmap`` over the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.capture import Captured
+from pyro_bnn.effects import base_distribution
+from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.infer.natural.fisher import FISHER
+from pyro_bnn.memory import bytes_per_draw
+from pyro_bnn.program import Batch, Program
+
+MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
+
+Curvature: TypeAlias = Literal["none", "squared_gradients", "gradients", "ggn", "hessian"]
+PerDraw: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+
+
+class RowTerms(NamedTuple):
+    r"""What a batch says at draws, for all N rows.
+
+    Attributes:
+        z: The draws ``[S, P]``.
+        nll: Minus the log likelihood at each draw ``[S]``.
+        gradient: Its gradient ``[S, P]``.
+        curvature: Mean over the draws of the curvature: ``[P]``, ``[P, P]``, or None; of
+            ``"gradients"`` the gradient of each row ``[S B, P]`` times :math:`\sqrt{N/(S B)}`,
+            whose products sum to the empirical Fisher information.
+    """
+
+    z: Tensor
+    nll: Tensor
+    gradient: Tensor
+    curvature: Tensor | None
+
+
+class RowTermsOf:
+    """The terms of any rows of a program at any draws.
+
+    Args:
+        program: The model as tensor functions; its point-estimated parameters are held fixed.
+        curvature: Which one, see the module.
+        batch: Rows of the data.
+        num_draws: Draws S at once.
+        is_full: Whether it is a matrix, of ``"ggn"`` and ``"hessian"``.
+        rows_vary: Whether batches have many numbers of rows.
+        is_captured: Whether it is replayed as a graph of operations.
+
+    Raises:
+        ModelError: If the model cannot be batched over rows.
+        OptionError: If the likelihood has no known Fisher information.
+
+    Attributes:
+        chunk: How many rows are computed at once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        curvature: Curvature,
+        batch: Batch,
+        num_draws: int,
+        *,
+        is_full: bool = False,
+        rows_vary: bool = False,
+        is_captured: bool = True,
+    ) -> None:
+        self._program, self._curvature, self._is_full = program, curvature, is_full
+        self._params = {name: value.detach() for name, value in program.params.items()}
+        values = program.constrain(program.initial)
+        first = Batch(batch.x[:1], batch.y[:1])
+        _, self._scale_of_one = program.row_log_likelihood(values, first, self._params)
+        if curvature == "ggn":
+            self._require_fisher(batch.x[:1])
+        self._draws_at_once = 1 if is_full else num_draws
+        own: PerDraw = getattr(self, f"_with_{curvature}")
+        self.chunk = self._rows_at_once(own, batch)
+        name = getattr(program.model, "__name__", type(program.model).__name__)
+        rows = {1: 0, 2: 0} if rows_vary else {}
+        self._terms = Captured(_over_draws(own), f"{name} by rows", enabled=is_captured, rows=rows)
+        self._nll = Captured(
+            _over_draws(self._without_gradient), f"{name} at draws", enabled=is_captured, rows=rows
+        )
+
+    @property
+    def compile_path(self) -> str:
+        """How it computes."""
+        return "captured" if self._terms.is_captured and self._nll.is_captured else "eager"
+
+    def __call__(self, z: Tensor, batch: Batch) -> RowTerms:
+        """The terms at draws z ``[S, P]``."""
+        scale = self._scale(batch)
+        chunks = self._chunks(batch)
+        if self._curvature == "gradients":
+            parts = [self._terms(z, *chunk) for chunk in chunks]
+            nll = sum((part[0] for part in parts[1:]), parts[0][0])
+            each = torch.cat([part[1] for part in parts], 1)  # [S, B, P]
+            curvature = each.flatten(0, 1) * (scale / len(z)) ** 0.5
+            return RowTerms(z, scale * nll, scale * each.sum(1), curvature)
+        of_draws = [
+            functools.reduce(_added, (self._terms(some, *chunk) for chunk in chunks))
+            for some in z.split(self._draws_at_once)
+        ]
+        nll, gradient = (torch.cat([values[i] for values in of_draws]) for i in (0, 1))
+        if self._curvature == "none":
+            return RowTerms(z, scale * nll, scale * gradient, None)
+        total = functools.reduce(torch.add, (values[2].sum(0) for values in of_draws))
+        return RowTerms(z, scale * nll, scale * gradient, scale * total / len(z))
+
+    def nll(self, z: Tensor, batch: Batch) -> Tensor:
+        """Minus the log likelihood of all N rows at each draw ``[S]``, without gradients."""
+        values = [self._nll(z, *chunk)[0] for chunk in self._chunks(batch)]
+        return self._scale(batch) * functools.reduce(torch.add, values)
+
+    def _scale(self, batch: Batch) -> float:
+        """N/B, times what the model scales its likelihood by."""
+        return self._scale_of_one / len(batch.x)
+
+    def _chunks(self, batch: Batch) -> Sequence[Batch]:
+        pairs = zip(batch.x.split(self.chunk), batch.y.split(self.chunk), strict=True)
+        return [Batch(x, y) for x, y in pairs]
+
+    def _rows_at_once(self, own: PerDraw, batch: Batch) -> int:
+        """How many rows are within the bound of memory.
+
+        Raises:
+            ModelError: If the model cannot be batched over rows.
+        """
+        z = self._program.initial.unsqueeze(0)
+        try:
+            at_all, at_one = bytes_per_draw(_over_draws(own), z, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ModelError(
+                "gradients of single rows need a model that can be batched over draws and rows, "
+                f"and this one cannot: take SVI ({str(error).splitlines()[0]})"
+            ) from error
+        num_rows = len(batch.x)
+        per_row = max(1, (at_all - at_one) // max(1, num_rows - 1)) * self._draws_at_once
+        return max(1, min(num_rows, 1 + (MEMORY - at_one * self._draws_at_once) // per_row))
+
+    def _require_fisher(self, x: Tensor) -> None:
+        fn, is_masked = self._program.observed(self._program.initial, x, self._params)
+        family = type(base_distribution(fn))
+        if family not in FISHER or is_masked:
+            what = "rows that are masked" if is_masked else f"the likelihood {family.__name__}"
+            raise OptionError(
+                f'curvature="ggn" is not built for {what}, but for '
+                'Normal, Bernoulli, Categorical and Poisson: take curvature="hessian"'
+            )
+
+    # Of one draw z [P] and rows
+
+    def _row_nll(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Minus the log likelihood ``[]`` of rows, unscaled."""
+        values = self._program.constrain(z)
+        rows, _ = self._program.row_log_likelihood(values, Batch(x, y), self._params)
+        return -rows.sum()
+
+    def _without_gradient(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (self._row_nll(z, x, y),)
+
+    def _with_none(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        gradient, nll = torch.func.grad_and_value(self._row_nll)(z, x, y)
+        return nll, gradient
+
+    def _each_gradient(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``[]`` and gradients ``[B, P]`` of the rows, values summed."""
+
+        def of_row(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return self._row_nll(z, x.unsqueeze(0), y.unsqueeze(0))
+
+        each = torch.func.vmap(torch.func.grad_and_value(of_row), (None, 0, 0))
+        gradients, values = each(z, x, y)
+        return values.sum(), gradients
+
+    def _with_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return self._each_gradient(z, x, y)
+
+    def _with_squared_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        nll, gradients = self._each_gradient(z, x, y)
+        return nll, gradients.sum(0), gradients.square().sum(0)
+
+    def _with_hessian(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        nll, gradient = self._with_none(z, x, y)
+        hessian = torch.func.jacrev(torch.func.grad(self._row_nll))(z, x, y)
+        return nll, gradient, hessian if self._is_full else hessian.diagonal()
+
+    def _with_ggn(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        def of_row(z: Tensor, x: Tensor) -> Tensor:
+            """R^T J ``[K, P]`` of one row."""
+            J = torch.func.jacrev(lambda z: self._information(z, x)[0])(z)
+            _, root = self._information(z, x)
+            return root(J)
+
+        nll, gradient = self._with_none(z, x, y)
+        roots = torch.func.vmap(of_row, (None, 0))(z, x).flatten(0, 1)  # [B K, P]
+        return nll, gradient, roots.mT @ roots if self._is_full else roots.square().sum(0)
+
+    def _information(self, z: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        fn, _ = self._program.observed(z, x.unsqueeze(0), self._params)
+        base = base_distribution(fn)
+        return FISHER[type(base)](base)
+
+
+def _over_draws(own: PerDraw) -> Callable[..., tuple[Tensor, ...]]:
+    def over_draws(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.vmap(own, (0, None, None))(z, x, y)
+
+    return over_draws
+
+
+def _added(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(a + b for a, b in zip(left, right, strict=True))

@@ -1,0 +1,106 @@
+"""Variational Adam: a Gaussian from Adam's own moments, by perturbed weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer.natural.engine import NaturalEngine, check_share
+from pyro_bnn.infer.natural.precision import Diagonal, Precision
+from pyro_bnn.infer.natural.rows import Curvature, RowTerms
+from pyro_bnn.infer.natural.run import NaturalRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vadam(NaturalEngine):
+    r"""Variational Adam: Adam at perturbed weights, whose second moment is the precision of q.
+
+    .. math::
+        v \leftarrow \beta_1 v + (1 - \beta_1)(g + \tilde\delta (m - l)), \quad
+        s \leftarrow (1 - b)\, s + b\, g^2, \qquad
+        m \leftarrow m - a\, \frac{\hat v}{\sqrt{\hat s} + \tilde\delta}, \quad
+        q = \mathcal N\Bigl(m, \frac1{N s + \delta}\Bigr)
+
+    elementwise, with g the mean gradient of a batch at a draw of q, :math:`\hat v` and
+    :math:`\hat s` bias-corrected, :math:`\tilde\delta = \delta / N` of the prior's precision; q
+    takes the s that is not corrected, and starts at the prior's precision. Costs what Adam does.
+
+    The square of a mean is less than the mean of squares: with batches of more than one row q is
+    too wide. In one dimension with all N rows and curvature H its precision P stands still at
+    :math:`P = \delta + N H^2 / P`, about :math:`\sqrt N H` instead of N H. With several draws s
+    takes the mean of their squares, so that they lower noise and not s.
+
+    Args:
+        momentum: :math:`\beta_1`, in [0, 1).
+        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`; Adam's second rate
+            is ``precision_learning_rate`` :math:`b = 1 - \beta_2`.
+
+    Raises:
+        OptionError: If an option is out of its range.
+
+    References:
+        Khan et al., "Fast and Scalable Bayesian Deep Learning by Weight-Perturbation in Adam",
+        ICML 2018, arXiv:1806.04854.
+
+    Example:
+        >>> from pyro_bnn import models
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> posterior = Vadam(num_steps=5).run(models.MLP(1), (x, x[:, 0]), progress=False)
+        >>> posterior.predict(x).mean.shape
+        torch.Size([20, 1])
+    """
+
+    learning_rate: float = 1e-2
+    precision_learning_rate: float | None = 1e-2
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("momentum", self.momentum)
+
+    def _make_run(self) -> type[NaturalRun]:
+        return _Run
+
+
+class _Run(NaturalRun):
+    """The run; see the base class.
+
+    Attributes:
+        velocity: Mean gradient of a row, the prior's included, with momentum ``[P]``.
+        square: s ``[P]``.
+        uncorrected: What is left of the start's zero in s.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("mean", "velocity", "square", "uncorrected")
+
+    engine: Any  # a Vadam
+    velocity: Tensor
+    square: Tensor
+    uncorrected: Tensor
+
+    def needs(self) -> tuple[Curvature, bool]:
+        return "none", False
+
+    def start(self) -> None:
+        self.velocity, self.square = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        self.uncorrected = self.mean.new_ones(())
+
+    def precision(self) -> Precision:
+        return Diagonal(self.weight * self.num_data * self.square + self.prior.precision)
+
+    def update(self, terms: RowTerms) -> None:
+        effective = self.weight * self.num_data
+        gradients = terms.gradient / self.num_data  # [S, P], of a row
+        momentum, rate = self.engine.momentum, self.precision_rate
+        gradient = gradients.mean(0) + self.prior.gradient(self.mean) / effective
+        self.velocity = torch.lerp(gradient, self.velocity, momentum)
+        self.square = torch.lerp(self.square, gradients.square().mean(0), rate)
+        self.uncorrected = self.uncorrected * (1 - rate)
+        velocity = self.velocity / (1 - momentum ** (self.step + 1))
+        square = self.square / (1 - self.uncorrected)
+        step = velocity / (square.sqrt() + self.prior.precision / effective)
+        self.mean = self.mean - self.rate * step
+        self.q = self.precision()

@@ -1,0 +1,106 @@
+"""Variational online Gauss-Newton: curvature from the squared gradients of single rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer.natural.engine import (
+    Expectation,
+    NaturalEngine,
+    check_damping,
+    check_expectation,
+    check_init_scale,
+    check_share,
+)
+from pyro_bnn.infer.natural.rows import Curvature, RowTerms
+from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.natural.von import CurvatureRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class VOGN(NaturalEngine):
+    r"""Variational online Gauss-Newton: a diagonal Gaussian by the squared gradients of rows.
+
+    .. math::
+        s \leftarrow (1 - b)\, s + b\, E_q \tfrac1M \sum_i g_i^2, \qquad
+        m \leftarrow m - a\, \frac{\hat g + \tilde\delta (m - l)}{s + \tilde\delta + \lambda},
+        \qquad q = \mathcal N\Bigl(m, \frac1{N s + \delta}\Bigr)
+
+    elementwise, with the gradients :math:`g_i` of M rows of a batch, each of its own, the mean
+    gradient :math:`\hat g` with momentum, and :math:`\tilde\delta = \delta / N` of the prior's
+    precision. Costs one backward pass a step, as Adam does, and no second derivatives: s is the
+    empirical Fisher information. That is never negative, and close to the curvature for classes; it
+    is biased for regression, where it follows the squared residuals instead of the noise:
+    :math:`N s_j = \sum_i x_{ij}^2 E_q[(y_i - f_i)^2] / \sigma^4`. Take ``VON`` there. Misses every
+    correlation between weights.
+
+    Args:
+        momentum: Share of the last steps' gradients in each, in [0, 1), bias-corrected.
+        damping: Constant :math:`\lambda` in the mean's step, in curvature of one row. It makes
+            steps smaller and is no part of q, so that it moves no fixed point; the authors' large
+            experiments add it to the precision of q too, which makes q too narrow.
+        expectation: ``"sample"`` takes gradients at draws of q; ``"mean"`` at its mean (online
+            Gauss-Newton).
+        init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
+            None for the prior's.
+        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
+
+    Raises:
+        OptionError: If an option is out of its range.
+
+    References:
+        Khan et al., "Fast and Scalable Bayesian Deep Learning by Weight-Perturbation in Adam",
+        ICML 2018, arXiv:1806.04854. Osawa et al., "Practical Deep Learning with Bayesian
+        Principles", NeurIPS 2019, arXiv:1906.02506.
+
+    Example:
+        >>> from pyro_bnn import models
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> posterior = VOGN(num_steps=5).run(models.MLP(1), (x, x[:, 0]), progress=False)
+        >>> posterior.predict(x).mean.shape
+        torch.Size([20, 1])
+    """
+
+    momentum: float = 0.9
+    damping: float = 0.0
+    expectation: Expectation = "sample"
+    init_scale: float | None = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("momentum", self.momentum)
+        check_damping(self.damping)
+        check_expectation(self.expectation)
+        check_init_scale(self.init_scale)
+
+    def _make_run(self) -> type[NaturalRun]:
+        return _Run
+
+
+class _Run(CurvatureRun):
+    """The run; see the base class."""
+
+    STATE: ClassVar[tuple[str, ...]] = (*CurvatureRun.STATE, "velocity")
+
+    velocity: Tensor
+
+    def needs(self) -> tuple[Curvature, bool]:
+        return "squared_gradients", False
+
+    def start(self) -> None:
+        super().start()
+        self.velocity = torch.zeros_like(self.mean)
+
+    def update(self, terms: RowTerms) -> None:
+        assert terms.curvature is not None
+        self.average_in(terms.curvature)
+        momentum, scale = self.engine.momentum, self.weight * self.num_data
+        self.velocity = torch.lerp(terms.gradient.mean(0), self.velocity, momentum)
+        smoothed = self.velocity / (1 - momentum ** (self.step + 1))
+        gradient = self.weight * smoothed + self.prior.gradient(self.mean)
+        damping = self.engine.damping * scale
+        self.mean = self.mean - self.rate * self.q.solve(gradient, damping)

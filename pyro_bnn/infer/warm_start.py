@@ -1,0 +1,88 @@
+"""Where a guide starts: at a trained network, at values of sites, or where a posterior is.
+
+A posterior gives its mean and its standard deviations, and all parameters to a guide of its own
+form, so that fits can go from a cheap family to a richer one: ``AutoDelta``, ``AutoNormal``,
+``AutoLowRankMultivariateNormal``, and NUTS from there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.guides import AutoMultivariateNormal, Guide
+from pyro_bnn.infer.engine import Init, check_posterior, starting_points
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.priors.from_posterior import gaussian_of
+from pyro_bnn.program import Program
+
+MOMENT_DRAWS = 10_000  # most draws that moments are taken of
+MOMENT_NUMBERS = 1 << 26  # and most numbers in them
+
+
+def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
+    """Start a guide, and the model's point-estimated parameters, where ``init`` says.
+
+    A network and values of sites give the means, and the scales stay at their start; so does
+    ``AutoDelta``, which has no spread. A posterior of the guide's own form gives all parameters.
+    Of another one the guide takes means and standard deviations, in closed form or those of at most
+    10,000 draws; ``AutoMultivariateNormal`` the whole covariance of any Gaussian.
+
+    Args:
+        guide: The guide, set up.
+        program: The model as tensor functions.
+        init: Where to start; None leaves the guide as it is.
+        seed: Seed of the draws.
+
+    Raises:
+        OptionError: If ``init`` is of another kind, or not one point.
+        SiteError: If it is of another model.
+    """
+    if init is None:
+        return
+    if isinstance(init, Posterior):
+        check_posterior(program, init)
+        _start_at_posterior(guide, init, seed)
+    else:
+        z = starting_points(program, init, 1, seed, default=guide.centre())
+        assert z is not None
+        guide.move_to(z[0])
+    guide.set_member_params(program.params)
+
+
+def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:
+    other = getattr(init, "guide", None)
+    if isinstance(other, Guide) and guide.copy_from(other):
+        return
+    gaussian = gaussian_of(init) if isinstance(guide, AutoMultivariateNormal) else None
+    if isinstance(guide, AutoMultivariateNormal) and gaussian and gaussian.scale_tril is not None:
+        tril = gaussian.scale_tril.double()
+        guide.set_moments(gaussian.loc, tril @ tril.mT)
+        return
+    mean, sds = _moments(init, seed)
+    guide.move_to(mean.to(guide.centre()))
+    if sds is not None and bool((sds > 0).any()):
+        guide.set_sds(torch.where(sds > 0, sds, _scales(guide)))
+
+
+def _moments(init: Posterior, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Mean ``[P]`` of a posterior, and its sds ``[P]`` where it has any."""
+    other = getattr(init, "guide", None)
+    with torch.no_grad():
+        if isinstance(other, Guide) and other.noise_dim == 0:
+            return other.centre(), None
+        marginals = other.marginals() if isinstance(other, Guide) else None
+        if marginals is not None:
+            return marginals[0].detach(), marginals[1].detach()
+    stored = init.num_stored_draws
+    most = max(2, min(MOMENT_DRAWS, MOMENT_NUMBERS // init.program.num_latents))
+    z = init.unconstrained(most if stored is None else min(stored, most), seed)
+    return z.mean(0), z.std(0) if len(z) > 1 else None
+
+
+def _scales(guide: Guide) -> Tensor:
+    """The sds ``[P]`` that a guide has, or its smallest start where they have no closed form."""
+    marginals = guide.marginals()
+    if marginals is not None:
+        return marginals[1].detach()
+    return torch.full_like(guide.centre(), 0.01)

@@ -1,0 +1,279 @@
+"""Natural-gradient engines as engines: options, seeds, checkpoints, posteriors, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_bnn import (
+    IVON,
+    SLANG,
+    SVI,
+    VOGN,
+    VON,
+    Interrupted,
+    Posterior,
+    Vadam,
+    data,
+    guides,
+    likelihoods,
+    models,
+    priors,
+)
+from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
+from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.state_files import write_json, write_state
+from tests.kills import assert_same
+from tests.oracle import linear_gaussian
+
+ORACLE = linear_gaussian()
+DATA = (ORACLE.x, ORACLE.y)  # 20 rows
+STEPS = 12
+ENGINES: dict[str, Any] = {
+    "VON": VON(num_steps=STEPS, batch_size=8),
+    "VON, full": VON(num_steps=STEPS, batch_size=8, covariance="full"),
+    "VOGN": VOGN(num_steps=STEPS, batch_size=8, kl_warmup=9, num_particles=2, antithetic=True),
+    "Vadam": Vadam(num_steps=STEPS, batch_size=8),
+    "IVON": IVON(num_steps=STEPS, learning_rate=0.01),
+    "SLANG": SLANG(num_steps=STEPS, batch_size=8, rank=3),
+}
+EACH = pytest.mark.parametrize("name", ENGINES)
+
+
+@pytest.fixture(autouse=True)
+def _own_handler() -> Iterator[None]:
+    """Ctrl-C as in a foreground process, whatever started the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def mlp(**options: Any) -> models.MLP:
+    return models.MLP(3, hidden=(4,), likelihood=likelihoods.Normal(0.5), **options).double()
+
+
+def fit(engine: Any, **options: Any) -> Any:
+    options = {"model": mlp(), "data": DATA, "progress": False, **options}
+    model, rows = options.pop("model"), options.pop("data")
+    return engine.run(model, rows, **options)
+
+
+def end_state(folder: Path) -> Any:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["is_complete"]
+    return torch.load(folder / manifest["state"]["name"], weights_only=True)
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the step of this number, once."""
+    advance = NaturalRun.advance
+
+    def stopped(self: Any, batch: Any) -> None:
+        advance(self, batch)
+        if self.step == step:
+            monkeypatch.setattr(NaturalRun, "advance", advance)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(NaturalRun, "advance", stopped)
+
+
+@EACH
+def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice stopped, before the smaller last batch of an epoch and in the next."""
+    engine = ENGINES[name]
+    state = torch.get_rng_state()
+    whole = fit(engine, checkpoint=tmp_path / "whole")
+    assert torch.equal(torch.get_rng_state(), state)
+    for i, step in enumerate((2, 7)):
+        stop_after(step, monkeypatch)
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of {STEPS}") as stopped:
+            fit(engine, checkpoint=tmp_path / "parts", resume=i > 0)
+        reached: Any = stopped.value.posterior
+        np.testing.assert_array_equal(reached.losses, whole.losses[:step])
+    parts = fit(engine, checkpoint=tmp_path / "parts", resume=True)
+    assert_same(end_state(tmp_path / "parts"), end_state(tmp_path / "whole"))
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+    assert torch.equal(parts.unconstrained(7), whole.unconstrained(7))
+    again = fit(engine, checkpoint=tmp_path / "whole", resume=True)
+    assert torch.equal(again.unconstrained(7), whole.unconstrained(7))
+    assert (whole.method, whole.engine) == (type(engine).__name__,) * 2
+    assert whole.options == dataclasses.asdict(engine)
+    assert np.isfinite(whole.losses).all()
+
+
+@EACH
+def test_posteriors_have_a_density_a_file_and_a_tree(name: str, tmp_path: Path) -> None:
+    posterior = fit(ENGINES[name], seed=3)
+    z = posterior.unconstrained(50)
+    assert posterior.has_log_prob
+    q = posterior.guide.get_posterior()
+    np.testing.assert_allclose(posterior.log_q(50), q.log_prob(z).detach(), rtol=1e-9)
+    elbo, error = posterior.elbo(DATA, 400)
+    kl, is_exact = posterior.guide.kl()
+    assert is_exact
+    nll = -posterior.log_likelihood(DATA, 400).sum(-1)
+    assert abs(-float(nll.mean()) - kl - elbo) < 4 * error + 4 * float(nll.std()) / 20
+    posterior.save(tmp_path / "fit.pt")
+    again = Posterior.load(tmp_path / "fit.pt", mlp())
+    assert (again.method, again.options) == (posterior.method, posterior.options)
+    assert again.has_log_prob
+    tree = posterior.to_arviz(data.Dataset(*DATA), num_samples=20)
+    assert "log_q" in tree["sample_stats"]
+    assert tree["optimization"].sizes["step"] == STEPS
+
+
+@EACH
+def test_one_seed_is_one_fit_in_either_precision(name: str) -> None:
+    engine = ENGINES[name]
+    first, second, other = (fit(engine, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.unconstrained(5), second.unconstrained(5))
+    assert not torch.equal(first.unconstrained(5), other.unconstrained(5))
+    rows = (ORACLE.x.float(), ORACLE.y.float())
+    single = fit(engine, model=mlp().float(), data=rows, seed=1)
+    assert single.unconstrained(5).dtype == torch.float32
+
+
+def test_the_loss_is_minus_the_elbo_of_the_gaussian_that_the_step_began_with() -> None:
+    """Mean over seeds of the first loss, and of the one at temperature and data factor."""
+    model = models.LinearRegression(
+        3, prior=priors.Normal(ORACLE.prior_scale), likelihood=likelihoods.Normal(0.5)
+    ).double()
+    start = {"weight": ORACLE.mean[:3].reshape(1, 3), "bias": ORACLE.mean[3:]}
+    expected = -ORACLE.elbo(ORACLE.mean, 0.2**2 * torch.eye(4, dtype=torch.float64))
+    weights: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.1, "data_factor": 2.0})
+    for options in weights:
+        engine = VOGN(num_steps=1, num_particles=400, init_scale=0.2, **options)
+        found = [fit(engine, model=model, init=start, seed=s).losses[0] for s in range(5)]
+        error = np.std(found, ddof=1) / 5**0.5
+        assert abs(np.mean(found) - expected) < 6 * error
+        assert error < 0.01 * expected
+
+
+def test_a_data_loader_is_gone_through() -> None:
+    rows = TensorDataset(*DATA)
+    loader = DataLoader(rows, batch_size=6, shuffle=True)
+    posterior = fit(VOGN(num_steps=6), data=loader)
+    assert len(posterior.losses) == 6
+    with pytest.raises(OptionError, match="batch_size=3 would have no effect, as a DataLoader"):
+        fit(VOGN(num_steps=6, batch_size=3), data=loader)
+
+
+def test_point_estimates_are_held_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net = net.double()
+    model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+    posterior = fit(VOGN(num_steps=3), model=model)
+    assert any(
+        message.startswith("VOGN holds point-estimated parameters at their values: ")
+        for message in caplog.messages
+    )
+    for name, value in model.named_parameters():
+        assert torch.equal(posterior.params[name], value)
+
+
+def test_a_hessian_that_is_not_positive_is_told_and_the_last_good_state_kept() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(20, generator=generator, dtype=torch.float64)
+    engine = VON(
+        num_steps=200, curvature="hessian", learning_rate=0.9, covariance="full", expectation="mean"
+    )
+    with pytest.raises(
+        DivergenceError,
+        match=r"the precision of q is not positive definite at step \d+; the state of step 0 is "
+        r'kept in error\.posterior\. Take curvature="ggn"',
+    ) as told:
+        fit(engine, data=(ORACLE.x, y))
+    kept: Any = told.value.posterior
+    assert kept.unconstrained(3).isfinite().all()
+    assert len(fit(dataclasses.replace(engine, curvature="ggn"), data=(ORACLE.x, y)).losses) == 200
+
+
+def test_a_loss_that_is_not_finite_is_told() -> None:
+    with pytest.raises(DivergenceError, match=r"at step \d+; the state of step \d+ is kept"):
+        fit(Vadam(num_steps=300, learning_rate=1e200))
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    engine = VOGN(num_steps=3)
+    fit(engine, checkpoint=tmp_path)
+    for key, value in (
+        ("mean", torch.zeros(2, dtype=torch.float64)),
+        ("average", torch.full((21,), -1e9, dtype=torch.float64)),
+    ):
+        manifest, state = read_manifest(tmp_path), end_state(tmp_path)
+        assert manifest is not None
+        state["values"][key] = value
+        written = write_state(state, tmp_path / manifest["state"]["name"])
+        manifest["state"] |= written._asdict()
+        write_json(manifest, tmp_path / "manifest.json")
+        with pytest.raises(FileFormatError, match="is no state of this run"):
+            fit(engine, checkpoint=tmp_path, resume=True)
+    with pytest.raises(OptionError, match=r"momentum=0\.9 where this run has 0.5"):
+        fit(dataclasses.replace(engine, momentum=0.5), checkpoint=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: VOGN(num_steps=0), "num_steps is an integer of at least 1"),
+        (lambda: VOGN(learning_rate=0.0), "learning_rate is a positive number"),
+        (lambda: VOGN(temperature=-1.0), "temperature is a positive number"),
+        (lambda: VOGN(data_factor=0), "data_factor is a positive number"),
+        (lambda: VOGN(batch_size=0), "batch_size is an integer of at least 1"),
+        (lambda: VOGN(kl_warmup=9, num_steps=5), "kl_warmup=9 is longer than the run"),
+        (lambda: VOGN(learning_rate=1.5), "rate of 1.5: set precision_learning_rate to at most 1"),
+        (lambda: VON(precision_learning_rate=0.0), "precision_learning_rate is a positive number"),
+        (lambda: VOGN(antithetic=True), "take an even num_particles, not 1"),
+        (lambda: VOGN(schedule="step"), "schedule is"),  # type: ignore[arg-type]
+        (lambda: VOGN(expectation="median"), "expectation is"),  # type: ignore[arg-type]
+        (lambda: VOGN(momentum=1.0), "momentum is a number of at least 0 and below 1, not 1.0"),
+        (lambda: SLANG(damping=-1.0), "damping is a number of at least 0, not -1.0"),
+        (lambda: SLANG(rank=0), "rank is an integer of at least 1"),
+        (lambda: VOGN(init_scale=0.0), "init_scale is a positive number"),
+        (lambda: VON(covariance="low"), "covariance is"),  # type: ignore[arg-type]
+        (lambda: VON(curvature="fisher"), "curvature is"),  # type: ignore[arg-type]
+        (lambda: IVON(init_curvature=0.0), "init_curvature is a positive number"),
+        (lambda: IVON(clip_radius=0.0), "clip_radius is a positive number"),
+    ],
+)
+def test_options_out_of_their_range_are_refused(make: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        make()
+
+
+def test_schedules() -> None:
+    steps = [0, 50, 99]
+    vogn = VOGN(num_steps=100)
+    assert [vogn.decay(t) for t in steps] == pytest.approx([1.0, 0.5, 2.467e-4], rel=1e-3)
+    power = dataclasses.replace(vogn, schedule="power")
+    assert [power.decay(t) for t in steps] == pytest.approx([1.0, 51**-0.55, 100**-0.55])
+    assert dataclasses.replace(vogn, schedule="constant").decay(50) == 1.0
+
+
+def test_vogn_comes_near_the_optimum_of_svi() -> None:
+    """On classes, where its curvature is nearly that of the data: within 2 % of SVI's ELBO."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(200, 3, generator=generator)
+    p = torch.sigmoid(2 * x[:, 0] - x[:, 1])
+    y = (torch.rand(200, generator=generator) < p).float()
+
+    def elbo(engine: Any) -> float:
+        model = models.LinearRegression(3, likelihood=likelihoods.Bernoulli())
+        return float(engine.run(model, (x, y), progress=False).elbo((x, y), 4_000)[0])
+
+    best = elbo(SVI(guides.AutoNormal, num_steps=2_000, learning_rate=0.02, compile=False))
+    for engine in (VOGN(num_steps=400), VON(num_steps=400), SLANG(num_steps=400, rank=2)):
+        found = elbo(engine)
+        assert abs(found / best - 1) < 0.02, type(engine)

@@ -1,0 +1,104 @@
+"""CONTRIBUTING.md: its guide obeys the laws, its test passes, its commands exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyro_bnn import guides, jobs, registry
+from pyro_bnn.guides import Guide
+from tests import laws
+from tests.laws import MakeGuide, Problem, problem
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(# (\S+)\n.*?)```", TEXT, flags=re.DOTALL)
+CODE = {path: code for code, path in BLOCKS}
+GUIDE, TEST = "guides/laplace.py", "tests/guides/test_laplace.py"
+
+
+def run(path: str) -> ModuleType:
+    """The code of a file as a module."""
+    module = ModuleType(path.removesuffix(".py").replace("/", "."))
+    exec(compile(CODE[path], path, "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture(scope="module")
+def guide() -> type[Guide]:
+    cls: type[Guide] = run(GUIDE).AutoLaplace
+    return cls
+
+
+@pytest.fixture
+def exported(guide: type[Guide]) -> Iterator[None]:
+    """The one export."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guides, "AutoLaplace", guide, raising=False)
+        patch.setattr(guides, "__all__", [*guides.__all__, "AutoLaplace"])
+        yield
+
+
+def test_the_example_is_two_files_and_a_class_of_thirty_lines() -> None:
+    assert set(CODE) == {GUIDE, TEST}
+    (body,) = re.findall(r"^class AutoLaplace.*\Z", CODE[GUIDE], flags=re.DOTALL | re.MULTILINE)
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+    assert max(map(len, CODE[TEST].splitlines())) <= 100
+    assert not (ROOT / GUIDE).exists()  # else the example is to be another
+
+
+@pytest.mark.parametrize(
+    "law",
+    laws.EVERY_GUIDE + laws.UNDER_STOCK_PYRO + laws.WITH_DENSITY,
+    ids=lambda law: law.__name__,
+)
+def test_its_guide_obeys_the_law(
+    law: Callable[[MakeGuide, Problem], None], guide: type[Guide]
+) -> None:
+    law(guide, problem("linear"))
+
+
+@pytest.mark.usefixtures("exported")
+def test_its_test_passes_and_every_test_in_it_runs() -> None:
+    module = run(TEST)
+    tests: dict[str, Any] = {k: v for k, v in vars(module).items() if k.startswith("test_")}
+    assert len(tests) == CODE[TEST].count("def test_") == 1
+    for test in tests.values():
+        test()
+
+
+@pytest.mark.usefixtures("exported")
+def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> None:
+    registry.check()
+    assert registry.entries("guide")["auto-laplace"] is guide
+    assert jobs.find_method("auto-laplace") is guide
+    assert "auto-laplace" in jobs.known_methods()
+
+
+def test_targets_files_and_folders_that_it_names_exist() -> None:
+    targets = set(re.findall(r"^([.a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`)make ([.a-z0-9-]+)", TEXT, re.MULTILINE))
+    assert named
+    assert named <= targets
+    paths = set(re.findall(r"`((?:tests|guides|pyro_bnn|tutorials|\.ci)/[\w./]*)`", TEXT))
+    assert len(paths) > 5
+    missing = {path for path in paths if not (ROOT / path).exists()}
+    assert missing == set()
+
+
+def test_commands_are_those_of_the_command_line() -> None:
+    import typer
+
+    from pyro_bnn import cli
+
+    group: Any = typer.main.get_command(cli.app)
+    lines = re.findall(r"\.venv/bin/pyro-bnn (\S+) (.*)", TEXT)
+    assert {name for name, _ in lines} == {"compare", "sbc"}
+    for name, rest in lines:
+        options = {opt for p in group.commands[name].params for opt in p.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= options

@@ -1,0 +1,58 @@
+"""Laws of guides in which the prior has a part, over every guide and every kind of prior."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pyro_bnn import guides, registry
+from tests import laws
+from tests.laws import MakeGuide, Problem
+from tests.prior_problems import PRIORS, prior_problem
+
+GUIDES: dict[str, MakeGuide] = {
+    **{name: cls for name, cls in registry.entries("guide").items() if cls.needs_model is None},
+    "auto-dropout": functools.partial(guides.AutoDropout, kind="gaussian"),
+}
+DENSITIES = [name for name in GUIDES if name != "auto-delta"]
+# the ways of a prior into the objective: at a point, in closed form, by draws, by component
+WAYS = ["auto-delta", "auto-normal", "auto-radial", "auto-normal-mixture"]
+LAWS = (
+    laws.gradient_matches_finite_differences,
+    laws.captured_elbo_equals_uncaptured,
+    laws.minibatches_average_to_the_full_batch,
+)
+LAWS_OF_DENSITIES = (laws.kl_is_the_mean_log_ratio, laws.pyro_trace_has_the_same_density)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_the_log_prior_is_the_one_by_hand(prior: str) -> None:
+    given = prior_problem(prior)
+    z = torch.randn(
+        5,
+        given.program.num_latents,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(1),
+    )
+    torch.testing.assert_close(
+        given.program.log_prior(z, given.x), given.log_prior(z), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("guide", WAYS)
+def test_law(guide: str, prior: str, law: Callable[[MakeGuide, Problem], None]) -> None:
+    law(GUIDES[guide], prior_problem(prior))
+
+
+@pytest.mark.parametrize("law", LAWS_OF_DENSITIES, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("guide", DENSITIES)
+def test_law_of_a_density(
+    guide: str, prior: str, law: Callable[[MakeGuide, Problem], None]
+) -> None:
+    law(GUIDES[guide], prior_problem(prior))
