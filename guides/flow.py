@@ -101,7 +101,7 @@ class AutoFlow(Guide):
         >>> guide = AutoFlow(MLP(3, hidden=(8,)), on="last_layer")
         >>> guide.setup(torch.zeros(1, 3))
         >>> guide.num_latents, guide.flow_sites
-        (41, ('layers.1.weight', 'layers.1.bias'))
+        (42, ('layers.1.weight', 'layers.1.bias'))
     """
 
     kl_kind: KLKind = "monte_carlo"

@@ -286,11 +286,10 @@ def test_without_scale_it_is_batch_ensemble() -> None:
     posterior = fit(family="delta", num_components=2)
     x, _ = rows()
     f = posterior.function_draws(x, 10)
-    assert len(f.unique(dim=0)) == 2  # two functions
     guide = posterior.guide
-    for k, value in zip(components(posterior, 10).tolist(), f, strict=True):
+    for k in range(2):  # two functions, each as often as the other
         expected = by_hand(posterior, guide.loc[k].detach(), guide.biases[k].detach(), x)
-        assert_close(value, expected, rtol=1e-12, atol=1e-12)
+        assert int((f - expected).abs().flatten(1).amax(1).lt(1e-12).sum()) == 5
     assert posterior.elbo_kind == "none"
     narrow = AutoRank1Mixture(posterior.model, num_components=2, init_scale=1e-9)
     narrow.setup(x)
