@@ -344,7 +344,7 @@ def guide_file(name: str, path: Path) -> Any:
     width = 3 if cls.needs_model else 2
     x = torch.linspace(-1, 1, 4 * width, dtype=torch.float64).view(4, width)
     # of numbers that differ from those that None stands for
-    options = {"num_flows": 1, "hidden": 3} if name == "auto-flow" else {}
+    options: Any = {"num_flows": 1, "hidden": 3} if name == "auto-flow" else {}
     program, guide = Program(model, x, x[:, 0]), cls(model, **options)
     guide.setup(x)
     GuidePosterior(program, guide, Provenance(cls.__name__, "SVI")).save(path)

@@ -11,7 +11,30 @@ from pyro_bnn.diagnostics.calibration import (
     reliability_curve,
 )
 from pyro_bnn.diagnostics.convergence import FunctionConvergence, function_convergence
+from pyro_bnn.diagnostics.gaussian_process import GaussianProcess
+from pyro_bnn.diagnostics.in_between import (
+    MeanFieldNet,
+    bound_ratio,
+    dropout_variance,
+    is_bounded,
+    overconfidence,
+    segment,
+)
 from pyro_bnn.diagnostics.khat import khat, khat_threshold
+from pyro_bnn.diagnostics.local_product import LocalProducts, local_products
+from pyro_bnn.diagnostics.mean_field_distance import (
+    MeanFieldDistance,
+    gaussian_w2,
+    mean_field_distance,
+)
+from pyro_bnn.diagnostics.mean_field_error import MeanFieldKL, kl_bias, mean_field_kl
+from pyro_bnn.diagnostics.nngp import NNGP
+from pyro_bnn.diagnostics.product_matrix import (
+    MatrixMoments,
+    matrix_moments,
+    product_draws,
+    product_moments,
+)
 from pyro_bnn.diagnostics.pruning import PrunedPosterior, prune, signal_to_noise
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
@@ -44,9 +67,16 @@ from pyro_bnn.diagnostics.trend import Trend, objective_trend
 from pyro_bnn.diagnostics.vsbc import variational_calibration
 
 __all__ = [
+    "NNGP",
     "ClassUncertainty",
     "Coverage",
     "FunctionConvergence",
+    "GaussianProcess",
+    "LocalProducts",
+    "MatrixMoments",
+    "MeanFieldDistance",
+    "MeanFieldKL",
+    "MeanFieldNet",
     "PairedDifference",
     "PrunedPosterior",
     "Ranked",
@@ -59,21 +89,33 @@ __all__ = [
     "Trend",
     "accuracy",
     "binomial_band",
+    "bound_ratio",
     "brier",
     "class_uncertainty",
     "coverage",
     "crps",
+    "dropout_variance",
     "ece",
     "ece_floor",
     "function_convergence",
+    "gaussian_w2",
+    "is_bounded",
     "khat",
     "khat_threshold",
+    "kl_bias",
+    "local_products",
     "log_score",
     "log_score_error",
+    "matrix_moments",
+    "mean_field_distance",
+    "mean_field_kl",
     "moment_matched_log_score",
     "objective_trend",
+    "overconfidence",
     "paired_difference",
     "pit",
+    "product_draws",
+    "product_moments",
     "prune",
     "rank",
     "reference_distance",
@@ -81,6 +123,7 @@ __all__ = [
     "reliability_curve",
     "rmse",
     "sd_ratio",
+    "segment",
     "signal_to_noise",
     "simulation_based_calibration",
     "symmetry_test",

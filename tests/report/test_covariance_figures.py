@@ -1,0 +1,66 @@
+"""Heat maps show the covariances that were given."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from pyro_bnn.diagnostics import MatrixMoments, matrix_moments, product_draws, product_moments
+from pyro_bnn.report.covariance_figures import covariance_maps, describe_covariance
+from pyro_bnn.report.theme import DARK, LIGHT, Theme
+
+ONE = torch.ones(2, 2, dtype=torch.float64)
+
+
+def moments(depth: int) -> MatrixMoments:
+    return product_moments([(ONE, 2 * ONE)] * depth)
+
+
+@pytest.mark.parametrize("correlations", [False, True])
+def test_each_panel_shows_its_matrix_on_a_scale_around_zero(correlations: bool) -> None:
+    found = {"one layer": moments(1), "two layers": moments(2)}
+    figure = covariance_maps(found, correlations=correlations)
+    panels = [ax for ax in figure.axes if ax.get_images()]
+    assert [ax.get_title(loc="left") for ax in panels] == list(found)
+    for ax, given in zip(panels, found.values(), strict=True):
+        (image,) = ax.get_images()
+        values = given.correlation if correlations else given.matrix
+        assert_allclose(np.asarray(image.get_array()), values.numpy())
+        low, high = image.get_clim()
+        assert low == -high
+        assert high == (1.0 if correlations else float(values.max()))
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_zero_has_the_colour_of_the_paper(theme: Theme) -> None:
+    from matplotlib.colors import to_rgb
+
+    figure = covariance_maps({"one layer": moments(1)}, theme=theme)
+    (image,) = figure.axes[0].get_images()
+    zero = cast(Any, image.cmap)(image.norm(0.0))[:3]
+    assert_allclose(zero, to_rgb(theme.paper), atol=0.01)
+
+
+def test_the_words_count_what_is_not_zero() -> None:
+    """Of 12 pairs 4 share neither row nor column. The covariance of the others is 2 x 4 = 8."""
+    text = describe_covariance("two layers", moments(2))
+    assert text.startswith("two layers: 66.7\N{NO-BREAK SPACE}% of the covariances")
+    assert "(exactly)" in text
+    variance = 2 * (4 * 4 + 2 * 4)
+    assert text.endswith(
+        f"{8 / variance * 8 / 12:.3f} in the mean of their sizes and 0.167 at most"
+    )
+    drawn = matrix_moments(product_draws([(ONE, 2 * ONE)] * 2, 50_000))
+    assert "66.7\N{NO-BREAK SPACE}% of the covariances" in describe_covariance("", drawn)
+    assert "(of 50,000 draws)" in describe_covariance("", drawn)
+    single = describe_covariance("scalar", product_moments([(ONE[:1, :1], ONE[:1, :1])]))
+    assert single == "scalar: a single entry"
+
+
+def test_moments_draw_their_own_figure() -> None:
+    (image,) = moments(3).figure.axes[0].get_images()
+    assert_allclose(np.asarray(image.get_array()), moments(3).matrix.numpy())
