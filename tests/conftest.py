@@ -10,6 +10,13 @@ import pytest
 import torch
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The processes of ``pytest -n`` must collect the same names: none may hold an address."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: give this parameter an id")
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():

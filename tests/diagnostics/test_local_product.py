@@ -56,7 +56,7 @@ def linear() -> Posterior:
 @pytest.mark.parametrize(
     "activation",
     ["relu", "leaky_relu", nn.LeakyReLU(0.3), nn.functional.hardtanh, Hinge(), "identity"],
-    ids=str,
+    ids=["relu", "leaky_relu", "LeakyReLU", "hardtanh", "Hinge", "identity"],
 )
 def test_it_is_the_jacobian_and_with_its_offset_the_function(activation: Any) -> None:
     posterior = fit(mlp(activation))
