@@ -136,7 +136,7 @@ def test_steps_repeat_for_a_seed_whatever_the_global_state(kernel: Any, limit: i
     torch.set_rng_state(before)
     assert torch.equal(run(0), first)
     other = run(1)
-    assert not torch.equal(other[:5], first[:5])
+    assert not torch.equal(other[-5:], first[-5:])
 
 
 # --- each chain its own --------------------------------------------------------------------------

@@ -20,9 +20,9 @@ STEPS = torch.tensor([0.01, 0.1, 1.0, 30.0], dtype=torch.float64)
 
 
 def by_the_paper(first: float, acceptances: list[float], target: float) -> tuple[float, float]:
-    """Last step size and averaged step size of Hoffman & Gelman's Algorithm 5; own gamma, mu."""
-    gamma, t0, kappa = 0.2, 10, 0.75
-    mu, h_bar, log_eps, log_eps_bar = np.log(2 * first), 0.0, np.log(first), 0.0
+    """Last step size and averaged step size of Hoffman & Gelman's Algorithm 5; own gamma."""
+    gamma, t0, kappa = 0.1, 10, 0.75
+    mu, h_bar, log_eps, log_eps_bar = np.log(10 * first), 0.0, np.log(first), 0.0
     for m, alpha in enumerate(acceptances, start=1):
         h_bar = (1 - 1 / (m + t0)) * h_bar + 1 / (m + t0) * (target - alpha)
         log_eps = mu - np.sqrt(m) / gamma * h_bar
