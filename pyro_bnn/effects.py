@@ -586,7 +586,7 @@ def _zeros_like(fn: Distribution) -> Tensor:
 
 def is_real(support: constraints.Constraint) -> bool:
     """Whether values under this constraint are any real numbers."""
-    return _base(support) is constraints.real
+    return type(_base(support)) is type(constraints.real)  # which a copy shares
 
 
 def _base(support: constraints.Constraint) -> constraints.Constraint:

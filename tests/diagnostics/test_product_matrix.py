@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import cast
 
@@ -220,6 +221,12 @@ def test_a_fit_has_the_moments_of_its_means_and_sds(posterior: GuidePosterior) -
     found, expected = product_moments(posterior), product_moments(layers)
     assert_close(found.mean, expected.mean, rtol=1e-14, atol=0)
     assert_close(found.covariance, expected.covariance, rtol=1e-14, atol=0)
+
+
+def test_a_copy_has_the_moments_of_the_posterior(posterior: GuidePosterior) -> None:
+    """Its supports are copies too, and still those of real numbers."""
+    found, expected = product_moments(copy.deepcopy(posterior)), product_moments(posterior)
+    assert torch.equal(found.covariance, expected.covariance)
 
 
 def test_draws_of_a_fit_are_the_products_of_its_samples(posterior: GuidePosterior) -> None:
