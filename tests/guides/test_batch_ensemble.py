@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import pyro_bnn as bnn
-from pyro_bnn import registry
+from pyro_bnn import likelihoods, priors, registry
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides import AutoRank1Mixture, BatchEnsemble
 from pyro_bnn.models import MLP, Rank1MLP
+from pyro_bnn.program import Batch
 from tests.guides.test_rank1_mixture import by_hand, network, rows
+from tests.laws import one
 
 
 def fit(guide: Any, **options: Any) -> Any:
@@ -74,6 +76,27 @@ def test_the_predictive_is_no_worse_than_the_average_member(posterior: Any) -> N
     rows_of_draws = posterior.log_likelihood((x, y), 60)  # [S, N]
     log_mean = rows_of_draws.logsumexp(0) - torch.tensor(60.0).log()
     assert bool((log_mean >= rows_of_draws.mean(0) - 1e-12).all())  # Jensen
+
+
+def test_the_objective_is_the_mean_over_members_of_the_log_joint() -> None:
+    """By hand: N/B times the log likelihood of the rows, and the log prior once."""
+    prior = priors.Normal(loc=1.0, scale=0.25)
+    model = network(prior=prior, likelihood=likelihoods.Normal(0.5))
+    posterior: Any = bnn.SVI(BatchEnsemble, num_steps=5, compile=False).run(
+        model, rows(), progress=False
+    )
+    guide, program = posterior.guide, posterior.program
+    batch = Batch(*(part[:4] for part in rows()))  # of 12
+    params = {f"guide.{k}": v.detach() for k, v in guide.named_parameters()}
+    params |= {f"model.{k}": v for k, v in posterior.params.items()}
+    terms = program.elbo(guide, params, guide.draw_noise(1), batch)
+    loc = guide.loc.detach()  # the factors [4, 12]: all that is latent
+    normal = torch.distributions.Normal
+    log_prior = normal(one(1.0), one(0.25)).log_prob(loc).sum(-1)
+    f = torch.stack([by_hand(posterior, loc[k], guide.biases[k], batch.x) for k in range(4)])
+    likelihood = 3 * normal(f, one(0.5)).log_prob(batch.y).flatten(1).sum(-1)
+    assert_close(terms.expected_log_likelihood, likelihood.mean(), rtol=1e-10, atol=1e-10)
+    assert_close(terms.kl, -log_prior.mean(), rtol=1e-10, atol=1e-10)
 
 
 def test_it_has_no_density_and_says_so(posterior: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import init_to_value
 from torch import Tensor
 
@@ -172,6 +173,24 @@ def test_beside_estimates_a_density_is_that_of_the_values() -> None:
     entropies: list[Any] = [cast(Guide, guide.parts[i]).entropy() for i in (1, 2)]
     expected = -entropies[0] - entropies[1] - log_prior.mean()
     torch.testing.assert_close(terms.kl, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_under_pyro_estimates_have_no_density_and_the_others_that_of_their_values() -> None:
+    oracle, model = linear_gaussian(), MixedModel()
+    program = Program(model, oracle.x, oracle.y)
+    guide = AutoComposite(model, {"noise": AutoDelta, "w": AutoDelta})
+    guide.setup(oracle.x[:1])
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        trace = poutine.trace(guide).get_trace(oracle.x)
+    values: dict[str, Any] = {s.name: trace.nodes[s.name]["value"] for s in program.sites}
+    z = program.unconstrain(values)
+    rate, sticks, gain = z[4], z[5:7], z[9:]  # beside "offset", which is real
+    transform = torch.distributions.StickBreakingTransform()
+    log_det = rate + transform.log_abs_det_jacobian(sticks, transform(sticks)) + gain.sum()
+    rest = cast(AutoNormal, guide.parts[2])
+    expected = torch.distributions.Normal(rest.loc, rest.scale).log_prob(z[4:]).sum() - log_det
+    torch.testing.assert_close(trace.log_prob_sum(), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
 def test_estimates_of_all_sites_are_the_maximum_a_posteriori() -> None:

@@ -92,6 +92,16 @@ def test_the_inverse_finds_the_noise_of_any_z(flow: FlowName) -> None:
         assert float(moved_by.abs().max()) > 0.5  # not the identity
 
 
+@pytest.mark.parametrize("flow", ["affine_autoregressive", "planar"])  # inverted by our own code
+def test_the_gradient_of_the_density_at_any_z_is_that_of_finite_differences(flow: FlowName) -> None:
+    guide = some_flow(flow, num_flows=2)
+    loc, scale = guide.loc.detach(), guide.scale.detach()
+    u = ((guide.sample(1) - loc) / scale).requires_grad_()  # a step of the differences fits all
+    assert torch.autograd.gradcheck(
+        lambda u: guide.log_prob(loc + scale * u), (u,), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_density_integrates_to_one(flow: FlowName) -> None:
     guide = moved(AutoFlow(Curved(), flow=flow, num_flows=2), noise=0.3)

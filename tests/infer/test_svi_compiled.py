@@ -85,6 +85,16 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         functools.partial(guides.AutoNormalMixture, num_components=3),
         {"batch_size": 6, "num_particles": 2},
     ),
+    "tied scales": (
+        lambda: mlp(None),
+        guides.AutoKTiedNormal,
+        {"batch_size": 6, "num_particles": 2},
+    ),
+    "directions and radii": (
+        lambda: mlp(None),
+        guides.AutoRadial,
+        {"batch_size": 7, "num_particles": 2},
+    ),
     "relaxed masks": (
         lambda: mlp(None),
         functools.partial(guides.AutoDropout, kind="concrete", drop_inputs=True),
