@@ -182,6 +182,37 @@ def estimators(found: Result, path: Path) -> None:
         figure.savefig(path, dpi=DPI)
 
 
+def natural(found: Result, path: Path) -> None:
+    """ELBO a row by epochs and by seconds, a column a data set; grey is what to reach."""
+    rows = found["rows"]
+    names = list(dict.fromkeys(r["data"] for r in rows))
+    with canvas(LIGHT, 1 + 3.7 * len(names), 6.8, 2, len(names)) as (figure, axes):
+        for column, name in enumerate(names):
+            here = [r for r in rows if r["data"] == name]
+            for line, unit in enumerate(("epochs", "seconds")):
+                ax = axes[line * len(names) + column]
+                for own, r in enumerate(here):
+                    size = r["steps"] * r["seconds"] if unit == "seconds" else 1
+                    ax.plot(
+                        [n * size for n in range(len(r["elbo"]))],
+                        r["elbo"],
+                        color=LIGHT.methods[own],
+                        linestyle=DASHES[own % len(DASHES)],
+                        label=r["contender"],
+                    )
+                for target in here[0]["targets"]:
+                    ax.axhline(target, color=LIGHT.muted, linewidth=1, zorder=0)
+                best, widest = here[0]["best"], max(here[0]["margins"])
+                ax.set_ylim(best - 3 * widest, best + widest / 2)
+                ax.set_xlabel(f"{unit}{', without set-up' if unit == 'seconds' else ''}")
+                ax.set_xlim(left=0)
+            axes[column].set_title(name)
+        for line in (0, 1):
+            axes[line * len(names)].set_ylabel("ELBO, nats a row")
+        axes[len(names) + min(1, len(names) - 1)].legend(fontsize=8, loc="lower right")
+        figure.savefig(path, dpi=DPI)
+
+
 class Axis(NamedTuple):
     """Texts of a scaling picture."""
 

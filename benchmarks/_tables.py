@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,6 +185,28 @@ def estimators(found: Result) -> str:
     return markdown([*head, f"B = {batches[-1]} over B = {batches[0]}"], lines)
 
 
+def natural(found: Result) -> str:
+    """A row a data set and engine: epochs and seconds to each ELBO."""
+    head = ["data, nats a row below the long run", "engine", "rates", "a step"]
+    head += ["epochs to the far one", "seconds", "epochs to the near one", "seconds"]
+    lines = []
+    for r in found["rows"]:
+        data = f"{r['data']}, {' and '.join(f'{margin:g}' for margin in r['margins'])}"
+        rates = ", ".join(f"{value:g}" for value in r["options"].values())
+        cells = [data, r["contender"], rates, duration(r["seconds"])]
+        for epochs, seconds in zip(r["epochs"], r["seconds_to"], strict=True):
+            cells += [_median_of(epochs, "{:.0f}"), _median_of(seconds, "{:.2g}")]
+        lines.append(cells)
+    return markdown(head, lines)
+
+
+def _median_of(values: Sequence[float | None], form: str) -> str:
+    """Median and range; a seed that did not get there counts as the longest."""
+    every = sorted(math.inf if value is None else value for value in values)
+    texts = ["-" if math.isinf(value) else form.format(value) for value in every]
+    return f"{texts[len(texts) // 2]} ({texts[0]} to {texts[-1]})"
+
+
 CASES: Mapping[str, str] = {
     "cold": "NumPyro, {draws:,} draws a chain, caches empty",
     "cached": "NumPyro, {draws:,} draws a chain, caches filled",
@@ -199,6 +222,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "scaling": scaling,
     "nuts": nuts,
     "estimators": estimators,
+    "natural": natural,
 }
 
 

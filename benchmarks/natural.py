@@ -1,10 +1,11 @@
 """Epochs and seconds to a given ELBO: natural gradients against Bayes by Backprop.
 
-One network a data set, one Gaussian of independent weights (SLANG's has correlations), minibatches
-of one size, several seeds. The target is an ELBO a little below that of a long run of SVI with
-Adam; a run has reached it at the first step from which on its ELBO, averaged over an epoch, stays
-above. Learning rates are the engines' defaults but where a line says otherwise; every run has the
-same number of epochs, over which its rate falls.
+One network a data set, independent Gaussians over its weights, minibatches of one size. All engines
+start at the same Gaussian for a seed, meet the same batches, take one draw a step and keep their
+learning rate. After every epoch the ELBO of each is estimated on all training rows, with the same
+draws of noise and the KL in closed form, while the clock stands still. The ELBOs to reach lie a
+little below that of a long run of SVI with Adam. Learning rates are chosen on a seed of their own,
+for each engine and data set out of as many.
 """
 
 from __future__ import annotations
@@ -16,19 +17,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import pyro_bnn as bnn
-from benchmarks import _settings
+from benchmarks import _plots, _settings, _tables
+from benchmarks._elbo_runs import Trajectory, watch
 from benchmarks._settings import Settings
-from pyro_bnn.errors import DivergenceError
 
-ROUNDS = 5  # seeds
-EPOCHS, QUICK_EPOCHS, LONG = 200, 2, 5  # LONG times as many for the run that sets the target
-BATCH, HIDDEN = 32, (50,)
-MARGIN = 0.05  # nats a row below it
-NOISE_SD = {"uci/yacht": 0.1}  # of the standardised target; classes have none
-DATA = ("breast-cancer", "uci/yacht")
+ROUNDS = 5  # seeds of the figures
+TUNING_SEED = 100
+HIDDEN, INIT_SCALE, NUM_DRAWS = (20,), 0.05, 64
+LONG, LONG_RATE = 3, 0.02  # times the epochs, Adam's rate at the start of its decay
+UNDECIDED = 10**9  # steps, of runs that are ended from without
+
+
+class Case(NamedTuple):
+    """A data set.
+
+    Attributes:
+        data: Its name.
+        likelihood: Of the model.
+        batch: Rows of a step.
+        epochs: How many.
+        margins: How far below the long run the ELBOs to reach are, in nats a row, far one first.
+    """
+
+    data: str
+    likelihood: Callable[[], Any]
+    batch: int
+    epochs: int
+    margins: tuple[float, float]
+
+
+CASES = (
+    Case("breast-cancer", bnn.likelihoods.Bernoulli, 32, 40, (0.25, 0.05)),
+    Case("digits", functools.partial(bnn.likelihoods.Categorical, 10), 64, 30, (0.25, 0.1)),
+    Case("uci/yacht", functools.partial(bnn.likelihoods.Normal, 0.1), 32, 160, (2.0, 0.5)),
+)
+QUICK = (CASES[0]._replace(epochs=2),)
 
 
 class Contender(NamedTuple):
@@ -36,128 +61,167 @@ class Contender(NamedTuple):
 
     Attributes:
         name: For the table.
-        make: The engine of a number of steps.
+        make: The engine of options and the number N of rows.
+        grid: Options to choose from.
     """
 
     name: str
     make: Callable[..., Any]
+    grid: Sequence[Mapping[str, float]]
 
 
-def _svi(**options: Any) -> Callable[..., Any]:
-    return functools.partial(bnn.SVI, bnn.guides.AutoNormal, compile=False, **options)
+def _svi(_num_data: int, optimizer: Any = None, **options: Any) -> bnn.SVI:
+    guide = functools.partial(bnn.guides.AutoNormal, init_scale=INIT_SCALE)
+    return bnn.SVI(guide, optimizer=optimizer, loc_warmup=0, compile=False, **options)
 
 
+def _natural(cls: Any, _num_data: int, **options: Any) -> Any:
+    return cls(init_scale=INIT_SCALE, **options)
+
+
+def _ivon(num_data: int, **options: Any) -> bnn.IVON:
+    return bnn.IVON(init_curvature=INIT_SCALE**-2 / num_data, **options)  # but for the prior's
+
+
+def _rates(means: Sequence[float], precisions: Sequence[float]) -> list[dict[str, float]]:
+    return [{"learning_rate": a, "precision_learning_rate": b} for a in means for b in precisions]
+
+
+MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
 CONTENDERS = (
-    Contender("SVI, Adam", _svi()),
     Contender(
-        "SVI, SGD with momentum",
-        _svi(
-            optimizer=functools.partial(torch.optim.SGD, momentum=0.9),
-            learning_rate=1e-5,
-            clip_norm=1e4,
-        ),
+        "Bayes by Backprop, Adam",
+        _svi,
+        [{"learning_rate": a} for a in (0.005, 0.01, 0.02, 0.04)],
     ),
-    Contender("VOGN", bnn.VOGN),
-    Contender("VON, Gauss-Newton", bnn.VON),
-    Contender("Vadam", bnn.Vadam),
-    Contender("IVON", bnn.IVON),
-    Contender("SLANG", bnn.SLANG),
+    Contender(
+        "Bayes by Backprop, SGD",
+        functools.partial(_svi, optimizer=MOMENTUM, clip_norm=1e4),
+        [{"learning_rate": a} for a in (1e-5, 1e-4, 3e-4, 1e-3)],
+    ),
+    Contender(
+        "VON, Gauss-Newton",
+        functools.partial(_natural, bnn.VON),
+        _rates((0.03, 0.1), (0.05, 0.2)),
+    ),
+    Contender("VOGN", functools.partial(_natural, bnn.VOGN), _rates((0.03, 0.1, 0.3, 1.0), (0.1,))),
+    Contender(
+        "Vadam", functools.partial(_natural, bnn.Vadam), _rates((0.005, 0.01, 0.02, 0.04), (0.01,))
+    ),
+    Contender("IVON", _ivon, [*_rates((0.1,), (0.001, 0.01, 0.05)), *_rates((0.3,), (0.05,))]),
 )
 
 
-def network(name: str, num_inputs: int) -> bnn.models.MLP:
+def network(case: Case, num_inputs: int) -> bnn.models.MLP:
     """The model of a data set."""
-    noise = NOISE_SD.get(name)
-    likelihood = (
-        bnn.likelihoods.Bernoulli() if noise is None else bnn.likelihoods.Normal(scale=noise)
+    return bnn.models.MLP(num_inputs, hidden=HIDDEN, likelihood=case.likelihood())
+
+
+def run(
+    case: Case, train: bnn.Dataset, contender: Contender, options: Mapping[str, float], seed: int
+) -> Trajectory:
+    """A run of an engine, looked at."""
+    num_data, num_inputs = train.x.shape
+    engine = contender.make(
+        num_data, num_steps=UNDECIDED, batch_size=case.batch, schedule="constant", **options
     )
-    return bnn.models.MLP(num_inputs, hidden=HIDDEN, likelihood=likelihood)
+    model = network(case, num_inputs)
+    return watch(engine, model, train, epochs=case.epochs, seed=seed, num_draws=NUM_DRAWS)
 
 
-def reached(losses: NDArray[np.float64], target: float, per_epoch: int) -> int | None:
-    """The first step from which on the ELBO, averaged over an epoch, stays above a target.
-
-    Args:
-        losses: Minus the ELBO of each step.
-        target: ELBO in nats.
-        per_epoch: Steps of an epoch.
-
-    Returns:
-        Number of steps done by then; None where the run ends below.
-    """
-    smoothed = np.convolve(-losses, np.full(per_epoch, 1 / per_epoch), "valid")
-    below = np.flatnonzero(smoothed < target)
-    first = 0 if len(below) == 0 else int(below[-1]) + 1
-    return None if first == len(smoothed) else first + per_epoch
+def best_of(case: Case, train: bnn.Dataset) -> float:
+    """ELBO a row that a long run of SVI, with a rate that falls, ends at."""
+    num_steps = LONG * case.epochs * math.ceil(len(train.x) / case.batch)
+    engine = bnn.SVI(
+        functools.partial(bnn.guides.AutoNormal, init_scale=INIT_SCALE),
+        num_steps=num_steps,
+        learning_rate=LONG_RATE,
+        batch_size=case.batch,
+        loc_warmup=0,
+        compile=False,
+    )
+    posterior = engine.run(network(case, train.x.shape[1]), train, seed=TUNING_SEED, progress=False)
+    return posterior.elbo(train)[0] / len(train.x)
 
 
-def target_of(train: bnn.Dataset, name: str, num_steps: int) -> float:
-    """ELBO that a long run of SVI reaches, less the margin."""
-    engine = CONTENDERS[0].make(num_steps=LONG * num_steps, batch_size=BATCH)
-    posterior = engine.run(network(name, train.x.shape[1]), train, progress=False)
-    return float(posterior.elbo(train)[0]) - MARGIN * len(train.x)
+def reached(seen: Trajectory, target: float) -> int | None:
+    """Number of epochs after which the ELBO is above a target for the first time."""
+    there = (epoch for epoch, elbo in enumerate(seen.elbo) if elbo >= target)
+    return next(there, None)
+
+
+def merit(seen: Trajectory, targets: Sequence[float]) -> tuple[float, ...]:
+    """What options are chosen by, less is better: epochs to the nearest target, or the end."""
+    epochs = [reached(seen, target) for target in targets[::-1]]
+    last = math.inf if seen.has_diverged else -seen.elbo[-1]
+    return (*(math.inf if epoch is None else epoch for epoch in epochs), last)
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """A row a data set and contender: epochs and seconds of each seed, and the last ELBO."""
+    """A row a data set and contender: epochs and seconds to the targets, and the ELBO's course."""
     rows: list[dict[str, Any]] = []
-    epochs = QUICK_EPOCHS if settings.quick else EPOCHS
-    for name in DATA:
-        train = bnn.data.load(name, split=0).train
-        per_epoch = math.ceil(len(train.x) / BATCH)
-        num_steps = epochs * per_epoch
-        target = target_of(train, name, num_steps)
+    for case in QUICK if settings.quick else CASES:
+        train = bnn.data.load(case.data, split=0).train
+        best = best_of(case, train)
+        targets = [best - margin for margin in case.margins]
         for contender in CONTENDERS:
-            engine = contender.make(num_steps=num_steps, batch_size=BATCH)
-            row = _row(engine, train, name, target, per_epoch, settings.rounds)
-            rows.append({"data": name, "contender": contender.name, "target": target, **row})
-            print(f"  {name}, {contender.name}: {row}", flush=True)
+            tried = {
+                place: run(case, train, contender, options, TUNING_SEED)
+                for place, options in enumerate(contender.grid[: 1 if settings.quick else None])
+            }
+            options = contender.grid[min(tried, key=lambda place: merit(tried[place], targets))]
+            runs = [run(case, train, contender, options, seed) for seed in range(settings.rounds)]
+            rows.append(
+                {
+                    "data": case.data,
+                    "contender": contender.name,
+                    "options": dict(options),
+                    "best": best,
+                    "margins": case.margins,
+                    "targets": targets,
+                    **summary(runs, targets, math.ceil(len(train.x) / case.batch)),
+                }
+            )
+            print(f"  {table_line(rows[-1])}", flush=True)
     return rows
 
 
-def _row(
-    engine: Any, train: bnn.Dataset, name: str, target: float, per_epoch: int, seeds: int
-) -> Mapping[str, Any]:
-    found: dict[str, list[float | None]] = {"epochs": [], "seconds": [], "elbo": []}
-    for seed in range(seeds):
-        try:
-            posterior = engine.run(
-                network(name, train.x.shape[1]), train, seed=seed, progress=False
-            )
-        except DivergenceError:
-            for values in found.values():
-                values.append(None)
-            continue
-        steps = reached(posterior.losses, target, per_epoch)
-        share = None if steps is None else steps / len(posterior.losses)
-        found["epochs"].append(None if steps is None else steps / per_epoch)
-        found["seconds"].append(None if share is None else share * posterior.wall_time)
-        found["elbo"].append(float(posterior.elbo(train)[0]))
-    return found
+def summary(runs: Sequence[Trajectory], targets: Sequence[float], per_epoch: int) -> dict[str, Any]:
+    """Of each seed epochs and seconds to each target, None where it is not reached."""
+    epochs = [[reached(seen, target) for seen in runs] for target in targets]
+    return {
+        "epochs": epochs,
+        "seconds_to": [
+            [None if n is None else seen.seconds[n] for n, seen in zip(found, runs, strict=True)]
+            for found in epochs
+        ],
+        "seconds": float(np.median([t for seen in runs for t in seen.step_seconds(per_epoch)])),
+        "steps": per_epoch,
+        "diverged": sum(seen.has_diverged for seen in runs),
+        "elbo": _median_course([seen.elbo for seen in runs]),
+    }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """A line a row: medians over the seeds, a seed that did not get there counted as the worst."""
-    lines = [f"{'data':14} {'engine':24} {'epochs':>8} {'seconds':>8} {'ELBO':>10}"]
-    for row in found["rows"]:
-        cells = [_median(row["epochs"], 1), _median(row["seconds"], 1)]
-        cells = [f"{'-' if math.isinf(value) else f'{value:.1f}':>8}" for value in cells]
-        last = _median(row["elbo"], -1)
-        lines.append(f"{row['data']:14} {row['contender']:24} {' '.join(cells)} {last:10.1f}")
-    return "\n".join(lines)
+def _median_course(elbos: Sequence[Sequence[float]]) -> list[float]:
+    """The median over the seeds that were still running, epoch by epoch."""
+    longest = max(map(len, elbos))
+    return [float(np.median([e[n] for e in elbos if len(e) > n])) for n in range(longest)]
 
 
-def _median(values: Sequence[float | None], sign: int) -> float:
-    return float(np.median([sign * math.inf if value is None else value for value in values]))
+def table_line(row: Mapping[str, Any]) -> str:
+    """One row, for who waits."""
+    return f"{row['data']}, {row['contender']}, {row['options']}: {row['epochs']}"
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure, print, and write ``natural.json``."""
+    """Measure, print, and write ``natural.json`` and ``natural.png``."""
     settings = _settings.parse("natural", __doc__, argv, rounds=ROUNDS)
-    found = _settings.result("natural", settings, measure(settings), batch=BATCH, hidden=HIDDEN)
-    print(table(found))
+    found = _settings.result("natural", settings, measure(settings), hidden=HIDDEN)
+    print(_tables.natural(found))
     if settings.out is not None:
         _settings.write(found, settings.out)
+        _plots.natural(found, settings.out / "natural.png")
+        _tables.update(settings.out)
     return found
 
 

@@ -21,9 +21,22 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import guides, models
-from pyro_bnn.infer import HMC, NUTS, SVI, checkpoint, manifest, state_files
+from pyro_bnn.infer import (
+    HMC,
+    IVON,
+    NUTS,
+    SLANG,
+    SVI,
+    VOGN,
+    VON,
+    Vadam,
+    checkpoint,
+    manifest,
+    state_files,
+)
 from pyro_bnn.infer.hamiltonian import DRAWS
 from pyro_bnn.infer.manifest import NAME, number_of, read_manifest, state_of
+from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.sampling import Sampling
 from pyro_bnn.infer.training import Training
 from tests.oracle import linear_gaussian
@@ -41,11 +54,13 @@ CHAINS: dict[str, Any] = {
     "num_samples": 30,
     "compile": False,
 }
+NATURAL: tuple[Any, ...] = (VON, VOGN, Vadam, IVON, SLANG)
 CASES: dict[str, Any] = {
     "SVI": SVI(guides.AutoNormal, num_steps=120, batch_size=6, compile=False),
     "NUTS": NUTS(max_tree_depth=3, **CHAINS),
     "HMC": HMC(num_steps=4, **CHAINS),
     "SVI compiled": SVI(guides.AutoNormal, num_steps=400, batch_size=6, compile=True),
+    **{cls.__name__: cls(num_steps=120, batch_size=6) for cls in NATURAL},
 }
 
 
@@ -229,6 +244,7 @@ def _live(
     checkpoint.SECONDS = 0.05
     count("set-up")
     _before(Training, "_advance", lambda run: count("training"))
+    _before(NaturalRun, "advance", lambda run: count("training"))
     _before(Sampling, "step", lambda run: count("warm-up" if run._is_tuning else "sampling"))
     _before(state_files._Sink, "write", lambda file: count("saving"))
     _before(checkpoint, "write_json", lambda values: count("naming"))

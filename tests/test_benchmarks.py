@@ -34,6 +34,7 @@ from benchmarks import (
     _timing,
     cold,
     estimators,
+    natural,
     nuts,
     predict,
     scaling,
@@ -53,6 +54,7 @@ MODULES = {
     "scaling": scaling,
     "nuts": nuts,
     "estimators": estimators,
+    "natural": natural,
 }
 
 
@@ -267,7 +269,7 @@ def _threads() -> Iterator[None]:
     _settings.hold_to(allowed)
 
 
-@pytest.mark.parametrize("name", ["svi", "predict", "scaling", "estimators"])
+@pytest.mark.parametrize("name", ["svi", "predict", "scaling", "estimators", "natural"])
 def test_a_quick_run_writes_its_figures_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pyro_bnn.diagnostics.calibration import (
     reliability_curve,
 )
 from pyro_bnn.diagnostics.convergence import FunctionConvergence, function_convergence
+from pyro_bnn.diagnostics.gauss_newton import CurvatureMatrices, curvature_matrices
 from pyro_bnn.diagnostics.gaussian_process import GaussianProcess
 from pyro_bnn.diagnostics.in_between import (
     MeanFieldNet,
@@ -70,6 +71,7 @@ __all__ = [
     "NNGP",
     "ClassUncertainty",
     "Coverage",
+    "CurvatureMatrices",
     "FunctionConvergence",
     "GaussianProcess",
     "LocalProducts",
@@ -94,6 +96,7 @@ __all__ = [
     "class_uncertainty",
     "coverage",
     "crps",
+    "curvature_matrices",
     "dropout_variance",
     "ece",
     "ece_floor",

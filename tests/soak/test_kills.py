@@ -1,4 +1,4 @@
-"""Fifty kills, spread over engines and the phases of a run; the number survived is recorded."""
+"""Seventy kills, spread over engines and the phases of a run; the number survived is recorded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kills import CASES, PHASES, Ended, Moment, survive
+from tests.kills import CASES, NATURAL, PHASES, Ended, Moment, survive
 from tests.soak.conftest import Record
 
 IN_SAVES = ("saving", "naming")
 IN_SVI = ("set-up", "training", *IN_SAVES)
 IN_SAMPLERS = ("set-up", "warm-up", "sampling", *IN_SAVES)
 KILLS = {"SVI": 14, "NUTS": 16, "HMC": 14, "SVI compiled": 6}  # 50
+KILLS |= {cls.__name__: 4 for cls in NATURAL}  # 20
 AT_ONCE = 2  # kills of one run, but for the last of an odd number
 
 
@@ -30,7 +31,7 @@ def test_runs_that_are_killed_go_on(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rng = np.random.default_rng(100 + list(CASES).index(case))
-    phases = itertools.cycle(IN_SVI if case.startswith("SVI") else IN_SAMPLERS)
+    phases = itertools.cycle(IN_SAMPLERS if case in ("NUTS", "HMC") else IN_SVI)
     moments = [Moment.random(phase, rng) for phase in itertools.islice(phases, KILLS[case])]
     rng.shuffle(moments)
     ended = Ended(case, tmp_path / "whole")

@@ -35,8 +35,9 @@ class SLANG(NaturalEngine):
     :math:`q = \mathcal N(m, (U U^\top + \mathrm{diag}\, d)^{-1})`, and :math:`\hat g` their mean
     with momentum, bias-corrected. What the rank leaves out goes to the diagonal, so that the
     precision's diagonal is that of the full average. It is the empirical Fisher information: on
-    regression it has the bias of ``VOGN``. A step costs O(P (R + M S)^2) and keeps M S gradients:
-    take minibatches.
+    regression it has the bias of ``VOGN``, and its short steps where residuals are large: take a
+    ``learning_rate`` near 1 there. A step costs O(P (R + M S)^2) and keeps M S gradients: take
+    minibatches.
 
     Args:
         rank: Rank R; that of a model with fewer entries of z is P.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.natural.engine import NaturalEngine, check_share
+from pyro_bnn.infer.natural.engine import NaturalEngine, check_init_scale, check_share
 from pyro_bnn.infer.natural.precision import Diagonal, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
@@ -26,7 +26,8 @@ class Vadam(NaturalEngine):
 
     elementwise, with g the mean gradient of a batch at a draw of q, :math:`\hat v` and
     :math:`\hat s` bias-corrected, :math:`\tilde\delta = \delta / N` of the prior's precision; q
-    takes the s that is not corrected, and starts at the prior's precision. Costs what Adam does.
+    takes the s that is not corrected, and starts at the prior's precision, or at a larger one that
+    is forgotten at the rate b. Costs what Adam does.
 
     The square of a mean is less than the mean of squares: with batches of more than one row q is
     too wide. In one dimension with all N rows and curvature H its precision P stands still at
@@ -35,6 +36,8 @@ class Vadam(NaturalEngine):
 
     Args:
         momentum: :math:`\beta_1`, in [0, 1).
+        init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
+            None for the prior's, as the authors have it. It does not enter the mean's step.
         options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`; Adam's second rate
             is ``precision_learning_rate`` :math:`b = 1 - \beta_2`.
 
@@ -56,10 +59,12 @@ class Vadam(NaturalEngine):
     learning_rate: float = 1e-2
     precision_learning_rate: float | None = 1e-2
     momentum: float = 0.9
+    init_scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("momentum", self.momentum)
+        check_init_scale(self.init_scale)
 
     def _make_run(self) -> type[NaturalRun]:
         return _Run
@@ -89,7 +94,9 @@ class _Run(NaturalRun):
         self.uncorrected = self.mean.new_ones(())
 
     def precision(self) -> Precision:
-        return Diagonal(self.weight * self.num_data * self.square + self.prior.precision)
+        first = self.prior.at_least(self.engine.init_scale) - self.prior.precision
+        seen = self.weight * self.num_data * self.square
+        return Diagonal(seen + self.uncorrected * first + self.prior.precision)
 
     def update(self, terms: RowTerms) -> None:
         effective = self.weight * self.num_data

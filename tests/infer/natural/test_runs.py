@@ -242,6 +242,7 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
         (lambda: SLANG(damping=-1.0), "damping is a number of at least 0, not -1.0"),
         (lambda: SLANG(rank=0), "rank is an integer of at least 1"),
         (lambda: VOGN(init_scale=0.0), "init_scale is a positive number"),
+        (lambda: Vadam(init_scale=-1.0), "init_scale is a positive number"),
         (lambda: VON(covariance="low"), "covariance is"),  # type: ignore[arg-type]
         (lambda: VON(curvature="fisher"), "curvature is"),  # type: ignore[arg-type]
         (lambda: IVON(init_curvature=0.0), "init_curvature is a positive number"),

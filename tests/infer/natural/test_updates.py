@@ -165,9 +165,17 @@ def test_vogn_while_the_kl_grows() -> None:
     np.testing.assert_allclose(q.values.numpy(), N * states[-1]["s"] + PRECISION, rtol=1e-10)
 
 
-def test_vadam() -> None:
+@pytest.mark.parametrize("init_scale", [None, SCALE])
+def test_vadam(init_scale: float | None) -> None:
+    """A first precision above the prior's is forgotten at the rate b, and moves no mean itself."""
+    first = PRECISION if init_scale is None else FIRST
+
+    def precision(state: State) -> Array:
+        left = state["left"] * (first - PRECISION)
+        return np.asarray(N * state["square"] + left + PRECISION)
+
     def draw(state: State, noise: Array) -> Array:
-        return state["mean"] + noise / np.sqrt(N * state["square"] + PRECISION)
+        return state["mean"] + noise / np.sqrt(precision(state))
 
     def update(state: State, g: Array, a: Array, z: Array, t: int) -> State:
         of_draws, d = g.mean(1), PRECISION / N  # [S, P]
@@ -176,17 +184,27 @@ def test_vadam() -> None:
         square = (1 - B) * state["square"] + B * (of_draws**2).mean(0)
         root = np.sqrt(square / (1 - (1 - B) ** t))
         mean = state["mean"] - A * velocity / (1 - BETA**t) / (root + d)
-        return {"mean": mean, "velocity": velocity, "square": square}
+        return {
+            "mean": mean,
+            "velocity": velocity,
+            "square": square,
+            "left": np.array((1 - B) ** t),
+        }
 
-    engine = Vadam(momentum=BETA, **COMMON)
-    start = {"mean": START, "velocity": np.zeros(4), "square": np.zeros(4)}
+    engine = Vadam(momentum=BETA, init_scale=init_scale, **COMMON)
+    start = {
+        "mean": START,
+        "velocity": np.zeros(4),
+        "square": np.zeros(4),
+        "left": np.array(1.0),
+    }
     states = by_hand(engine, start, draw, update, num_steps=STEPS)
-    compare(engine, states)
-    run = make_run(engine, linear(), DATA, torch.from_numpy(START))
-    q: Any = run.q
-    np.testing.assert_allclose(q.values.numpy(), PRECISION, rtol=1e-12)  # starts at the prior
-    q = advance(run, STEPS).q
-    np.testing.assert_allclose(q.values.numpy(), N * states[-1]["square"] + PRECISION, rtol=1e-10)
+    run: Any = make_run(engine, linear(), DATA, torch.from_numpy(START))
+    for t, expected in enumerate([start, *states]):
+        advance(run, t - run.step)
+        for name in ("mean", "velocity", "square"):
+            np.testing.assert_allclose(getattr(run, name).numpy(), expected[name], rtol=1e-10)
+        np.testing.assert_allclose(run.q.values.numpy(), precision(expected), rtol=1e-10)
 
 
 @pytest.mark.parametrize("clip_radius", [None, 0.05])
