@@ -60,6 +60,11 @@ def test_the_tutorials_are_there() -> None:
         "03_priors_you_can_see",
         "04_weight_uncertainty",
         "05_small_data",
+        "06_which_guide",
+        "07_liberty_or_depth",
+        "08_product_matrices",
+        "09_in_between",
+        "10_natural_gradients",
         "13_write_your_own_guide",
     ]
 

@@ -95,9 +95,12 @@ class MeanFieldKL:
 def mean_field_kl(draws: ArrayLike) -> MeanFieldKL:
     r"""KL(full || diagonal) of the Gaussians with the moments of each chain, bias subtracted.
 
-    A chain stays in one mode of a network and another chain is in another one, the same up to
+    A chain is of one mode of a network at best, and another chain of another one, the same up to
     symmetries or not: pooled, they would show correlations that no mode has, so that each chain
-    is worked on by itself. It is thinned by the median effective sample size of its weights.
+    is worked on by itself. Where R-hat of the weights over chains is near 1 they are not of one
+    mode: chains of small ReLU nets pass through the copies that differ by the order of hidden
+    units, and the KL is then that of the mixture of copies. A chain is thinned by the median
+    effective sample size of its weights.
 
     The bias of draws that are left correlated is that of n fewer independent ones,
 

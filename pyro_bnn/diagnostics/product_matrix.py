@@ -8,7 +8,8 @@ with m' the entries of :math:`M^{(l-1)}`. The recursion is exact, and so are its
 has a diagonal covariance; of two layers, entries that share neither row nor column are
 uncorrelated; of three or more, all entries are correlated where means are not zero. At every depth
 :math:`\mathrm{Cov}(m_{ab}, m_{cd}) = \mathrm{Cov}(m_{ad}, m_{cb})`, as of a matrix-variate normal,
-which three layers are if the outer two are constant: not every covariance is within reach.
+which three layers are if the outer two are constant: not every covariance is within reach. (Local
+products of piecewise-linear nets are free of it from three layers on.)
 
 Where all means are zero, every covariance between two entries is zero at every depth: the first
 term vanishes, and the second has :math:`\mathrm{E}[m'_{ib} m'_{id}] = 0` for b != d. Draws of a
