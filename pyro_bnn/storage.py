@@ -17,6 +17,7 @@ from pyro_bnn.data import Standardiser
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
+from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.program import Params, Program
 from pyro_bnn.stored import Stored
@@ -168,7 +169,7 @@ def _guide(stored: Stored, program: Program, path: Path) -> Guide:
     """The guide of a file, whose parameters are as large as those in the file or it is refused."""
     assert stored.guide is not None
     name = stored.guide[0]
-    cls = getattr(guides, name, None)
+    cls = _class_named(name)
     if not (isinstance(cls, type) and issubclass(cls, Guide)):
         raise FileFormatError(f"{path} holds a {name}, which is no guide known here")
     try:
@@ -223,7 +224,13 @@ class _Within(TorchDispatchMode):
 def _is_known(guide: Guide) -> bool:
     """Whether its class, and that of each guide in it, is of this package."""
     classes = [type(part) for part in guide.modules() if isinstance(part, Guide)]
-    return all(getattr(guides, cls.__name__, None) is cls for cls in classes)
+    return all(_class_named(cls.__name__) is cls for cls in classes)
+
+
+def _class_named(name: str) -> Any:
+    """The guide of this name, that which an engine alone makes among them; None for others."""
+    made_by_slang = AutoLowRankPrecision if name == AutoLowRankPrecision.__name__ else None
+    return getattr(guides, name, made_by_slang)
 
 
 def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> None:

@@ -81,6 +81,13 @@ def test_a_guide_with_a_density_is_asked_for_probabilities_or_ranked(rows: Path)
     assert "AutoNormal: 20 simulated data sets, ranks among 19 draws" in said
 
 
+def test_an_engine_with_a_density_is_asked_for_probabilities(rows: Path) -> None:
+    out = rows.with_name("found")
+    code, said, err = run("sbc", "--data", rows, "--method", "vogn", "--out", out, *TINY)
+    assert (code, err) == (0, "")
+    assert "VOGN: 20 simulated data sets, probabilities of true values under q" in said
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -130,10 +130,11 @@ def variational_calibration(
     generator = np.random.default_rng(stream_seed(seed, TIES))
     rows, exact, method = [], dict[int, float](), type(engine).__name__
     fits = _fits(engine, program, simulations, seed, progress=progress)
-    for number, guide in enumerate(fits):
-        if guide is None:
+    for number, fit in enumerate(fits):
+        if fit is None:
             continue
-        method, truth = type(guide).__name__, simulations.z[number]
+        method, guide = fit
+        truth = simulations.z[number]
         z = guide.sample(num_draws, stream_seed(seed, DRAWS, number)).to(truth)
         if not bool(z.isfinite().all()):
             continue
@@ -163,8 +164,8 @@ def variational_calibration(
 
 def _fits(
     engine: FitsGuides, program: Program, simulations: Simulations, seed: int, *, progress: bool
-) -> Iterator[Guide | None]:
-    """The guide fitted to each simulated data set; None where the fit failed."""
+) -> Iterator[tuple[str, Guide] | None]:
+    """Method and guide fitted to each simulated data set; None where the fit failed."""
     x, ys = simulations.x, simulations.ys
     if isinstance(engine, SVI) and fits_at_once(engine):
         together = fit_each(
@@ -175,7 +176,8 @@ def _fits(
         except CaptureError as error:
             logger.warning("%s; the fits run one after another, which is slower", error)
         else:
-            yield from (_with_density(guide) for guide in itertools.chain([first], together))
+            for guide in itertools.chain([first], together):
+                yield None if guide is None else (type(guide).__name__, _with_density(guide))
             return
     for number, y in enumerate(tqdm(ys, disable=not progress, desc="VSBC", unit="simulation")):
         try:
@@ -190,11 +192,11 @@ def _fits(
                 f"{posterior.method} is no guide with a density, of which probabilities could be "
                 "asked: take diagnostics.simulation_based_calibration, which ranks draws"
             )
-        yield _with_density(posterior.guide)
+        yield posterior.method, _with_density(posterior.guide)
 
 
-def _with_density(guide: Guide | None) -> Guide | None:
-    if guide is not None and not guide.has_log_prob:
+def _with_density(guide: Guide) -> Guide:
+    if not guide.has_log_prob:
         raise OptionError(
             f"{type(guide).__name__} has no density, and puts all probability on points: take "
             "diagnostics.simulation_based_calibration, which ranks draws"

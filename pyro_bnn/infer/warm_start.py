@@ -50,6 +50,28 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
     guide.set_member_params(program.params)
 
 
+def starting_mean(program: Program, init: Init, seed: int) -> Tensor | None:
+    """Where a Gaussian that has no guide yet is centred ``[P]``; None for its default.
+
+    The centre of a guide's posterior, a draw of another one, a network, or values of sites.
+
+    Args:
+        program: The model as tensor functions; takes the point-estimated parameters of ``init``.
+        init: Where to start.
+        seed: Seed of the draw.
+
+    Raises:
+        OptionError: If ``init`` is of another kind, or not one point.
+        SiteError: If it is of another model.
+    """
+    other = getattr(init, "guide", None)
+    if isinstance(init, Posterior) and isinstance(other, Guide):
+        check_posterior(program, init)
+        return other.centre().to(program.initial)
+    z = starting_points(program, init, 1, seed)
+    return None if z is None else z[0]
+
+
 def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:
     other = getattr(init, "guide", None)
     if isinstance(other, Guide) and guide.copy_from(other):

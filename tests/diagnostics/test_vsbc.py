@@ -102,7 +102,7 @@ def test_probabilities_of_the_exact_posterior_are_uniform(right: SimulationProba
         assert_law(column(right, name))
         assert right.findings[name].symmetry > 0.001
     assert right.is_calibrated
-    assert right.method == "AutoMultivariateNormal"
+    assert right.method == "Gaussian"
     assert "- no error found in 6 quantities." in right.summary()
     assert all("consistent with a right q" in verdict for verdict in right.verdicts[:6])
 
@@ -251,8 +251,6 @@ def test_files_and_summary(right: SimulationProbabilities, tmp_path: Path) -> No
     assert paths[0].read_bytes()[:4] == b"\x89PNG"
     lines = right.summary().splitlines()
     assert max(map(len, lines)) <= 100
-    assert lines[0] == (
-        "AutoMultivariateNormal: 200 simulated data sets, probabilities of true values under q"
-    )
+    assert lines[0] == ("Gaussian: 200 simulated data sets, probabilities of true values under q")
     titles = [ax.get_title(loc="left").splitlines()[0] for ax in right.figure.axes[:6]]
     assert titles == list(right.names)

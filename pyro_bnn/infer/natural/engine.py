@@ -24,11 +24,11 @@ from pyro_bnn.infer.engine import (
     as_dataset,
     check_positive,
     check_positive_int,
-    starting_points,
     unchanged,
 )
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior import GuidePosterior, Provenance
 from pyro_bnn.program import Program
 
@@ -80,6 +80,7 @@ class NaturalEngine(ABC):
     temperature: float = 1.0
     kl_warmup: int = 0
 
+    has_log_prob: ClassVar[bool] = True  # of the posteriors
     remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"
 
     def __post_init__(self) -> None:
@@ -147,7 +148,8 @@ class NaturalEngine(ABC):
         Args:
             model: Pyro model ``model(x, y=None)`` with independent Gaussian priors over weights.
             data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
-            init: Where the means start: a posterior, a trained module, or values of sites.
+            init: Where the means start: the centre of a fit, a draw of another posterior, a trained
+                module, or values of sites. Standard deviations start at the engine's own.
             seed: Seed, >= 0, of the start, the noise and the order of the data.
             progress: Whether to show a progress bar with the smoothed ELBO.
             checkpoint: Folder in which the state of the run is saved, at its start, every half
@@ -190,7 +192,7 @@ class NaturalEngine(ABC):
                 )
             batch = program.batch(dataset.x, dataset.y)
             prior = GaussianPrior.of(program, name)
-            z = starting_points(program, init, 1, seed)
+            centre = starting_mean(program, init, seed)
             own_order = isinstance(data, DataLoader)
             saved = Checkpoint.open(
                 checkpoint,
@@ -212,7 +214,7 @@ class NaturalEngine(ABC):
                 self,
                 program,
                 prior,
-                program.initial if z is None else z[0],
+                program.initial if centre is None else centre,
                 batches_of(data, program, batch, self.batch_size, seed),
                 seed,
                 saved.compile_path,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import AutoMultivariateNormal, AutoNormal, Guide
-from pyro_bnn.infer.natural.low_rank_precision import AutoLowRankPrecision, inner_tril
+from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision, inner_tril
 
 
 class Precision(Protocol):

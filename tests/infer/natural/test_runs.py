@@ -32,6 +32,7 @@ from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
 from pyro_bnn.infer.manifest import read_manifest
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.state_files import write_json, write_state
+from pyro_bnn.posterior import GuidePosterior
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 
@@ -128,10 +129,20 @@ def test_posteriors_have_a_density_a_file_and_a_tree(name: str, tmp_path: Path) 
     posterior.save(tmp_path / "fit.pt")
     again = Posterior.load(tmp_path / "fit.pt", mlp())
     assert (again.method, again.options) == (posterior.method, posterior.options)
-    assert again.has_log_prob
+    assert isinstance(again, GuidePosterior)
+    assert torch.equal(again.unconstrained(7), posterior.unconstrained(7))
     tree = posterior.to_arviz(data.Dataset(*DATA), num_samples=20)
     assert "log_q" in tree["sample_stats"]
     assert tree["optimization"].sizes["step"] == STEPS
+
+
+def test_a_fit_is_started_from_at_its_centre() -> None:
+    """Whatever the seed: a draw of it would be another one each time."""
+    first = fit(VOGN(num_steps=STEPS))
+    still = VOGN(num_steps=1, learning_rate=1e-14)
+    for seed in (1, 2):
+        found = fit(still, init=first, seed=seed)
+        torch.testing.assert_close(found.guide.loc, first.guide.loc, rtol=0, atol=1e-10)
 
 
 @EACH
