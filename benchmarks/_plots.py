@@ -204,7 +204,7 @@ def natural(found: Result, path: Path) -> None:
                     ax.axhline(target, color=LIGHT.muted, linewidth=1, zorder=0)
                 best, widest = here[0]["best"], max(here[0]["margins"])
                 ax.set_ylim(best - 3 * widest, best + widest / 2)
-                ax.set_xlabel(f"{unit}{', without set-up' if unit == 'seconds' else ''}")
+                ax.set_xlabel({"seconds": "seconds of steps, graphs made"}.get(unit, unit))
                 ax.set_xlim(left=0)
             axes[column].set_title(name)
         for line in (0, 1):

@@ -92,23 +92,29 @@ CONTENDERS = (
     Contender(
         "Bayes by Backprop, Adam",
         _svi,
-        [{"learning_rate": a} for a in (0.005, 0.01, 0.02, 0.04)],
+        [{"learning_rate": a} for a in (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)],
     ),
     Contender(
         "Bayes by Backprop, SGD",
         functools.partial(_svi, optimizer=MOMENTUM, clip_norm=1e4),
-        [{"learning_rate": a} for a in (1e-5, 1e-4, 3e-4, 1e-3)],
+        [{"learning_rate": a} for a in (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3)],
     ),
     Contender(
         "VON, Gauss-Newton",
         functools.partial(_natural, bnn.VON),
-        _rates((0.03, 0.1), (0.05, 0.2)),
+        _rates((0.01, 0.03, 0.1), (0.05, 0.2)),
     ),
-    Contender("VOGN", functools.partial(_natural, bnn.VOGN), _rates((0.03, 0.1, 0.3, 1.0), (0.1,))),
     Contender(
-        "Vadam", functools.partial(_natural, bnn.Vadam), _rates((0.005, 0.01, 0.02, 0.04), (0.01,))
+        "VOGN",
+        functools.partial(_natural, bnn.VOGN),
+        _rates((0.01, 0.03, 0.1, 0.3, 0.6, 1.0), (0.1,)),
     ),
-    Contender("IVON", _ivon, [*_rates((0.1,), (0.001, 0.01, 0.05)), *_rates((0.3,), (0.05,))]),
+    Contender(
+        "Vadam",
+        functools.partial(_natural, bnn.Vadam),
+        _rates((0.005, 0.01, 0.02, 0.04, 0.08, 0.16), (0.01,)),
+    ),
+    Contender("IVON", _ivon, _rates((0.03, 0.1, 0.3), (0.01, 0.05))),
 )
 
 
