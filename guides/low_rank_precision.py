@@ -30,10 +30,16 @@ class AutoLowRankPrecision(Guide):
     which has the covariance :math:`\Sigma` as that of the noise is :math:`I + V V^\top`. Captures
     the R directions that the data determine best; misses correlations in the others.
 
+    The posteriors of :class:`~pyro_bnn.SLANG` are this guide. It obeys the laws of guides and works
+    with ``SVI``, but is no method of its own: ``AutoLowRankMultivariateNormal`` is the family of
+    low rank to fit by gradients, of which ``auto-low-rank`` on the command line is short.
+
     Args:
         model: Pyro model.
         init_loc_fn: Start of the means; default a draw from the prior.
-        init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+        init_scale: Initial s of every entry of z, > 0, in its units: its standard deviation but in
+            R random directions, which start with about twice the precision, as the gradient in a
+            factor of 0 is 0.
         rank: Rank R.
 
     Raises:
@@ -64,7 +70,10 @@ class AutoLowRankPrecision(Guide):
         """Create ``loc [P]``, ``scale [P]`` (s) and ``prec_factor [P, R]`` (V)."""
         self.loc = nn.Parameter(loc)
         self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
-        self.prec_factor = nn.Parameter(loc.new_zeros(len(loc), self.rank))
+        generator = torch.Generator(loc.device).manual_seed(0)
+        size = (len(loc), self.rank)
+        V = torch.randn(size, generator=generator, dtype=loc.dtype, device=loc.device)
+        self.prec_factor = nn.Parameter(V / math.sqrt(len(loc)))  # columns of length about 1
 
     def options(self) -> dict[str, Any]:
         """``init_scale`` and ``rank``."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
 
 from pyro_bnn import guides, jobs, registry
 from pyro_bnn.guides import Guide
-from tests import laws
+from tests import command_line, laws
 from tests.laws import MakeGuide, Problem, problem
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +81,54 @@ def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> No
     assert registry.entries("guide")["auto-laplace"] is guide
     assert jobs.find_method("auto-laplace") is guide
     assert "auto-laplace" in jobs.known_methods()
+
+
+SHORT = {
+    "compare": "--hidden 3 --steps 20 --chains 2 --warmup 10 --samples 15 --max-rows 60",
+    "sbc": "--rows 8 --hidden 2 --steps 5 --simulations 20 --draws 19",
+}
+
+
+def command(name: str, folder: Path) -> None:
+    """Runs a command of the text as it stands there, but for its folder and shorter fits."""
+    (rest,) = re.findall(rf"\.venv/bin/pyro-bnn {name} (.*)", TEXT)
+    arguments = shlex.split(re.sub(r"--out \S+", SHORT[name], rest))
+    assert "auto-laplace" in rest
+    code, _, err = command_line.run(name, *arguments, "--out", folder)
+    assert (code, err) == (0, "")
+
+
+@pytest.fixture
+def _threads_are_given_back() -> Iterator[None]:
+    """The commands own their process and set the threads of torch for good."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exported", "_threads_are_given_back")
+def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    command("compare", folder)
+    files = [folder / f"{name}.nc" for name in ("auto-laplace", "auto-normal", "nuts")]
+    code, _, err = command_line.run("report", *files, "--out", tmp_path / "again")
+    assert (code, err) == (0, "")
+    for where in (folder, tmp_path / "again"):
+        table = pd.read_csv(where / "table.csv", index_col="method")
+        assert set(table.index) == {"AutoLaplace", "AutoNormal", "NUTS"}
+        numbers = table.loc["AutoLaplace", ["log_score", "elbo", "khat", "distance"]]
+        assert numbers.notna().all()
+        page = (where / "index.html").read_text("utf-8")
+        assert "AutoLaplace" in page
+
+
+@pytest.mark.usefixtures("exported", "_threads_are_given_back")
+def test_its_calibration_is_of_its_density(tmp_path: Path) -> None:
+    command("sbc", tmp_path)
+    values = pd.read_csv(tmp_path / "probabilities.csv", index_col="simulation").to_numpy()
+    assert len(values) == 20
+    assert ((values >= 0) & (values <= 1)).all()
 
 
 def test_targets_files_and_folders_that_it_names_exist() -> None:

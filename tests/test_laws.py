@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pyro_bnn import registry
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import (
     AutoComposite,
@@ -17,13 +16,12 @@ from pyro_bnn.guides import (
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoRank1Mixture,
-    Guide,
+    BatchEnsemble,
 )
 from tests import laws
+from tests.collection import GENERAL, GUIDES, OF_ENGINES
 from tests.laws import MakeGuide, Problem, made, problem
 
-GUIDES: dict[str, type[Guide]] = registry.entries("guide")
-GENERAL = {name: cls for name, cls in GUIDES.items() if cls.needs_model is None}
 WITH_DENSITY = {name: cls for name, cls in GENERAL.items() if cls.has_log_prob}
 WITHOUT_DENSITY = {name: cls for name, cls in GENERAL.items() if not cls.has_log_prob}
 
@@ -35,6 +33,10 @@ RANK1: dict[str, MakeGuide] = {
     "own biases": mixture,
 }
 SPECIAL = {"auto-rank1-mixture", "batch-ensemble"}  # of one kind of model, with laws of their own
+POINTS: dict[str, MakeGuide] = {
+    "batch ensemble": functools.partial(BatchEnsemble, num_components=2),
+    "points of shared biases": functools.partial(mixture, family="delta", separate_biases=False),
+}
 
 low_rank = functools.partial(AutoLowRankMultivariateNormal, rank=1)
 flow = functools.partial(AutoFlow, num_flows=1, hidden=2)
@@ -55,6 +57,7 @@ BLOCKS: dict[str, tuple[MakeGuide, str]] = {
         "mixed",
     ),
 }
+PRECISIONS = ["linear", "mixed", "matrix"]  # models for the guide of SLANG
 
 # models for the laws, where "linear" and "mixed" do not suit a guide: they have no matrix
 MODELS = {
@@ -84,9 +87,9 @@ def test_law_of_a_density(guide: str, law: Law, model: str) -> None:
 
 
 @pytest.mark.parametrize("law", laws.EVERY_GUIDE, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("guide", RANK1)
+@pytest.mark.parametrize("guide", [*RANK1, *POINTS])
 def test_law_of_rank1_mixtures(guide: str, law: Law) -> None:
-    law(RANK1[guide], problem("rank-1"))
+    law({**RANK1, **POINTS}[guide], problem("rank-1"))
 
 
 # the ELBO of "shared biases" is looser than that of its mixture density; own biases need our SVI
@@ -116,6 +119,16 @@ def test_law_of_blocks(guide: str, law: Law) -> None:
 def test_law_of_densities_of_blocks(guide: str, law: Law) -> None:
     make, model = BLOCKS[guide]
     law(make, problem(model))
+
+
+@pytest.mark.parametrize(
+    "law",
+    laws.EVERY_GUIDE + laws.UNDER_STOCK_PYRO + laws.WITH_DENSITY,
+    ids=lambda law: law.__name__,
+)
+@pytest.mark.parametrize("model", PRECISIONS)
+def test_law_of_low_rank_precisions(model: str, law: Law) -> None:
+    law(OF_ENGINES["low-rank precision"], problem(model))
 
 
 def test_no_guide_escapes_the_laws() -> None:

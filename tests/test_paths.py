@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyro.distributions as dist
 import pytest
@@ -31,8 +31,9 @@ from pyro_bnn.guides import (
     Guide,
 )
 from pyro_bnn.program import Batch, Program
+from tests.collection import EVERY_KIND, GENERAL
 from tests.plain_pyro import CASES, NORMAL, Case, conditioned, data, default_dtype, mlp
-from tests.test_laws import GENERAL, RANK1, mixture
+from tests.test_laws import RANK1, mixture
 
 NUM_ROWS = 6  # of a batch, of 12
 NUM_PARTICLES = 2
@@ -76,7 +77,8 @@ MIXTURES: Mapping[str, Make] = {
     "cauchy": cauchy,
     "cauchy-mixture": functools.partial(cauchy, objective="mixture", separate_biases=False),
 }
-GUIDES: Mapping[str, Make] = {**GENERAL, **MIXTURES}
+GUIDES: Mapping[str, Make] = {**EVERY_KIND, **MIXTURES}
+DROPOUTS = [name for name in EVERY_KIND if "dropout" in name]
 
 
 def suits(guide: str, model: str) -> bool:
@@ -88,11 +90,17 @@ def suits(guide: str, model: str) -> bool:
 
 PAIRS = [(model, guide) for model in MODELS for guide in GUIDES if suits(guide, model)]
 
-# compiled in every run: every second model, the guides taking turns, and every mixture once
+# compiled in every run: every second model, the guides taking turns, and every other guide once
 TURNS = [(model, list(GENERAL)[i % len(GENERAL)]) for i, model in enumerate(MODELS)][::2]
-MIXED = {"cauchy": "rank-1-cauchy", "cauchy-mixture": "rank-1-cauchy"}
-MIXED["averaged-kl"] = "rank-1-half-cauchy-scale"
-COMPILED = [*TURNS, *((MIXED.get(guide, "rank-1"), guide) for guide in MIXTURES)]
+PLACES = {
+    **dict.fromkeys(MIXTURES, "rank-1"),
+    "averaged-kl": "rank-1-half-cauchy-scale",
+    "cauchy": "rank-1-cauchy",
+    "cauchy-mixture": "rank-1-cauchy",
+    "concrete dropout": "bayesian-conv",  # its temperature is that of channels
+}
+OTHERS = GUIDES.keys() - {guide for _, guide in TURNS}
+COMPILED = [*TURNS, *((PLACES.get(k, "normal-learned"), k) for k in GUIDES if k in OTHERS)]
 SINGLE = [
     ("normal-learned", "auto-normal"),
     ("bernoulli", "auto-multivariate-normal"),
@@ -266,20 +274,42 @@ def components_of(guide: Guide) -> list[tuple[Tensor, Tensor, Tensor]]:
             entropy = entropy + 0.5 + 0.5 * math.log(math.pi / 2) - (D - 1) * EULER_LOG / 2
             entropy = entropy + math.log(2) + D / 2 * math.log(math.pi) - math.lgamma(D / 2)
         return [(guide.loc, guide.scale, entropy)]
-    if isinstance(guide, AutoDropout):  # moments of inverted dropout, entropy of the masks
-        p = torch.tensor(guide.rate)
-        dropped = [(length, name in guide.rates()) for name, _, length in guide._shapes]
-        odds = torch.cat([torch.full((n,), float(is_so)) for n, is_so in dropped]) * p / (1 - p)
-        num_units = sum(shape[1] for name, shape, _ in guide._shapes if name in guide.rates())
-        entropy = num_units * torch.distributions.Bernoulli(p).entropy()
-        return [(guide.loc, guide.loc * odds.sqrt(), entropy)]
+    if has_masks(guide):
+        return [moments_of_masks(guide)]
     # a linear map of the noise: its columns are where the unit vectors go
     origin = torch.zeros(guide.noise_dim, dtype=next(guide.parameters()).dtype)
     loc = guide.transport(origin)
     columns = guide.transport(torch.eye(guide.noise_dim, dtype=loc.dtype)) - loc  # [M, P]
+    e = torch.linspace(-1, 2, guide.noise_dim, dtype=loc.dtype)
+    assert_close(
+        guide.transport(e),
+        loc + e @ columns,
+        msg=lambda text: f"no linear map of its noise: say its entropy here, by hand: {text}",
+    )
     covariance = columns.T @ columns
     q = torch.distributions.MultivariateNormal(loc, covariance)
     return [(loc, covariance.diagonal().sqrt(), q.entropy())]
+
+
+def has_masks(guide: Guide) -> TypeGuard[AutoDropout]:
+    """Whether a guide is a dropout of units: the Gaussian kind is a Gaussian as others are."""
+    return isinstance(guide, AutoDropout) and guide.kind != "gaussian"
+
+
+def moments_of_masks(guide: AutoDropout) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and sds ``[P]`` of weights under inverted dropout, and the entropy of the masks."""
+    p = torch.full((len(guide.rates()),), guide.rate)
+    if guide.kind == "concrete":
+        p = guide.logit_rate.exp() / (1 + guide.logit_rate.exp())
+    rates = dict(zip(guide.rates(), p, strict=True))
+    ratios, entropy = [], torch.zeros(())  # of sd to mean
+    for name, shape, length in guide._shapes:
+        ratio = torch.zeros(())
+        if name in rates:
+            ratio = (rates[name] / (1 - rates[name])).sqrt()
+            entropy = entropy + shape[1] * torch.distributions.Bernoulli(rates[name]).entropy()
+        ratios.append(ratio.expand(length))
+    return guide.loc, guide.loc * torch.cat(ratios), entropy
 
 
 def log_density(guide: Guide, z: Tensor) -> Tensor:
@@ -355,7 +385,7 @@ def minus_objective(given: Pair, plain: PlainPyro, own_biases: dict[str, list[Te
     if isinstance(guide, AutoNormalMixture):
         weights = guide.logits.exp() / guide.logits.exp().sum()
     has_components = guide.has_log_prob and not isinstance(guide, AutoFlow)
-    has_components = has_components or isinstance(guide, AutoDropout)
+    has_components = has_components or has_masks(guide)
     components = components_of(guide) if has_components else []
     log_likelihoods, sampled, factors = [], [], []
     expected: Tensor | float = 0.0
@@ -408,7 +438,7 @@ def closed_form(
     part = slice(site.start, site.stop)
     if isinstance(given.guide, AutoRadial) and type(base(node["fn"])) is not dist.Normal:
         return None
-    if isinstance(given.guide, AutoDropout):
+    if has_masks(given.guide):
         prior, (loc, scale) = base(node["fn"]), (v[part].reshape(site.shape) for v in q[:2])
         if type(prior) is not dist.Normal or prior.loc.requires_grad or prior.scale.requires_grad:
             return None
@@ -471,7 +501,7 @@ def check(model: str, guide: str, *, compiled: bool, rtol: float) -> None:
         given = pair(MODELS[model], GUIDES[guide])
     except SiteError:  # of the guide
         x, y = data(MODELS[model].target)
-        if guide == "auto-dropout":
+        if guide in DROPOUTS:
             sites = Program(MODELS[model].build(), x, y).sites
             assert all(len(site.shape) < 2 for site in sites if site.is_real)
             return

@@ -5,31 +5,29 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroModule
 from scipy import stats
-from torch import Tensor
 
-from pyro_bnn import SVI, guides, registry
+from pyro_bnn import SVI, guides
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, khat, khat_threshold
 from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program
 from pyro_bnn.report.fit_checks import fit_checks
-from tests.laws import MakeGuide, problem
-
-WITH_DENSITY: dict[str, MakeGuide] = {
-    **{
-        name: cls
-        for name, cls in registry.entries("guide").items()
-        if cls.has_log_prob and cls.needs_model is None
-    },
-    "gaussian dropout": functools.partial(guides.AutoDropout, kind="gaussian"),
-}
+from tests.collection import DENSITIES, GUIDES
+from tests.diagnostics.linear_matrix import (
+    CORRELATED,
+    DENSE,
+    EXACT,
+    MEAN_FIELD,
+    NOISE,
+    PRECISION,
+    LinearMatrix,
+    hadamard,
+)
+from tests.laws import problem
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.7])
@@ -84,36 +82,7 @@ def test_the_threshold_falls_with_fewer_draws() -> None:
 
 # --- every guide, on a posterior that all families can be close to --------------------------------
 
-NOISE, PRIOR_SCALE = 0.5, 1.3
-
-
-def hadamard(size: int) -> Tensor:
-    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-    return torch.kron(two, hadamard(size // 2)) if size > 1 else torch.ones(1, 1)
-
-
-class Matrix(PyroModule):
-    r"""A linear-Gaussian model whose weights are a matrix ``w`` [2, 2], its posterior isotropic.
-
-    The columns of x are orthogonal and of norm 4, so that every weight has the posterior precision
-    :math:`16 / \sigma^2 + 1 / \tau^2`.
-    """
-
-    def __init__(self, noise: float) -> None:
-        super().__init__()
-        self.noise = noise
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        prior = dist.Normal(x.new_zeros(()), x.new_tensor(PRIOR_SCALE))
-        w = pyro.sample("w", prior.expand([2, 2]).to_event(2))
-        f = pyro.deterministic("f", x @ w.reshape(4, 1))  # [N, 1]
-        with pyro.plate("data", x.shape[0]):
-            noise = x.new_tensor(self.noise)
-            sampled: Tensor = pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
-        return sampled
-
-
-ROWS = hadamard(16)[:, :4].double()  # [16, 4], orthogonal columns of norm 4
+ROWS = hadamard(16)[:, :4]  # [16, 4], orthogonal columns of norm 4
 Y = ROWS @ torch.tensor([[0.7], [-0.4], [0.2], [1.1]], dtype=torch.float64)
 SPLIT = Split(
     Dataset(ROWS, Y), Dataset(ROWS[:2], Y[:2]), task="regression", name="made up", index=0
@@ -123,26 +92,73 @@ SPLIT = Split(
 @functools.cache
 def fitted(guide: str) -> GuidePosterior:
     """A guide fitted to the model with the smaller noise, an eighth of the other's."""
-    svi = SVI(WITH_DENSITY[guide], num_steps=1_000, learning_rate=0.03, compile=False)
-    posterior = svi.run(Matrix(NOISE / 8), SPLIT.train, progress=False)
+    svi = SVI(DENSITIES[guide], num_steps=1_000, learning_rate=0.03, compile=False)
+    posterior = svi.run(LinearMatrix(NOISE / 8), SPLIT.train, progress=False)
     assert isinstance(posterior, GuidePosterior)
     return posterior
 
 
-@pytest.mark.parametrize("guide", WITH_DENSITY)
+@pytest.mark.parametrize("guide", DENSITIES)
 def test_the_report_has_a_small_khat_of_a_guide_that_is_right(guide: str) -> None:
     checks = fit_checks(fitted(guide), SPLIT, 2_000, 0, is_point=False)
     assert checks.khat < 0.5
     assert not any("k-hat" in note for note in checks.notes)
 
 
-@pytest.mark.parametrize("guide", WITH_DENSITY)
+@pytest.mark.parametrize("guide", DENSITIES)
 def test_the_report_has_a_large_khat_of_a_guide_that_is_too_narrow(guide: str) -> None:
     posterior = fitted(guide)
     # sds an eighth of the right ones: of a Gaussian q the tail index is 1 - 1/64
-    wide = GuidePosterior(Program(Matrix(NOISE), ROWS, Y), posterior.guide, posterior.provenance)
+    wide = GuidePosterior(
+        Program(LinearMatrix(NOISE), ROWS, Y), posterior.guide, posterior.provenance
+    )
     checks = fit_checks(wide, SPLIT, 2_000, 0, is_point=False)
     assert checks.khat > KHAT_THRESHOLD
+
+
+# --- and on one whose entries are correlated ------------------------------------------------------
+
+TARGET = CORRELATED @ torch.tensor([[0.7], [-0.4], [0.2], [1.1]], dtype=torch.float64)
+
+
+def khats(posterior: GuidePosterior, num_draws: int = 20_000) -> np.ndarray:
+    """Of twenty sets of draws."""
+    found = []
+    for seed in range(20):
+        log_p, log_q = posterior.densities((CORRELATED, TARGET), num_draws, seed)
+        found.append(khat(log_p.numpy(), log_q.numpy()))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("guide", EXACT)
+def test_khat_is_small_for_a_family_that_holds_a_correlated_posterior(guide: str) -> None:
+    steps = 3_000 if guide in DENSE else 1_000
+    svi = SVI(DENSITIES[guide], num_steps=steps, learning_rate=0.03, compile=False)
+    posterior = svi.run(LinearMatrix(), (CORRELATED, TARGET), progress=False)
+    assert isinstance(posterior, GuidePosterior)
+    assert khats(posterior, 2_000).mean() < 0.5
+
+
+def test_khat_of_the_best_independent_gaussians_is_the_known_tail_index() -> None:
+    r"""In units of q's sds the ratios are :math:`r \propto e^{u^\top (I - R) u / 2}`.
+
+    R is the correlation of the precision. The largest eigenvalue of I - R, 1 - 0.2, is that of two
+    directions, one a row of the matrix: half their squared length is exponential, so that P(r > t)
+    falls as :math:`t^{-1/0.8}`.
+    """
+    svi = SVI(guides.AutoNormal, num_steps=1, compile=False)
+    posterior = svi.run(LinearMatrix(), (CORRELATED, TARGET), progress=False)
+    assert isinstance(posterior, GuidePosterior)
+    mean = PRECISION.inverse() @ CORRELATED.T @ TARGET[:, 0] / NOISE**2
+    posterior.guide.move_to(mean)
+    posterior.guide.set_sds(MEAN_FIELD.sqrt())
+    root = MEAN_FIELD.sqrt()
+    tail_index = 1 - float(torch.linalg.eigvalsh(root[:, None] * PRECISION * root)[0])
+    assert tail_index > 0.75
+    found = khats(posterior)
+    error = found.std(ddof=1) / np.sqrt(len(found))
+    tail = 3 * np.sqrt(20_000)  # draws of the tail, to which the estimate adds ten of k = 0.5
+    assert abs(found.mean() - (tail * tail_index + 5) / (tail + 10)) < 4 * error
 
 
 def test_a_factor_model_of_its_own_family_has_a_khat() -> None:
@@ -154,5 +170,5 @@ def test_a_factor_model_of_its_own_family_has_a_khat() -> None:
 
 
 def test_no_guide_with_a_density_is_left_out() -> None:
-    others = {name for name, cls in registry.entries("guide").items() if cls.has_log_prob}
-    assert others - set(WITH_DENSITY) == {"auto-rank1-mixture"}
+    others = {name for name, cls in GUIDES.items() if cls.has_log_prob}
+    assert others - set(DENSITIES) == {"auto-rank1-mixture"}

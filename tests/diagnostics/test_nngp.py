@@ -14,7 +14,7 @@ from pyro.infer import Predictive
 from scipy import integrate, stats
 from torch import Tensor, nn
 
-from pyro_bnn import compare, data, likelihoods, models, priors
+from pyro_bnn import NUTS, compare, data, likelihoods, models, priors
 from pyro_bnn.data import Dataset
 from pyro_bnn.diagnostics import NNGP, GaussianProcess
 from pyro_bnn.errors import ModelError, OptionError, ShapeError, SiteError
@@ -241,6 +241,27 @@ def test_it_is_the_posterior_of_a_wide_network_by_its_weighted_prior_draws() -> 
         error = float(residual.std()) * 400**0.5  # outputs share the hidden units of a draw
         assert abs(float(residual.sum())) < 4 * error
         assert abs(expected - unconditioned) > 8 * error  # it is not the prior's
+
+
+def test_nuts_of_a_wide_network_has_the_moments_of_the_process() -> None:
+    train = Dataset(rows(6), torch.tensor([0.9, -0.7, 1.2, 0.1, -1.0, 0.6]).double())
+    model = mlp(100, prior=priors.Normal(), likelihood=likelihoods.Normal(0.5))
+    nuts = NUTS(
+        num_chains=24, warmup_steps=40, num_samples=40, max_tree_depth=4, compile=False
+    ).run(model, train, progress=False)
+    x = torch.cat([train.x[:2], rows(3, seed=2)])
+    f = nuts.function_draws(x, group_by_chain=True)[..., 0]  # [C, S, N]
+    process = NNGP(model)
+    mean, variance = (moment[:, 0] for moment in process.posterior(train).moments(x))
+    for values, expected, of_prior in (
+        (f, mean, torch.zeros(5).double()),
+        ((f - mean).square(), variance, process.variance(x) + mean.square()),
+    ):
+        by_chain = values.mean(1)
+        error = by_chain.std(0) / len(by_chain) ** 0.5
+        # 100 units are O(1 / 100) from the process, the errors some per cent
+        assert float(((by_chain.mean(0) - expected) / error).abs().max()) < 4
+        assert float(((of_prior - expected) / error).abs().max()) > 20
 
 
 def test_draws_have_the_moments_also_at_rows_that_repeat(posterior: GaussianProcess) -> None:

@@ -123,6 +123,37 @@ def test_units_are_dropped_as_often_as_the_rate_says_and_together(kind: Any) -> 
     exact(values["layers.1.bias"], means["layers.1.bias"].expand(20_000, -1))
 
 
+def test_each_weight_is_dropped_at_its_own_learned_rate() -> None:
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    guide = at(models.MLP(3, hidden=(4, 5)).double(), x, kind="concrete", temperature=1e-10)
+    rates = {"layers.1.weight": 0.2, "layers.2.weight": 0.6}
+    with torch.no_grad():
+        guide.logit_rate.copy_(torch.logit(torch.tensor([*rates.values()], dtype=x.dtype)))
+    assert guide.rates() == pytest.approx(rates)
+    values = cast(Any, guide.latents).constrain(guide.sample(20_000))
+    means = cast(Any, guide.latents).constrain(guide.centre())
+    for name, rate in rates.items():
+        masks = (values[name] / means[name])[:, 0]  # [S, I]
+        assert_close(masks[masks > 0], torch.full_like(masks[masks > 0], 1 / (1 - rate)))
+        laws.assert_mean((masks == 0).double(), rate)
+
+
+def test_each_weight_has_its_own_learned_noise() -> None:
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    guide = at(models.MLP(3, hidden=(4, 5)).double(), x, kind="gaussian")
+    alphas = {"layers.0.weight": 0.25, "layers.1.weight": 1.0, "layers.2.weight": 4.0}
+    with torch.no_grad():
+        guide.log_alpha.copy_(torch.tensor([*alphas.values()], dtype=x.dtype).log())
+        sds = guide.components().scale
+    constrain = cast(Any, guide.latents).constrain
+    values, means = constrain(guide.sample(20_000)), constrain(guide.centre())
+    for site in cast(Any, guide.latents).sites:
+        if site.name in alphas:
+            own = alphas[site.name] ** 0.5 * means[site.name].abs()
+            exact(sds[site.start : site.stop], own.flatten())
+            laws.assert_mean((values[site.name] - means[site.name]).square(), own.square())
+
+
 def logit_of_dropped(masks: Tensor, rate: float = 0.1) -> Tensor:
     """The logit of the literature's z~ of masks (1 - z~) / (1 - p)."""
     return torch.logit(1 - masks * (1 - rate))

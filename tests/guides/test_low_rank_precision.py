@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank
 from pyro_bnn.infer.natural.slang import largest
+from tests.guides.exact import assert_svi_reaches
+from tests.oracle import linear_gaussian
 
 P, R = 7, 3
 
@@ -72,14 +73,24 @@ def test_precisions_against_the_dense_gaussian(name: str) -> None:
         assert_close(guide.marginals()[0], MEAN)
 
 
-def test_a_guide_without_factor_is_a_product_of_gaussians() -> None:
-    guide = AutoLowRankPrecision(models.LinearRegression(2).double(), init_scale=0.5, rank=2)
-    guide.setup(torch.zeros(1, 2, dtype=torch.float64))
+def test_a_guide_starts_with_twice_the_precision_in_random_directions() -> None:
+    """Not with a factor of 0, at which the gradient in it is 0."""
+    guide = AutoLowRankPrecision(models.LinearRegression(999).double(), init_scale=0.5, rank=2)
+    guide.setup(torch.zeros(1, 999, dtype=torch.float64))
     guide.to(torch.float64)
     with torch.no_grad():
-        expected = 3 * (math.log(0.5) + 0.5 * math.log(2 * math.pi * math.e))
-        assert float(guide.entropy()) == pytest.approx(expected, rel=1e-6)
+        V = guide.prec_factor
+        assert_close(guide.scale, torch.full((1_000,), 0.5, dtype=torch.float64), rtol=1e-6, atol=0)
+        # of 1,000 normal numbers over 1,000 the sum of squares has an sd of 0.045, a product 0.03
+        assert_close(V.T @ V, torch.eye(2, dtype=torch.float64), rtol=0, atol=4 * 0.045)
     assert guide.options() == {"init_scale": 0.5, "rank": 2}
+
+
+def test_svi_reaches_the_posterior_from_its_start() -> None:
+    """Of rank P - 1 it contains every Gaussian: the smallest eigenvalue is the diagonal's."""
+    oracle = linear_gaussian()
+    guide = AutoLowRankPrecision(oracle.model, init_scale=0.1, rank=3)
+    assert_svi_reaches(guide, oracle, oracle.mean, oracle.covariance)
 
 
 @pytest.mark.parametrize("columns", [4, 12])
