@@ -129,6 +129,18 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def still_frozen(model: Model) -> Iterator[None]:
+    """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
 def derived_seed(seed: int, stream: int) -> int:
     """Seed of a random stream that is independent of that of ``seed`` itself."""
     state = np.random.SeedSequence([seed % 2**64, stream]).generate_state(1, np.uint64)
@@ -196,7 +208,8 @@ def sampled_like(model: Model, x: Tensor) -> Tensor | None:
     A model that names no tensor makes its own from numbers or after x, and only running it tells
     which; where it fails on x, what it sampled until then does.
     """
-    with poutine.block(), isolated(), _without_registration_warnings(), poutine.trace() as tracer:
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet, poutine.trace() as tracer:
         try:
             model(x)
         except Exception as error:  # it is raised again by the model's check, on x as it is cast
@@ -237,6 +250,12 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
         SiteError: If a latent site is discrete, per row, or there is none.
     """
     _check_modules(model)
+    with still_frozen(model):
+        return _checked(model, x, y)
+
+
+def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
+    """The trace of a model that keeps to the contract, and y as its likelihood has it."""
     num_rows = x.shape[0]
     with poutine.block(), isolated(), _without_registration_warnings():
         free = poutine.trace(model).get_trace(x)

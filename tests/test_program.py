@@ -434,6 +434,16 @@ def test_parameters_that_the_user_froze_stay_frozen() -> None:
     }
 
 
+def test_what_a_pyro_module_reads_itself_stays_frozen() -> None:
+    """Pyro's store sets ``requires_grad`` of such a parameter when the model is traced."""
+    model = models.Rank1MLP(3, hidden=(), weight_prior=None)
+    dict(model.named_parameters())["layers.0.weight"].requires_grad = False
+    program = Program(model, *data())
+    frozen = {"layers.0.weight": False, "layers.0.bias": True}
+    assert {name: value.requires_grad for name, value in program.params.items()} == frozen
+    assert {name: value.requires_grad for name, value in model.named_parameters()} == frozen
+
+
 def test_an_elbo_holds_parameters_it_is_not_given_where_they_are() -> None:
     s = Setting("bayesian-partial")
     guide = guides.AutoDelta(s.model)

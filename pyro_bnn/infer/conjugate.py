@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,6 +86,11 @@ class ConjugateEngine(ABC):
     @abstractmethod
     def _ascent(self, exact: ExactPosterior, start: Tensor) -> Ascent:
         """The run of these options."""
+
+    @classmethod
+    def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """Name of the guide that posteriors of these options are."""
+        return cls._guide.__name__
 
     def run(
         self,

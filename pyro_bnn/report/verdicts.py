@@ -13,6 +13,7 @@ from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY
 from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
 from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS, Ranked
+from pyro_bnn.report.containment import contains
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.fit_checks import objective_of
@@ -28,17 +29,6 @@ SD_RATIO_UPPER = 1.25  # its inverse
 SD_RATIO_STANDARD_ERRORS = 2.0
 
 EXACT = "Exact"  # engine that gives the posterior itself
-_MEAN_FIELD = ("AutoNormal", "AutoKTiedNormal", "CAVI")
-CONTAINED = {
-    "AutoNormal": ("AutoKTiedNormal", "CAVI", "VOGN", "Vadam", "IVON"),
-    "AutoLowRankMultivariateNormal": _MEAN_FIELD,
-    "AutoFlow": _MEAN_FIELD,
-    "AutoNormalMixture": _MEAN_FIELD,
-    "AutoMultivariateNormal": (
-        *_MEAN_FIELD,
-        *("AutoLowRankMultivariateNormal", "AutoMatrixNormal", EXACT),
-    ),
-}  # families that are special cases of a guide
 
 
 def verdicts(
@@ -224,7 +214,7 @@ def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]
     """
     for entry in evaluations:
         for other in evaluations:
-            if other.posterior.method not in CONTAINED.get(entry.posterior.method, ()):
+            if not contains(entry.posterior, other.posterior):
                 continue
             if not same_evidence(other.posterior, entry.posterior):
                 continue

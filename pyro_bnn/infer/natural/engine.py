@@ -7,9 +7,10 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -61,7 +62,7 @@ class NaturalEngine(ABC):
         schedule: ``"constant"``; ``"cosine"`` lets the means' rate fall to 0 over ``num_steps``;
             ``"power"`` divides both rates by :math:`t^{0.55}` at step t.
         batch_size: Rows a step; default all.
-        num_particles: Draws of z a step.
+        num_particles: Draws S of z a step, ``num_samples`` in the papers; named as in ``SVI``.
         antithetic: Whether draws come in pairs :math:`m \pm d`, which makes expectations of linear
             functions, such as the gradient of a quadratic, exact.
         data_factor: How often every row counts.
@@ -114,6 +115,11 @@ class NaturalEngine(ABC):
     @abstractmethod
     def _make_run(self) -> type[NaturalRun]:
         """The class of a run."""
+
+    @classmethod
+    def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """Name of the guide that posteriors of these options are."""
+        return "AutoNormal"
 
     @property
     def rate_of_precision(self) -> float:

@@ -32,8 +32,9 @@ class IVON(NaturalEngine):
     theorem :math:`\hat h` is the mean Hessian of a row, without bias; the last term keeps
     :math:`h + \tilde\delta \ge \tfrac12 (h + \tilde\delta)` of the step before, so that no
     :math:`\hat h`, however noisy, makes it negative. That noise passes through the square: h ends
-    above the Hessian by a share of order b. Costs what Adam does. Misses every correlation between
-    weights.
+    above the Hessian by a share of order b. There is no ``expectation``, as of ``VON``: at the mean
+    :math:`z - m`, and with it :math:`\hat h`, is 0. Costs what Adam does. Misses every correlation
+    between weights.
 
     Args:
         momentum: Share of the last steps' gradients in each, in [0, 1).

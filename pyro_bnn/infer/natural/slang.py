@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,6 +79,11 @@ class SLANG(NaturalEngine):
         check_damping(self.damping)
         check_expectation(self.expectation)
         check_init_scale(self.init_scale)
+
+    @classmethod
+    def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """Name of the guide that posteriors of these options are."""
+        return "AutoLowRankPrecision"
 
     def _make_run(self) -> type[NaturalRun]:
         return _Run

@@ -32,7 +32,10 @@ class Vadam(NaturalEngine):
     The square of a mean is less than the mean of squares: with batches of more than one row q is
     too wide. In one dimension with all N rows and curvature H its precision P stands still at
     :math:`P = \delta + N H^2 / P`, about :math:`\sqrt N H` instead of N H. With several draws s
-    takes the mean of their squares, so that they lower noise and not s.
+    takes the mean of their squares, so that they lower noise and not s. There is no
+    ``expectation``, as of ``VOGN``: curvature is seen through the perturbation of the weights
+    alone. Gradients at the mean would make it Adam, whose s vanishes at the mode of the likelihood
+    whatever the curvature there.
 
     Args:
         momentum: :math:`\beta_1`, in [0, 1).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -85,6 +86,12 @@ class VON(NaturalEngine):
             raise OptionError(f'covariance is "diagonal" or "full", not {self.covariance!r}')
         if self.curvature not in ("ggn", "hessian"):
             raise OptionError(f'curvature is "ggn" or "hessian", not {self.curvature!r}')
+
+    @classmethod
+    def family(cls, options: Mapping[str, Any]) -> str:
+        """Name of the guide that posteriors of these options are."""
+        is_full = options.get("covariance") == "full"
+        return "AutoMultivariateNormal" if is_full else "AutoNormal"
 
     def _make_run(self) -> type[NaturalRun]:
         return _FullRun if self.covariance == "full" else _DiagonalRun

@@ -7,10 +7,11 @@ design matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -33,6 +34,22 @@ LOC = np.array([0.2, 0.2, 0.2, -0.3], np.float32).astype(np.float64)
 PRECISION = np.array([0.7, 0.7, 0.7, 2.0], np.float32).astype(np.float64) ** -2.0
 START = np.array([0.4, -0.6, 0.8, 0.3])
 SCALE = 0.3  # of q at the start
+FIRST = np.maximum(PRECISION, SCALE**-2.0)
+
+DATA = (ORACLE.x, ORACLE.y)  # 20 rows, in batches of 8, 8 and 4
+N, STEPS = 20, 5
+A, B, BETA, DAMPING = 0.2, 0.3, 0.8, 0.15
+COMMON: dict[str, Any] = {
+    "num_steps": STEPS,
+    "learning_rate": A,
+    "precision_learning_rate": B,
+    "schedule": "constant",
+    "batch_size": 8,
+    "num_particles": 3,
+}
+WEIGHTS = pytest.mark.parametrize(
+    "weights", [(1.0, 1.0), (3.0, 0.5)], ids=["plain", "thrice and cold"]
+)  # data factor and temperature
 
 
 def linear() -> models.LinearRegression:
@@ -69,8 +86,8 @@ def by_hand(
     *,
     num_steps: int,
     noise_dim: int = 4,
-) -> list[State]:
-    """States after each step of a run of the linear model.
+) -> Iterator[State]:
+    """States after each step of a run of the linear model, each made when it is asked for.
 
     Args:
         engine: Its batches and draws.
@@ -84,7 +101,6 @@ def by_hand(
     program = Program(linear(), ORACLE.x, ORACLE.y)
     batches = Minibatches(program.batch(ORACLE.x, ORACLE.y), engine.batch_size, 0)
     generator = torch.Generator().manual_seed(1)
-    states = []
     for t in range(1, num_steps + 1):
         x, y = next(batches)
         shape = (engine.num_particles, noise_dim)
@@ -93,5 +109,4 @@ def by_hand(
         residual = y.numpy().reshape(-1) - z @ a.T  # [S, M]
         gradients = -residual[:, :, None] * a / NOISE**2  # [S, M, P]
         state = update(state, gradients, a, z, t)
-        states.append(state)
-    return states
+        yield state

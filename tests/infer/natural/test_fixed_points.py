@@ -1,4 +1,4 @@
-"""Where VON and VOGN stand still, biases included, and how they get there."""
+"""Where VON stands still, and how it gets there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn import VOGN, VON, likelihoods, models, priors
-from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn import VON
 from pyro_bnn.program import Program
 from tests.guides.exact import moments
-from tests.infer.natural.hand import ORACLE, advance, linear, make_run
-from tests.oracle import LinearGaussian, design, linear_gaussian
+from tests.infer.natural.hand import DATA, LOC, ORACLE, PRECISION, advance, linear, make_run
+from tests.oracle import design, linear_gaussian
 
-DATA = (ORACLE.x, ORACLE.y)
 FAR = torch.tensor([30.0, -40.0, 50.0, -60.0], dtype=torch.float64)
 EXACT = linear().exact_posterior(DATA)
 CONSTANT: dict[str, Any] = {"schedule": "constant", "expectation": "mean"}
@@ -127,26 +125,77 @@ def test_diagonal_von_at_full_rate_is_a_jacobi_iteration_which_may_diverge() -> 
         error = jacobi @ error
         assert_close(run.mean - oracle.mean, error, rtol=1e-6, atol=1e-9)
     assert float(error.norm()) > 1e3 * 1e-3
-    # below 2 / (1 + radius), the inverse of half the largest eigenvalue, it converges
-    slow = VON(num_steps=400, learning_rate=1.5 / (1 + radius), **CONSTANT)
-    run = make_run(slow, oracle.model, (oracle.x, oracle.y), oracle.mean + 1)
-    assert float((advance(run, 400).mean - oracle.mean).abs().max()) < 1
 
 
-@pytest.mark.parametrize("rates", [(0.3, 0.3), (0.3, 0.05), (0.1, 0.7)])
-def test_rates_do_not_move_the_fixed_point_of_von(rates: tuple[float, float]) -> None:
-    """The optimum over products of Gaussians: exact means, precisions diag(P)."""
+def test_diagonal_von_below_the_rate_of_divergence_converges_as_it_should() -> None:
+    """Below 2 / (1 + radius), the inverse of half the largest eigenvalue: the recursion by hand."""
+    oracle = linear_gaussian(40, 5, correlation=0.95)
+    precision = oracle.precision
+    wanted = precision.diagonal()
+    radius = float(torch.linalg.eigvals(precision / wanted.unsqueeze(-1)).abs().max()) - 1
+    rate, num_steps = 1.5 / (1 + radius), 400
+    slow = VON(num_steps=num_steps, learning_rate=rate, precision_learning_rate=rate, **CONSTANT)
+    run: Any = make_run(slow, oracle.model, (oracle.x, oracle.y), oracle.mean + 1)
+    error = torch.ones(6, dtype=torch.float64)
+    values = torch.full_like(error, 0.01**-2)  # of the first sd
+    for _ in range(num_steps):
+        values = (1 - rate) * values + rate * wanted
+        error = error - rate * (precision @ error) / values
+    advance(run, num_steps)
+    assert_close(run.mean - oracle.mean, error, rtol=1e-6, atol=1e-9)
+    assert_close(run.q.values, wanted, rtol=1e-6, atol=0)
+    assert float(error.abs().max()) < 0.05
+
+
+RATES = pytest.mark.parametrize("rates", [(0.3, 0.3), (0.3, 0.05), (0.1, 0.7)], ids=str)
+PAIRS: dict[str, Any] = {"num_particles": 2, "antithetic": True, "schedule": "constant"}
+
+
+@RATES
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_rates_do_not_move_the_fixed_point_of_von(
+    rates: tuple[float, float], covariance: Any
+) -> None:
+    """The optimum over Gaussians, or over products of them: exact means, precisions diag(P)."""
     von = VON(
         num_steps=600,
         learning_rate=rates[0],
         precision_learning_rate=rates[1],
-        num_particles=2,
-        antithetic=True,
-        schedule="constant",
+        covariance=covariance,
+        **PAIRS,
     )
     run: Any = advance(make_run(von, linear(), DATA, FAR), 600)
     assert_close(run.mean, EXACT.mean, rtol=1e-6, atol=1e-6)
-    assert_close(run.q.values, EXACT.precision.diagonal(), rtol=1e-6, atol=1e-6)
+    is_full = covariance == "full"
+    found = run.q.matrix if is_full else run.q.values
+    wanted = EXACT.precision if is_full else EXACT.precision.diagonal()
+    assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "weights", [(2.0, 1.0), (1.0, 0.25), (3.0, 4.0)], ids=["twice", "cold", "thrice and warm"]
+)
+def test_von_is_exact_of_a_likelihood_that_counts_more_often(
+    weights: tuple[float, float],
+) -> None:
+    """Its noise sd is sqrt(T / factor) times as large: the posterior of that model in one step."""
+    factor, temperature = weights
+    von = VON(
+        num_steps=1,
+        learning_rate=1.0,
+        precision_learning_rate=1.0,
+        covariance="full",
+        data_factor=factor,
+        temperature=temperature,
+        **CONSTANT,
+    )
+    run: Any = advance(make_run(von, linear(), DATA, FAR), 1)
+    noise = 0.5 * (temperature / factor) ** 0.5
+    a, delta = design(ORACLE.x), torch.from_numpy(PRECISION)
+    precision = a.T @ a / noise**2 + delta.diag()
+    target = a.T @ ORACLE.y / noise**2 + delta * torch.from_numpy(LOC)
+    assert_close(run.q.matrix, precision, rtol=1e-9, atol=1e-9)
+    assert_close(run.mean, torch.linalg.solve(precision, target), rtol=1e-9, atol=1e-9)
 
 
 class Logistic(PyroModule):
@@ -195,90 +244,3 @@ def test_von_stands_still_where_gaussian_vi_is_stationary() -> None:
     errors = np.std(found, 0, ddof=1) / np.sqrt(len(found))
     assert (errors < 0.01 * np.abs([mean, precision])).all()
     assert (np.abs((np.mean(found, 0) - [mean, precision]) / errors) < 5).all()
-
-
-def toy() -> tuple[LinearGaussian, Tensor]:
-    """Sixty rows of three inputs and a bias, and the design matrix."""
-    oracle = linear_gaussian(60, 3, noise=0.5, correlation=0.3, seed=3)
-    return oracle, design(oracle.x)
-
-
-@pytest.mark.parametrize("noise_of_fit", [0.5, 0.75])
-@pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.5, "damping": 0.3}, {"learning_rate": 0.25}]
-)
-def test_the_fixed_point_of_vogn_has_its_bias(noise_of_fit: float, options: dict[str, Any]) -> None:
-    """P_j = delta + sum x_ij^2 r_i^2 / sigma^4 at the mean, whatever rates, momentum, damping.
-
-    With the right noise the ratio to diag(P) differs from 1 by chance alone; with a wrong one the
-    precision follows the residuals instead.
-    """
-    oracle, a = toy()
-    model = models.LinearRegression(
-        3, prior=priors.Normal(oracle.prior_scale), likelihood=likelihoods.Normal(noise_of_fit)
-    ).double()
-    exact = model.exact_posterior((oracle.x, oracle.y))
-    given = {"learning_rate": 0.1, "momentum": 0.0, **options}
-    vogn = VOGN(num_steps=600, precision_learning_rate=0.2, **given, **CONSTANT)
-    start = torch.zeros(4, dtype=torch.float64)
-    run: Any = advance(make_run(vogn, model, (oracle.x, oracle.y), start), 600)
-    assert_close(run.mean, exact.mean, rtol=1e-6, atol=1e-6)  # the mean has none
-    squared = (oracle.y - a @ exact.mean).square().unsqueeze(-1)
-    noise, delta = float(np.float32(noise_of_fit)), float(np.float32(oracle.prior_scale)) ** -2
-    expected = delta + (a.square() * squared).sum(0) / noise**4
-    assert_close(run.q.values, expected, rtol=1e-6, atol=1e-6)
-    ratio = (run.q.values - delta) / (exact.precision.diagonal() - delta)
-    by_residuals = (0.5 / noise_of_fit) ** 2  # what the ratio is in expectation
-    assert ((ratio / by_residuals - 1).abs() < 0.6).all()
-    assert ((ratio - 1).abs() > 0.02).any()
-
-
-def test_vogn_at_draws_counts_their_spread_in_the_residuals() -> None:
-    """P_j = delta + sum_i x_ij^2 (r_i^2 + sum_k x_ik^2 / P_k) / sigma^4."""
-    oracle, a = toy()
-    squared = (oracle.y - a @ oracle.mean).square()
-    delta, precision = oracle.prior_scale**-2, oracle.precision.diagonal()
-    for _ in range(500):
-        spread = squared + a.square() @ (1 / precision)
-        precision = delta + (a.square() * spread.unsqueeze(-1)).sum(0) / oracle.noise**4
-    found = []
-    for seed in range(6):
-        vogn = VOGN(
-            num_steps=100,
-            learning_rate=0.01,
-            precision_learning_rate=0.1,
-            num_particles=64,
-            antithetic=True,
-            momentum=0.0,
-            schedule="constant",
-        )
-        run: Any = make_run(vogn, oracle.model, (oracle.x, oracle.y), oracle.mean, seed)
-        run.average = precision - delta  # a run that stands still elsewhere leaves it soon
-        run.q = run.precision()
-        advance(run, 40)
-        seen = [advance(run, 1).q.values.clone() for _ in range(60)]  # type: ignore[attr-defined]
-        found.append(torch.stack(seen).mean(0))
-    values = torch.stack(found)
-    error = values.std(0) / len(values) ** 0.5
-    assert float((error / precision).max()) < 0.01
-    assert float(((values.mean(0) - precision) / error).abs().max()) < 5
-
-
-def test_vogn_of_classes_is_close_to_the_curvature() -> None:
-    """Where classes are as the model says, the mean of g^2 and of H differ by chance alone."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4_000, 3, generator=generator, dtype=torch.float64)
-    w = torch.tensor([1.0, -0.5, 0.3, 0.2], dtype=torch.float64)
-    p = torch.sigmoid(design(x) @ w)
-    y = (torch.rand(4_000, generator=generator, dtype=torch.float64) < p).double()
-    model = models.LinearRegression(3, likelihood=likelihoods.Bernoulli()).double()
-    program = Program(model, x, y)
-    batch = program.batch(x, y)
-    found = {
-        name: RowTermsOf(program, name, batch, 1)(w.unsqueeze(0), batch).curvature
-        for name in ("squared_gradients", "hessian")
-    }
-    difference = found["squared_gradients"] - found["hessian"]  # type: ignore[operator]
-    of_rows = design(x).square() * ((p - y).square() - p * (1 - p)).unsqueeze(-1)
-    assert_close(difference, of_rows.sum(0), rtol=1e-8, atol=1e-8)
-    assert float((difference / (of_rows.std(0) * 4_000**0.5)).abs().max()) < 4

@@ -1,0 +1,141 @@
+"""Families within families: declared by every method, and true of the guides themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pyro_bnn import CAVI, IVON, SLANG, VOGN, VON, Exact, Vadam, guides, likelihoods, models
+from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
+from pyro_bnn.registry import entries
+from pyro_bnn.report import compare
+from pyro_bnn.report.containment import SPECIAL_CASES, contains, family_of
+from tests.guides.exact import moments
+from tests.laws import made, problem
+from tests.oracle import linear_gaussian
+from tests.report.conjugate import LinearPosterior, regression_split
+
+OF_A_GUIDE: dict[str, Any] = {
+    "VON": VON(num_steps=1),
+    "VON, full": VON(num_steps=1, covariance="full"),
+    "VOGN": VOGN(num_steps=1),
+    "Vadam": Vadam(num_steps=1),
+    "IVON": IVON(num_steps=1),
+    "SLANG": SLANG(num_steps=1, rank=2),
+    "CAVI": CAVI(),
+    "Exact": Exact(),
+}
+WITHOUT_FAMILY = {
+    "svi": "its method is the guide",
+    "nuts": "draws of the posterior itself",
+    "hmc": "draws of the posterior itself",
+}
+ALONE = {
+    "auto-composite": "of the families of its parts",
+    "auto-delta": "a point, whose objective is no ELBO",
+    "auto-dropout": "of its kind, and without a density of all but the Gaussian one",
+    "auto-radial": "draws on spheres, of which no other family is a limit",
+    "auto-rank1-mixture": "of factors of a model of its own",
+    "batch-ensemble": "points, of a model of its own",
+}
+PAIRS = [(larger, smaller) for larger, inside in SPECIAL_CASES.items() for smaller in inside]
+SPLIT = regression_split()
+
+
+@pytest.mark.parametrize("name", OF_A_GUIDE)
+def test_an_engine_that_makes_a_guide_says_which(name: str) -> None:
+    oracle = linear_gaussian()
+    model = models.LinearRegression(3, likelihood=likelihoods.Normal(0.5)).double()
+    posterior = OF_A_GUIDE[name].run(model, (oracle.x, oracle.y), progress=False)
+    assert family_of(posterior) == type(posterior.guide).__name__
+
+
+def test_every_method_has_a_family_or_a_reason_not_to() -> None:
+    makers = {type(engine) for engine in OF_A_GUIDE.values()}
+    others = {name for name, cls in entries("engine").items() if cls not in makers}
+    assert others == set(WITHOUT_FAMILY)
+    in_table = {*SPECIAL_CASES, *(name for inside in SPECIAL_CASES.values() for name in inside)}
+    registered = entries("guide")
+    assert in_table <= {cls.__name__ for cls in registered.values()} | {"AutoLowRankPrecision"}
+    # a guide that is new stands alone until it is listed
+    assert set(ALONE) <= {name for name, cls in registered.items() if cls.__name__ not in in_table}
+
+
+def set_to(larger: Any, mean: torch.Tensor, covariance: torch.Tensor) -> None:
+    """Make a guide the Gaussian of a mean and covariance, each family its own way."""
+    sds = covariance.diagonal().sqrt()
+    if isinstance(larger, guides.AutoNormalMixture):
+        K = larger.num_components
+        larger.set_components(mean.expand(K, -1), sds.expand(K, -1), torch.ones(K).double())
+        return
+    if isinstance(larger, guides.AutoMultivariateNormal):
+        larger.set_moments(mean, covariance)
+        return
+    with torch.no_grad():
+        larger.loc.copy_(mean)
+    if isinstance(larger, guides.AutoLowRankMultivariateNormal):
+        larger.set_sds(sds)
+    else:  # AutoNormal, and a flow, which is the identity at its start
+        larger.scale = sds
+
+
+@pytest.mark.parametrize(("larger", "smaller"), PAIRS, ids=[f"{a}-{b}" for a, b in PAIRS])
+def test_a_guide_can_be_its_special_cases(larger: str, smaller: str) -> None:
+    """A Gaussian of random parameters, and the larger family set to it: one density."""
+    given = problem("matrix")
+    cls = getattr(guides, smaller, AutoLowRankPrecision)
+    inner = made(cls, given, noise=0.3)
+    outer = made(getattr(guides, larger), given, noise=0.0)
+    with torch.no_grad():
+        set_to(outer, *moments(inner))
+        z = inner.sample(20, seed=1)
+        assert_close(outer.log_prob(z), inner.log_prob(z), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("guide", "engine", "options", "expected"),
+    [
+        ("AutoMultivariateNormal", "VOGN", {}, True),
+        ("AutoMultivariateNormal", "SLANG", {}, True),
+        ("AutoMultivariateNormal", "VON", {"covariance": "full"}, True),
+        ("AutoMultivariateNormal", "Exact", {}, True),
+        ("AutoFlow", "Vadam", {}, True),
+        ("AutoFlow", "SLANG", {}, False),
+        ("AutoNormalMixture", "CAVI", {}, True),
+        ("AutoLowRankMultivariateNormal", "IVON", {}, True),
+        ("AutoLowRankMultivariateNormal", "SLANG", {}, False),  # of the precision, not this
+        ("AutoNormal", "VON", {}, True),
+        ("AutoNormal", "VON", {"covariance": "diagonal"}, True),
+        ("AutoNormal", "VON", {"covariance": "full"}, False),
+        ("AutoNormal", "NUTS", {}, False),
+        ("AutoDelta", "VOGN", {}, False),
+    ],
+)
+def test_a_guide_contains_what_engines_find_in_its_family(
+    guide: str, engine: str, options: dict[str, Any], expected: bool
+) -> None:
+    fitted = LinearPosterior(SPLIT, guide)
+    found = LinearPosterior(SPLIT, engine, engine, options=options)
+    assert contains(fitted, found) is expected
+    assert not contains(found, fitted)  # whatever an engine with a bias ends at is no fault of it
+    assert not contains(fitted, dataclasses.replace(fitted))
+
+
+@pytest.mark.parametrize("engine", ["VOGN", "SLANG"])
+def test_a_guide_below_a_natural_gradient_of_its_family_is_not_converged(engine: str) -> None:
+    def texts(**spreads: float) -> list[str]:
+        posteriors = {
+            "guide": LinearPosterior(SPLIT, spread=spreads["guide"]),
+            "found": LinearPosterior(SPLIT, engine, engine, spread=spreads["found"]),
+        }
+        findings = compare(posteriors, SPLIT).findings
+        return [finding.text for finding in findings if finding.kind == "containment"]
+
+    (text,) = texts(guide=0.4, found=0.9)
+    assert text.startswith("guide: not converged, its ELBO is ")
+    assert "below that of found, which it contains as a special case" in text
+    assert texts(guide=0.9, found=0.4) == []
