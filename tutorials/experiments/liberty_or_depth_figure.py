@@ -10,65 +10,131 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe & Ito
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"  # Okabe & Ito
+DEPTH_STYLES = {1: (BLUE, "o"), 2: (ORANGE, "s"), 4: (GREEN, "^")}
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
     """The rows of one file."""
-    rows: list[dict[str, Any]] = json.loads((folder / f"liberty_or_depth_{name}.json").read_text())[
-        "rows"
-    ]
+    found = json.loads((folder / f"liberty_or_depth_{name}.json").read_text())
+    rows: list[dict[str, Any]] = found["rows"]
     return rows
 
 
+def around(at: float, values: list[float], width: float = 0.1) -> np.ndarray:
+    """Places for the points of one depth, beside each other."""
+    return at + np.linspace(-width, width, len(values))
+
+
 def draw_kl(ax: Any, rows: list[dict[str, Any]]) -> None:
-    """KL of every chain, with a bar up to where it was before the bias was subtracted."""
-    for which, colour, shift in (("as_drawn", COLOURS[1], -0.1), ("relabelled", COLOURS[0], 0.1)):
-        label: str | None = which.replace("_", " ")
-        for row in rows:
-            kl = row[which]["kl"]
-            if row["activation"] != "relu" or "refused" in kl:
-                continue
-            at = row["depth"] + shift + np.linspace(-0.05, 0.05, len(kl["value"]))
-            ax.errorbar(at, kl["value"], [0 * at, kl["bias"]], fmt="o", ms=4, color=colour, lw=1)
-            ax.plot([], [], "o", color=colour, label=label)
-            label = None
-    ax.set(title="KL(full || diagonal) of ReLU chains", xlabel="hidden layers", ylabel="nats")
+    """KL of every chain of relabelled draws, and of draws without correlations, relabelled."""
+    for row in rows:
+        kl, floors = row["relabelled"]["kl"], row["relabelled"]["floors"]
+        at = row["depth"]
+        if "refused" not in kl:
+            ax.plot(around(at, kl["value"]), kl["value"], "o", ms=4, color=BLUE)
+        for name, colour, marker in (("diagonal", ORANGE, "s"), ("prior", GREY, "_")):
+            floor = floors[name]["kl"]
+            if "refused" not in floor:
+                ax.plot(around(at, floor["value"]), floor["value"], marker, ms=4, color=colour)
+    for marker, colour, label in (
+        ("o", BLUE, "chains, bias subtracted"),
+        ("s", ORANGE, "no correlations, their moments"),
+        ("_", GREY, "no correlations, the prior"),
+    ):
+        ax.plot([], [], marker, color=colour, label=label)
+    ax.set(title="KL(full || diagonal), units relabelled", xlabel="hidden layers", ylabel="nats")
     ax.set_ylim(bottom=0)
-    ax.legend(loc="lower center")
+
+
+def draw_distance(ax: Any, rows: list[dict[str, Any]]) -> None:
+    """The difference of Wasserstein distances over the spread, and its floor."""
+    for row in rows:
+        of_row = row["relabelled"]
+        for found, colour, marker in (
+            (of_row["distance"], BLUE, "o"),
+            (of_row["floors"]["diagonal"]["distance"], ORANGE, "s"),
+        ):
+            if "refused" not in found:
+                share = np.array(found["value"]) / np.array(found["spread"])
+                ax.plot(around(row["depth"], list(share)), share, marker, ms=4, color=colour)
+    ax.plot([], [], "o", color=BLUE, label="chains")
+    ax.plot([], [], "s", color=ORANGE, label="no correlations, their moments")
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.set(title="W(diagonal) - W(full)", xlabel="hidden layers", ylabel="of the spread")
+
+
+def draw_scores(ax: Any, rows: list[dict[str, Any]]) -> None:
+    """Held-out scores of each chain and of both Gaussians."""
+    styles = {"chain": ("black", "D"), "full": (BLUE, "o"), "diagonal": (ORANGE, "s")}
+    for name, (colour, marker) in styles.items():
+        for row in rows:
+            values = row["relabelled"]["function"][f"score_{name}"]
+            ax.plot(around(row["depth"], values), values, marker, ms=4, color=colour)
+        label = name if name == "chain" else f"{name} Gaussian"
+        ax.plot([], [], marker, color=colour, label=label)
+    ax.set(title="held-out log score", xlabel="hidden layers", ylabel="nats a point")
 
 
 def draw_guides(ax: Any, rows: list[dict[str, Any]]) -> None:
-    """What a full covariance gains in ELBO."""
-    for depth, colour in zip((1, 2, 4), COLOURS, strict=True):
+    """What a full covariance gains in ELBO over mean-field, seed by seed."""
+    for depth, (colour, marker) in DEPTH_STYLES.items():
         mine = [row for row in rows if row["depth"] == depth]
-        gains = [row["full"]["elbo"] - row["mean-field"]["elbo"] for row in mine]
-        errors = [
-            np.hypot(row["full"]["elbo_error"], row["mean-field"]["elbo_error"]) for row in mine
-        ]
-        sizes = [row["num_weights"] for row in mine]
-        ax.errorbar(sizes, gains, errors, fmt="o", color=colour, label=f"{depth} hidden")
-    ax.axhline(0, color="#6B6B6B", lw=0.8)
-    ax.set(title="full against mean-field", xlabel="weights", ylabel="gain in ELBO, nats")
+        pairs = [(row["full"], row["mean-field"]) for row in mine]
+        gains = [full["elbo"] - alone["elbo"] for full, alone in pairs]
+        errors = [np.hypot(full["elbo_error"], alone["elbo_error"]) for full, alone in pairs]
+        sizes = [row["num_weights"] * (0.93 + 0.07 * row["seed"]) for row in mine]
+        label = f"{depth} hidden layer{'s' if depth > 1 else ''}"
+        ax.errorbar(sizes, gains, errors, fmt=marker, ms=4, color=colour, label=label)
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.set(title="full against mean-field guide", xlabel="weights", ylabel="gain in ELBO, nats")
+    sizes_on_axis(ax)
+
+
+def draw_sizes(ax: Any, rows: list[dict[str, Any]]) -> None:
+    """Held-out scores of mean-field guides, seed by seed."""
+    for depth, (colour, marker) in DEPTH_STYLES.items():
+        mine = [row for row in rows if row["depth"] == depth]
+        sizes = [row["num_weights"] * (0.93 + 0.07 * row["seed"]) for row in mine]
+        scores = [row["mean-field"]["log_score"] for row in mine]
+        ax.plot(sizes, scores, marker, ms=4, color=colour, label=f"{depth} hidden")
+    ax.set(title="mean-field guide", xlabel="weights", ylabel="held-out score, nats a point")
+    sizes_on_axis(ax)
+
+
+def sizes_on_axis(ax: Any) -> None:
+    """A log axis with the sizes of the networks on it."""
     ax.set_xscale("log")
-    ax.legend(loc="lower left")
+    ax.set_xticks([50, 200, 450], ["50", "200", "450"])
+    ax.minorticks_off()
 
 
 def draw_peaks(ax: Any, rows: list[dict[str, Any]]) -> None:
     """Distance to the two peaks against width, of networks with two hidden layers."""
-    for way, colour in zip(("constructed", "VI", "distance"), COLOURS, strict=True):
-        mine = [row for row in rows if row["depth"] == 2]
-        points = [(row["width"], row[way]["w1"]) for row in mine]
-        ax.plot(*zip(*points, strict=True), "o", color=colour, label=way)
-    ax.set(title="distance to two peaks", xlabel="units a layer", ylabel="W1", ylim=(0, 1.1))
+    steepest = max(way.get("steep", 0) for row in rows for way in row["ways"])
+    for name, colour, marker, label in (
+        ("constructed", BLUE, "o", f"constructed, slope {steepest:g}"),
+        ("VI", ORANGE, "s", "VI"),
+        ("distance", GREEN, "^", "least distance"),
+    ):
+        points = [
+            (row["width"] * (0.93 + 0.07 * row["seed"]), way["w1"])
+            for row in rows
+            for way in row["ways"]
+            if row["depth"] == 2 and way["way"] == name and way.get("steep", steepest) == steepest
+        ]
+        ax.plot(*zip(*points, strict=True), marker, ms=4, color=colour, label=label)
+    ax.set(title="distance to two peaks", xlabel="units a layer", ylabel="W1")
     ax.set_xscale("log", base=2)
-    ax.legend(loc=(0.02, 0.55))
+    ax.set_xticks([2, 8, 32], ["2", "8", "32"])
+    ax.set_ylim(bottom=0)
 
 
 def main() -> None:
@@ -77,10 +143,22 @@ def main() -> None:
     from matplotlib import pyplot as plt
 
     folder = Path(sys.argv[1])
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), dpi=110, layout="constrained")
-    drawn = (("100", draw_kl), ("guides", draw_guides), ("bimodal", draw_peaks))
-    for ax, (name, draw) in zip(panels, drawn, strict=True):
-        draw(ax, rows_of(folder, name))
+    chains = [row for row in rows_of(folder, "100") if row["activation"] == "relu"]
+    guides, peaks = rows_of(folder, "guides"), rows_of(folder, "bimodal")
+    figure, panels = plt.subplots(2, 3, figsize=(11.5, 8), dpi=110, layout="constrained")
+    drawn: list[tuple[Callable[[Any, list[dict[str, Any]]], None], list[dict[str, Any]]]] = [
+        (draw_kl, chains),
+        (draw_distance, chains),
+        (draw_scores, chains),
+        (draw_guides, guides),
+        (draw_sizes, guides),
+        (draw_peaks, peaks),
+    ]
+    for ax, (draw, rows) in zip(panels.flat, drawn, strict=True):
+        draw(ax, rows)
+        ax.spines[["top", "right"]].set_visible(False)
+        # below the panel, where no point can be
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)
     figure.savefig(folder / "liberty_or_depth.png")
 
 

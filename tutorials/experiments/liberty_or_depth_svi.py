@@ -1,9 +1,10 @@
 """Do deeper or larger networks need covariances less? ELBO, held-out score and ECE of three guides.
 
 ``guides`` fits a mean-field, a low-rank and a full-covariance Gaussian to two moons, over depth and
-size, each from the same mean-field fit, with several seeds. ``bimodal`` asks what mean-field
-networks can and what VI does: Gaussians over the weights are fitted to a predictive with two
-peaks, by its Wasserstein distance, and by the ELBO of data whose posterior has these two peaks.
+size, each from the same mean-field fit, with several seeds; each fit goes on once more from its
+end, which tells whether it had converged. ``bimodal`` asks what mean-field networks can and what
+VI does: Gaussians over the weights are fitted to a predictive with two peaks, by its Wasserstein
+distance, and by the ELBO of data whose posterior has these two peaks.
 
     python tutorials/experiments/liberty_or_depth_svi.py guides --out FILE.json
     python tutorials/experiments/liberty_or_depth_svi.py bimodal --out FILE.json
@@ -19,6 +20,8 @@ import argparse
 import functools
 import json
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +30,8 @@ from typing import Any
 import numpy as np
 import pyro.distributions as dist
 import torch
+from liberty_or_depth import moons
 from scipy import special
-from sklearn.datasets import make_moons
 from torch import Tensor
 
 import pyro_bnn as bnn
@@ -36,9 +39,9 @@ from pyro_bnn.diagnostics import ece, ece_floor, w1
 
 # hidden units a layer by depth and about how many weights
 WIDTHS = {
-    1: {50: 12, 200: 50, 800: 200},
-    2: {50: 5, 200: 12, 800: 26},
-    4: {50: 3, 200: 7, 800: 15},
+    1: {50: 12, 200: 50, 450: 112},
+    2: {50: 5, 200: 12, 450: 19},
+    4: {50: 3, 200: 7, 450: 11},
 }
 GUIDES: dict[str, Any] = {
     "mean-field": bnn.guides.AutoNormal,
@@ -46,9 +49,12 @@ GUIDES: dict[str, Any] = {
     "full": bnn.guides.AutoMultivariateNormal,
 }
 PEAK, PEAK_SD, NOISE = 1.0, 0.1, 0.3
-STEEP = 30.0
+STEEPS = (3.0, 10.0, 30.0)
+TIGHT = 0.03  # what the noise of the weights that matter adds to f, about
 BIMODAL_WIDTHS = (2, 8, 32)
-NUM_DRAWS = 4_000  # of a predictive that is judged
+NUM_DRAWS = 4_000  # of an ELBO, and of a predictive that is judged
+RATE = 0.02  # of Adam
+LOW_RANK_RATE = 0.005  # every weight has ten noisy entries
 
 
 def options() -> argparse.Namespace:
@@ -56,17 +62,10 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("part", choices=("guides", "bimodal"))
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write or go on with")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=2_400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[50, 200, 450], help="guides only")
     return parser.parse_args()
-
-
-def moons() -> tuple[bnn.Dataset, bnn.Dataset]:
-    """200 training and 1,000 held-out points on two half circles, standardised by the former."""
-    (x, y), (new_x, new_y) = (make_moons(n, noise=0.2, random_state=n) for n in (200, 1_000))
-    loc, scale = x.mean(0), x.std(0)
-    train, test = (((each - loc) / scale, to) for each, to in ((x, y), (new_x, new_y)))
-    return bnn.Dataset(*train), bnn.Dataset(*test)
 
 
 # Three guides over depth and size
@@ -78,7 +77,7 @@ def guide_rows(given: argparse.Namespace, done: set[Any]) -> Iterator[dict[str, 
     for seed in range(given.seeds):
         for depth, widths in WIDTHS.items():
             for size, width in widths.items():
-                if (depth, size, seed) not in done:
+                if size in given.sizes and (depth, size, seed) not in done:
                     yield of_network(given, train, test, (depth, size, width, seed))
 
 
@@ -88,31 +87,51 @@ def of_network(
     test: bnn.Dataset,
     which: tuple[int, int, int, int],
 ) -> dict[str, Any]:
-    """Scores of the three guides of one network, all from one mean-field fit."""
+    """Scores of the three guides of one network, all from a mean-field fit of half of the steps.
+
+    Each goes on for half of the steps from that fit, and for as many from where it then is.
+    """
     begun = time.process_time()
     depth, size, width, seed = which
     likelihood = bnn.likelihoods.Bernoulli()
     model = bnn.models.MLP(2, hidden=(width,) * depth, likelihood=likelihood)
-    settings: Any = {"num_steps": given.steps, "learning_rate": 0.02, "compile": False}
-    first = bnn.SVI(GUIDES["mean-field"], **settings)
-    start = first.run(model, train, seed=seed, progress=False)
+    start = fitted(GUIDES["mean-field"], model, train, given.steps // 2, seed)
     row: dict[str, Any] = {"depth": depth, "size": size, "seed": seed, "width": width}
+    row["num_weights"] = start.program.num_latents
     for name, guide in GUIDES.items():
-        svi = bnn.SVI(guide, loc_warmup=0, **settings)
-        fit = svi.run(model, train, init=start, seed=seed, progress=False)
-        elbo, error = fit.elbo(train, 1_000, seed=1)
-        prediction = fit.predict(test.x, 300, seed=1)
-        log_prob = prediction.log_prob(test.y).double()
-        probs = prediction.probs.double().numpy()
-        row[name] = {
-            "elbo": elbo,
-            "elbo_error": error,
-            "log_score": float(log_prob.mean()),
-            "ece": ece(probs, test.y.numpy()),
-            "ece_floor": ece_floor(probs, num_repeats=50),
-        }
-    row["num_weights"] = fit.program.num_latents
+        rate = LOW_RANK_RATE if name == "low rank" else RATE
+        half = fitted(guide, model, train, given.steps // 2, seed + 1_000, start, rate)
+        fit = fitted(guide, model, train, given.steps // 2, seed + 2_000, half, rate)
+        row[name] = scores(fit, train, test) | {"elbo_at_half": half.elbo(train, NUM_DRAWS, 1)[0]}
     return row | {"cpu_seconds": time.process_time() - begun}
+
+
+def fitted(
+    guide: Any,
+    model: Any,
+    data: bnn.Dataset,
+    steps: int,
+    seed: int,
+    start: bnn.Posterior | None = None,
+    rate: float = RATE,
+) -> bnn.Posterior:
+    """A fit of all rows at once, with a step size that decays to 0."""
+    svi = bnn.SVI(guide, num_steps=steps, learning_rate=rate, compile=False)
+    return svi.run(model, data, init=start, seed=seed, progress=False)
+
+
+def scores(fit: bnn.Posterior, train: bnn.Dataset, test: bnn.Dataset) -> dict[str, float]:
+    """ELBO on the training rows; log score and ECE of the others."""
+    elbo, error = fit.elbo(train, NUM_DRAWS, seed=1)
+    prediction = fit.predict(test.x, 1_000, seed=1)
+    probs = prediction.probs.double().numpy()
+    return {
+        "elbo": elbo,
+        "elbo_error": error,
+        "log_score": float(prediction.log_prob(test.y).double().mean()),
+        "ece": ece(probs, test.y.numpy()),
+        "ece_floor": ece_floor(probs, num_repeats=50),
+    }
 
 
 # A predictive with two peaks
@@ -126,15 +145,11 @@ class Squared(bnn.likelihoods.Likelihood):
         return dist.Normal(f[..., 0] ** 2, NOISE)
 
 
-def two_peaks(level: np.ndarray) -> np.ndarray:
-    """Quantiles of N(-1, 0.1) and N(1, 0.1) in equal parts; the peaks are 20 sds apart."""
+def two_peaks(num: int) -> np.ndarray:
+    """As many quantiles of N(-1, 0.1) and N(1, 0.1) in equal parts; the peaks are 20 sds apart."""
+    level = (np.arange(num) + 0.5) / num
     low, high = special.ndtri(np.clip(2 * level, 0, 1)), special.ndtri(np.clip(2 * level - 1, 0, 1))
     return np.asarray(np.where(level < 0.5, -PEAK + PEAK_SD * low, PEAK + PEAK_SD * high))
-
-
-def levels(num: int) -> np.ndarray:
-    """Mid-points of equal parts of the unit interval."""
-    return (np.arange(num) + 0.5) / num
 
 
 def rows_of_square(seed: int) -> bnn.Dataset:
@@ -159,42 +174,53 @@ def of_two_peaks(given: argparse.Namespace, depth: int, width: int, seed: int) -
     data = rows_of_square(seed)
     model = bnn.models.MLP(1, hidden=(width,) * depth, likelihood=Squared())
     program = bnn.Program(model, data.x, data.y)
-    settings: Any = {"num_steps": given.steps, "learning_rate": 0.02, "compile": False}
-    vi = bnn.SVI(bnn.guides.AutoNormal, **settings)
-    fits = {"VI": vi.run(model, data, seed=seed, progress=False)}
     guide = fit_distance(model, program, data.x, given.steps, seed)
-    fits["distance"] = held(guide, model, data)
-    if depth == 2:
-        guide = constructed(model, data.x, width)
-        fits["constructed"] = held(guide, model, data)
-        on = bnn.SVI(guide, loc_warmup=0, **settings)
-        fits["VI from there"] = on.run(model, data, seed=seed, progress=False)
-    row: dict[str, Any] = {"depth": depth, "width": width, "seed": seed}
-    for name, fit in fits.items():
-        row[name] = judged(fit, data)
-    return row | {"num_weights": program.num_latents, "cpu_seconds": time.process_time() - begun}
+    ways: list[dict[str, Any]] = [
+        {"way": "VI"} | judged(fitted(bnn.guides.AutoNormal, model, data, given.steps, seed), data),
+        {"way": "distance"} | judged(held(guide, model, data), data),
+    ]
+    for steep in STEEPS if depth == 2 else ():
+        made = held(constructed(model, data.x, width, steep), model, data)
+        moved = fitted(bnn.guides.AutoNormal, model, data, given.steps, seed, made)
+        ways += [
+            {"way": "constructed", "steep": steep} | judged(made, data),
+            {"way": "VI from there", "steep": steep} | judged(moved, data),
+        ]
+    return {
+        "depth": depth,
+        "width": width,
+        "seed": seed,
+        "num_weights": program.num_latents,
+        "ways": ways,
+        "cpu_seconds": time.process_time() - begun,
+    }
 
 
 def held(guide: bnn.guides.AutoNormal, model: Any, data: bnn.Dataset) -> bnn.Posterior:
     """The posterior of a guide as it is: one step, too short to move it."""
-    svi = bnn.SVI(guide, num_steps=1, learning_rate=1e-12, compile=False)
+    svi = bnn.SVI(guide, num_steps=1, learning_rate=1e-12, loc_warmup=0, compile=False)
     return svi.run(model, data, progress=False)
 
 
-def constructed(model: Any, x: Tensor, width: int) -> bnn.guides.AutoNormal:
+def constructed(model: Any, x: Tensor, width: int, steep: float) -> bnn.guides.AutoNormal:
     """Two peaks from one random bias: u = relu(b), then a steep step from -1 to 1 at its median.
 
-    The step is relu(k (u - 4) + 1) - relu(k (u - 4) - 1) - 1, made by two units of the second layer
-    and the output's bias, whose sd is that of a peak. All other weights are nearly 0.
+    The step is relu(k (u - m) + 1) - relu(k (u - m) - 1) - 1 with m = 2/k, made by two units of the
+    second layer and the output's bias, whose sd is that of a peak. Units that take no part have
+    weights of the prior into them and next to none out of them.
     """
     guide = bnn.guides.AutoNormal(model)
     guide.setup(x)
     shapes = [(width, 1), (width,), (width, width), (width,), (1, width), (1,)]
-    loc, sd = ([torch.full(shape, value) for shape in shapes] for value in (0.0, 1e-3))
-    loc[1][0], sd[1][0] = 4.0, 1.0
-    loc[2][:2, 0] = STEEP
-    loc[3][:2] = torch.tensor([1.0, -1.0]) - 4 * STEEP
-    loc[4][0, :2] = torch.tensor([PEAK, -PEAK])
+    loc = [torch.zeros(shape) for shape in shapes]
+    sd = [torch.full(shape, shape[-1] ** -0.5 if len(shape) == 2 else 1.0) for shape in shapes]
+    median = 2 / steep
+    loc[1][0], sd[0][0] = median, TIGHT
+    sd[2][:2] = TIGHT * width**-0.5
+    loc[2][:2, 0], sd[2][:2, 0] = steep, TIGHT
+    loc[3][:2], sd[3][:2] = torch.tensor([1.0, -1.0]) - steep * median, TIGHT
+    sd[4][:] = TIGHT * width**-0.5
+    loc[4][0, :2], sd[4][0, :2] = torch.tensor([PEAK, -PEAK]), TIGHT / steep
     loc[5][0], sd[5][0] = -PEAK, PEAK_SD
     guide.loc = torch.nn.Parameter(torch.cat([each.flatten() for each in loc]))
     guide.set_sds(torch.cat([each.flatten() for each in sd]))
@@ -210,9 +236,9 @@ def fit_distance(
         guide = bnn.guides.AutoNormal(model, init_scale=0.3)
         guide.setup(x)
         guide.loc = torch.nn.Parameter(torch.randn_like(guide.loc) * 0.7)
-        optimizer = torch.optim.Adam(guide.parameters(), lr=0.02)
+        optimizer = torch.optim.Adam(guide.parameters(), lr=RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        target = torch.as_tensor(two_peaks(levels(256))).float()[:, None]
+        target = torch.as_tensor(two_peaks(256)).float()[:, None]
         for _ in range(steps):
             z = guide.transport(torch.randn(256, program.num_latents))
             f = program.function(z, x[::3])[..., 0].sort(0).values  # [S, N]
@@ -226,7 +252,7 @@ def fit_distance(
 def judged(fit: bnn.Posterior, data: bnn.Dataset) -> dict[str, float]:
     """Distance of f to the two peaks, mean over inputs; how often f > 0; the ELBO."""
     f = fit.function_draws(data.x, NUM_DRAWS, seed=2)[..., 0].double().numpy()  # [S, N]
-    target = np.broadcast_to(two_peaks(levels(NUM_DRAWS))[:, None], f.shape)
+    target = np.broadcast_to(two_peaks(NUM_DRAWS)[:, None], f.shape)
     elbo, error = fit.elbo(data, NUM_DRAWS, seed=2)
     return {
         "w1": float(w1(f, target).mean()),
@@ -236,25 +262,34 @@ def judged(fit: bnn.Posterior, data: bnn.Dataset) -> dict[str, float]:
     }
 
 
+def saved(given: argparse.Namespace) -> dict[str, Any]:
+    """The results so far, of the same settings."""
+    settings = {"part": given.part, "steps": given.steps, "learning_rates": [RATE, LOW_RANK_RATE]}
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    if not given.out.exists():
+        return {"settings": settings, "versions": versions, "rows": []}
+    result: dict[str, Any] = json.loads(given.out.read_text())
+    if result["settings"] != settings:
+        raise SystemExit(f"{given.out} is of other settings: {result['settings']}")
+    return result
+
+
 def main() -> None:
     """Work through the networks that are not in the file yet."""
     given = options()
     torch.set_num_threads(1)
-    settings = {"part": given.part, "steps": given.steps, "learning_rate": 0.02}
-    result: dict[str, Any] = {"settings": settings, "rows": []}
-    if given.out.exists():
-        result = json.loads(given.out.read_text())
-        if result["settings"] != settings:
-            raise SystemExit(f"{given.out} is of other settings: {result['settings']}")
-    result["command"] = f"python tutorials/experiments/liberty_or_depth_svi.py {given.part}"
-    result["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
+    words = [given.out.name if word == str(given.out) else word for word in sys.argv[1:]]
+    command = shlex.join(["python", "tutorials/experiments/liberty_or_depth_svi.py", *words])
     names = {"guides": ("depth", "size", "seed"), "bimodal": ("depth", "width", "seed")}[given.part]
+    result = saved(given)
     done: set[Any] = {tuple(row[name] for name in names) for row in result["rows"]}
     rows = {"guides": guide_rows, "bimodal": bimodal_rows}[given.part]
     for row in rows(given, done):
-        result["rows"].append(row)
+        result["rows"].append(row | {"command": command})
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        partial_file = given.out.with_suffix(".part")
+        partial_file.write_text(json.dumps(result, indent=1) + "\n")
+        partial_file.replace(given.out)
         print(*(row[name] for name in names), f"{row['cpu_seconds']:.0f} s", flush=True)  # noqa: T201
 
 
