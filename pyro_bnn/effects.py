@@ -172,7 +172,8 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
     """
-    with poutine.block(), pyro.get_param_store().scope(), _without_registration_warnings():
+    quiet = _without_registration_warnings()
+    with poutine.block(), pyro.get_param_store().scope(), still_frozen(model), quiet:
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
@@ -250,14 +251,9 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
         SiteError: If a latent site is discrete, per row, or there is none.
     """
     _check_modules(model)
-    with still_frozen(model):
-        return _checked(model, x, y)
-
-
-def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
-    """The trace of a model that keeps to the contract, and y as its likelihood has it."""
     num_rows = x.shape[0]
-    with poutine.block(), isolated(), _without_registration_warnings():
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet:
         free = poutine.trace(model).get_trace(x)
         nodes: Mapping[str, Any] = free.nodes
         if "y" not in nodes:

@@ -438,7 +438,9 @@ def test_what_a_pyro_module_reads_itself_stays_frozen() -> None:
     """Pyro's store sets ``requires_grad`` of such a parameter when the model is traced."""
     model = models.Rank1MLP(3, hidden=(), weight_prior=None)
     dict(model.named_parameters())["layers.0.weight"].requires_grad = False
-    program = Program(model, *data())
+    x, y = data()
+    guides.AutoNormal(model).setup(x)
+    program = Program(model, x, y)
     frozen = {"layers.0.weight": False, "layers.0.bias": True}
     assert {name: value.requires_grad for name, value in program.params.items()} == frozen
     assert {name: value.requires_grad for name, value in model.named_parameters()} == frozen

@@ -16,18 +16,22 @@ LOW_RANK = ("AutoLowRankMultivariateNormal", "AutoLowRankPrecision")
 SPECIAL_CASES: Mapping[str, tuple[str, ...]] = {
     "AutoNormal": ("AutoKTiedNormal",),
     "AutoLowRankMultivariateNormal": MEAN_FIELD,
+    "AutoLowRankPrecision": MEAN_FIELD,
     "AutoFlow": MEAN_FIELD,
     "AutoNormalMixture": MEAN_FIELD,
     "AutoMultivariateNormal": (*MEAN_FIELD, *LOW_RANK, "AutoMatrixNormal"),
 }
-"""Guides, each with the guides that are special cases of it."""
+"""Guides, each with the guides that are special cases of it whatever their options.
+
+One whose family goes by its options, as ``AutoComposite`` or ``AutoDropout``, is in none.
+"""
 
 
 def family_of(posterior: PosteriorLike) -> str:
     """Name of the guide that a posterior is of, whatever engine found it.
 
-    An engine that makes a guide of its own says which, as its ``family``; the method of any other
-    is the guide, or a sampler.
+    An engine of this package that makes a guide of its own says which, as its ``family``; the
+    method of any other is the guide, a sampler, or a name that is in no family.
     """
     engine = getattr(infer, posterior.engine) if posterior.engine in infer.__all__ else None
     family = getattr(engine, "family", None)

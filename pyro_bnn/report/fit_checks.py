@@ -16,7 +16,6 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, MIN_DRAWS, khat
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 from pyro_bnn.errors import BNNError
-from pyro_bnn.infer.natural.engine import POWER
 from pyro_bnn.report.shared_models import point_estimates
 from pyro_bnn.report.units import to_numpy
 
@@ -124,12 +123,9 @@ def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray
     r"""Relative learning rate of every step, from the options of the engine.
 
     A cosine schedule is :math:`(1 + \cos(\pi t / T)) / 2` over the planned number of steps, of
-    which an early stop may have used only the first; a power schedule :math:`(t + 1)^{-0.55}`.
+    which an early stop may have used only the first.
     """
-    schedule = posterior.options.get("schedule")
-    if schedule == "power":
-        return np.asarray(np.arange(1, num_steps + 1) ** -POWER)
-    if schedule != "cosine":
+    if posterior.options.get("schedule") != "cosine":
         return None
     planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
     return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))

@@ -211,8 +211,10 @@ def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]
     """Guides with a lower ELBO than one whose family lies within theirs, on the same evidence.
 
     The best guide of the larger family is at least as good, so the larger one has not been found.
+    Of several the one with the highest ELBO is named.
     """
     for entry in evaluations:
+        gaps = []
         for other in evaluations:
             if not contains(entry.posterior, other.posterior):
                 continue
@@ -221,14 +223,17 @@ def containment_verdicts(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]
             gap = other.checks.elbo - entry.checks.elbo
             error = math.hypot(other.checks.elbo_error, entry.checks.elbo_error)
             if gap >= ELBO_GAP and gap > TREND_STANDARD_ERRORS * error:
-                yield Verdict(
-                    f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below "
-                    f"that of {other.name}, which it contains as a special case; threshold "
-                    f"{TREND_STANDARD_ERRORS:g} standard errors and {ELBO_GAP:g} nat; raise "
-                    "num_steps, or lower learning_rate.",
-                    "containment",
-                    methods=(entry.name,),
-                )
+                gaps.append((gap, error, other.name))
+        if gaps:
+            gap, error, best = max(gaps)
+            yield Verdict(
+                f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below "
+                f"that of {best}, which it contains as a special case; threshold "
+                f"{TREND_STANDARD_ERRORS:g} standard errors and {ELBO_GAP:g} nat; raise "
+                "num_steps, or lower learning_rate.",
+                "containment",
+                methods=(entry.name,),
+            )
 
 
 def sd_ratio_verdict(entry: Evaluation, reference: Evaluation) -> Iterator[Verdict]:

@@ -1,6 +1,7 @@
 r"""Variational calibration of every guide with a density, on a correlated posterior that is known.
 
-Whatever the data, a weight lies around its posterior mean m by N(0, C_jj). A guide of this mean
+Whatever the data, a weight lies around its posterior mean m by N(0, C_jj). A guide of this mean,
+as all are but dropout, whose variances follow the means,
 whose marginals have the distribution function F then gives it the probability
 
 .. math:: p = F(\theta - m), \qquad \theta - m \sim \mathcal N(0, C_{jj})
@@ -22,6 +23,7 @@ from scipy import stats
 
 from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.diagnostics import SimulationProbabilities, variational_calibration
+from pyro_bnn.posterior import GuidePosterior
 from tests.collection import DENSITIES, GUIDES
 from tests.diagnostics.linear_matrix import (
     CORRELATED,
@@ -31,6 +33,7 @@ from tests.diagnostics.linear_matrix import (
     MEAN_FIELD,
     LinearMatrix,
 )
+from tests.guides.exact import moments
 
 INDEPENDENT = ("auto-k-tied-normal", "auto-normal")  # the k-tied sds are here any four
 RATIO = float((COVARIANCE.diagonal() / MEAN_FIELD).sqrt()[0])  # of sds, of every weight
@@ -126,10 +129,22 @@ def test_gaussian_dropout_is_narrower_than_independent_gaussians() -> None:
     At the best :math:`\alpha` the mean over j of :math:`v_j \Lambda_{jj}` is 1 as it is of
     independent Gaussians, so that the mean of :math:`1 / v_j` is larger, by Jensen.
     """
-    sd, error = sd_of_scores(calibrated("gaussian dropout"))
-    assert sd > RATIO + 4 * error
     found = calibrated("gaussian dropout")
+    sd, error = sd_of_scores(found)
+    assert sd > RATIO + 4 * error
     assert all(found.shape_of(name) == "too narrow" for name in WEIGHTS)
+
+
+def test_gaussian_dropout_ends_at_its_best_rate() -> None:
+    y = CORRELATED @ torch.tensor([[0.8], [-1.1], [0.6], [1.4]], dtype=torch.float64)
+    make = DENSITIES["gaussian dropout"]
+    svi = SVI(make, num_steps=3_000, learning_rate=0.01, num_particles=4, compile=False)
+    posterior = svi.run(LinearMatrix(), (CORRELATED, y), progress=False)
+    assert isinstance(posterior, GuidePosterior)
+    with torch.no_grad():
+        _, covariance = moments(posterior.guide)
+    mean = float((covariance.diagonal() / MEAN_FIELD).mean())
+    assert mean == pytest.approx(1, rel=0.05)  # of steps with noise
 
 
 # --- the guide of one kind of model ---------------------------------------------------------------
@@ -164,8 +179,15 @@ def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
         rank1_layer(), x, svi, num_simulations=NUM_SIMULATIONS, weights=True, progress=False
     )
     assert found.num_failed == 0
-    assert "layers.0.r" in found.names
     assert found.shape_of("layers.0.r") == "too narrow"
+    design = torch.tensor([[1.0, 0, 1], [0, 1, 1]]) / 0.02
+    precision = design.mT @ design + 100 * torch.eye(3)
+    ratio = float((precision[2, 2] * precision.inverse()[2, 2]).sqrt())
+    assert ratio > 4
+    # half of the scores of r lie within 0.6745 sds; how many is a binomial number
+    p = column(found, "layers.0.r")
+    within = np.abs(stats.norm.ppf(p)) < stats.norm.ppf(0.75) * ratio
+    assert abs(within.mean() - 0.5) < 4 * 0.5 / NUM_SIMULATIONS**0.5
 
 
 def test_a_mixture_of_rank_one_networks_is_asked_too() -> None:

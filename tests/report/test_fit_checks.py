@@ -130,13 +130,6 @@ def test_an_early_stop_has_used_only_the_first_learning_rates() -> None:
     assert learning_rates(posterior, 501) is None
 
 
-def test_a_power_schedule_falls_as_its_engine_has_it() -> None:
-    posterior = LinearPosterior(regression_split(), options={"schedule": "power"})
-    rates = learning_rates(posterior, 1_024)
-    assert rates is not None
-    assert_allclose(rates[[0, 31, 1_023]], [1.0, 2.0**-2.75, 2.0**-5.5])  # t^-0.55, t from 1
-
-
 def test_a_loo_that_fails_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise DataError("log_likelihood holds infinities")
