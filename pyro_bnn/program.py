@@ -605,8 +605,7 @@ class Program:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
         if self._is_batched:
             try:
-                with warnings.catch_warnings():  # on kernels that torch itself runs in a loop
-                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                with without_vmap_warnings():
                     return torch.func.vmap(fn)(z)
             except torch.OutOfMemoryError:
                 raise
@@ -626,6 +625,14 @@ class Program:
         if value.is_floating_point():
             return value.to(device=self.device, dtype=self.dtype)
         return value.to(self.device)
+
+
+@contextmanager
+def without_vmap_warnings() -> Iterator[None]:
+    """Torch warns of kernels that it batches by a loop of its own, such as that of attention."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def _log_factors(run: Evaluate, like: Tensor) -> Tensor:

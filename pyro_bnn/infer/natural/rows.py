@@ -24,7 +24,7 @@ from pyro_bnn.effects import base_distribution
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program import Batch, Program, without_vmap_warnings
 
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
 
@@ -222,7 +222,8 @@ class RowTermsOf:
 
 def _over_draws(own: PerDraw) -> Callable[..., tuple[Tensor, ...]]:
     def over_draws(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.vmap(own, (0, None, None))(z, x, y)
+        with without_vmap_warnings():
+            return torch.func.vmap(own, (0, None, None))(z, x, y)
 
     return over_draws
 

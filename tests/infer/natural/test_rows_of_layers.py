@@ -21,7 +21,7 @@ from pyro_bnn.models import Rank1MLP, Rank1ResNet
 from pyro_bnn.program import Batch, Program
 from tests.layers.test_gru_cell import Recurrent
 from tests.models.test_network_layers import NETWORKS as IMAGE_NETWORKS
-from tests.plain_pyro import TiedNet, linear_net
+from tests.plain_pyro import TiedNet, linear_net, transformer_net
 
 NUM_ROWS, NUM_CLASSES = 5, 3
 SCALE = 0.25  # exact in float32, in which likelihoods are made
@@ -31,6 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     **{name: (build, shape, True) for name, (build, shape) in IMAGE_NETWORKS.items()},
     "Linear": (linear_net, (3,), False),
     "tied": (TiedNet, (3,), False),
+    "TransformerEncoderLayer": (transformer_net, (3,), False),
     "GRUCell": (lambda: Recurrent(GRUCell(2, 3)), (4, 2), False),
 }  # each with the shape of a row and whether f are logits of classes
 RANK1: dict[str, tuple[Callable[[], Any], tuple[int, ...], bool]] = {
