@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="shorten the fits")
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT, PYRO_BNN_SMOKE="1" if options.smoke else "0")
+    if folder := os.environ.get("PYRO_BNN_DATA"):  # notebooks run in a folder of their own
+        os.environ["PYRO_BNN_DATA"] = str(Path(folder).resolve())
     for path in options.notebooks:
         start = time.monotonic()
         try:
