@@ -33,6 +33,15 @@ def around(at: float, values: list[float], width: float = 0.1) -> np.ndarray:
     return at + np.linspace(-width, width, len(values))
 
 
+def shade_doubtful(ax: Any, rows: list[dict[str, Any]]) -> None:
+    """Stripes where the sampler's own diagnostics are poor: R-hat and draws of f, divergences."""
+    for row in rows:
+        few, apart = min(row["smallest_ess_within"]) < 100, max(row["rhat_within"]) > 1.05
+        if few or apart or row["divergent_share"] > 0.001:
+            ax.axvspan(row["depth"] - 0.3, row["depth"] + 0.3, color=GREY, alpha=0.2, lw=0)
+    ax.set_xticks(sorted({row["depth"] for row in rows}))
+
+
 def draw_kl(ax: Any, rows: list[dict[str, Any]]) -> None:
     """KL of every chain of relabelled draws, and of draws without correlations, relabelled."""
     for row in rows:
@@ -156,6 +165,8 @@ def main() -> None:
     ]
     for ax, (draw, rows) in zip(panels.flat, drawn, strict=True):
         draw(ax, rows)
+        if rows is chains:
+            shade_doubtful(ax, rows)
         ax.spines[["top", "right"]].set_visible(False)
         # below the panel, where no point can be
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)

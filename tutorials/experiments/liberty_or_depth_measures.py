@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pyro_bnn as bnn
 from pyro_bnn.diagnostics import mean_field_distance, mean_field_kl, w1
+from pyro_bnn.diagnostics.mean_field_distance import MIN_RATIO
 from pyro_bnn.diagnostics.mean_field_error import thinned
 from pyro_bnn.errors import DataError
 from pyro_bnn.posterior import DrawsPosterior
@@ -33,8 +34,7 @@ def measured(
     weights = [bnn.diagnostics.function_convergence(chain[None, ..., None]) for chain in draws]
     return {
         "kl": kl_of(draws),
-        "distance": distance_of(draws, num_draws),
-        "distance_of_half": distance_of(draws, num_draws // 2),
+        **distances_of(draws, num_draws),
         "function": function_error(posterior, draws[:, ::every], test),
         "learned": learned(draws, sizes),
         "worst_rhat_of_weights_within": [each.worst_rhat for each in weights],
@@ -59,11 +59,7 @@ def floors(
     found = {}
     for name, clouds in (("prior", prior), ("diagonal", aligned.mean(1, keepdims=True) + spread)):
         draws = np.stack([align(cloud, sizes) for cloud in clouds])
-        found[name] = {
-            "kl": kl_of(draws),
-            "distance": distance_of(draws, num_draws),
-            "distance_of_half": distance_of(draws, num_draws // 2),
-        }
+        found[name] = {"kl": kl_of(draws), **distances_of(draws, num_draws)}
     return found
 
 
@@ -73,17 +69,33 @@ def kl_of(draws: np.ndarray) -> dict[str, Any]:
         kl = mean_field_kl(draws)
     except DataError as error:
         return {"refused": str(error)}
+    except np.linalg.LinAlgError:  # turned draws of a linear network fill fewer dimensions
+        return {"refused": "the correlation matrix is singular, the KL infinite"}
     names = ("value", "plug_in", "bias", "standard_error", "halves", "effective_draws", "every")
     return {name: getattr(kl, name).tolist() for name in names} | {"doubtful": kl.doubtful}
 
 
-def distance_of(draws: np.ndarray, num_draws: int) -> dict[str, Any]:
-    """Wasserstein distances of each chain ``[C]``, from as many draws of it at every depth.
+def distances_of(draws: np.ndarray, num_draws: int) -> dict[str, Any]:
+    """Wasserstein distances of each chain, from as many draws of it at every depth and from half.
 
-    The squared distance between the two Gaussians, of all draws that are left; None where they are
-    fewer than 8 a weight.
+    With them the squared distance between the two Gaussians, of all draws that are left; None where
+    they are fewer than 8 a weight.
     """
     chains = [thinned(chain)[0] for chain in draws]
+    gaussians = [
+        mean_field_distance(chain[None]) if len(kept) >= MIN_RATIO * draws.shape[2] else None
+        for chain, kept in zip(draws, chains, strict=True)
+    ]
+    of_all = {
+        name: [None if each is None else float(getattr(each, name)[0]) for each in gaussians]
+        for name in ("gaussian", "gaussian_bias", "gaussian_error")
+    }
+    found = {"distance": num_draws, "distance_of_half": num_draws // 2}
+    return {name: distance_of(chains, num, of_all) for name, num in found.items()}
+
+
+def distance_of(chains: list[np.ndarray], num_draws: int, of_all: dict[str, Any]) -> dict[str, Any]:
+    """Wasserstein distances of each chain ``[C]``, from so many of the draws that are left."""
     shortest = min(len(chain) for chain in chains)
     if shortest < num_draws:
         return {"refused": f"{shortest} draws are left of a chain, {num_draws} are needed"}
@@ -93,17 +105,13 @@ def distance_of(draws: np.ndarray, num_draws: int) -> dict[str, Any]:
     if found.num_points != num_draws // 8:
         return {"refused": f"clouds of {found.num_points} points are left"}  # thinned once more
     names = ("value", "to_diagonal", "to_full", "floor", "null", "spread")
-    measures = {name: getattr(found, name) for name in names}
-    of_all = mean_field_distance(draws)
-    measures |= {n: getattr(of_all, n) for n in ("gaussian", "gaussian_bias", "gaussian_error")}
-    measures["error_within"] = found.standard_error  # jackknife over blocks of the chain
-    measures["largest_variance"] = kept.var(1).max(-1)
+    measures = {name: getattr(found, name).tolist() for name in names}
     return {
         "num_points": found.num_points,
-        **{
-            name: [None if np.isnan(each) else float(each) for each in values]
-            for name, values in measures.items()
-        },
+        **measures,
+        **of_all,
+        "error_within": found.standard_error.tolist(),  # jackknife over blocks of the chain
+        "largest_variance": kept.var(1).max(-1).tolist(),
     }
 
 

@@ -3,7 +3,8 @@
 Deep linear networks on 7 x 7 images of Fashion-MNIST: the covariance of the entries of the product
 M = W_L ... W_1 (Farquhar, Smith & Gal, "Liberty or Depth", NeurIPS 2020, arXiv:2002.03704) under
 the posterior of each network, from NUTS, and under mean-field fits of it, exactly. M does not
-depend on how hidden units are turned, which leaves the weights themselves without one mode.
+depend on how hidden units are turned, which leaves the weights themselves without one mode. The
+log scores of both are of images that neither has seen.
 
     PYRO_BNN_DATA=... python tutorials/experiments/product_matrices.py --out FILE.json
 
@@ -14,6 +15,7 @@ that the file has already are left out.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -31,7 +33,6 @@ import pyro_bnn as bnn
 
 SIDE = 7
 CLASSES = 10
-DEPTHS = (1, 2, 3)
 
 
 def options() -> argparse.Namespace:
@@ -39,25 +40,29 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--resume", action="store_true", help="keep what the file has already")
-    parser.add_argument("--rows", type=int, default=1_000, help="training images")
+    parser.add_argument("--depths", type=int, nargs="+", default=(1, 2, 3, 5), help="layers")
+    parser.add_argument("--rows", type=int, default=1_000, help="training images, at most 3000")
     parser.add_argument("--width", type=int, default=16, help="units of every hidden layer")
-    parser.add_argument("--steps", type=int, default=3_000, help="of SVI; a third warms up the KL")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=(3_000, 20_000), help="of SVI, each a fit of a seed"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--chains", type=int, default=16)
-    parser.add_argument("--warmup", type=int, default=100, help="draws of a chain")
-    parser.add_argument("--draws", type=int, default=100, help="of a chain, after its warm-up")
-    parser.add_argument("--max-tree-depth", type=int, default=6)
+    parser.add_argument("--chains", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=80, help="draws of a chain")
+    parser.add_argument("--draws", type=int, default=250, help="of a chain, after its warm-up")
+    parser.add_argument("--max-tree-depth", type=int, default=7)
     return parser.parse_args()
 
 
-def images(rows: int) -> bnn.Dataset:
-    """Training images, blocks of 4 x 4 pixels averaged, standardised by one mean and sd."""
+def images(rows: int) -> tuple[bnn.Dataset, bnn.Dataset]:
+    """Images to train on and 615 others, blocks of 4 x 4 pixels averaged, in units of the first."""
     path = Path(os.environ["PYRO_BNN_DATA"]) / "fashion_mnist" / "train_first3615.npz"
     arrays = np.load(path)
-    x = torch.tensor(arrays["x"][:rows], dtype=torch.float64)
+    x = torch.tensor(arrays["x"], dtype=torch.float64)
     x = x.unflatten(1, (SIDE, 4)).unflatten(3, (SIDE, 4)).mean((2, 4)).flatten(1)
-    y = torch.tensor(arrays["y"][:rows], dtype=torch.int64)
-    return bnn.Dataset((x - x.mean()) / x.std(), y)
+    x = (x - x[:rows].mean()) / x[:rows].std()
+    y = torch.tensor(arrays["y"], dtype=torch.int64)
+    return bnn.Dataset(x[:rows], y[:rows]), bnn.Dataset(x[3_000:], y[3_000:])
 
 
 def network(depth: int, width: int) -> bnn.models.DeepLinear:
@@ -69,15 +74,16 @@ def network(depth: int, width: int) -> bnn.models.DeepLinear:
     ).double()
 
 
-def variational(given: argparse.Namespace, model: Any, train: bnn.Dataset, seed: int) -> Any:
-    """A mean-field fit."""
+def variational(steps: int, model: Any, train: bnn.Dataset, seed: int) -> Any:
+    """A mean-field fit; a third of the steps warms up the KL."""
     svi = bnn.SVI(
         bnn.guides.AutoNormal,
-        num_steps=given.steps,
+        num_steps=steps,
         learning_rate=0.01,
         batch_size=200,
-        kl_warmup=given.steps // 3,
-        compile=False,
+        kl_warmup=steps // 3,
+        estimator="local_reparameterization",
+        compile="auto",
     )
     return svi.run(model, train, seed=seed, progress=False)
 
@@ -107,29 +113,50 @@ def summary(moments: Any) -> dict[str, Any]:
 
 
 def of_pairs(moments: Any) -> dict[str, Tensor]:
-    """Correlations of the pairs of one class and of one pixel, each in a fixed order."""
+    """Correlations of the pairs of one class, of one pixel and of neither, in a fixed order."""
     size = (CLASSES, SIDE**2)
     correlation = moments.correlation.unflatten(0, size).unflatten(2, size)
     one_class = correlation.diagonal(dim1=0, dim2=2)[distances() > 0]
-    one_pixel = correlation.diagonal(dim1=1, dim2=3)[~torch.eye(CLASSES, dtype=torch.bool)]
-    return {"one class": one_class.flatten(), "one pixel": one_pixel.flatten()}
+    other = ~torch.eye(CLASSES, dtype=torch.bool)
+    return {
+        "one class": one_class.flatten(),
+        "one pixel": correlation.diagonal(dim1=1, dim2=3)[other].flatten(),
+        "neither": correlation.permute(0, 2, 1, 3)[other][:, distances() > 0].flatten(),
+    }
 
 
-def pattern(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, float]:
-    """Pearson correlation of two sets of correlations over pairs of entries."""
-    return {name: float(torch.corrcoef(torch.stack([one[name], two[name]]))[0, 1]) for name in one}
+def pattern(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, float | None]:
+    """Pearson correlation of two sets of correlations over pairs; None where one is constant."""
+    return {
+        name: float(torch.corrcoef(torch.stack([one[name], two[name]]))[0, 1])
+        if one[name].std() > 0
+        else None
+        for name in ("one class", "one pixel")
+    }
+
+
+def mean_product(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, float]:
+    """Mean product of two sets of correlations over pairs.
+
+    Of independent draws its expectation has nothing of their noise; a set with itself gives the
+    mean square.
+    """
+    return {name: float((one[name] * two[name]).mean()) for name in one}
 
 
 def reference(
-    given: argparse.Namespace, depth: int, train: bnn.Dataset
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Summary of NUTS draws of M, with standard errors over chains, and correlations of pairs."""
+    given: argparse.Namespace, depth: int, train: bnn.Dataset, test: bnn.Dataset
+) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
+    """Summary of NUTS draws of M, correlations of pairs, and log scores of other images ``[N]``.
+
+    Standard errors are over chains.
+    """
     nuts = bnn.NUTS(
         num_chains=given.chains,
         warmup_steps=given.warmup,
         num_samples=given.draws,
         max_tree_depth=given.max_tree_depth,
-        compile=False,
+        compile="auto",
     )
     model = network(depth, given.width)
     begun = time.process_time()
@@ -137,7 +164,9 @@ def reference(
     total = given.chains * given.draws
     products = model.product_matrix(fit.sample(total, group_by_chain=True))  # [C, S/C, 10, I]
     f = fit.function_draws(train.x[:200], total, group_by_chain=True)
-    convergence = bnn.diagnostics.function_convergence(f.numpy())
+    of_f = bnn.diagnostics.function_convergence(f.numpy())
+    of_m = bnn.diagnostics.function_convergence(products.numpy())
+    log_scores = fit.predict(test.x, total).log_prob(test.y)
     halves = [
         of_pairs(bnn.diagnostics.matrix_moments(half.flatten(0, 1))) for half in products.chunk(2)
     ]
@@ -151,30 +180,45 @@ def reference(
             torch.tensor(by_chain).std(0) / len(by_chain) ** 0.5
         ).tolist(),
         "pattern, one half of the chains with the other": pattern(*halves),
-        "R-hat of f, worst and median": [convergence.worst_rhat, convergence.median_rhat],
-        "smallest ESS of f": convergence.smallest_ess,
+        "mean square of correlations, by halves of the chains": mean_product(*halves),
+        "R-hat of f, worst and median": [of_f.worst_rhat, of_f.median_rhat],
+        "smallest ESS of f": of_f.smallest_ess,
+        "R-hat of M, worst and median": [of_m.worst_rhat, of_m.median_rhat],
+        "smallest ESS of M": of_m.smallest_ess,
         "mean sd of M": float(moments.matrix.diagonal().sqrt().mean()),
+        "log score": float(log_scores.mean()),
         "leapfrog steps a draw": float(fit.sample_stats["n_steps"].mean()),
         "divergences": int(fit.sample_stats["diverging"].sum()),
         "cpu_seconds": time.process_time() - begun,
     }
-    return found, of_pairs(moments)
+    return found, of_pairs(moments), log_scores
 
 
-def compared(given: argparse.Namespace, depth: int, train: bnn.Dataset) -> dict[str, Any]:
-    """NUTS and mean-field fits of one deep linear network."""
-    nuts, pairs = reference(given, depth, train)
+def compared(
+    given: argparse.Namespace, depth: int, train: bnn.Dataset, test: bnn.Dataset
+) -> dict[str, Any]:
+    """NUTS and mean-field fits of one deep linear network; errors of log scores are paired."""
+    nuts, pairs, of_nuts = reference(given, depth, train, test)
     fits = []
-    for seed in range(given.seeds if depth > 1 else 0):
-        fit = variational(given, network(depth, given.width), train, seed)
+    for steps, seed in itertools.product(given.steps, range(given.seeds)):
+        begun = time.process_time()
+        fit = variational(steps, network(depth, given.width), train, seed)
         moments = bnn.diagnostics.product_moments(fit)
+        log_scores = fit.predict(test.x, given.chains * given.draws).log_prob(test.y)
+        behind = of_nuts - log_scores
         fits.append(
             summary(moments)
             | {
+                "steps": steps,
                 "seed": seed,
                 "pattern, with NUTS": pattern(of_pairs(moments), pairs),
+                "mean square of correlations": mean_product(*2 * [of_pairs(moments)]),
                 "mean sd of M": float(moments.matrix.diagonal().sqrt().mean()),
-                "negative ELBO": float(np.mean(fit.losses[-100:])),
+                "negative ELBO": float(np.mean(fit.losses[-500:])),
+                "log score": float(log_scores.mean()),
+                "log score behind NUTS": float(behind.mean()),
+                "its standard error": float(behind.std() / len(behind) ** 0.5),
+                "cpu_seconds": time.process_time() - begun,
             }
         )
     return {"NUTS": nuts, "mean-field": fits}
@@ -184,8 +228,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Mean correlation of two weights of one class over the distance of their pixels."""
     import matplotlib.pyplot as plt
 
+    longest = max(result["settings"]["steps"])
     figure, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
-    colours = ("#000000", "#0072B2", "#D55E00")  # Okabe & Ito
+    colours = ("#000000", "#0072B2", "#D55E00", "#009E73")  # Okabe & Ito
     for (depth, found), colour in zip(result["depths"].items(), colours, strict=False):
         nuts = found["NUTS"]
         means = nuts["one class, by distance"]
@@ -194,8 +239,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         style: dict[str, Any] = {"color": colour, "marker": "o", "ms": 4, "capsize": 2}
         label = f"NUTS, {depth} layer{'s' if depth != '1' else ''}"
         ax.errorbar(xs, list(means.values()), error, label=label, **style)
-        for i, fit in enumerate(found["mean-field"]):
-            label = f"mean-field, {depth} layers" if i == 0 else ""
+        for fit in found["mean-field"]:
+            if fit["steps"] < longest or depth == "1":  # exactly 0 with one layer
+                continue
+            label = f"mean-field, {depth} layers" if fit["seed"] == 0 else ""
             values = list(fit["one class, by distance"].values())
             ax.plot(xs, values, color=colour, ls="--", lw=1, marker="s", ms=3, label=label)
     ax.axhline(0, color="#6B6B6B", lw=0.8)
@@ -215,20 +262,23 @@ def main() -> None:
     """Compare at every depth, and write the files."""
     given = options()
     torch.set_num_threads(1)
-    train = images(given.rows)
+    train, test = images(given.rows)
+    words = ["FILE.json" if word == str(given.out) else word for word in sys.argv[1:]]
+    words = [word for word in words if word != "--resume"]
     result: dict[str, Any] = {
         "data": f"Fashion-MNIST, first {given.rows} training images, {SIDE} x {SIDE} pixels",
-        "command": shlex.join(word for word in sys.argv if word != "--resume"),
+        "command": shlex.join(["python", "tutorials/experiments/product_matrices.py", *words]),
         "settings": {k: v for k, v in vars(given).items() if k not in ("out", "resume")}
-        | {"prior": "fan-in", "learning rate": 0.01, "batch size": 200},
+        | {"prior": "fan-in", "learning rate": 0.01, "batch size": 200}
+        | {"estimator": "local reparameterisation"},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "depths": {},
     }
     if given.resume and given.out.exists():
         result["depths"] = json.loads(given.out.read_text())["depths"]
-    for depth in DEPTHS:
+    for depth in given.depths:
         if str(depth) not in result["depths"]:
-            result["depths"][str(depth)] = compared(given, depth, train)
+            result["depths"][str(depth)] = compared(given, depth, train, test)
         save(result, given.out)
     draw(result, given.out.with_suffix(".png"))
 
