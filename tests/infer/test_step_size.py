@@ -176,3 +176,29 @@ def test_reasonable_step_halves_what_is_not_finite(bad: float) -> None:
 def test_reasonable_step_ends_on_a_flat_potential() -> None:
     step = reasonable(torch.zeros_like, torch.ones(2, dtype=torch.float64))
     assert_close(step, torch.full((2,), 2.0**50, dtype=torch.float64))
+
+
+def _tuned(steps: list[float], num_updates: list[int]) -> DualAveraging:
+    """Averages at these step sizes, after so many updates."""
+    first = torch.tensor(steps, dtype=torch.float64)
+    state = step_size.start(2 * first)
+    return state._replace(
+        log_average=first.log(), num_updates=torch.tensor(num_updates, dtype=torch.float64)
+    )
+
+
+def test_chains_of_one_density_end_with_the_median() -> None:
+    """Far smaller ones stay, far larger ones do not; who has not tuned has no say and keeps his."""
+    steps = [0.1, 0.12, 0.14, 9.0, 0.081, 0.079]  # 0.12 / 1.5 is 0.08
+    found = step_size.shared(_tuned([*steps, 100.0, 200.0, 300.0], [20] * 6 + [2] * 3))
+    # the median of six is the lower one of the middle two
+    expected = torch.tensor([0.1] * 6 + [100.0, 200.0, 300.0], dtype=torch.float64)
+    assert_close(found, expected)
+    found = step_size.shared(_tuned([*steps, 0.12], [20] * 7))
+    assert_close(found, torch.tensor([0.12] * 5 + [0.079, 0.12], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("num_updates", [0, 20])
+def test_one_chain_has_its_own_step_size(num_updates: int) -> None:
+    state = _tuned([0.3], [num_updates])
+    assert_close(step_size.shared(state), step_size.final(state), rtol=1e-15, atol=0)
