@@ -44,7 +44,7 @@ DECAY = 0.75  # kappa
 CROSSING = 0.8  # acceptance of one step at a reasonable step size, as in Stan; the paper has 0.5
 MAX_ROUNDS = 50
 FEW = 3  # updates
-APART = 1.5  # times below the median of all chains, a step size is not smaller by chance
+APART = 1.5  # times the median of all chains, or a part of it: no step size of chance
 
 
 class DualAveraging(NamedTuple):
@@ -114,17 +114,22 @@ def final(state: DualAveraging) -> Tensor:
 
 
 def shared(state: DualAveraging) -> Tensor:
-    """Step sizes to keep of chains of one density ``[C]``: their median, but for far smaller ones.
+    r"""Step sizes to keep of chains of one density ``[C]``: one for all, but for far smaller ones.
 
-    A chain that needs a far smaller step than others do, in the neck of a funnel or in a steeper
-    mode, keeps it; one that found a larger one, in the mouth, takes that of the others. Chains of
-    fewer than ``FEW`` updates have no say, and keep what :func:`final` gives them.
+    It is the root mean square of those within a factor ``APART`` of the median, which leaves their
+    mean acceptance as it is: what is rejected grows as :math:`\epsilon^2` (Beskos et al., "Optimal
+    Tuning of the Hybrid Monte Carlo Algorithm", Bernoulli 2013, Theorem 3.6). A chain that needs a
+    far smaller step, in the neck of a funnel or in a steeper mode, keeps it; one that found a far
+    larger one, in the mouth, takes that of the others. Chains of fewer than ``FEW`` updates have no
+    say, and keep what :func:`final` gives them.
     """
     own, is_tuned = final(state), state.num_updates >= FEW
     if not bool(is_tuned.any()):
         return own
     median = own[is_tuned].median()
-    return torch.where(is_tuned & (own >= median / APART), median, own)
+    is_near = is_tuned & (own >= median / APART) & (own <= median * APART)
+    common = own[is_near].square().mean().sqrt()
+    return torch.where(is_tuned & (own >= median / APART), common, own)
 
 
 def reasonable(energy_error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

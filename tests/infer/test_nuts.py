@@ -255,10 +255,13 @@ def test_lp_is_the_log_joint_of_each_draw(
 
 @quick
 def test_acceptance_comes_to_its_target(oracle: LinearGaussian) -> None:
-    """Within three tenths of its distance to 1, from the 30 draws of the last window."""
+    """Within three tenths of its distance to 1, from the 30 draws of the last window.
+
+    Of 200 chains: at 0.6 their rate is 0.709 to 0.717 over seeds; that of 30 has a noise of 0.01.
+    """
     for target in (0.6, 0.95):
         nuts = NUTS(
-            num_chains=30, warmup_steps=90, num_samples=20, target_accept=target, compile=False
+            num_chains=200, warmup_steps=90, num_samples=20, target_accept=target, compile=False
         )
         run = nuts.run(oracle.model, (oracle.x, oracle.y), progress=False)
         rate = run.sample_stats["acceptance_rate"].mean()
