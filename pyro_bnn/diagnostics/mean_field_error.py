@@ -116,8 +116,8 @@ def mean_field_kl(draws: ArrayLike) -> MeanFieldKL:
 
     Raises:
         ShapeError: If ``draws`` is not ``[C, S, P]``.
-        DataError: If a draw is not finite or a weight does not move, or there are fewer than two
-            effective draws a weight.
+        DataError: If a draw is not finite or a weight does not move, some weights are linear
+            functions of others, or there are fewer than two effective draws a weight.
 
     References:
         Farquhar, Smith & Gal, "Liberty or Depth: Deep Bayesian Neural Nets Do Not Need Complex
@@ -213,14 +213,15 @@ def _of_chain(chain: Float[np.ndarray, "S P"], name: str) -> dict[str, float]:
     P = chain.shape[1]
     draws, every, smallest_ess = thinned(chain)
     _enough(len(draws), P, name)
-    log_det, standard, white = _whitened(draws)
+    log_det, standard, white = _whitened(draws, name)
     n = effective_draws(white)
     _enough(n, P, name)
     plug_in = -0.5 * log_det
     halves, halves_error = np.nan, np.nan
     if P > 1 and n / 2 > P + 1:
         parts = (draws[: len(draws) // 2], draws[len(draws) // 2 :])
-        halves = float(np.mean([-0.5 * _whitened(part)[0] for part in parts])) - kl_bias(n / 2, P)
+        log_dets = [_whitened(part, name)[0] for part in parts]
+        halves = -0.5 * float(np.mean(log_dets)) - kl_bias(n / 2, P)
         halves_error = np.sqrt(_null_variance(n / 2, P) / 2 - _null_variance(n, P))
     influence = 0.5 * ((standard**2).sum(1) - (white**2).sum(1))  # [n]
     return {
@@ -245,13 +246,25 @@ def _enough(n: float, P: int, name: str) -> None:
 
 
 def _whitened(
-    draws: Float[np.ndarray, "n P"],
+    draws: Float[np.ndarray, "n P"], name: str
 ) -> tuple[float, Float[np.ndarray, "n P"], Float[np.ndarray, "n P"]]:
     """Log det of the correlation matrix R, the standardised draws, and those whitened by R."""
     from scipy import linalg
 
+    rounding = (10 * np.finfo(draws.dtype).eps) ** 2  # of draws, as a part of their variance
+    draws = draws.astype(np.float64)
     standard = (draws - draws.mean(0)) / draws.std(0)
-    L = np.linalg.cholesky(standard.T @ standard / len(draws))
+    rounding += 10 * standard.shape[1] * np.finfo(np.float64).eps
+    try:
+        L = np.linalg.cholesky(standard.T @ standard / len(draws))
+        is_full = np.diag(L).min() ** 2 > rounding  # what a weight has beside those before it
+    except np.linalg.LinAlgError:
+        is_full = False
+    if not is_full:
+        raise DataError(
+            f"the draws of {name} fill fewer dimensions than its {standard.shape[1]} weights: some "
+            "are linear functions of others, and no diagonal Gaussian is at a finite KL"
+        )
     white = linalg.solve_triangular(L, standard.T, lower=True).T  # [n, P]
     return 2 * float(np.log(np.diag(L)).sum()), standard, white
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +194,18 @@ def test_too_few_draws_for_the_weights_are_refused() -> None:
     slow = autoregressive((1, 500, 40), np.full(40, 0.95))
     with pytest.raises(DataError, match=r"effective draws for 40 weights"):
         mean_field_kl(slow)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_that_are_functions_of_others_are_refused(dtype: type) -> None:
+    """A copy, and a sum of two: the KL is infinite, and rounding decides what a computer finds."""
+    z: Any = np.random.default_rng(0).standard_normal((2, 400, 3)).astype(dtype)
+    for last in (z[..., :1], z[..., :1] - 2 * z[..., 1:2]):
+        draws = np.concatenate([z, last], -1)
+        with pytest.raises(DataError, match="draws of chain 0 fill fewer dimensions than its 4 we"):
+            mean_field_kl(draws)
+    near = np.concatenate([z, z[..., :1] + dtype(0.01) * z[..., 1:2] ** 2], -1)
+    assert np.isfinite(mean_field_kl(near).value).all()
 
 
 def test_draws_that_cannot_be_used_are_refused() -> None:

@@ -69,8 +69,6 @@ def kl_of(draws: np.ndarray) -> dict[str, Any]:
         kl = mean_field_kl(draws)
     except DataError as error:
         return {"refused": str(error)}
-    except np.linalg.LinAlgError:  # turned draws of a linear network fill fewer dimensions
-        return {"refused": "the correlation matrix is singular, the KL infinite"}
     names = ("value", "plug_in", "bias", "standard_error", "halves", "effective_draws", "every")
     return {name: getattr(kl, name).tolist() for name in names} | {"doubtful": kl.doubtful}
 
