@@ -251,10 +251,10 @@ def _whitened(
     """Log det of the correlation matrix R, the standardised draws, and those whitened by R."""
     from scipy import linalg
 
-    rounding = (10 * np.finfo(draws.dtype).eps) ** 2  # of draws, as a part of their variance
+    # of the draws and of the sums below, as a part of a variance
+    rounding = (10 * np.finfo(draws.dtype).eps) ** 2 + 10 * draws.shape[1] * np.finfo(float).eps
     draws = draws.astype(np.float64)
     standard = (draws - draws.mean(0)) / draws.std(0)
-    rounding += 10 * standard.shape[1] * np.finfo(np.float64).eps
     try:
         L = np.linalg.cholesky(standard.T @ standard / len(draws))
         is_full = np.diag(L).min() ** 2 > rounding  # what a weight has beside those before it
