@@ -161,9 +161,12 @@ class Lockstep:
         self._adapting.fill_(value=True)
 
     def fix(self, places: NDArray[np.int64]) -> None:
-        """End the adaptation of the step sizes of chains at places in the batch."""
-        at = self._at(places)
-        self.step_size[at] = averaging.final(self._averages)[at]
+        """End the adaptation of the step sizes of chains at places in the batch.
+
+        Chains of one density share what they have found.
+        """
+        at, final = self._at(places), averaging.final if self._own_inputs else averaging.shared
+        self.step_size[at] = final(self._averages)[at]
         self._adapting[at] = False
 
     def serves(self, num_chains: int) -> bool:

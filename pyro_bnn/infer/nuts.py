@@ -16,11 +16,11 @@ class NUTS(HamiltonianSampler):
     """No-U-Turn sampler: draws from the exact posterior, up to convergence of the chains.
 
     All chains move together, as one batch through one captured step, each in a trajectory of its
-    own; more chains cost less than their share. Step sizes adapt chain by chain, the mass matrix
-    from the draws of all chains. It misses modes that no chain visits: look at R-hat of the
-    function, not of single weights, which are exchangeable. All rows of the data enter every
-    gradient. Point-estimated parameters of the model are held fixed at their values, and one
-    logged line names them.
+    own; more chains cost less than their share. Step sizes adapt chain by chain, and end as one
+    where they differ by chance; the mass matrix adapts from the draws of all chains. It misses
+    modes that no chain visits: look at R-hat of the function, not of single weights, which are
+    exchangeable. All rows of the data enter every gradient. Point-estimated parameters of the model
+    are held fixed at their values, and one logged line names them.
 
     Args:
         num_chains: Number of chains C.

@@ -3,8 +3,9 @@ r"""A run of chains in lockstep: warm-up in windows, then the draws that are kep
 **Warm-up.** The mass matrix is estimated in windows from the draws of all chains, so a few draws of
 each are enough. A window ends when the chains together have made their draws: slow ones, far out,
 need not make theirs. Then all trajectories start over under the new matrix. In the last window
-every chain tunes its step size under the final matrix for a number of draws of its own, fixes it,
-and starts to keep what it draws: how many draws a chain keeps does not depend on its speed.
+every chain tunes its step size under the final matrix for a number of draws of its own, takes that
+which the chains share, and starts to keep what it draws: how many draws a chain keeps does not
+depend on its speed.
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ the target there, and lose funnels: a chain that tunes in the mouth has no step 
 one of nine; hence :math:`\gamma = 0.1`. Steadier iterates also leave :math:`\mu` more slowly: drawn
 to ten times the first step size, as in the paper, a warm-up of 60 is half lost; here to three.
 
+Chains of one density end with one step size, :func:`shared`: what their own differ by is mostly the
+noise of a few updates, and costs twice. Trees double, so that a step a fifth too small can take one
+of twice the length, and the chains that have it finish last and alone.
+
 References:
     Hoffman & Gelman, "The No-U-Turn Sampler: Adaptively Setting Path Lengths in Hamiltonian Monte
     Carlo", JMLR 2014, arXiv:1111.4246, section 3.2.1 and Algorithm 4.
@@ -40,6 +44,7 @@ DECAY = 0.75  # kappa
 CROSSING = 0.8  # acceptance of one step at a reasonable step size, as in Stan; the paper has 0.5
 MAX_ROUNDS = 50
 FEW = 3  # updates
+APART = 1.5  # times the median of all chains, or a part of it: no step size of chance
 
 
 class DualAveraging(NamedTuple):
@@ -106,6 +111,25 @@ def final(state: DualAveraging) -> Tensor:
     """
     first = (state.centre - math.log(PULL)).exp()
     return torch.where(state.num_updates < FEW, 0.5 * first, state.log_average.exp())
+
+
+def shared(state: DualAveraging) -> Tensor:
+    r"""Step sizes to keep of chains of one density ``[C]``: one for all, but for far smaller ones.
+
+    It is the root mean square of those within a factor ``APART`` of the median, which leaves their
+    mean acceptance as it is: what is rejected grows as :math:`\epsilon^2` (Beskos et al., "Optimal
+    Tuning of the Hybrid Monte Carlo Algorithm", Bernoulli 2013, Theorem 3.6). A chain that needs a
+    far smaller step, in the neck of a funnel or in a steeper mode, keeps it; one that found a far
+    larger one, in the mouth, takes that of the others. Chains of fewer than ``FEW`` updates have no
+    say, and keep what :func:`final` gives them.
+    """
+    own, is_tuned = final(state), state.num_updates >= FEW
+    if not bool(is_tuned.any()):
+        return own
+    median = own[is_tuned].median()
+    is_near = is_tuned & (own >= median / APART) & (own <= median * APART)
+    common = own[is_near].square().mean().sqrt()
+    return torch.where(is_tuned & (own >= median / APART), common, own)
 
 
 def reasonable(energy_error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

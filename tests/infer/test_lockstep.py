@@ -219,6 +219,20 @@ def test_fixed_step_sizes_stay_and_the_others_go_on() -> None:
     assert (chains.step_size[[0, 2]] != fixed[[0, 2]]).all()
 
 
+@KERNELS
+def test_chains_of_one_density_end_with_one_step_size(kernel: Any, limit: int) -> None:
+    chains = lockstep(kernel, standard, torch.randn(8, P, dtype=torch.float64), limit=limit)
+    chains.restart(chains.mass, limit=limit)
+    collect(chains, 200)
+    own = chains._averages.log_average.exp()
+    assert own.std() > 0.01
+    chains.fix(np.array([2, 5]))
+    common = chains.step_size[2]
+    assert chains.step_size[5] == common
+    assert own.min() < common < own.max()
+    assert (chains.step_size[[0, 1, 3, 4, 6, 7]] != common).all()  # still tuning
+
+
 # --- restarts ------------------------------------------------------------------------------------
 
 

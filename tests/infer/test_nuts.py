@@ -228,7 +228,8 @@ def test_statistics_have_arviz_names_shapes_and_dtypes(posterior: DrawsPosterior
     assert (stats["energy"] >= -stats["lp"]).all()
     assert ((stats["acceptance_rate"] > 0) & (stats["acceptance_rate"] <= 1)).all()
     assert (np.ptp(stats["step_size"], axis=1) == 0).all()
-    assert len(np.unique(stats["step_size"])) == 40  # every chain has its own
+    steps = stats["step_size"]
+    assert steps.max() < 1.1 * steps.min()  # shared, but for what comes in after the first keep it
 
 
 def test_steps_fit_the_depth_of_the_tree(posterior: DrawsPosterior) -> None:

@@ -176,3 +176,45 @@ def test_reasonable_step_halves_what_is_not_finite(bad: float) -> None:
 def test_reasonable_step_ends_on_a_flat_potential() -> None:
     step = reasonable(torch.zeros_like, torch.ones(2, dtype=torch.float64))
     assert_close(step, torch.full((2,), 2.0**50, dtype=torch.float64))
+
+
+def _tuned(steps: list[float], num_updates: list[int]) -> DualAveraging:
+    """Averages at these step sizes, after so many updates."""
+    first = torch.tensor(steps, dtype=torch.float64)
+    state = step_size.start(2 * first)
+    return state._replace(
+        log_average=first.log(), num_updates=torch.tensor(num_updates, dtype=torch.float64)
+    )
+
+
+def test_chains_of_one_density_end_with_one_step_size() -> None:
+    """Far smaller ones stay, far larger ones do not; who has not tuned has no say and keeps its."""
+    near = [0.08, 0.1, 0.12, 0.14]  # and a median of 0.1, the lower of the middle two
+    found = step_size.shared(_tuned([*near, 9.0, 0.066, 100.0, 300.0], [20] * 6 + [2] * 2))
+    common = math.sqrt((0.08**2 + 0.1**2 + 0.12**2 + 0.14**2) / 4)
+    expected = [common] * 5 + [0.066, 100.0, 300.0]
+    assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_shared_step_size_leaves_the_mean_acceptance() -> None:
+    """Acceptance 2 Phi(-a step^2) (Beskos et al., 2013, Theorem 3.6), steps of sd 0.15 in the log.
+
+    Its second order is in step^4, so that the mean differs by a thousandth; that of the median, by
+    a hundredth.
+    """
+    rate = -scipy.special.ndtri(0.4) / 0.14**2
+    generator = torch.Generator().manual_seed(0)
+    log_step = math.log(0.14) + 0.15 * torch.randn(2_000, generator=generator, dtype=torch.float64)
+    state = step_size.start(torch.ones_like(log_step))
+    state = state._replace(log_average=log_step, num_updates=torch.full_like(log_step, 20.0))
+    before, after = (
+        float((2 * torch.special.ndtr(-rate * steps.square())).mean())
+        for steps in (step_size.final(state), step_size.shared(state))
+    )
+    assert abs(after - before) < 0.003
+
+
+@pytest.mark.parametrize("num_updates", [0, 20])
+def test_one_chain_has_its_own_step_size(num_updates: int) -> None:
+    state = _tuned([0.3], [num_updates])
+    assert_close(step_size.shared(state), step_size.final(state), rtol=1e-15, atol=0)
