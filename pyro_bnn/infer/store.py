@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn import memory as bounds
@@ -107,11 +105,11 @@ class DrawStore:
         return self._z
 
     def append(self, chains: Int[Tensor, " K"], z: Float[Tensor, "K P"]) -> None:
-        """Store the next draws of some chains.
+        """Store the next draw of each of some chains.
 
         Args:
-            chains: Numbers ``[K]`` of the chains; those of one chain stand together.
-            z: Their draws ``[K, P]``, a chain's in their order.
+            chains: Numbers ``[K]`` of the chains, no two the same.
+            z: Their draws ``[K, P]``.
 
         Raises:
             OutputError: If the file cannot be written.
@@ -124,9 +122,9 @@ class DrawStore:
                 f"[{len(chains)}, {num_latents}], not {list(z.shape)}"
             )
         chains = chains.cpu()
-        at = self.counts[chains] + torch.from_numpy(turns_of(chains.numpy()))
+        at = self.counts[chains]
         if bool((at >= num_samples).any()):
-            full = ", ".join(map(str, chains[at >= num_samples].unique().tolist()))
+            full = ", ".join(map(str, chains[at >= num_samples].tolist()))
             raise ShapeError(f"chain {full} has all its {num_samples} draws already")
         z = z.detach()
         if not self.is_on_disk:
@@ -135,7 +133,7 @@ class DrawStore:
             rows = z.to("cpu", self._dtype)
             for chain, place, row in zip(chains.tolist(), at.tolist(), rows, strict=True):
                 self._write(chain, place, row)
-        self.counts += torch.bincount(chains, minlength=num_chains)
+        self.counts[chains] = at + 1
 
     def state(self) -> dict[str, Any]:
         """Draws of each chain and their checksums, once the disk has all draws.
@@ -178,20 +176,6 @@ class DrawStore:
                 self._z[chain, :count] = held[chain, :count].to(self._z)
         self.counts = counts.clone()
         self._written, self._checks = counts.tolist(), list(checks)
-
-
-def turns_of(chains: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each entry of an array ``[K]`` in which equal ones stand together, how many are before it.
-
-    Example:
-        >>> turns_of(np.array([4, 4, 4, 0, 7, 7]))
-        array([0, 1, 2, 0, 0, 1])
-    """
-    if not len(chains):
-        return np.zeros(0, np.int64)
-    starts = np.flatnonzero(np.diff(chains, prepend=chains[0] - 1))
-    lengths = np.diff(starts, append=len(chains))
-    return np.arange(len(chains)) - np.repeat(starts, lengths)
 
 
 def _opened(num_bytes: int, path: Path | None, *, is_whole: bool) -> MappedFile:
