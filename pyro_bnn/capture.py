@@ -209,7 +209,9 @@ def _write_back(
 ) -> tuple[Tensor, ...]:
     if not num_state:
         return values
+    owned = {arg.untyped_storage().data_ptr() for arg in args[:num_state]}
     with torch.no_grad():
+        values = tuple(v.clone() if v.untyped_storage().data_ptr() in owned else v for v in values)
         for target, value in zip(args[:num_state], values[-num_state:], strict=True):
             target.copy_(value)
     return values[:-num_state]

@@ -11,6 +11,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias, cast
 
 import sympy
@@ -23,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.layout import lay_out
-from pyro_bnn.simplify import simplify
+from pyro_bnn.simplify import memory_of, simplify
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -227,14 +228,30 @@ def _record(
 
 
 def _end_with_writes(graph: GraphModule, num_state: int) -> None:
-    """Write the trailing outputs into the leading inputs, and return the others."""
+    """Write the trailing outputs into the leading inputs, and return the others.
+
+    An input that is also read here, by what is returned or by another input, is read first.
+
+    Raises:
+        CaptureError: If inputs are exchanged, so that none can be written first.
+    """
     if not num_state:
         return
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    state = [node for node in graph.graph.nodes if node.op == "placeholder"][:num_state]
     output = graph.graph.output_node()
     values = list(cast(Sequence[Any], output.args[0]))
+    new = dict(zip(state, values[-num_state:], strict=True))
+    readers = {node: [to for to in new if memory_of(new[to]) is node is not to] for node in state}
+    try:
+        order = list(TopologicalSorter(readers).static_order())
+    except CycleError:
+        raise CaptureError("parts of its state are exchanged with each other") from None
+    returned = values[:-num_state]
     with graph.graph.inserting_before(output):
-        for target, value in zip(placeholders[:num_state], values[-num_state:], strict=True):
-            graph.graph.call_function(torch.ops.aten.copy_.default, (target, value))
-    output.args = (tuple(values[:-num_state]),)
+        for i, value in enumerate(returned):
+            if memory_of(value) in new:
+                returned[i] = graph.graph.call_function(torch.ops.aten.clone.default, (value,))
+        for node in order:
+            graph.graph.call_function(torch.ops.aten.copy_.default, (node, new[node]))
+    output.args = (tuple(returned),)
     graph.recompile()

@@ -42,8 +42,8 @@ _CHEAP = (  # dearer to read than to make, and not all kinds of them can be made
 def simplify(module: GraphModule) -> None:
     """Remove operations that do nothing, fold constants, merge duplicates; in place.
 
-    Elementwise operations that write over what the graph itself has made return it anew; a graph
-    with others that write, or that draw random numbers, stays as it is.
+    Elementwise operations and copies that write over what the graph itself has made return it
+    anew; a graph with others that write, or that draw random numbers, stays as it is.
 
     Args:
         module: Captured with ``make_fx``; sizes that are symbols are never taken for known ones.
@@ -60,14 +60,16 @@ def simplify(module: GraphModule) -> None:
 
 
 def _remove_writes(module: GraphModule) -> None:
-    """Let elementwise operations that overwrite a result of the graph return a new one instead."""
+    """Let operations that overwrite a result of the graph return a new one instead."""
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     for node in list(module.graph.nodes):
         pure = _without_write(node)
         if pure is None:
             continue
-        node.target = pure
         written = node.args[0]
+        node.target = pure
+        if pure is aten.clone.default:
+            node.args, node.kwargs = node.args[1:2], {}
         for user in list(written.users):
             if user is not node and order[user] > order[node]:
                 user.replace_input_with(written, node)
@@ -79,11 +81,14 @@ def _without_write(node: Node) -> Any:
     if node.op != "call_function" or not name.endswith("_") or not _is_impure(node):
         return None
     pure = getattr(getattr(aten, name[:-1], None), cast(Any, node.target)._overloadname, None)
-    if pure is None or torch.Tag.pointwise not in pure.tags:
+    if pure is not aten.copy.default and torch.Tag.pointwise not in getattr(pure, "tags", ()):
         return None
     written = node.args[0]
     if not isinstance(written, Node) or any(map(_may_be_view, (written, *written.users))):
         return None
+    if pure is aten.copy.default:  # where all is written over, what is left is what was copied
+        source = node.args[1]
+        return aten.clone.default if isinstance(source, Node) and _alike(source, node) else None
     dtypes = {_value(source).dtype for source in node.all_input_nodes}
     return pure if len(dtypes) == 1 and _keeps_dtype(pure, node) else None
 
@@ -107,6 +112,13 @@ def _may_be_view(node: Node) -> bool:
     return any(not alias.is_write for alias in aliases)
 
 
+def memory_of(node: Node) -> Node:
+    """The node whose memory a node returns: its own, or that of what it may be a view of."""
+    while node.op == "call_function" and _may_be_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def _remove_neutral(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         same = _equal_argument(node)
@@ -128,6 +140,8 @@ def _equal_argument(node: Node) -> Node | None:
     if node.target in (aten.expand.default, aten.view.default):
         sizes = _shape(first), _shape(node)
         return first if sizes[0] is not None and sizes[0] == sizes[1] else None
+    if node.target is aten.clone.default:
+        return first if _alike(first, node) else None
     if node.target is aten.t.default and first.target is aten.t.default:
         return cast(Node, first.args[0])
     return None
@@ -180,9 +194,32 @@ def _merge_duplicates(module: GraphModule) -> None:
 
 
 def _is_impure(node: Node) -> bool:
+    """Whether an operation writes over an argument or draws random numbers."""
     schema = getattr(node.target, "_schema", None)
     tags = getattr(node.target, "tags", ())
-    return bool(schema and schema.is_mutable) or torch.Tag.nondeterministic_seeded in tags
+    draws = torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node)
+    return bool(schema and schema.is_mutable) or draws
+
+
+def _drops_nothing(node: Node) -> bool:
+    """Whether all that an operation draws is a dropout, and its probability is 0."""
+    for place, argument in enumerate(cast(Any, node.target)._schema.arguments):
+        if argument.name == "dropout_p":
+            default = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", default) == 0)
+    return False
+
+
+def _alike(first: Node, second: Node) -> bool:
+    """Whether two tensors have one dtype and, as far as is known, the same sizes and strides."""
+    a, b = _value(first), _value(second)
+    return a.dtype == b.dtype and _layout(a) == _layout(b)
+
+
+def _layout(value: Any) -> list[str]:
+    """Sizes and strides; of those that are symbols, their expressions."""
+    strides = value.stride if isinstance(value.stride, tuple) else value.stride()
+    return [str(size) for size in (*value.shape, *strides)]
 
 
 def _value(node: Node) -> Any:

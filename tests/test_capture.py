@@ -426,6 +426,26 @@ def test_trailing_outputs_are_written_into_leading_inputs(path: str) -> None:
     assert captured.is_captured == (path != "plain")
 
 
+def handed_on(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Outputs are the old a and, as new value of b, a view of it."""
+    return a, a + x.sum(), a.view(1, 2).view(2)
+
+
+def exchanged(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return a * x, b, a
+
+
+@pytest.mark.parametrize("fn", [handed_on, exchanged])
+@pytest.mark.parametrize("path", ["plain", "captured", "compiled"])
+def test_state_is_read_before_it_is_written(fn: Callable[..., Any], path: str) -> None:
+    a, b, x = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.5])
+    expected = [value.clone() for value in fn(a, b, x)]
+    captured = Captured(fn, "it", enabled=path != "plain", compiled=path == "compiled", num_state=2)
+    out = captured(a, b, x)
+    assert_close([*out, a, b], expected, rtol=0, atol=0)
+    assert captured.is_captured == (path != "plain" and fn is handed_on)
+
+
 def test_state_that_requires_gradients_is_written_too() -> None:
     p, x = torch.ones(2, requires_grad=True), torch.tensor([3.0, 5.0])
     for enabled in (True, False):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bnn.simplify import simplify
@@ -86,6 +88,75 @@ def test_results_that_are_written_over_become_new_ones() -> None:
     assert not [name for name in names if name.split(".")[1].endswith("_")]
     assert names.count("aten.mul.Tensor") == 2  # without the neutral one
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def _copied_over(x: Tensor) -> Tensor:
+    """A copy over all of a result, which is read before, of what is written over after."""
+    a, b = x * 2, x.exp()
+    before = a + 1
+    a.copy_(b)
+    b.mul_(3.0)
+    return a * before + b
+
+
+def _masked(x: Tensor) -> Tensor:
+    """Which Inductor's table decomposes to a copy over all of the result."""
+    return x.exp().masked_fill_(x > 0, -math.inf)
+
+
+@pytest.mark.parametrize("fn", [_copied_over, _masked])
+def test_results_that_are_copied_over_are_what_was_copied(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(5)
+    module = make_fx(fn, decomposition_table=dict(select_decomp_table()))(x)
+    assert torch.ops.aten.copy_.default in {node.target for node in module.graph.nodes}
+    expected = module(2 * x)
+    simplify(module)
+    targets = {node.target for node in module.graph.nodes}
+    assert not targets & {torch.ops.aten.copy_.default, torch.ops.aten.clone.default}
+    torch.testing.assert_close(module(2 * x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x * 2.0).copy_(x[:1]),  # one number for all
+        lambda x: (x * 2.0).copy_(x.double()),  # float32 stays float32
+        lambda x: (x.view(2, 3) * 2.0).copy_(x.view(3, 2).mT).view(6),  # rows stay side by side
+        lambda x: (x * 2.0).view(6).copy_(x).add(1.0),  # through a view
+    ],
+)
+def test_copies_that_change_the_tensor_stay(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(6)
+    module = make_fx(fn)(x)
+    simplify(module)
+    targets = [node.target for node in module.graph.nodes]
+    assert torch.ops.aten.copy_.default in targets
+    torch.testing.assert_close(module(2 * x), fn(2 * x), rtol=0, atol=0)
+
+
+def test_a_copy_into_another_layout_stays() -> None:
+    x = torch.randn(3, 2)
+    module = make_fx(lambda x: x.mT.clone(memory_format=torch.contiguous_format).view(6))(x)
+    simplify(module)
+    torch.testing.assert_close(module(x), x.mT.reshape(6), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dropout", "num_ones"), [(0.0, 0), (0.1, 1)])
+def test_attention_without_dropout_draws_nothing(dropout: float, num_ones: int) -> None:
+    attention: Callable[..., tuple[Tensor, Tensor]]
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def fn(x: Tensor) -> Tensor:
+        mixed: Tensor = attention(x, x, x, dropout_p=dropout)[0]
+        return mixed * torch.ones(()).exp().log()
+
+    x = torch.randn(1, 2, 3, 4)
+    module = make_fx(fn, tracing_mode="fake")(x)
+    simplify(module)
+    targets = [node.target for node in module.graph.nodes]
+    assert targets.count(torch.ops.aten.ones.default) == num_ones
+    if not dropout:
+        torch.testing.assert_close(module(x), fn(x), rtol=0, atol=0)
 
 
 def test_gradients_of_a_small_network_keep_their_bits() -> None:
