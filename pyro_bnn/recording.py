@@ -8,6 +8,7 @@ dimensions these are; for the rest it is specialised to the shapes and dtypes of
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,7 @@ def compile_graph(
         lay_out(graph)
         _end_with_writes(graph, num_state)
         options = _IN_ORDER if in_order else _OPTIONS
-        compiled = _compiled(graph, examples, options)
+        compiled = _compiled(graph, examples, options, in_cpp=in_order)
     return Graph(cast(TensorFunction, compiled), shapes)
 
 
@@ -143,24 +144,35 @@ _OPTIONS: dict[str, Any] = {
 _IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
 
 
-def _compiled(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]) -> Any:
+def _compiled(
+    graph: GraphModule, examples: list[Any], options: Mapping[str, Any], *, in_cpp: bool
+) -> Any:
     """The graph compiled for the processor's vector instructions, whatever the compiler is.
 
     Whether it knows them is asked, in some seconds, only where it failed; and so is Inductor's own
     entry, which traces the graph twice more before it compiles the same operations.
+
+    Args:
+        graph: What to compile.
+        examples: Inputs without data.
+        options: Of Inductor.
+        in_cpp: Whether C++ calls the kernels one after the other, where that compiles: for graphs
+            of many small ones that are called very often.
     """
     from torch import _inductor as inductor
 
     known = {**options, "cpp.vec_isa_ok": True}
     if inductor.config.cpp.vec_isa_ok is None and all(e.device.type == "cpu" for e in examples):
         try:
-            return _lowered(graph, examples, known)
+            return _lowered(graph, examples, known, in_cpp=in_cpp)
         except Exception:
             logger.debug("compiling again, with a look at the compiler", exc_info=True)
     return inductor.compile(graph, examples, options=dict(options))
 
 
-def _lowered(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]) -> TensorFunction:
+def _lowered(
+    graph: GraphModule, examples: list[Any], options: Mapping[str, Any], *, in_cpp: bool
+) -> TensorFunction:
     """The graph compiled as it is, by the part of Inductor that comes after tracing.
 
     What tracing would bring is there: the recording has no gradients left to take, its operations
@@ -186,6 +198,7 @@ def _lowered(graph: GraphModule, examples: list[Any], options: Mapping[str, Any]
             num_orig_model_outputs=len(outputs),
             num_example_inputs=len(examples),
             compiler_config_extra=compile_fx.create_compiler_config_extra(own),
+            inner_compile=functools.partial(compile_fx.compile_fx_inner, cpp_wrapper=in_cpp),
             is_inference=True,
         )
     return lambda *args: tuple(compiled(list(args)))

@@ -43,8 +43,8 @@ class Progress:
         diverging: NDArray[np.bool_],
         step_size: NDArray[np.float64],
     ) -> None:
-        """Take in a draw of each of some chains ``[K]``."""
-        self._drawn[chains] += 1
+        """Take in draws of some chains ``[K]``."""
+        np.add.at(self._drawn, chains, 1)
         self._count += len(chains)
         self._accepted += float(acceptance.sum())
         self._divergences += int(diverging.sum())

@@ -26,7 +26,7 @@ from pyro_bnn.infer import mass as masses
 from pyro_bnn.infer.lockstep import Lockstep
 from pyro_bnn.infer.mass import Mass
 from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.store import DrawStore
+from pyro_bnn.infer.store import DrawStore, turns_of
 from pyro_bnn.infer.windows import RANK, Window, windows_of
 
 SHORT = 64  # points of trajectories under the first mass matrix
@@ -122,14 +122,17 @@ class Sampling:
         self._warmed = time.perf_counter()
 
     def step(self) -> None:
-        """Move all chains by one step, and do what the draws that it made ask for."""
+        """Move all chains, and do what the draws that they made ask for."""
+        if self._window is None and not self._is_tuning and self._chains.block > 1:
+            self._keep(*self._chains.steps())
+            return
         drew = self._chains.step()
         if not len(drew):
             return
         if self._window is not None:
             self._learn(drew, self._window)
         else:
-            self._keep(drew)
+            self._tune(drew)
 
     def result(self) -> Sampled:
         """The draws that every chain has, all S of a run that is done; with its phases so far."""
@@ -242,28 +245,39 @@ class Sampling:
         """Whether a chain does not keep its draws yet."""
         return bool((self._left > self._num_samples).any())
 
-    def _keep(self, drew: NDArray[np.int64]) -> None:
+    def _tune(self, drew: NDArray[np.int64]) -> None:
         """In the last window a chain's first draws tune its step size; the others are kept."""
-        drew = drew[self._left[drew] > 0]
-        if not len(drew):
-            return
         chains = self._chains
+        is_tuning = self._left[drew] > self._num_samples
+        tuning, kept = drew[is_tuning], drew[~is_tuning]
+        if len(tuning):
+            _show(chains, tuning, self._progress)
+            self._left[tuning] -= 1
+            warm = tuning[self._left[tuning] == self._num_samples]
+            if len(warm):
+                chains.fix(warm)
+                if not self._is_tuning:
+                    self._warmed = time.perf_counter()
+                    self._progress.start_over()
+        if len(kept):
+            self._keep(kept, chains.draws(kept)[0], chains.stats(kept))
+
+    def _keep(self, places: NDArray[np.int64], z: Tensor, stats: NDArray[np.float64]) -> None:
+        """Keep draws ``[K, P]`` of chains at ascending places, but for what they made too many."""
         assert self._store is not None
-        rows = _show(chains, drew, self._progress)
-        is_kept = self._left[drew] <= self._num_samples
-        if is_kept.any():
-            kept = drew[is_kept]
-            numbers = chains.chains[kept]
-            self._stats[numbers, self._store.counts.numpy()[numbers]] = rows[is_kept]
-            self._store.append(torch.from_numpy(numbers), chains.draws(kept)[0])
-        self._left[drew] -= 1
-        warm = drew[self._left[drew] == self._num_samples]
-        if len(warm):
-            chains.fix(warm)
-            if not self._is_tuning:
-                self._warmed = time.perf_counter()
-                self._progress.start_over()
-        self._left = _shrink(chains, self._left)
+        turns = turns_of(places)
+        is_kept = turns < self._left[places]
+        if not is_kept.all():
+            places, z, stats = places[is_kept], z[torch.from_numpy(is_kept)], stats[is_kept]
+            turns = turns[is_kept]
+        if not len(places):
+            return
+        numbers = self._chains.chains[places]
+        self._stats[numbers, self._store.counts.numpy()[numbers] + turns] = stats
+        self._store.append(torch.from_numpy(numbers), z)
+        np.subtract.at(self._left, places, 1)
+        _tell(self._chains, places, stats, self._progress)
+        self._left = _shrink(self._chains, self._left)
         if self.is_done:
             self._ended = time.perf_counter()
             self._progress.complete()
@@ -303,13 +317,21 @@ def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
     return left[places]
 
 
-def _show(chains: Lockstep, drew: NDArray[np.int64], progress: Progress) -> NDArray[np.float64]:
-    """Statistics of the latest draws ``[K, ...]``, told to the progress bar."""
-    stats = chains.stats(drew)
+def _show(chains: Lockstep, drew: NDArray[np.int64], progress: Progress) -> None:
+    """Tell the progress bar of the latest draws of chains at places in the batch."""
+    _tell(chains, drew, chains.stats(drew), progress)
+
+
+def _tell(
+    chains: Lockstep,
+    places: NDArray[np.int64],
+    stats: NDArray[np.float64],
+    progress: Progress,
+) -> None:
+    """Tell the progress bar of draws of chains at places, by their statistics."""
     progress.add(
-        chains.chains[drew],
+        chains.chains[places],
         stats[:, chains.column("acceptance_rate")],
         stats[:, chains.column("diverging")] > 0,
         stats[:, -1],
     )
-    return stats

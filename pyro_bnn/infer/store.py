@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn import memory as bounds
@@ -105,11 +107,11 @@ class DrawStore:
         return self._z
 
     def append(self, chains: Int[Tensor, " K"], z: Float[Tensor, "K P"]) -> None:
-        """Store the next draw of each of some chains.
+        """Store the next draws of some chains.
 
         Args:
-            chains: Numbers ``[K]`` of the chains, no two the same.
-            z: Their draws ``[K, P]``.
+            chains: Numbers ``[K]`` of the chains; those of one chain stand together.
+            z: Their draws ``[K, P]``, a chain's in their order.
 
         Raises:
             OutputError: If the file cannot be written.
@@ -122,9 +124,9 @@ class DrawStore:
                 f"[{len(chains)}, {num_latents}], not {list(z.shape)}"
             )
         chains = chains.cpu()
-        at = self.counts[chains]
+        at = self.counts[chains] + torch.from_numpy(turns_of(chains.numpy()))
         if bool((at >= num_samples).any()):
-            full = ", ".join(map(str, chains[at >= num_samples].tolist()))
+            full = ", ".join(map(str, chains[at >= num_samples].unique().tolist()))
             raise ShapeError(f"chain {full} has all its {num_samples} draws already")
         z = z.detach()
         if not self.is_on_disk:
@@ -133,7 +135,7 @@ class DrawStore:
             rows = z.to("cpu", self._dtype)
             for chain, place, row in zip(chains.tolist(), at.tolist(), rows, strict=True):
                 self._write(chain, place, row)
-        self.counts[chains] = at + 1
+        self.counts += torch.bincount(chains, minlength=num_chains)
 
     def state(self) -> dict[str, Any]:
         """Draws of each chain and their checksums, once the disk has all draws.
@@ -176,6 +178,20 @@ class DrawStore:
                 self._z[chain, :count] = held[chain, :count].to(self._z)
         self.counts = counts.clone()
         self._written, self._checks = counts.tolist(), list(checks)
+
+
+def turns_of(chains: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each entry of an array ``[K]`` in which equal ones stand together, how many are before it.
+
+    Example:
+        >>> turns_of(np.array([4, 4, 4, 0, 7, 7]))
+        array([0, 1, 2, 0, 0, 1])
+    """
+    if not len(chains):
+        return np.zeros(0, np.int64)
+    starts = np.flatnonzero(np.diff(chains, prepend=chains[0] - 1))
+    lengths = np.diff(starts, append=len(chains))
+    return np.arange(len(chains)) - np.repeat(starts, lengths)
 
 
 def _opened(num_bytes: int, path: Path | None, *, is_whole: bool) -> MappedFile:

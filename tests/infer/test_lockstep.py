@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer import hmc_kernel, nuts_kernel
+from pyro_bnn.infer import lockstep as lockstep_module
 from pyro_bnn.infer.lockstep import UNIFORM_STEPS, Lockstep
 from pyro_bnn.infer.mass import Mass
 
@@ -118,6 +119,16 @@ def test_no_random_number_is_used_twice() -> None:
     assert used.max() < 1
     assert (used.mean(0) - 0.5).abs().max() < 4 / math.sqrt(12 * len(used))
     used = torch.cat([torch.stack(m) for m in momenta])
+    assert len(used.unique()) == used.numel()
+    assert used.mean(0).abs().max() < 4 / math.sqrt(len(used))
+    assert (used.var(0) - 1).abs().max() < 4 * math.sqrt(2 / len(used))
+
+
+def test_no_momentum_of_a_block_is_used_twice() -> None:
+    """The recorder's draw is the momentum that it was given, here before its next trajectory."""
+    chains = lockstep(Recorder, standard, torch.zeros(4, P, dtype=torch.float64))
+    used = torch.cat([chains.steps().z for _ in range(80)])
+    assert len(used) > 4 * 80 * chains.block / 2 * 0.8
     assert len(used.unique()) == used.numel()
     assert used.mean(0).abs().max() < 4 / math.sqrt(len(used))
     assert (used.var(0) - 1).abs().max() < 4 * math.sqrt(2 / len(used))
@@ -231,6 +242,65 @@ def test_chains_of_one_density_end_with_one_step_size(kernel: Any, limit: int) -
     assert chains.step_size[5] == common
     assert own.min() < common < own.max()
     assert (chains.step_size[[0, 1, 3, 4, 6, 7]] != common).all()  # still tuning
+
+
+# --- blocks of steps -----------------------------------------------------------------------------
+
+
+def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float64]]:
+    """What :meth:`Lockstep.steps` returns, by a look after every step."""
+    rows = []
+    for step in range(chains.block):
+        chains._move()
+        for place in np.flatnonzero(chains._state.ended.numpy()):
+            at = np.array([place])
+            rows.append((place, step, chains.draws(at)[0].clone(), chains.stats(at)))
+    places, _, z, stats = zip(*sorted(rows, key=lambda row: row[:2]), strict=True)
+    return np.array(places), torch.cat(z), np.concatenate(stats)
+
+
+@KERNELS
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_block_of_steps_notes_every_draw_of_every_chain(
+    kernel: Any, limit: int, compiled: bool
+) -> None:
+    def make() -> Lockstep:
+        starts = torch.ones(5, P, dtype=torch.float64)
+        chains = lockstep(kernel, standard, starts, limit=limit, compiled=compiled)
+        chains.restart(chains.mass, limit=limit)
+        collect(chains, 40)
+        chains.fix(np.arange(5))
+        return chains
+
+    one, other = make(), make()
+    assert one.block > 1
+    for kept in (np.arange(5), np.arange(5), np.array([4, 1, 2]), np.arange(3)):
+        for chains in (one, other):
+            if len(kept) < len(chains.chains):
+                chains.keep(kept)
+        places, z, stats = noted(one)
+        drawn = other.steps()
+        assert len(places) > len(set(places.tolist())) > 1
+        assert drawn.places.tolist() == places.tolist()
+        assert torch.equal(drawn.z, z)
+        assert np.array_equal(drawn.stats, stats)
+        one._momenta.copy_(other._momenta)
+        one._log.num_drawn.zero_()
+
+
+def test_draws_that_take_much_memory_are_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lockstep_module, "BLOCK_BYTES", 16 * 4 * P * 8)
+    starts = torch.ones(5, P, dtype=torch.float64)
+    chains = lockstep(nuts_kernel, standard, starts)
+    assert chains.block == 1
+    assert lockstep(nuts_kernel, standard, starts[:4]).block == 16
+    chains.restart(chains.mass, limit=64)
+    drawn = torch.cat([z for _, z in collect(chains, 400)])
+    assert len(drawn) > 300
+    assert drawn.mean(0).abs().max() < 0.3
+    assert (drawn.var(0) - 1).abs().max() < 0.4
 
 
 # --- restarts ------------------------------------------------------------------------------------

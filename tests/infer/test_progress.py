@@ -31,6 +31,13 @@ def test_draws_divergences_acceptance_and_step_size(capsys: pytest.CaptureFixtur
     assert "draw/s" in last
 
 
+def test_several_draws_of_one_chain_count_each(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Progress("NUTS", 2, 4, show=True)
+    add(bar, [0, 0, 0, 1], 0.5, 0.1)
+    bar.close()
+    assert "4/8" in capsys.readouterr().err.rpartition("\r")[2]
+
+
 def test_kept_draws_start_the_counts_over(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Progress("NUTS", 1, 4, show=True)
     add(bar, [0], 0.1, 1.0, bad=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_bnn.infer import hmc_kernel, nuts_kernel, sampling, windows
 from pyro_bnn.infer import mass as mass_matrices
 from pyro_bnn.infer.kernel import Kernel
-from pyro_bnn.infer.lockstep import Lockstep
+from pyro_bnn.infer.lockstep import Drawn, Lockstep
 from pyro_bnn.infer.mass import Mass
 from pyro_bnn.infer.progress import Progress
 from pyro_bnn.infer.sampling import Sampled, first_mass, sample
@@ -63,7 +63,7 @@ class Clock:
     Its n-th draw, from 1, is z = (c, n). Calls are written down.
     """
 
-    def __init__(self, periods: Sequence[int], *, can_shrink: bool = True) -> None:
+    def __init__(self, periods: Sequence[int], *, can_shrink: bool = True, block: int = 1) -> None:
         self.periods, self._can_shrink = np.array(periods), can_shrink
         self.chains = np.arange(len(periods))
         self.mass = Mass(torch.ones(2))
@@ -72,6 +72,7 @@ class Clock:
         self.fixed: dict[int, int] = {}  # draws of each chain when its step size was fixed
         self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
         self.batches = [len(periods)]
+        self.block = block
 
     def column(self, name: str) -> int:
         return ["acceptance_rate", "diverging", "lp"].index(name)
@@ -96,6 +97,23 @@ class Clock:
         drew = np.flatnonzero(self.time % self.periods[self.chains] == 0)
         self.counts[self.chains[drew]] += 1
         return drew
+
+    def steps(self) -> Drawn:
+        drew = []
+        for _ in range(self.block):
+            drew += [(place, self.time, *self.latest(place)) for place in self.step()]
+        drew.sort(key=lambda drawn: drawn[:2])
+        places, _, z, stats = zip(*drew, strict=True) if drew else ([], [], [], [])
+        empty = np.zeros((0, 4))
+        return Drawn(
+            np.array(places, np.int64),
+            torch.cat([torch.zeros(0, 2), *z]),
+            np.concatenate([empty, *stats]),
+        )
+
+    def latest(self, place: np.int64) -> tuple[Tensor, NDArray[np.float64]]:
+        places = np.array([place])
+        return self.draws(places)[0], self.stats(places)
 
     def draws(self, places: Places) -> tuple[Tensor, Tensor]:
         chains = self.chains[places]
@@ -122,16 +140,21 @@ class Bar(Progress):
 
     def add(self, chains: Any, acceptance: Any, diverging: Any, step_size: Any) -> None:
         super().add(chains, acceptance, diverging, step_size)
-        self.drawn[chains] += 1
+        np.add.at(self.drawn, chains, 1)
         assert (acceptance == 0.5).all()
         assert diverging.dtype == bool
         np.testing.assert_array_equal(step_size, 1 + chains)
 
 
 def run_clock(
-    periods: Sequence[int], warmup_steps: int, num_samples: int, *, can_shrink: bool = True
+    periods: Sequence[int],
+    warmup_steps: int,
+    num_samples: int,
+    *,
+    can_shrink: bool = True,
+    block: int = 1,
 ) -> Any:
-    clock, bar = Clock(periods, can_shrink=can_shrink), Bar(len(periods))
+    clock, bar = Clock(periods, can_shrink=can_shrink, block=block), Bar(len(periods))
     chains: Any = clock
     result = sample(
         chains,
@@ -144,14 +167,16 @@ def run_clock(
 
 
 SPEEDS = [1, 3, 2, 20, 5, 1, 1, 7]
+BLOCKS = pytest.mark.parametrize("block", [1, 6])  # steps between two looks at tuned chains
 
 
+@BLOCKS
 @pytest.mark.parametrize("warmup_steps", [0, 2, 14])
 def test_a_chain_keeps_its_draws_after_its_own_warm_up_whatever_its_speed(
-    warmup_steps: int,
+    warmup_steps: int, block: int
 ) -> None:
     """With one window each chain drops that many draws of its own and keeps the next."""
-    clock, result, bar = run_clock(SPEEDS, warmup_steps, 9)
+    clock, result, bar = run_clock(SPEEDS, warmup_steps, 9, block=block)
     for chain in range(8):
         expected = warmup_steps + 1 + torch.arange(9)
         assert (result.z[chain, :, 0] == chain).all()
@@ -161,8 +186,9 @@ def test_a_chain_keeps_its_draws_after_its_own_warm_up_whatever_its_speed(
     assert bar.starts == (2 if warmup_steps else 1)
 
 
-def test_statistics_belong_to_their_draws_and_end_with_the_step_size() -> None:
-    _, result, _ = run_clock(SPEEDS, 4, 6)
+@BLOCKS
+def test_statistics_belong_to_their_draws_and_end_with_the_step_size(block: int) -> None:
+    _, result, _ = run_clock(SPEEDS, 4, 6, block=block)
     assert result.stats.shape == (8, 6, 4)
     chain, draw = result.z.double().numpy().transpose(2, 0, 1)
     np.testing.assert_array_equal(result.stats[..., 1], draw % 2)
@@ -228,10 +254,11 @@ def test_draws_of_a_window_go_back_to_the_device_and_their_places_to_the_cpu() -
     assert window._rows == []
 
 
-def test_the_batch_shrinks_to_chains_that_are_not_done_and_never_to_one() -> None:
-    clock, result, _ = run_clock([1, 1, 2, 3, 10, 20, 30, 400], 0, 4)
+@BLOCKS
+def test_the_batch_shrinks_to_chains_that_are_not_done_and_never_to_one(block: int) -> None:
+    clock, result, _ = run_clock([1, 1, 2, 3, 10, 20, 30, 400], 0, 4, block=block)
     assert clock.batches == sorted(clock.batches, reverse=True)
-    assert len(clock.batches) > 3
+    assert len(clock.batches) > 2
     assert clock.batches[-1] == 2
     assert 7 in clock.chains
     for before, after in zip(clock.batches, clock.batches[1:], strict=False):
@@ -263,6 +290,20 @@ def test_one_and_two_chains_stay_together(periods: list[int]) -> None:
     torch.testing.assert_close(
         result.z[..., 1], torch.arange(4.0, 8.0).expand(len(periods), -1), rtol=0, atol=0
     )
+
+
+def test_chains_are_looked_at_after_a_block_once_none_adapts() -> None:
+    """Chains of periods 1 and 4 that tune for two draws: 8 steps one by one, then blocks."""
+    looks = []
+
+    class Watched(Clock):
+        def steps(self) -> Drawn:
+            looks.append(self.time)
+            return super().steps()
+
+    clock: Any = Watched([1, 4], block=6)
+    sample(clock, warmup_steps=2, num_samples=5, limit=8, progress=Bar(2))
+    assert looks == [8, 14, 20, 26]
 
 
 def test_phases_are_those_of_the_slowest_chain(monkeypatch: pytest.MonkeyPatch) -> None:

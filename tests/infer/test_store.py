@@ -72,6 +72,23 @@ def test_draws_of_chains_at_their_own_pace(bound: int, dtype: torch.dtype, folde
 
 
 @pytest.mark.parametrize("bound", [1, MIB], ids=["file", "memory"])
+def test_several_draws_of_a_chain_at_once_keep_their_order(bound: int, folder: Path) -> None:
+    z = torch.randn(4, 6, 3)
+    store = DrawStore(4, 6, 3, z.dtype, memory=bound)
+    for counts in ([1, 0, 2, 0], [3, 1, 4, 0], [2, 5, 0, 0], [0, 0, 0, 6]):
+        rows = [
+            (chain, store.counts[chain] + turn)
+            for chain, count in enumerate(counts)
+            for turn in range(count)
+        ]
+        chains, places = (torch.tensor(values) for values in zip(*rows, strict=True))
+        store.append(chains, z[chains, places])
+    assert torch.equal(store.draws, z)
+    with pytest.raises(ShapeError, match="chain 0, 3 has all its 6 draws already"):
+        store.append(torch.tensor([0, 0, 3]), torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("bound", [1, MIB], ids=["file", "memory"])
 def test_draws_are_seen_while_others_are_to_come(bound: int, folder: Path) -> None:
     store = DrawStore(2, 3, 2, torch.float64, memory=bound)
     z, strided = store.draws, torch.arange(8.0).reshape(2, 4)[:, ::2]
