@@ -45,18 +45,23 @@ def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> Si
 
 
 @pytest.mark.parametrize(
-    ("prior", "thin", "target_accept"),
-    [(priors.Normal(), 5, 0.8), (HIERARCHY, 8, 0.9)],
+    ("prior", "thin", "target_accept", "divergences"),
+    [(priors.Normal(), 5, 0.8, 0.005), (HIERARCHY, 8, 0.9, 0.055)],
     ids=["network", "half-Cauchy hierarchy"],
 )
-def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float) -> None:
+def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float, divergences: float) -> None:
+    """The hierarchy diverges where its scales are far out in their tails.
+
+    Of 41 seeds of the simulations each has 2.7 +- 0.6 % divergences, at an acceptance of 0.6
+    twelve: the limit is four standard deviations above the mean.
+    """
     found = calibrate(network(prior), thin=thin, target_accept=target_accept)
     assert found.num_failed == 0
     assert (found.p_values > 0.001).all(), found.summary()
     smooth = [uniformity.smooth_p_value for uniformity in found.uniformities.values()]
     assert min(smooth) > 0.0005, found.summary()  # two degrees of freedom see more
     assert found.ess > 0.8 * found.num_draws
-    assert sum(found.num_diverging) < 0.03 * 100 * 19 * thin  # in the tails of the prior
+    assert sum(found.num_diverging) < divergences * 100 * 19 * thin
 
 
 # --- broken on purpose ---------------------------------------------------------------------------
