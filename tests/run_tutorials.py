@@ -75,6 +75,7 @@ def main(arguments: list[str]) -> int:
             print(f"{path}: {error}", file=sys.stderr)  # noqa: T201  # a command
             return 1
         target = path if options.out is None else options.out / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)  # type: ignore[no-untyped-call]
         print(f"{target}: {time.monotonic() - start:.0f} s")  # noqa: T201  # a command
     return 0
