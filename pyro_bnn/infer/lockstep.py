@@ -30,9 +30,8 @@ from pyro_bnn.infer.step_size import DualAveraging
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
 BLOCK = 16  # steps between two looks at chains that no longer adapt
-BLOCK_BYTES = (
-    1 << 25
-)  # of the draws of a block; where they would take more, a look after every step
+# of the draws of a block; where they would take more, a look after every step
+BLOCK_BYTES = 1 << 25
 
 
 class Log(NamedTuple):
