@@ -224,12 +224,16 @@ def measure(settings: Settings) -> tuple[list[Row], list[Row]]:
         own, found = cold[: len(mine)], cold[len(mine) : len(mine) + len(numpyro)]
         if numpyro:
             # so that it is not NumPyro's longer warm-up that makes the difference
-            first, warmup = numpyro[ranked(found)[0]], mine[ranked(own)[0]].options.warmup
-            short = replace(first, options=replace(first.options, warmup=warmup))
-            if short != first:
-                numpyro.append(short)
-                cold += turns.rows([short])
-                found.append(cold[-1])
+            warmup = mine[ranked(own)[0]].options.warmup
+            short = [
+                replace(entry, options=replace(entry.options, warmup=warmup))
+                for entry in finalists(numpyro, found)
+                if entry.options.warmup != warmup
+            ]
+            numpyro += short
+            rows = turns.rows(short)
+            cold += rows
+            found += rows
         cached = turns.rows([*finalists(mine, own), *finalists(numpyro, found)], filled=True)
         many = 20 if settings.quick else MANY_DRAWS
         last = [*finalists(*few_chains(mine, own)), *finalists(*few_chains(numpyro, found))]
