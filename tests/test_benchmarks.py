@@ -547,6 +547,16 @@ def test_ratios_are_to_the_best_peer_that_has_converged(stopwatch: Stopwatch) ->
     assert {r["cache"] for r in rows if r["library"] == "pyro"} == {""}
 
 
+def test_a_peer_as_warm_as_ours_does_not_run_again(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm = [replace(entry, options=replace(entry.options, warmup=8)) for entry in numpyros()]
+    monkeypatch.setattr(nuts, "peers", lambda settings: warm)
+    rows, _ = nuts.measure(parse(["--quick", "--threads", "1", "--rounds", "1"]))
+    ran = [r["contender"] for r in rows if r["library"] == "numpyro"]
+    assert ran == ["slow", "fast", "stuck", *["fast", "slow"] * 2]
+
+
 def test_of_our_ways_the_best_counts_and_many_draws_have_few_chains(
     stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
