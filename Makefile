@@ -7,6 +7,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[1-9]*/bin/python3)
 NOTEBOOKS = $(wildcard tutorials/*.ipynb)
@@ -17,7 +18,7 @@ METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multiva
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv report test test-arviz1 soak check format coverage tutorials bench clean
+.PHONY: help .venv report test quick test-arviz1 soak mutations check format coverage tutorials bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[.a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,14 +46,20 @@ report: $(STAMP) ## The main job: guides, NUTS and three models compared in repo
 	$(BIN)/pyro-bnn compare --data diabetes --methods $(METHODS) --reference nuts --out report/
 
 test: $(STAMP) ## All tests, in JOBS processes (2), then those of ArviZ 1.x
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST) --durations=10
 	$(MAKE) test-arviz1
+
+quick: $(STAMP) ## The tests that are not marked slow: two minutes
+	$(PYTEST) -m "not slow"
 
 test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1.x
 	$(BIN)/python tests/run_arviz1.py
 
-soak: $(STAMP) ## The long tests (minutes); their figures go to benchmarks/soak.json
-	$(BIN)/python -m pytest tests/soak -m soak --figures benchmarks/soak.json
+soak: $(STAMP) ## The long tests, and the whole of each product (hours); figures go to benchmarks/soak.json
+	$(BIN)/python -m pytest tests -m soak --figures benchmarks/soak.json
+
+mutations: $(STAMP) ## Deliberate bugs, and the test that sees each (an hour)
+	$(BIN)/python tests/mutations.py --jobs $(JOBS)
 
 check: $(STAMP) ## Formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -1,20 +1,85 @@
-"""What all tests share: each starts from the same random state and an empty parameter store."""
+"""What all tests share: each starts from the same random state and an empty parameter store.
+
+Three sizes: ``make quick`` leaves out what is marked slow, ``make test`` what is marked soak, and
+``make soak`` runs that. ``--figures PATH`` writes the figures of soak tests as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pyro
 import pytest
 import torch
 
+Record: TypeAlias = Callable[..., None]
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The processes of ``pytest -n`` must collect the same names: none may hold an address."""
+FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
+LONG = 10.0  # s, from which a test is to be marked slow, with the reason
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--figures", type=Path, help="where the figures of soak tests are written")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FIGURES] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check names and marks, and leave soak tests out, whatever else ``-m`` asks for."""
     for item in items:
-        if " at 0x" in item.nodeid:
+        if " at 0x" in item.nodeid:  # the processes of ``pytest -n`` must collect the same names
             raise pytest.UsageError(f"{item.nodeid}: give this parameter an id")
+        for mark in item.iter_markers("slow"):
+            if not (mark.args and isinstance(mark.args[0], str)):
+                raise pytest.UsageError(f"{item.nodeid}: say why, pytest.mark.slow('...')")
+    if "soak" in config.option.markexpr:  # -m replaces the -m of the settings: so here
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """``record(name=value, ...)``: figures of a test, JSON-able, shown at the end of the run."""
+    figures = request.config.stash[FIGURES].setdefault(request.node.name, {})
+
+    def add(**values: Any) -> None:
+        figures.update(values)
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    tell_long_tests(terminalreporter)
+    figures = config.stash.get(FIGURES, {})
+    if not figures:
+        return
+    terminalreporter.section("figures of the soak tests")
+    for test, values in figures.items():
+        terminalreporter.write_line(test)
+        for name, value in values.items():
+            terminalreporter.write_line(f"    {name}: {value}")
+    if (path := config.getoption("figures", None)) is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        terminalreporter.write_line(f"written to {path}")
+
+
+def tell_long_tests(terminalreporter: Any) -> None:
+    """Name the tests that took long and are not marked so."""
+    reports = [r for r in terminalreporter.stats.get("passed", []) if r.when == "call"]
+    for report in reports:
+        if report.duration > LONG and not {"slow", "soak"} & set(report.keywords):
+            terminalreporter.write_line(
+                f"{report.nodeid} took {report.duration:.0f} s and is not marked slow"
+            )
 
 
 @pytest.fixture(autouse=True)

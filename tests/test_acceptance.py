@@ -17,7 +17,7 @@ needs_uci = pytest.mark.skipif(
 
 
 @needs_uci
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_mean_field_on_yacht_lies_in_the_band_of_the_literature() -> None:
     split = bnn.data.load("uci/yacht", split=0)
     model = bnn.models.MLP(6, hidden=(50,))
@@ -28,7 +28,7 @@ def test_mean_field_on_yacht_lies_in_the_band_of_the_literature() -> None:
 
 
 @needs_uci
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_means_before_scales_find_the_better_optimum_on_energy() -> None:
     """Scales trained from the start switch off units that the data need: another optimum."""
     split = bnn.data.load("uci/energy", split=0)
@@ -45,7 +45,7 @@ def test_means_before_scales_find_the_better_optimum_on_energy() -> None:
     assert errors[1] < 1.4 < errors[0]  # independent Pyro SVI: 1.12 +- 0.29 (sd)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_nuts_on_diabetes_agrees_with_itself_in_function_space() -> None:
     from pyro_bnn.diagnostics import function_convergence
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm, rankdata
 from xarray import DataTree
 
-from pyro_bnn import arviz_io, netcdf_checks
+from pyro_bnn import arviz_io, netcdf_checks, trees
 from pyro_bnn.errors import (
     DataError,
     FileFormatError,
@@ -332,6 +333,23 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         arviz_io.save_netcdf(broken, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_without_room_for_the_arrays_is_found_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.zeros((1, 1_000, 1_000))
+    tree = arviz_io.datatree({"posterior": {"z": values}})
+
+    def allocate(file: int, start: int, size: int) -> None:
+        if size > values.nbytes:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate, raising=False)
+    monkeypatch.setattr(trees, "write_tree", lambda *args: pytest.fail("it was written"))
+    with pytest.raises(OutputError, match=r"No space left on device; give a file name"):
+        arviz_io.save_netcdf(tree, tmp_path / "a.nc")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_rename_leaves_the_old_file(
@@ -877,6 +895,17 @@ def test_loo_takes_y_or_the_only_variable() -> None:
     both = arviz_io.loo(arviz_io.datatree({"log_likelihood": {"extra": values * 2, "y": values}}))
     assert alone.khat.shape == (8,)
     assert alone.elpd == both.elpd
+
+
+def test_loo_knows_chain_and_draw_by_name_in_whatever_order() -> None:
+    values = 0.1 * np.random.default_rng(25).normal(size=(2, 50, 3))
+    tree = arviz_io.datatree({"log_likelihood": {"y": values}})
+    expected = arviz_io.loo(tree)
+    tree["log_likelihood"] = tree["log_likelihood"].to_dataset().transpose("y_dim_0", "draw", ...)
+    assert tree["log_likelihood/y"].shape == (3, 50, 2)
+    result = arviz_io.loo(tree)
+    np.testing.assert_array_equal(result.pointwise, expected.pointwise)
+    np.testing.assert_array_equal(result.khat, expected.khat)
 
 
 def test_bad_log_likelihoods_are_refused() -> None:

@@ -374,7 +374,7 @@ def test_random_numbers_of_the_caller_are_left_alone_by_the_check() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_a_gradient_that_is_rounding_alone_is_no_other_number() -> None:
     """A bias before a normalisation has none: what comes out differs with every order of sums."""
 
@@ -527,7 +527,7 @@ def test_compiled_as_it_is_or_through_inductors_own_entry_the_bits_are_the_same(
     assert not torch.equal(found[0][-3], torch.tensor([1.0, 2.0]))  # written
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_compiled_one_graph_serves_all_numbers_of_rows_but_one(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,7 +542,7 @@ def test_compiled_one_graph_serves_all_numbers_of_rows_but_one(
     assert not list(tmp_path.iterdir())  # writes nothing where the user is
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_compiled_a_branch_on_the_number_of_rows_makes_two_graphs() -> None:
     counting = Counting(branching_on_rows)
     captured = Captured(counting, "error", compiled=True, rows=ROWS, strict=True)

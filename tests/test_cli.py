@@ -19,7 +19,7 @@ import typer
 
 from pyro_bnn import __version__, cli, jobs
 from pyro_bnn.data import names
-from pyro_bnn.errors import BNNWarning, DivergenceError
+from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.registry import KINDS, entries
 from tests.command_line import Result, run
 from tests.interruptible import interruptible
@@ -238,6 +238,26 @@ def test_data_that_cannot_be_used(
     assert line in err
 
 
+@pytest.mark.parametrize("command", [("fit", "--method"), ("compare", "--methods")])
+@pytest.mark.parametrize(("warmup", "samples"), [(7, 9), (0, 1)])
+def test_a_sampler_has_the_warmup_and_the_samples_that_were_asked_for(
+    command: tuple[str, str], warmup: int, samples: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    found: list[Any] = []
+
+    def stop(engines: dict[str, Any], *args: Any, **options: Any) -> Any:
+        found.extend(engines.values())
+        raise OptionError("no fit today")
+
+    monkeypatch.setattr(jobs, "fit_all", stop)
+    monkeypatch.chdir(tmp_path)
+    numbers = ("--warmup", str(warmup), "--samples", str(samples))
+    code, _, err = run(command[0], "--data", "moons", command[1], "nuts", *numbers)
+    assert (code, err) == (2, "pyro-bnn: no fit today\n")
+    assert [(engine.warmup_steps, engine.num_samples) for engine in found] == [(warmup, samples)]
+
+
 @pytest.mark.usefixtures("no_fit")
 def test_folder_that_cannot_be_written_is_found_before_the_fit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", "utf-8")
@@ -288,7 +308,7 @@ def test_a_command_that_saves_nothing_says_no_more(monkeypatch: pytest.MonkeyPat
     assert run("list") == (130, "", "pyro-bnn: interrupted\n")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a process of its own, whole fits")
 @pytest.mark.parametrize("options", [("auto-normal", "--steps", "9000000"), ("nuts", *SHORT)])
 def test_ctrl_c_ends_a_run(options: tuple[str, ...], tmp_path: Path) -> None:
     last = ("--samples", "9000000") if "nuts" in options else ()

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from pyro_bnn import jobs
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.manifest import read_manifest
 from pyro_bnn.infer.sampling import Sampling
 from pyro_bnn.infer.training import Training
+from pyro_bnn.resuming import Saves
 from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import Result, run
 
@@ -175,6 +176,20 @@ def test_a_checkpoint_of_another_run_ends_the_command(tmp_path: Path) -> None:
     assert err.count("\n") == 1
     assert err.startswith(f"pyro-bnn: the checkpoint {tmp_path}/saved/split-0-seed-0/auto-delta is")
     assert "of a run on other data" in err
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_error_of_the_data_of_a_run_that_begins_stays_one(tmp_path: Path, resume: bool) -> None:
+    """So that it loses one run of several, and not all of them."""
+    error = DataError("a column is constant")
+
+    def refuse(**options: Any) -> Any:
+        assert options == {"checkpoint": tmp_path, "resume": False}
+        raise error
+
+    with pytest.raises(DataError, match="a column is constant") as caught:
+        Saves(tmp_path, resume).run(refuse, pytest.fail, "")
+    assert caught.value is error
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def _threads_are_given_back() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a process of its own, whole fits")
 @pytest.mark.usefixtures("exported", "_threads_are_given_back")
 def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
     folder = tmp_path / "report"

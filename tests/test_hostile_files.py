@@ -25,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyro_bnn import arviz_io, guides, models, registry, untrusted
+from pyro_bnn import arviz_io, guides, models, netcdf_checks, registry, untrusted
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.pickles import check_pickle
@@ -111,6 +111,17 @@ def test_no_bit_of_a_tensor_flips_unnoticed(targets: dict[str, Target], tmp_path
         path.write_bytes(changed)
         with pytest.raises(FileFormatError, match="Bad CRC-32"):
             read_tensors(path)
+
+
+def test_a_bit_at_the_end_of_a_large_tensor_does_not_flip_unnoticed(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "large.pt", torch.arange(1 << 19, dtype=torch.float64)  # 4 MiB
+    write_tensors({"t": numbers}, path)
+    content, last = bytearray(path.read_bytes()), numbers[-1:].numpy().tobytes()
+    assert content.count(last) == 1
+    content[content.index(last)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="Bad CRC-32"):
+        read_tensors(path)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -305,6 +316,7 @@ NAN = float("nan")
         ("draws.pt", lambda d: d.update(z=d["z"].long()), "z is of torch.int64"),
         ("draws.pt", lambda d: d.pop("z"), "KeyError: 'z'"),
         ("draws.pt", lambda d: d.update(log_q=torch.ones(3, 1)), r"log_q has shape \[3, 1\]"),
+        ("draws.pt", lambda d: d.update(log_q=torch.ones(2, 5)), r"log_q has shape \[2, 5\], dr"),
         ("draws.pt", lambda d: d["sample_stats"].update(lp=torch.ones(5)), r"lp has shape \[5\]"),
         ("draws.pt", lambda d: d["sample_stats"].update(lp=[1.0]), "lp is a list, not a tensor"),
     ],
@@ -515,6 +527,22 @@ def test_netcdf_files_that_declare_more_than_they_hold(
         change(file)
     with pytest.raises(FileFormatError, match=reason):
         arviz_io.load_netcdf(path)
+
+
+def test_arrays_of_a_large_netcdf_file_fit_into_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1 MiB, it could hold 1032 MiB if they were packed."""
+    path, mib = tmp_path / "large.nc", 1 << 20
+    monkeypatch.setattr(netcdf_checks, "_memory", lambda: 512 * mib)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("there", data=np.zeros(mib, dtype="u1"))
+        file.create_dataset("declared", (510 * mib,), "u1", chunks=(mib,))
+    netcdf_checks.check_netcdf(path)
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("more", (2 * mib,), "u1", chunks=(mib,))
+    with pytest.raises(FileFormatError, match="its arrays have more than 512 MiB, in a file of"):
+        netcdf_checks.check_netcdf(path)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,16 @@ def test_a_model_of_images_takes_images_and_square_rows() -> None:
     assert found[3].startswith("Model: ResNet 3x4x4, Normal(fan_in)")
 
 
+def test_depth_and_width_are_each_that_asked_for() -> None:
+    split = split_of(torch.randn(6, 1, 4, 4), torch.arange(6) % 2)
+    plan = network(split, model="res-net", hidden="50", depth=14, width=3)
+    assert (plan.depth, plan.width) == (14, 3)
+    model: Any = plan.build()
+    assert (model.depth, model.width) == (14, 3)
+    rows = network(regression(), depth=14, width=3)  # of an MLP, which has neither
+    assert (rows.depth, rows.width) == (None, None)
+
+
 @pytest.mark.parametrize("shape", [(6, 15), (6, 4, 4)])
 def test_rows_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
     split = split_of(torch.randn(shape), torch.arange(6) % 2)

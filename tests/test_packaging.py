@@ -207,7 +207,7 @@ def test_constraints_pin_every_dependency() -> None:
 # --- what is built -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds and installs the package")
 def test_wheel_holds_every_file_and_nothing_else(source: Path, installed: Installation) -> None:
     with ZipFile(installed.wheel) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -215,7 +215,7 @@ def test_wheel_holds_every_file_and_nothing_else(source: Path, installed: Instal
     assert {"pyro_bnn/py.typed", "pyro_bnn/report/planted.html"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds and installs the package")
 def test_every_module_imports_from_the_wheel(installed: Installation) -> None:
     code = """
 import importlib, json, pkgutil, pyro_bnn
@@ -239,7 +239,7 @@ print(json.dumps({name: importlib.import_module(name).__file__ for name in names
     assert set(files) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds and installs the package")
 def test_wheel_carries_the_version_and_the_script(installed: Installation) -> None:
     code = """
 import importlib.metadata as metadata, json, pyro_bnn
@@ -252,7 +252,7 @@ print(json.dumps([metadata.version("pyro-bnn"), pyro_bnn.__version__, script.nam
     assert json.loads(done.stdout) == [version, version, "pyro-bnn", "pyro_bnn.cli:main"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds and installs the package")
 def test_console_script_runs(installed: Installation) -> None:
     done = run(installed.python.parent / "pyro-bnn", "--help", cwd=installed.wheel.parent)
     assert done.returncode == 0, done.stderr

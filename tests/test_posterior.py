@@ -11,7 +11,7 @@ import torch
 from pyro.infer import Predictive, autoguide
 from pyro.infer.autoguide import init_to_value
 
-from pyro_bnn import SVI, guides, models, priors
+from pyro_bnn import SVI, guides, memory, models, priors
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
@@ -136,6 +136,17 @@ def test_densities_are_in_the_same_coordinates() -> None:
     elbo, error = posterior.elbo((oracle.x, oracle.y), 50)
     assert elbo == pytest.approx(oracle.log_evidence, rel=1e-10)
     assert error < 1e-9
+
+
+def test_the_log_joint_of_draws_in_several_blocks_is_that_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyro_bnn.posterior.MOST_BYTES", 0)
+    monkeypatch.setattr(memory, "WORKING_SET", 4_000)  # the 20 rows take 160 bytes a draw
+    oracle = linear_gaussian()
+    posterior = stored_posterior(oracle)
+    found = posterior.log_joint((oracle.x, oracle.y), 100)
+    torch.testing.assert_close(found, oracle.log_joint(posterior.unconstrained(100)))
 
 
 def test_the_elbo_has_its_monte_carlo_error() -> None:

@@ -26,7 +26,7 @@ def test_there_are_blocks_to_run() -> None:
     assert "make test" in SHELL_LINES
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a process of its own, whole fits")
 @pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
 def test_python_block_runs_as_written(number: int, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"

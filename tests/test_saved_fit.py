@@ -17,6 +17,7 @@ from pyro_bnn.errors import DataError, FileFormatError, SiteError
 from pyro_bnn.jobs import find_methods
 from pyro_bnn.networks import NetworkOptions, make_networks
 from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit, all_rows, input_columns
+from pyro_bnn.uncertainty import Uncertainty
 from tests.rows import classes, regression
 
 
@@ -106,6 +107,13 @@ def test_held_out_scores_are_those_of_a_comparison(towns: Path) -> None:
     assert saved.summary().startswith("Held-out, 3 rows: log score ")
     assert ", RMSE " in saved.summary()
     assert " (y), 95 % interval covers " in saved.summary()
+
+
+def test_training_rows_are_measured_under_the_draws_of_the_seed_of_the_fit(folder: Path) -> None:
+    saved, rows = SavedFit.load(folder), regression().train
+    own, other = (Uncertainty.of(saved.posterior, rows, seed).median for seed in (2, 0))
+    assert saved.uncertainty.median == pytest.approx(own, rel=1e-5)
+    assert saved.uncertainty.median != pytest.approx(other, rel=1e-5)
 
 
 def test_summary_of_classes() -> None:

@@ -30,6 +30,7 @@ def _num_calls(module: torch.fx.GraphModule) -> int:
         (lambda x: x * torch.full_like(x, 3.0), 1),
         (lambda x: x.exp() * x.exp(), 2),
         (lambda x: x * 2 + x * 3, 3),
+        (lambda x: torch.add(x, x, alpha=2) * torch.add(x, x, alpha=3), 3),
         (lambda x: x.reshape(3, 1).expand(3, 2) + 0.5, 3),
         (lambda x: x.reshape(3, 1) / 2, 2),
     ],

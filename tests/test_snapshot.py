@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any
 
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models
+from pyro_bnn.priors import PriorModule
 from pyro_bnn.snapshot import Snapshot
 
 
@@ -25,6 +28,17 @@ def test_buffers_are_copies() -> None:
     snapshot = Snapshot(model)
     model.likelihood.scale.fill_(3.0)
     assert_close(snapshot.buffers, {"likelihood.scale": torch.tensor(0.5)})
+
+
+def test_priors_are_copies() -> None:
+    scale = torch.ones(2)
+    prior = PriorModule(dist.Normal(torch.zeros(2), scale).to_event(1))
+    snapshot = Snapshot(prior)
+    scale.fill_(2.0)
+    value = torch.zeros(2)  # of log density -log(2 pi s^2) / 2 an entry
+    with snapshot.held():
+        assert float(prior().log_prob(value)) == pytest.approx(-math.log(2 * math.pi), rel=1e-6)
+    assert float(prior().log_prob(value)) == pytest.approx(-math.log(8 * math.pi), rel=1e-6)
 
 
 def test_the_modules_own_priors_and_modes_come_back_after_an_error() -> None:

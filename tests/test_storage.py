@@ -430,7 +430,7 @@ def small(prior: float = 1.0, activation: str = "relu", noise: float = 0.3) -> m
     )
 
 
-@pytest.mark.parametrize("other", [{"prior": 1.1}, {"activation": "tanh"}])
+@pytest.mark.parametrize("other", [{"prior": 1.1}, {"prior": 1.005}, {"activation": "tanh"}])
 def test_another_prior_or_activation_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
     oracle = linear_gaussian()
     data = (oracle.x.float(), oracle.y.float())

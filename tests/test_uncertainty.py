@@ -79,3 +79,9 @@ def test_the_location_alone_is_measured() -> None:
     f = torch.stack([torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [50.0]])], dim=-1)
     found = epistemic(prediction_of(f), "sd of the function")
     torch.testing.assert_close(found, torch.ones(1, dtype=torch.float64))  # of 1 and 3
+
+
+def test_several_targets_are_measured_by_their_root_mean_square() -> None:
+    f = torch.tensor([[[7.0, 0.0, 50.0]], [[13.0, 8.0, -50.0]]])  # [S, N, columns]
+    found = epistemic(prediction_of(f), "sd of the function", num_targets=2)  # of sds 3 and 4
+    torch.testing.assert_close(found, torch.tensor([12.5**0.5], dtype=torch.float64))

@@ -15,6 +15,7 @@ from pyro_bnn.data.arrays import (
     check_rows,
     column_names,
     float_dtype,
+    to_floating,
     to_numpy,
     to_tensor,
 )
@@ -116,6 +117,15 @@ def test_only_tensors_decide_the_floating_dtype() -> None:
     assert float_dtype(single, double) == float_dtype(double, single) == torch.float64
     assert float_dtype(double, torch.zeros(1, dtype=torch.int64)) == torch.float64
     assert float_dtype(torch.zeros(1, dtype=torch.float16)) == torch.float32
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers_that_float64_does_not_have_are_refused(sign: int) -> None:
+    exact = sign * torch.tensor([2**53, 2**53 + 2, 2**53 + 4])
+    assert to_floating(exact, "x").to(torch.int64).tolist() == exact.tolist()
+    expected = f"x holds whole numbers that float64 does not have, such as {sign * (2**53 + 3)}: "
+    with pytest.raises(DataError, match=re.escape(expected)):
+        to_floating(sign * torch.tensor([1, 2**53 + 3]), "x")
 
 
 def test_a_number_too_large_for_the_dtype_is_refused() -> None:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.labels import array_labels, check_labels, check_task, encode_labels, infer_task
+from pyro_bnn.data.labels import (
+    array_labels,
+    check_counts,
+    check_labels,
+    check_task,
+    encode_labels,
+    infer_task,
+)
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 
@@ -95,3 +102,11 @@ def test_labels_must_be_one_column() -> None:
 
 def test_good_labels_pass() -> None:
     assert check_labels(torch.tensor([1, 0, 1])) is None  # type: ignore[func-returns-value]
+
+
+def test_a_row_holds_counts_where_all_of_its_targets_are_counts() -> None:
+    y = torch.tensor([[0.0, 3.0], [2.0, -1.0], [0.5, 1.0], [4.0, 4.0]])
+    expected = "y: counts are whole numbers from 0, got [2.0, -1.0] in row 1 (2 of 4 rows)"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        check_counts(y)
+    check_counts(y[[0, 3]])

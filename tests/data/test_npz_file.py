@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from pyro_bnn.data import npz_file
 from pyro_bnn.data.npz_file import load_npz
 from pyro_bnn.data.split import published_rows
 from pyro_bnn.errors import DataError, OptionError, ShapeError
@@ -129,3 +130,16 @@ def test_given_splits_whose_shapes_do_not_fit(
     np.savez(path, **(arrays | change))
     with pytest.raises(ShapeError, match=re.escape(message)):
         load_npz(path)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_arrays_are_counted_as_three_copies_in_float64(
+    path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    np.savez(path, x=(X % 200).astype(dtype), y=(Y % 2).astype(dtype))
+    needed = 3 * 8 * (40 + 20)
+    monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed)
+    assert len(load_npz(path, task="regression").train) == 18
+    monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed - 1)
+    with pytest.raises(DataError, match=r"needs about 0\.0 GiB of memory, and this machine has"):
+        load_npz(path, task="regression")

@@ -253,6 +253,19 @@ def test_arrays_that_cannot_be_used(x: Any, y: Any, error: type[Exception], mess
         from_arrays(x, y)
 
 
+@pytest.mark.parametrize("unit", [1e151, 1e-151])
+def test_squares_of_targets_ten_thousand_sds_out_are_to_be_finite(unit: float) -> None:
+    """In float64 squares end at 1.8e308, and those of 1e4 sds at sds of 1.3e150."""
+    expected = r"square torch.float64 cannot hold; .* between 7e-151 and 1e\+150"
+    with pytest.raises(DataError, match=expected):
+        from_arrays(X10, [unit * value for value in Y10])
+    inside = unit ** (149 / 151)
+    split = from_arrays(X10, [inside * value for value in Y10])
+    assert split.train.target is not None
+    assert split.train_rows is not None
+    assert split.train.target.scale / inside == pytest.approx(split.train_rows.numpy().std())
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(OptionError, match="test_fraction must be between 0 and 1, both excluded"):
         from_arrays(X10, Y10, test_fraction=1.0)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.standardise import Standardiser
-from pyro_bnn.errors import DataError
+from pyro_bnn.data.standardise import Standardiser, constant_columns
+from pyro_bnn.errors import DataError, ShapeError
 
 DOUBLE = torch.float64
 
@@ -39,6 +39,15 @@ def test_a_constant_whose_sd_does_not_round_to_zero_gets_scale_one() -> None:
     units = Standardiser.fit(values)
     assert units.scale == 1
     assert units.loc == 0.998
+
+
+def test_numbers_within_two_roundings_are_one_and_within_three_are_not() -> None:
+    rounding = torch.finfo(DOUBLE).eps
+    values = 1 + rounding * torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 3.0]], dtype=DOUBLE)
+    assert constant_columns(values).tolist() == [[True, False]]
+    units = Standardiser.fit(values)
+    assert units.loc[0] == 1
+    assert_close(units.scale, torch.tensor([1.0, rounding * (14 / 9) ** 0.5], dtype=DOUBLE))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +81,20 @@ def test_float32_values_keep_their_precision_beside_a_large_loc() -> None:
     back = units.inverse(torch.tensor([0.0, 0.25]))
     assert_close(back, torch.tensor([1e9 + 1, 1e9 + 1.5], dtype=DOUBLE), rtol=0, atol=0)
     assert_close(units.transform(back), torch.tensor([0.0, 0.25], dtype=DOUBLE), rtol=0, atol=0)
+
+
+def test_single_precision_is_carried_to_the_units_of_a_vector_in_double_precision() -> None:
+    units = Standardiser(torch.tensor(1e9 + 1, dtype=DOUBLE), torch.tensor(2.0, dtype=DOUBLE))
+    found = units.transform(torch.tensor([1e9, 1e9 + 64]))  # both are float32 numbers
+    assert_close(found, torch.tensor([-0.5, 31.5], dtype=DOUBLE), rtol=0, atol=0)
+
+
+def test_rows_of_other_columns_than_the_units_are_refused() -> None:
+    units = Standardiser(torch.zeros(2), torch.ones(2))
+    expected = "values have shape [3, 1], but these units are those of [2]: one column for each"
+    for carry in (units.transform, units.inverse):
+        with pytest.raises(ShapeError, match=re.escape(expected)):
+            carry(torch.zeros(3, 1))
 
 
 def test_to_changes_the_dtype() -> None:

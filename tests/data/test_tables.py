@@ -84,6 +84,8 @@ def test_row_numbers(path: Path) -> None:
         ("1\n-2\n", "must hold whole numbers >= 0, got -2.0 (number 2)"),
         ("1.5\n", "must hold whole numbers >= 0, got 1.5 (number 1)"),
         ("nan\n", "must hold whole numbers >= 0, got nan (number 1)"),
+        ("9007199254740992\n9007199254740994\n", "got 9007199254740994.0 (number 2)"),  # 2^53 + 2
+        ("1e300\n", "must hold whole numbers >= 0, got 1e+300 (number 1)"),
     ],
 )
 def test_what_is_no_row_number(path: Path, text: str, message: str) -> None:

@@ -67,6 +67,14 @@ def test_chains_stuck_apart_have_an_infinite_rhat() -> None:
     assert not result.converged
 
 
+def test_one_chain_that_is_stuck_among_others_that_move_has_a_finite_rhat() -> None:
+    f = np.random.default_rng(6).normal(size=(4, 100, 1, 1))
+    f[0] = 0.0
+    result = function_convergence(f)
+    assert 1 < result.worst_rhat < np.inf
+    assert 4 < result.smallest_ess < 400  # it is 4 where all four are stuck apart
+
+
 def test_a_function_that_is_constant_everywhere_has_not_converged() -> None:
     result = function_convergence(np.zeros((2, 100, 1, 1)))
     assert np.isnan(result.worst_rhat)

@@ -203,6 +203,14 @@ def test_the_error_of_a_covariance_is_its_scatter() -> None:
     assert_close(found.error[0, :, 0], expected, rtol=0.02, atol=0)
 
 
+def test_the_error_of_a_covariance_by_hand() -> None:
+    """Away from the mean, 100, by -1, -1, -1, 3: fourth moment 84 / 4, variance 12 / 3."""
+    draws = torch.tensor([99.0, 99.0, 99.0, 103.0]).reshape(4, 1, 1)
+    found = matrix_moments(draws)
+    assert found.matrix.item() == 4
+    assert found.error.item() == pytest.approx(((21 - 4**2) / 4) ** 0.5, rel=1e-15)
+
+
 def test_draws_made_in_several_blocks_are_as_many_as_asked_for() -> None:
     layers = mean_field((2_000, 100, 2))
     assert product_draws(layers, 21, columns=[0]).unique().numel() == 42

@@ -67,6 +67,11 @@ def test_the_smallest_ratios_of_all_sites_go_first_and_the_rest_stays(
     torch.testing.assert_close(pruned.function_draws(x, 20, seed=3), f, rtol=1e-12, atol=1e-12)
 
 
+def test_a_share_is_rounded_to_whole_weights(posterior: Posterior) -> None:
+    shares = {0.2: 1, 0.3: 2, 0.4: 2}  # of six: 1.2, 1.8, 2.4
+    assert {share: prune(posterior, share).num_removed for share in shares} == shares
+
+
 def test_nothing_removed_predicts_the_same_and_all_removed_predicts_zero(
     posterior: Posterior, x: Tensor
 ) -> None:

@@ -35,6 +35,12 @@ def test_a_difference_under_two_standard_errors_is_tied(gap: float, tied: bool) 
     assert paired_difference(noise + gap * error, np.zeros(16)).tied is tied
 
 
+def test_a_difference_of_exactly_two_standard_errors_is_no_tie() -> None:
+    difference = paired_difference(np.array([1.0, 3.0]), np.zeros(2))  # sd sqrt(2), of 2 rows
+    assert (difference.mean, difference.standard_error) == (2.0, 1.0)
+    assert not difference.tied
+
+
 def test_errors_of_points_and_of_draws_add_as_squares() -> None:
     a, b = np.array([-1.0, 1.0] * 8), np.zeros(16)  # the error of points is 1 / sqrt(15)
     difference = paired_difference(a + 0.6, b, monte_carlo=(0.3, 0.4))

@@ -78,6 +78,12 @@ def test_sd_ratio_of_scaled_draws_is_the_scale_within_its_error(scale: float) ->
     assert 0.7 < errors.mean() / values.std() < 1.4  # the stated error is the actual spread
 
 
+def test_the_sd_of_chains_that_disagree_is_that_of_all_their_draws() -> None:
+    chains = np.array([[-4.0, -2.0, -4.0, -2.0], [2.0, 4.0, 2.0, 4.0]])  # means -3, 3; sds 1
+    f = np.tile([-1.0, 1.0], 8).reshape(16, 1, 1)
+    assert_allclose(sd_ratio(f, chains.reshape(2, 4, 1, 1)).value, 1 / np.sqrt(9 + 1), rtol=1e-14)
+
+
 def test_sd_ratio_of_a_point_estimate_is_exactly_zero() -> None:
     reference = np.random.default_rng(8).normal(size=(2, 50, 3, 1))
     ratio = sd_ratio(np.full((10, 3, 1), 0.1), reference)

@@ -43,6 +43,10 @@ def test_files_and_summary(tmp_path: Path) -> None:
     assert "- NUTS failed on 2 of 102 simulated data sets" in text
 
 
+def test_the_chance_of_an_error_is_shared_by_two_tests_a_quantity() -> None:
+    assert made_up().threshold == 0.01 / 4  # of two quantities
+
+
 def test_the_figure_has_a_panel_for_each_quantity_and_no_pyplot() -> None:
     pyplot = sys.modules.get("matplotlib.pyplot")
     before = [] if pyplot is None else pyplot.get_fignums()

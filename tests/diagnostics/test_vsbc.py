@@ -212,6 +212,14 @@ def test_failures_are_counted_and_left_out() -> None:
         calibrate(Gaussian(limit=-99), num_simulations=20)
 
 
+def test_fits_after_one_that_failed_are_held_against_their_own_truth() -> None:
+    whole, some = (calibrate(Gaussian(limit=limit), 60, num_draws=9) for limit in (np.inf, 1.0))
+    assert some.num_failed
+    left = np.isin(column(whole, "w"), column(some, "w"))  # in closed form, so the same numbers
+    assert left.sum() == some.num_simulations
+    np.testing.assert_array_equal(column(some, "b"), column(whole, "b")[left])
+
+
 def test_what_has_no_density_is_refused() -> None:
     with pytest.raises(OptionError, match="AutoDelta has no density, and puts all probability on"):
         calibrate(SVI(guides.AutoDelta, num_steps=1, compile=False), num_simulations=20)

@@ -67,6 +67,14 @@ def test_a_key_takes_the_sites_of_a_module_or_pattern(key: str, expected: list[s
     assert matching_sites(key, sites, model) == expected
 
 
+def test_layers_are_counted_by_their_numbers_not_by_their_names() -> None:
+    """As words, 10 and 11 come before 2, and 9 is the last."""
+    model = MLP(1, hidden=(1,) * 11)
+    sites = Program(model, torch.zeros(2, 1), torch.zeros(2)).sites
+    assert matching_sites("layers.-1.bias", sites, model) == ["layers.11.bias"]
+    assert matching_sites("layers.-10.bias", sites, model) == ["layers.2.bias"]
+
+
 def test_the_last_layer_of_a_model_without_modules_is_all_of_it() -> None:
     sites = Program(MixedModel(), torch.zeros(2, 3).double(), torch.zeros(2).double()).sites
     assert matching_sites(LAST_LAYER, sites, MixedModel()) == [site.name for site in sites]

@@ -33,6 +33,13 @@ def test_svi_reaches_the_exact_mode() -> None:
     assert posterior.elbo_kind == "none"
 
 
+def test_it_says_that_it_maximises_the_log_joint() -> None:
+    oracle = linear_gaussian()
+    engine = SVI(AutoDelta, num_steps=1)
+    posterior = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    assert posterior.objective == "log joint"
+
+
 def test_a_flat_prior_gives_least_squares() -> None:
     oracle = linear_gaussian()
     model = models.MLP(

@@ -286,7 +286,7 @@ def curved_fit() -> GuidePosterior:
     return posterior
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_a_curved_posterior_is_nearer_than_to_any_gaussian(curved_fit: GuidePosterior) -> None:
     elbo, error = curved_fit.elbo((CURVED_X, CURVED_Y), num_samples=20_000)
     evidence, gaussian = curved_log_evidence(), best_gaussian_elbo()

@@ -96,6 +96,17 @@ def test_every_sweep_is_that_of_the_textbook_and_the_elbo_never_falls(
     assert posterior.losses[0] - posterior.losses[-1] > 1
 
 
+def test_the_tolerance_is_in_standard_deviations(oracle: LinearGaussian) -> None:
+    sd = oracle.mean_field_variance.sqrt()
+    start = torch.tensor([3.0, -4.0, 5.0, -6.0]).double()
+    means = torch.stack([start, *sweeps_by_hand(oracle, start, 100)])
+    moves = (means.diff(dim=0) / sd).abs().amax(1)
+    init = {"weight": start[None, :3], "bias": start[3:]}
+    for tolerance in (1.0, 1e-3):
+        posterior = fit(CAVI(tolerance=tolerance), oracle, init=init)
+        assert len(posterior.losses) == int((moves > tolerance).sum()) + 1
+
+
 def test_the_start_does_not_matter(oracle: LinearGaussian) -> None:
     first, second = fit(CAVI(), oracle, seed=1), fit(CAVI(), oracle, seed=2)
     assert first.losses[0] != second.losses[0]
@@ -166,6 +177,14 @@ def test_a_finished_run_is_read_from_its_checkpoint(
     assert torch.equal(again.unconstrained(5), whole.unconstrained(5))
     with pytest.raises(OptionError, match="of a run with seed=0 where this run has 1"):
         fit(engine, oracle, checkpoint=tmp_path, resume=True, seed=1)
+
+
+def test_a_run_does_not_go_on_with_another_tolerance(
+    oracle: LinearGaussian, tmp_path: Path
+) -> None:
+    fit(CAVI(tolerance=0.1), oracle, checkpoint=tmp_path)
+    with pytest.raises(OptionError, match=r"tolerance=0\.1 where this run has 1e-08: run it with"):
+        fit(CAVI(), oracle, checkpoint=tmp_path, resume=True)
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(

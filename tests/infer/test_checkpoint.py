@@ -273,6 +273,16 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     resumed_as(SiteError, "of which there are 9 where this model has 1", replace(fingerprint=[0.0]))
 
 
+def test_densities_that_differ_by_more_than_a_thousandth_are_of_another_model(
+    tmp_path: Path,
+) -> None:
+    """The gradient of log p(z) under a prior of scale s goes as 1 / s^2, in every site."""
+    opened(tmp_path).step(Walk())
+    assert opened(tmp_path, resume=True, identify=lambda: identity(prior=1.0003)).restore(Walk())
+    with pytest.raises(SiteError, match="is of another model: its sites are the same, but not its"):
+        opened(tmp_path, resume=True, identify=lambda: identity(prior=1.003))
+
+
 def test_another_prior_of_one_site_among_many_is_refused(tmp_path: Path) -> None:
     """Log p(z) is a sum over 2,402 numbers: that of one differs by less than its tolerance."""
 
@@ -390,6 +400,16 @@ def test_a_line_names_another_compile_path_and_an_order_of_ones_own(
     assert caplog.messages == [
         "resumed at step 1 of 10, but not bit for bit: compile path compiled then, eager now; the "
         "order of a DataLoader is its own"
+    ]
+
+
+def test_a_line_says_that_the_order_of_the_run_that_was_saved_was_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, own_order=True).step(Walk())
+    opened(tmp_path, resume=True).restore(Walk())
+    assert caplog.messages == [
+        "resumed at step 0 of 10, but not bit for bit: the order of a DataLoader is its own"
     ]
 
 
@@ -569,6 +589,26 @@ def test_a_disk_that_is_full_at_the_manifest_leaves_the_last_checkpoint(
     assert contents(tmp_path) == before
 
 
+def test_a_disk_that_fails_after_the_move_of_the_manifest_leaves_the_new_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, walk = opened(tmp_path), Walk()
+    walk.advance()
+    checkpoint.step(walk)
+    walk.advance()
+
+    def written_late(values: dict[str, Any], path: Path) -> None:
+        write_json(values, path)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "write_json", written_late)
+    with pytest.raises(OutputError, match="Input/output error"):
+        checkpoint.finish(walk)
+    again = Walk()
+    assert opened(tmp_path, resume=True).restore(again)
+    assert torch.equal(again.place, walk.place)
+
+
 def killed_at(call: int, folder: Path) -> bool:
     """Go on in a child that is killed at this call to the system; whether it came to that."""
     child = os.fork()
@@ -674,4 +714,14 @@ def test_a_name_outside_the_folder_is_refused(name: str, tmp_path: Path) -> None
     manifest["state"]["name"] = name
     write_json(manifest, tmp_path / "manifest.json")
     with pytest.raises(FileFormatError, match=r"names the state .*, which is no file of a checkpo"):
+        opened(tmp_path, resume=True)
+
+
+def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
+    walked(tmp_path)
+    path = tmp_path / "manifest.json"
+    text = path.read_text()
+    assert '"is_complete": true' in text
+    path.write_text(text.replace('"is_complete": true', '"is_complete": false'))
+    with pytest.raises(FileFormatError, match="its checksum is not that of its contents"):
         opened(tmp_path, resume=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -135,6 +136,37 @@ def test_pure_steps_are_those_of_the_optimiser(schedule: Schedule, clip_norm: fl
         torch.testing.assert_close(
             [p.detach() for p in pure], [p.detach() for p in plain], rtol=1e-12, atol=1e-14
         )
+
+
+def test_pure_steps_go_on_from_a_state_as_those_of_the_optimiser() -> None:
+    def made(value: float) -> tuple[torch.Tensor, Descent]:
+        leaf = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+        return leaf, descent([leaf], optimizer=None)
+
+    def pure_step(leaf: torch.Tensor, steps: Descent, step: int, gradient: torch.Tensor) -> None:
+        assert steps.adam is not None
+        controls = torch.tensor(steps.controls(step, [False]), dtype=torch.float64)
+        state = [leaf, *steps.adam.moments]
+        with torch.no_grad():
+            new = steps.update(
+                [leaf], [gradient], state[1:], controls.unbind(), torch.tensor(data=True)
+            )
+            for old, value in zip(state, new, strict=True):
+                old.copy_(value)
+
+    plain, by_optimiser = made(1.0)
+    leaf, steps = made(1.0)
+    assert steps.make_pure()
+    for step, number in enumerate((1.0, -3.0, 0.5, 2.0)):
+        if step == 2:
+            state = copy.deepcopy(steps.state())
+            leaf, steps = made(leaf.item())
+            assert steps.make_pure()
+            steps.restore(state)
+        plain.grad = torch.tensor([number], dtype=torch.float64)
+        pure_step(leaf, steps, step, plain.grad)
+        by_optimiser.step(step)
+        assert leaf.item() == pytest.approx(plain.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.Adam])

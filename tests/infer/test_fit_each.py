@@ -32,10 +32,14 @@ def parameters(svi: SVI, ys: Tensor = YS) -> list[list[Tensor] | None]:
     return [None if g is None else [p.detach() for p in g.parameters()] for g in fits]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
-def test_fits_are_those_of_runs_one_by_one(schedule: Any) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"schedule": "cosine"}, {"schedule": "constant"}, {"kl_warmup": 25}],
+    ids=["cosine", "constant", "KL warm-up"],
+)
+def test_fits_are_those_of_runs_one_by_one(options: dict[str, Any]) -> None:
     make = functools.partial(guides.AutoDelta, init_loc_fn=at_zero)  # no noise: the same steps
-    svi = SVI(make, num_steps=30, learning_rate=0.1, schedule=schedule, compile=False)
+    svi = SVI(make, num_steps=30, learning_rate=0.1, compile=False, **options)
     for y, (loc,) in zip(YS, filter(None, parameters(svi)), strict=True):
         posterior = svi.run(LINEAR, (X, y), progress=False)
         assert isinstance(posterior, GuidePosterior)

@@ -342,7 +342,7 @@ def test_a_step_is_made_as_that_of_the_checkpoint(
     assert made[2][0] is False
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_a_compiled_run_that_is_stopped_twice(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ ENGINES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 @ENGINES
 def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> None:
     """Trajectories multiply rounding; over the first draws it stays far below their spread."""
@@ -42,7 +42,7 @@ def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> N
         np.testing.assert_array_equal(first.sample_stats[name], again.sample_stats[name])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_compiled_each_data_set_has_its_chain() -> None:
     """Draws of compiled chains that are dropped as they end, against those of the graph."""
     oracle = linear_gaussian()

@@ -269,6 +269,14 @@ def autoencoder(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
 
 
+def broadcast(x: Tensor, y: Tensor | None = None) -> None:
+    """Both outputs have the same row of weights."""
+    row = pyro.sample("row", dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
+    f = pyro.deterministic("f", nn.functional.linear(x, row * torch.ones(2, 1)))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
 def refused(kind: Any, model: Any, x: Tensor, message: str) -> None:
     is_module = isinstance(model, nn.Module)
     x = x if is_module else x.float()
@@ -285,6 +293,13 @@ def test_models_that_they_do_not_serve_are_refused_by_site(kind: Any) -> None:
     rank1 = models.Rank1MLP(3, hidden=(4,)).double()
     message = r"no effect: no site of the model enters a linear layer .* layers.0.s, layers.0.r,"
     refused(kind, rank1, rows(4, 3), message)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_an_entry_that_is_broadcast_is_not_taken_for_several(kind: Any) -> None:
+    x = rows(4, 3).float()
+    with pytest.raises(SiteError, match=r"the site 'row' enters mul\(\): use it as the weight of"):
+        kind(Program(broadcast, x, torch.zeros(4, 2)))
 
 
 def test_outputs_that_share_weights_are_not_drawn_one_by_one() -> None:

@@ -52,6 +52,29 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_disk_has_a_file_before_it_is_moved_and_its_name_before_the_call_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    sync, move = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        held = os.fstat(handle)
+        is_folder = os.path.samestat(held, tmp_path.stat())
+        calls.append("sync the folder" if is_folder else held.st_size)
+        sync(handle)
+
+    def moved(source: Path, target: Path) -> None:
+        calls.append(f"move to {target.name}")
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    size = write_state(STATE, tmp_path / "state").size
+    last = ["sync the folder"] if hasattr(os, "O_DIRECTORY") else []
+    assert calls == [size, "move to state", *last]
+
+
 def test_of_a_part_of_a_tensor_the_part_is_written(tmp_path: Path) -> None:
     base = nn.Parameter(torch.arange(1e6).reshape(1000, 1000))
     size = write_state({"a": base[3, :5], "b": base.detach().T[:2]}, tmp_path / "state")

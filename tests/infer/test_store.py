@@ -163,6 +163,25 @@ def test_another_store_goes_on_from_a_state(bound: int, tmp_path: Path) -> None:
     assert torch.equal(last.draws, z)
 
 
+@pytest.mark.parametrize("bound", [1, MIB], ids=["file", "memory"])
+def test_the_disk_has_the_draws_that_a_state_counts(
+    bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sync, synced = tmp_path / "draws", os.fsync, []
+
+    def record(handle: int) -> None:
+        assert os.path.samestat(os.fstat(handle), path.stat())
+        synced.append(path.read_bytes())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    z = torch.arange(4.0).reshape(2, 1, 2)
+    store = DrawStore(2, 1, 2, z.dtype, memory=bound, path=path)
+    store.append(torch.tensor([0, 1]), z[:, 0])
+    assert store.state()["counts"].tolist() == [1, 1]
+    assert synced == [z.numpy().tobytes()]
+
+
 def test_a_state_of_other_draws(tmp_path: Path) -> None:
     path = tmp_path / "draws"
     state = DrawStore(2, 3, 4, torch.float64, path=path).state()

@@ -190,6 +190,18 @@ def test_patience_does_not_stop_a_fit_that_improves() -> None:
     assert len(posterior.losses) == 500
 
 
+def test_noise_made_of_a_counter_is_new_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses at a Gaussian that stands still are draws whose mean is minus its ELBO."""
+    monkeypatch.setattr(training, "COUNTED_NORMALS", 0)
+    oracle = linear_gaussian()
+    posterior = run(oracle, num_steps=200, compile=False, **STILL)
+    guide, losses = posterior.guide, posterior.losses
+    loc, scale = guide.loc.detach(), guide.scale.detach()
+    error = losses.std(ddof=1) / 200**0.5
+    assert len(set(losses)) == 200
+    assert abs(losses.mean() + oracle.elbo(loc, scale.square().diag())) < 5 * error
+
+
 def test_the_options_are_described() -> None:
     posterior = run(
         linear_gaussian(),

@@ -270,6 +270,24 @@ def test_another_process_goes_on(tmp_path: Path) -> None:
     assert_same(end_state(tmp_path / "parts"), end_state(tmp_path / "whole"))
 
 
+def test_a_network_whose_trained_weights_start_elsewhere_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere() -> models.BayesianModule:
+        model = partly_bayesian()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        return model
+
+    whole = fit(partly_bayesian)
+    stop_after(3, monkeypatch)
+    with pytest.raises(Interrupted):
+        fit(partly_bayesian, tmp_path)
+    parts = fit(elsewhere, tmp_path, resume=True)
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+
+
 def test_a_run_that_is_complete_gives_its_posterior_without_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +450,7 @@ def test_a_stock_guide_whose_parameters_appear_later_is_refused(
         fit(lambda: ORACLE.model, tmp_path, guide=lambda model: guide, resume=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_compiled_steps_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

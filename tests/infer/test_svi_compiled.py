@@ -19,6 +19,7 @@ from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import engine as engine_module
 from pyro_bnn.infer import training
 from pyro_bnn.posterior import GuidePosterior
+from tests.collection import rest_in_soak
 from tests.infer.test_svi import breaking_at, diverged, mlp, params_of, run
 from tests.oracle import linear_gaussian
 from tests.plain_pyro import data
@@ -135,33 +136,44 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PATHS)
-def test_compiled_captured_and_plain_runs_agree_for_200_steps(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounding differs in its last digit, and 200 steps multiply it by less than 10^4."""
+COMPILED = ["minibatches", "draws for each row", "weights of components"]
+
+
+def fitted(name: str, path: str) -> GuidePosterior:
+    """200 steps along a path: ``"compiled"``, ``"captured"`` or ``"plain"``."""
     oracle = linear_gaussian()
     make, guide, options = PATHS[name]
-    fits = []
-    for path in ("compiled", "captured", "plain"):
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            model = make()
+    with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
+        torch.manual_seed(3)
         if path == "plain":
-            monkeypatch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
+            patch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
         engine = SVI(guide, num_steps=200, compile=path == "compiled", **options)
-        fit = engine.run(model, (oracle.x, oracle.y), progress=False)
-        assert isinstance(fit, GuidePosterior)
-        fits.append(fit)
-    compiled, captured, plain = fits
-    for fit in (compiled, captured):
-        np.testing.assert_allclose(fit.losses, plain.losses, rtol=1e-9)
-        torch.testing.assert_close(params_of(fit), params_of(plain), rtol=1e-8, atol=1e-9)
-        torch.testing.assert_close(dict(fit.params), dict(plain.params), rtol=1e-8, atol=1e-9)
+        fit = engine.run(make(), (oracle.x, oracle.y), progress=False)
+    assert isinstance(fit, GuidePosterior)
+    return fit
 
 
-@pytest.mark.slow
+def assert_agree(fit: GuidePosterior, plain: GuidePosterior) -> None:
+    """Rounding differs in its last digit, and 200 steps multiply it by less than 10^4."""
+    np.testing.assert_allclose(fit.losses, plain.losses, rtol=1e-9)
+    torch.testing.assert_close(params_of(fit), params_of(plain), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(dict(fit.params), dict(plain.params), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_captured_and_plain_runs_agree_for_200_steps(name: str) -> None:
+    assert_agree(fitted(name, "captured"), fitted(name, "plain"))
+
+
+@pytest.mark.slow("compiles")
+@pytest.mark.parametrize(
+    "name", rest_in_soak([(name,) for name in PATHS], [(name,) for name in COMPILED])
+)
+def test_compiled_and_captured_runs_agree_for_200_steps(name: str) -> None:
+    assert_agree(fitted(name, "compiled"), fitted(name, "captured"))
+
+
+@pytest.mark.slow("compiles")
 @pytest.mark.parametrize(
     "options",
     [
@@ -258,7 +270,9 @@ def counting(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow("compiles"))]
+)
 @pytest.mark.parametrize("model", [changing, counting])
 def test_models_that_know_the_number_of_rows_are_captured_for_each(
     model: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -274,7 +288,7 @@ def test_models_that_know_the_number_of_rows_are_captured_for_each(
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_a_parameter_without_effect_is_compiled() -> None:
     """The gradient by a bias before a normalisation is rounding alone, which Adam divides by."""
     net = nn.Sequential(
@@ -311,7 +325,7 @@ def test_draws_for_each_row_and_minibatches_share_one_graph(
     assert posterior.options["compiled"] is False
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_an_adam_of_some_parameters_leaves_the_others_as_they_are() -> None:
     def first_alone(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(list(parameters)[:1], lr=0.05)
@@ -330,7 +344,7 @@ def test_an_adam_of_some_parameters_leaves_the_others_as_they_are() -> None:
         torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,7 +364,7 @@ def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
     assert (drawn.losses != losses[1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles")
 def test_a_full_covariance_over_more_than_255_weights_is_compiled() -> None:
     model = models.MLP(3, hidden=(16, 16)).double()  # positions beyond 8 bits
     svi = SVI(guides.AutoMultivariateNormal, num_steps=2, compile=True)

@@ -21,6 +21,17 @@ def test_bernoulli_probability_is_the_logistic_of_f() -> None:
     assert_close(fn.mean, torch.tensor([0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.e)]))
 
 
+@pytest.mark.parametrize("num_targets", [1, 2])
+def test_a_confident_wrong_class_costs_its_logit_and_is_pulled_back(num_targets: int) -> None:
+    """log sigma(-200) = -200 - log(1 + e^-200), whose slope in f is -1."""
+    f = torch.full((1, num_targets), 200.0, requires_grad=True)
+    y = torch.zeros(1) if num_targets == 1 else torch.zeros(1, num_targets)
+    log_p = Bernoulli().distribution(f).log_prob(y).sum()
+    assert log_p.item() == -200.0 * num_targets
+    (slope,) = torch.autograd.grad(log_p, f)
+    assert_close(slope, -torch.ones(1, num_targets), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float32])
 def test_bernoulli_takes_labels_of_any_dtype(dtype: torch.dtype) -> None:
     y = Bernoulli()(torch.zeros(3, 1), torch.tensor([0, 1, 1], dtype=dtype))

@@ -34,6 +34,11 @@ def test_density_is_that_of_scipy(df: float) -> None:
     assert_close(actual, torch.tensor(expected), rtol=1e-10, atol=0)
 
 
+def test_there_are_four_degrees_of_freedom_where_nothing_is_said() -> None:
+    variance = StudentT(scale=0.5).distribution(torch.zeros(1, 1)).variance
+    assert_close(variance, torch.tensor([[0.5**2 * 4 / 2]]))
+
+
 def test_targets_have_their_own_degrees_of_freedom_and_scales() -> None:
     fn = StudentT(df=[3.0, 6.0], scale=[1.0, 2.0]).double().distribution(F)
     assert_close(fn.variance, torch.tensor([[3.0, 6.0]]).double().expand(3, 2))

@@ -161,7 +161,7 @@ def test_it_is_listed_and_described() -> None:
     assert words == "LeNet 1x8x8 relu, Laplace(0, 0.5) prior, Categorical likelihood"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_it_reads_digits_and_knows_what_it_does_not_know() -> None:
     split = bnn.data.load("digits")
     guide = functools.partial(guides.AutoNormal, init_scale=0.01)

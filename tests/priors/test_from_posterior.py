@@ -22,7 +22,8 @@ from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Provenance
 from pyro_bnn.priors import FromPosterior, continued
 from pyro_bnn.priors.from_posterior import gaussian_of, moments_of
 from pyro_bnn.program import Program
-from tests.guides.exact import exact_posterior
+from tests.guides.exact import at, exact_posterior
+from tests.guides.layered import layered
 from tests.laws import objective
 from tests.oracle import LinearGaussian, design, linear_gaussian
 
@@ -195,6 +196,26 @@ def test_correlations_are_left_out_only_where_that_is_asked_for(fit: Posterior) 
     expected = stats.lognorm(s, scale=np.exp(m)).logpdf(0.3)
     actual = run.latent["likelihood.scale"]["fn"].log_prob(scale)
     assert_close(actual, torch.tensor(expected), rtol=1e-10, atol=0)
+
+
+def test_parts_of_a_guide_are_one_gaussian_in_the_order_of_the_model() -> None:
+    """Part "a" is z_0 and z_2, which are correlated; "b" is z_1 and z_3, which are not."""
+    oracle = layered()
+    parts = {"a": guides.AutoMultivariateNormal, "b": guides.AutoNormal}
+    guide = guides.AutoComposite(oracle.model, parts)
+    at(guide, oracle)
+    full, normal = guide.parts
+    assert isinstance(full, guides.AutoMultivariateNormal)
+    assert isinstance(normal, guides.AutoNormal)
+    full.set_moments(torch.tensor([1.0, 3.0]).double(), torch.tensor([[1.0, 2], [2, 5]]).double())
+    normal.move_to(torch.tensor([2.0, 4.0]).double())
+    normal.scale = torch.tensor([3.0, 0.5]).double()
+    found = gaussian_of(fit_of(oracle.model, oracle.x, oracle.y, guide))
+    assert found is not None
+    assert found.scale_tril is not None
+    assert_close(found.loc, torch.arange(1.0, 5.0).double())
+    covariance = torch.tensor([[1.0, 0, 2, 0], [0, 9, 0, 0], [2, 0, 5, 0], [0, 0, 0, 0.25]])
+    assert_close(found.scale_tril @ found.scale_tril.T, covariance.double())
 
 
 def drawn(oracle: LinearGaussian, num_draws: int) -> DrawsPosterior:

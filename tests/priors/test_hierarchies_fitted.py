@@ -191,7 +191,7 @@ def test_nuts_returns_the_prior_of_the_scales() -> None:
     assert z_scores(2.0 * draws["scale"] * draws["raw"], horseshoe_cdf).max() < 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_nuts_returns_the_prior_of_the_horseshoe() -> None:
     nuts = NUTS(num_chains=2, warmup_steps=150, num_samples=500)
     _, draws = alone(Horseshoe(slab_scale=2.0), (2,), nuts)
@@ -201,7 +201,7 @@ def test_nuts_returns_the_prior_of_the_horseshoe() -> None:
     assert z_scores(draws["raw"], stats.norm.cdf).max() < 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole fits")
 def test_centred_weights_are_a_funnel_where_data_say_nothing() -> None:
     """Twenty funnels: with small scales steps are too long, and scales are hardly explored.
 

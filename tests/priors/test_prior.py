@@ -141,6 +141,12 @@ def test_the_first_pattern_that_matches_wins() -> None:
     assert matched == {"0.weight": first, "0.bias": last, "2.weight": second}
 
 
+def test_the_names_of_a_network_keep_their_order_whatever_that_of_the_patterns() -> None:
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    patterns = {"2.*": priors.Normal(1.0), "*.bias": priors.Normal(2.0), "*": priors.Normal(3.0)}
+    assert list(match_priors(patterns, names)) == names
+
+
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     patterns = {"*.weight": priors.Normal(), "head.*": priors.Normal()}
     with pytest.raises(

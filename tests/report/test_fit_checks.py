@@ -97,6 +97,15 @@ def test_chains_are_judged_at_no_more_than_200_rows() -> None:
     assert chains.shape == (4, 10, 200, 1)
 
 
+def test_rows_that_chains_are_judged_at_are_spread_over_all() -> None:
+    posterior = LinearPosterior(regression_split(1_596), "NUTS", stored=40, num_chains=4)
+    x = posterior.split.test.x
+    assert len(x) == 399  # every second one is among the 200
+    chains = function_chains(posterior, posterior.split, 0)
+    assert chains is not None
+    assert_allclose(chains, posterior.function_draws(x[::2], 40, group_by_chain=True), rtol=1e-12)
+
+
 def test_too_short_chains_and_approximations_are_not_judged() -> None:
     split = regression_split()
     short = LinearPosterior(split, "NUTS", stored=28, num_chains=4)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import io
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
 
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.html import render
+from pyro_bnn.report.theme import DARK, LIGHT
 from tests.report.conjugate import LinearPosterior
 
 VOID = {"meta", "img", "source", "wbr", "br", "link"}
@@ -67,6 +71,14 @@ def test_every_figure_is_there_twice_with_words_for_it(page: str, regression: Co
     assert len(checker.addresses) == 2 * len(regression.figures)
     assert all(len(text) > 60 for text in checker.alternatives)
     assert len(set(checker.addresses)) == len(checker.addresses)
+
+
+def test_a_page_on_white_has_the_light_pictures_and_one_on_black_the_dark(page: str) -> None:
+    for colours, theme in (("light", LIGHT), ("dark", DARK)):
+        found = re.search(f'<img class="{colours}" src="data:image/png;base64,([^"]*)"', page)
+        assert found
+        corner = imread(io.BytesIO(base64.b64decode(found[1])))[0, 0]
+        assert to_hex(corner) == theme.paper.lower()
 
 
 def test_verdicts_come_before_the_table_and_the_table_before_figures(page: str) -> None:

@@ -322,6 +322,11 @@ def test_runs_of_different_data_are_refused() -> None:
         compare_runs([run(0, 0, {"A": 0.0}), run(1, 0, {"A": 1.0}, data_name="other")])
 
 
+def test_runs_of_different_units_are_refused() -> None:
+    with pytest.raises(DataError, match=r"rows \(regression, g\), rows \(regression, kg\); put th"):
+        compare_runs([run(0, 0, {"A": 0.0}, units="kg"), run(1, 0, {"A": 0.0}, units="g")])
+
+
 def test_a_run_keeps_numbers_and_no_draws() -> None:
     split = regression_split()
     comparison = compare({"a": LinearPosterior(split)}, split, num_samples=100, seed=7)

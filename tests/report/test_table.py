@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.table import Column, sections
+from pyro_bnn.report.units import Units
 
 
 def _cells(comparison: Comparison, title: str) -> list[str]:
@@ -93,6 +94,30 @@ def test_cells_show_values_with_their_errors(regression: Comparison, classes: Co
     assert _cells(regression, "divergent")[0] == "3"
     assert _cells(classes, "ECE (floor)")[0] == "0.109 (0.110)"
     assert _cells(classes, "worst R-hat").count("") == 2
+
+
+def _cell(title: str, **row: Any) -> str:
+    """A cell of a row of a regression with one target."""
+    units = Units(np.zeros(1), np.ones(1), "y")
+    columns = {column.title: column for group in sections(units, "regression").values()
+               for column in group}  # fmt: skip
+    return columns[title].cell(row).replace("\xa0", " ")
+
+
+def test_rhat_has_the_digits_that_its_limit_needs() -> None:
+    assert [_cell("worst R-hat", rhat=r) for r in (1.01, 1.0512)] == ["1.010", "1.051"]
+
+
+def test_a_number_that_is_blank_is_of_no_other_model() -> None:
+    row = {"sd_ratio_se": 0.1, "reference_model": "other"}
+    assert _cell("epistemic sd ratio", sd_ratio=0.5, **row) == "0.50 ± 0.10 (other model)"
+    assert _cell("epistemic sd ratio", sd_ratio=np.nan, **row) == ""
+
+
+def test_a_tie_at_the_same_mean_is_not_called_best() -> None:
+    row = {"difference": 0.0, "rank": 1, "tied": True}
+    assert _cell("to the best", difference_se=0.0, **row) == "best"
+    assert _cell("to the best", difference_se=0.3, **row) == "0.00 ± 0.30 (tied)"
 
 
 def test_loo_with_bad_rows_says_so(regression: Comparison) -> None:

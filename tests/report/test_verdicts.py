@@ -179,6 +179,15 @@ def test_narrow_intervals_shared_with_the_reference_are_laid_to_the_model() -> N
     assert "Try a richer posterior or another likelihood." in alone
 
 
+def test_narrow_intervals_of_a_reference_that_disagrees_are_not_laid_to_the_model() -> None:
+    chains = LinearPosterior(SPLIT, "NUTS", stored=1_200, num_chains=4, chain_shift=1.0)
+    findings = compare({"NUTS": chains}, SPLIT, reference="NUTS").findings
+    assert _texts(findings, "rhat")
+    (text,) = _texts(findings, "coverage")
+    assert text.startswith("95 % intervals are too narrow: of 60 test targets they cover NUTS ")
+    assert text.endswith("Try a richer posterior or another likelihood.")
+
+
 def test_wide_intervals_are_reported_as_such() -> None:
     (text,) = _texts(_findings(regression_split(4_000), spread=90.0), "coverage")[-1:]
     assert text.startswith(

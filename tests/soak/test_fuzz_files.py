@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.conftest import Record
+from tests.conftest import Record
 
 SECONDS = float(os.environ.get("PYRO_BNN_FUZZ_SECONDS", "300"))
 SEED = int(os.environ.get("PYRO_BNN_FUZZ_SEED", "0"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import Record
 from tests.kills import CASES, NATURAL, PHASES, Ended, Moment, survive
-from tests.soak.conftest import Record
 
 IN_SAVES = ("saving", "naming")
 IN_SVI = ("set-up", "training", *IN_SAVES)

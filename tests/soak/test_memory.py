@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyro_bnn.memory import GIB
-from tests.soak.conftest import Record
+from tests.conftest import Record
 
 ROWS, DRAWS = 1_000_000, 1_000
 

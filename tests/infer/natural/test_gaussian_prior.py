@@ -11,6 +11,7 @@ from pyro_bnn import IVON, SLANG, VOGN, VON, Vadam, likelihoods, models, priors
 from pyro_bnn.errors import SiteError
 from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.program import Program
+from tests.infer.natural.hand import advance, make_run
 from tests.oracle import linear_gaussian
 
 ORACLE = linear_gaussian()
@@ -38,6 +39,26 @@ def test_a_positive_site_has_the_gaussian_at_its_mode_and_the_rest_by_gradients(
     torch.testing.assert_close(bend, hessian, rtol=1e-6, atol=1e-6)
     gaussians = torch.distributions.Normal(prior.loc, prior.precision.rsqrt()).log_prob(z).sum(-1)
     torch.testing.assert_close(gaussians - more, program.log_prior(z, ORACLE.x))
+
+
+def test_the_prior_of_a_learned_scale_counts_once_however_often_the_data_do() -> None:
+    """A step of VON at the mean goes along w times the slope of the nll, plus the prior's."""
+    model = models.LinearRegression(3, likelihood=likelihoods.Normal()).double()
+    program = Program(model, *DATA)
+    batch, start = program.batch(*DATA), torch.linspace(-1, 1, 5).double()
+    engine = VON(
+        num_steps=1,
+        learning_rate=0.1,
+        schedule="constant",
+        expectation="mean",
+        data_factor=2.0,
+        temperature=0.5,
+    )
+    run: Any = advance(make_run(engine, model, DATA, start), 1)
+    leaf = start.clone().requires_grad_()
+    joint = 4.0 * program.log_likelihood(leaf, batch).sum() + program.log_prior(leaf, ORACLE.x)
+    (slope,) = torch.autograd.grad(joint, leaf)
+    torch.testing.assert_close((run.mean - start) * run.q.values / 0.1, slope)
 
 
 @pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])

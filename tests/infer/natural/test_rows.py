@@ -130,6 +130,24 @@ def test_gauss_newton_against_the_fisher_information(likelihood: str, is_full: b
     assert_close(found, total if is_full else total.diagonal(), rtol=1e-8, atol=1e-9)
 
 
+def test_the_information_of_a_rate() -> None:
+    """Of a row x it is r x x^T for the rate r = e^(x w), as (r x)(r x)^T / r."""
+
+    def counts(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, 1).double(), 1.0).to_event(2))
+        rate = pyro.deterministic("f", x @ w).exp()
+        with pyro.plate("data", x.shape[0]):
+            sampled: Tensor = pyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
+        return sampled
+
+    y = torch.arange(N).double().unsqueeze(-1)
+    program = Program(counts, X, y)
+    batch = program.batch(X, y)
+    z = normal(1, 2, seed=8)
+    found = RowTermsOf(program, "ggn", batch, 1, is_full=True)(z, batch).curvature
+    assert_close(found, X.T @ ((X @ z[0]).exp().unsqueeze(-1) * X), rtol=1e-10, atol=1e-12)
+
+
 def test_the_information_of_a_learned_noise_scale() -> None:
     """Of the log of a Gaussian's scale it is 2 a row, whatever the scale."""
     model = models.LinearRegression(2, likelihood=likelihoods.Normal(dist.HalfNormal(1.0))).double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from pyro_bnn import (
 )
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
 from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.state_files import write_json, write_state
 from pyro_bnn.posterior import GuidePosterior
@@ -154,6 +156,19 @@ def test_one_seed_is_one_fit_in_either_precision(name: str) -> None:
     rows = (ORACLE.x.float(), ORACLE.y.float())
     single = fit(engine, model=mlp().float(), data=rows, seed=1)
     assert single.unconstrained(5).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("precision", "det"),
+    [
+        (Diagonal(torch.tensor([2.0, 8.0])), 16.0),
+        (Dense(torch.tensor([[4.0, 2.0], [2.0, 5.0]])), 16.0),
+        (LowRank(torch.tensor([1.0, 2.0]), torch.tensor([[1.0], [2.0]])), 8.0),  # [[2, 2], [2, 6]]
+    ],
+    ids=["diagonal", "dense", "of low rank"],
+)
+def test_the_log_determinant_of_a_precision(precision: Precision, det: float) -> None:
+    assert float(precision.log_det()) == pytest.approx(math.log(det), rel=1e-6)
 
 
 def test_the_loss_is_minus_the_elbo_of_the_gaussian_that_the_step_began_with() -> None:
