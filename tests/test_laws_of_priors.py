@@ -10,18 +10,19 @@ import torch
 
 from pyro_bnn.guides import AutoFlow
 from tests import laws
-from tests.collection import DENSITIES, EVERY_KIND
+from tests.collection import DENSITIES, EVERY_KIND, cover, rest_in_soak
 from tests.laws import MakeGuide, Problem
 from tests.prior_problems import PRIORS, prior_problem
 
 # of few parameters, each of which is moved by itself
 SMALL: dict[str, MakeGuide] = {"auto-flow": functools.partial(AutoFlow, num_flows=1, hidden=2)}
-# the ways of a prior into the objective: at a point, in closed form, by draws, by component
-WAYS = ["auto-delta", "auto-normal", "auto-radial", "auto-normal-mixture"]
-OTHERS = [guide for guide in EVERY_KIND if guide not in WAYS]  # take turns at two priors each
-TURNS = [(guide, i + k) for i, guide in enumerate(OTHERS) for k in (0, 3)]
-PAIRS = [(guide, prior) for guide in WAYS for prior in PRIORS]
-PAIRS += [(guide, list(PRIORS)[turn % len(PRIORS)]) for guide, turn in TURNS]
+ALL = [(guide, prior) for guide in EVERY_KIND for prior in PRIORS]
+COVERED = {  # and the guide whose closed forms are other ones for each prior
+    *cover(EVERY_KIND, PRIORS),
+    *(("auto-normal", prior) for prior in PRIORS),
+}
+ALL_OF_DENSITIES = [(guide, prior) for guide in DENSITIES for prior in PRIORS]
+COVERED_DENSITIES = cover(DENSITIES, PRIORS)
 LAWS = (
     laws.gradient_matches_finite_differences,
     laws.captured_elbo_equals_uncaptured,
@@ -45,14 +46,13 @@ def test_the_log_prior_is_the_one_by_hand(prior: str) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize(("guide", "prior"), PAIRS)
+@pytest.mark.parametrize(("guide", "prior"), rest_in_soak(ALL, COVERED))
 def test_law(guide: str, prior: str, law: Callable[[MakeGuide, Problem], None]) -> None:
     law({**EVERY_KIND, **SMALL}[guide], prior_problem(prior))
 
 
 @pytest.mark.parametrize("law", LAWS_OF_DENSITIES, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("guide", DENSITIES)
+@pytest.mark.parametrize(("guide", "prior"), rest_in_soak(ALL_OF_DENSITIES, COVERED_DENSITIES))
 def test_law_of_a_density(
     guide: str, prior: str, law: Callable[[MakeGuide, Problem], None]
 ) -> None:

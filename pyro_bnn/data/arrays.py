@@ -113,7 +113,7 @@ def to_floating(values: Tensor, what: str) -> Tensor:
     if values.device.type == "mps":
         return values.to(torch.float32)
     result = values.to(torch.float64)
-    if values.is_floating_point() or int(result.abs().max() if result.numel() else 0) <= EXACT:
+    if values.is_floating_point() or int(result.abs().max() if result.numel() else 0) < EXACT:
         return result
     lost = (result.to(torch.int64) != values).flatten()
     if bool(lost.any()):

@@ -123,9 +123,10 @@ def test_only_tensors_decide_the_floating_dtype() -> None:
 def test_whole_numbers_that_float64_does_not_have_are_refused(sign: int) -> None:
     exact = sign * torch.tensor([2**53, 2**53 + 2, 2**53 + 4])
     assert to_floating(exact, "x").to(torch.int64).tolist() == exact.tolist()
-    expected = f"x holds whole numbers that float64 does not have, such as {sign * (2**53 + 3)}: "
-    with pytest.raises(DataError, match=re.escape(expected)):
-        to_floating(sign * torch.tensor([1, 2**53 + 3]), "x")
+    for number in (2**53 + 1, 2**53 + 3):  # which rounds to 2^53, and to 2^53 + 4
+        expected = f"x holds whole numbers that float64 does not have, such as {sign * number}: "
+        with pytest.raises(DataError, match=re.escape(expected)):
+            to_floating(sign * torch.tensor([1, number]), "x")
 
 
 def test_a_number_too_large_for_the_dtype_is_refused() -> None:
