@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
+
+from pyro_bnn.capture import Captured
+from pyro_bnn.infer import lockstep as lockstep_module
+from tests.oracle import LinearGaussian, linear_gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +19,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains whose step is not recorded as a graph."""
+    monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+
+
+@pytest.fixture(scope="session")
+def oracle() -> LinearGaussian:
+    """A linear-Gaussian posterior, to be read alone."""
+    return linear_gaussian()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import HMC
+from pyro_bnn.infer import lockstep as lockstep_module
 from pyro_bnn.posterior import DrawsPosterior
+from tests.infer.chains import all_draws, quick
 from tests.infer.scores import moment_scores, z_scores
 from tests.oracle import LinearGaussian, LinearModel, design, linear_gaussian
 
@@ -20,19 +24,11 @@ SMALL = HMC(num_chains=3, warmup_steps=6, num_samples=5, num_steps=4, compile=Fa
 
 
 @pytest.fixture(scope="module")
-def oracle() -> LinearGaussian:
-    return linear_gaussian()
-
-
-@pytest.fixture(scope="module")
 def posterior(oracle: LinearGaussian) -> DrawsPosterior:
-    return EXACT.run(oracle.model, (oracle.x, oracle.y), progress=False)
-
-
-def all_draws(run: DrawsPosterior) -> Tensor:
-    """Draws ``[C, S, P]``."""
-    z: Tensor = run.unconstrained(run.num_stored_draws or 0, group_by_chain=True)
-    return z
+    """Of plain steps; captured ones are those of a chain for each data set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+        return EXACT.run(oracle.model, (oracle.x, oracle.y), progress=False)
 
 
 # --- the exact posterior -------------------------------------------------------------------------
@@ -44,7 +40,11 @@ def test_moments_of_the_linear_gaussian_posterior(
     assert moment_scores(all_draws(posterior), oracle.mean, oracle.covariance).max() < 4.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@quick
+@pytest.mark.slow("samples chains")
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float64, marks=pytest.mark.soak), torch.float32]
+)
 def test_moments_under_a_low_rank_mass_matrix(dtype: torch.dtype) -> None:
     """Inputs correlated at 0.99: five steps of a diagonal matrix would hardly move the chains."""
     oracle = linear_gaussian(correlation=0.99)
@@ -73,6 +73,7 @@ def test_mean_energy_is_that_of_the_gaussian(
     assert z_scores(posterior.sample_stats["energy"], least + 4) < 4
 
 
+@pytest.mark.slow("samples chains")
 def test_a_chain_for_each_data_set(oracle: LinearGaussian) -> None:
     """Whitened by the exact posterior of its own data set, every chain is standard normal."""
     noise = torch.randn(40, len(oracle.x), generator=torch.Generator().manual_seed(1)).double()
@@ -134,6 +135,7 @@ def test_provenance(posterior: DrawsPosterior) -> None:
     assert list(posterior.provenance.phases) == ["set-up", "capture", "warm-up", "sampling"]
 
 
+@quick
 def test_draws_repeat_for_a_seed(oracle: LinearGaussian) -> None:
     data = (oracle.x, oracle.y)
     first, again, other = (

@@ -138,7 +138,8 @@ def test_no_momentum_of_a_block_is_used_twice() -> None:
 def test_steps_repeat_for_a_seed_whatever_the_global_state(kernel: Any, limit: int) -> None:
     def run(seed: int) -> Tensor:
         torch.randn(seed + 1)
-        chains = lockstep(kernel, standard, torch.ones(3, P), limit=limit, seed=seed)
+        starts = torch.ones(3, P)
+        chains = lockstep(kernel, standard, starts, limit=limit, seed=seed, captured=False)
         chains.restart(chains.mass, limit=limit)
         return torch.cat([z for _, z in collect(chains, 60)])
 
@@ -190,6 +191,7 @@ def test_dropping_chains_needs_no_new_graph(caplog: pytest.LogCaptureFixture) ->
     assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
 
 
+@pytest.mark.slow("samples chains")
 @KERNELS
 def test_every_chain_finds_the_step_size_of_its_own_density(kernel: Any, limit: int) -> None:
     """At a hundred times the width it is a hundred times as long; widths change over the batch."""
@@ -217,7 +219,8 @@ def test_every_chain_finds_the_step_size_of_its_own_density(kernel: Any, limit: 
 
 
 def test_fixed_step_sizes_stay_and_the_others_go_on() -> None:
-    chains = lockstep(nuts_kernel, standard, torch.ones(3, P, dtype=torch.float64))
+    starts = torch.ones(3, P, dtype=torch.float64)
+    chains = lockstep(nuts_kernel, standard, starts, captured=False)
     chains.restart(chains.mass, limit=64)
     collect(chains, 60)
     before = chains.step_size.clone()
@@ -232,7 +235,8 @@ def test_fixed_step_sizes_stay_and_the_others_go_on() -> None:
 
 @KERNELS
 def test_chains_of_one_density_end_with_one_step_size(kernel: Any, limit: int) -> None:
-    chains = lockstep(kernel, standard, torch.randn(8, P, dtype=torch.float64), limit=limit)
+    starts = torch.randn(8, P, dtype=torch.float64)
+    chains = lockstep(kernel, standard, starts, limit=limit, captured=False)
     chains.restart(chains.mass, limit=limit)
     collect(chains, 200)
     own = chains._averages.log_average.exp()
@@ -259,35 +263,41 @@ def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float
     return np.array(places), torch.cat(z), np.concatenate(stats)
 
 
-@KERNELS
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "limit", "path"),
+    [
+        (nuts_kernel, 64, "captured"),
+        pytest.param(hmc_kernel, 4, "captured", marks=pytest.mark.soak),
+        pytest.param(nuts_kernel, 64, "compiled", marks=pytest.mark.soak),
+        pytest.param(hmc_kernel, 4, "compiled", marks=pytest.mark.slow("compiles")),
+    ],
+)
 def test_a_block_of_steps_notes_every_draw_of_every_chain(
-    kernel: Any, limit: int, compiled: bool
+    kernel: Any, limit: int, path: str
 ) -> None:
-    def make() -> Lockstep:
-        starts = torch.ones(5, P, dtype=torch.float64)
-        chains = lockstep(kernel, standard, starts, limit=limit, compiled=compiled)
-        chains.restart(chains.mass, limit=limit)
-        collect(chains, 40)
-        chains.fix(np.arange(5))
-        return chains
-
-    one, other = make(), make()
-    assert one.block > 1
+    starts = torch.ones(5, P, dtype=torch.float64)
+    chains = lockstep(kernel, standard, starts, limit=limit, compiled=path == "compiled")
+    assert chains.compile_path == path
+    chains.restart(chains.mass, limit=limit)
+    collect(chains, 40)
+    chains.fix(np.arange(5))
+    assert chains.block > 1
     for kept in (np.arange(5), np.arange(5), np.array([4, 1, 2]), np.arange(3)):
-        for chains in (one, other):
-            if len(kept) < len(chains.chains):
-                chains.keep(kept)
-        places, z, stats = noted(one)
-        drawn = other.steps()
+        if len(kept) < len(chains.chains):
+            chains.keep(kept)
+        state = copied(chains.state())
+        state["chains"] = torch.arange(len(chains.chains))  # in the batch as it is now
+        places, z, stats = noted(chains)
+        chains.restore(state)
+        chains._log.num_drawn.zero_()
+        drawn = chains.steps()
         assert len(places) > len(set(places.tolist())) > 1
         assert drawn.places.tolist() == places.tolist()
         assert torch.equal(drawn.z, z)
         assert np.array_equal(drawn.stats, stats)
-        one._momenta.copy_(other._momenta)
-        one._log.num_drawn.zero_()
 
 
+@pytest.mark.slow("captures chains")
 def test_draws_that_take_much_memory_are_looked_at_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -295,7 +305,7 @@ def test_draws_that_take_much_memory_are_looked_at_one_by_one(
     starts = torch.ones(5, P, dtype=torch.float64)
     chains = lockstep(nuts_kernel, standard, starts)
     assert chains.block == 1
-    assert lockstep(nuts_kernel, standard, starts[:4]).block == 16
+    assert lockstep(nuts_kernel, standard, starts[:4], captured=False).block == 16
     chains.restart(chains.mass, limit=64)
     drawn = torch.cat([z for _, z in collect(chains, 400)])
     assert len(drawn) > 300
@@ -310,7 +320,10 @@ def test_draws_that_take_much_memory_are_looked_at_one_by_one(
 def test_a_restart_goes_on_from_the_latest_draws_under_the_new_matrix(
     kernel: Any, limit: int
 ) -> None:
-    chains = lockstep(kernel, standard, torch.ones(4, P, dtype=torch.float64), limit=limit)
+    starts = torch.ones(4, P, dtype=torch.float64)
+    captured = kernel is hmc_kernel  # whose graph reads what a restart writes
+    chains = lockstep(kernel, standard, starts, limit=limit, captured=captured)
+    assert (chains.compile_path == "captured") == captured
     chains.restart(chains.mass, limit=limit)
     collect(chains, 50)
     everyone = np.arange(4)
@@ -325,7 +338,7 @@ def test_a_restart_goes_on_from_the_latest_draws_under_the_new_matrix(
 
 
 def test_a_restart_sets_the_limit() -> None:
-    chains = lockstep(nuts_kernel, standard, torch.ones(4, P), limit=64)
+    chains = lockstep(nuts_kernel, standard, torch.ones(4, P), limit=64, captured=False)
     column = chains.column("n_steps")
     for limit in (2, 16, 4):
         chains.restart(chains.mass, limit=limit)

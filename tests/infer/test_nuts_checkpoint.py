@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import memory
-from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
 from pyro_bnn.infer import HMC, NUTS, hamiltonian, hmc_kernel, nuts_kernel
 from pyro_bnn.infer import checkpoint as checkpoint_module
@@ -30,8 +29,9 @@ from pyro_bnn.infer.sampling import Sampled, Sampling, first_mass
 from pyro_bnn.infer.state_files import read_state, write_state
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior import DrawsPosterior
+from tests.infer.chains import all_draws
 from tests.infer.test_nuts_runs import Shifted
-from tests.oracle import LinearGaussian, linear_gaussian
+from tests.oracle import LinearGaussian
 
 # --- from every phase of a run -------------------------------------------------------------------
 
@@ -135,11 +135,12 @@ def test_another_run_goes_on_from_every_phase(
         assert_goes_on(made(kernel, limit, kind, path), name, state, expected)
 
 
+@pytest.mark.slow("captures chains")
 def test_the_graph_of_a_smaller_batch_is_that_of_all_chains(tmp_path: Path) -> None:
     path = tmp_path / "draws"
-    run = made(nuts_kernel, 64, "diagonal", path, captured=True)
+    run = made(hmc_kernel, 4, "diagonal", path, captured=True)
     saved = saved_states(run, path)
-    other = made(nuts_kernel, 64, "diagonal", path, captured=True)
+    other = made(hmc_kernel, 4, "diagonal", path, captured=True)
     state, _ = saved["in a smaller batch"]
     assert state["compile_path"] == "captured"
     assert_goes_on(other, "in a smaller batch", state, run.result())
@@ -191,21 +192,6 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
     """With blocks so short that runs as short can be stopped between two of them."""
     monkeypatch.setattr(lockstep_module, "BLOCK", 2)
     return Stops(monkeypatch)
-
-
-@pytest.fixture
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
-
-
-@pytest.fixture(scope="module")
-def oracle() -> LinearGaussian:
-    return linear_gaussian()
-
-
-def all_draws(run: DrawsPosterior) -> Tensor:
-    z: Tensor = run.unconstrained(run.num_stored_draws, group_by_chain=True)
-    return z
 
 
 def assert_equal(found: DrawsPosterior, expected: DrawsPosterior) -> None:
@@ -343,6 +329,27 @@ def test_a_step_is_made_as_that_of_the_checkpoint(
 
 
 @pytest.mark.slow("compiles")
+def test_a_compiled_run_that_is_stopped_goes_on(
+    oracle: LinearGaussian, stops: Stops, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the batch has shrunk, with the bits of one that was not stopped."""
+    hmc = HMC(num_chains=4, warmup_steps=3, num_samples=5, num_steps=4, compile=True)
+    run = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False)
+    expected = run()
+    assert expected.options["compiled"] is True
+    assert "compile" in expected.provenance.phases
+    total = stops.steps
+    stops.next(total - 2)
+    posterior, _ = stopped(lambda: run(checkpoint=tmp_path))
+    assert posterior is not None
+    assert_begins_like(posterior, expected)
+    assert len(torch.load(state_in(tmp_path), weights_only=True)["left"]) < hmc.num_chains
+    assert_equal(run(checkpoint=tmp_path, resume=True), expected)
+    assert stops.steps == 2 * total
+    assert not [record for record in caplog.records if "bit for bit" in record.message]
+
+
+@pytest.mark.soak
 def test_a_compiled_run_that_is_stopped_twice(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

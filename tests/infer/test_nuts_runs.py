@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,39 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import memory
-from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, ModelError, OptionError, SiteError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer import lockstep as lockstep_module
-from pyro_bnn.posterior import DrawsPosterior
+from tests.infer.chains import all_draws, of_package, quick
 from tests.infer.scores import moment_scores
-from tests.oracle import LinearGaussian, linear_gaussian
+from tests.oracle import LinearGaussian
 
 SMALL = NUTS(num_chains=2, warmup_steps=10, num_samples=6, compile=False)
-
-
-quick = pytest.mark.usefixtures("uncaptured")  # where a capture takes longer than the run
-
-
-@pytest.fixture
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
-
-
-def of_package(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The lines that the package logged."""
-    return [record.message for record in caplog.records if record.name == "pyro_bnn"]
-
-
-@pytest.fixture(scope="module")
-def oracle() -> LinearGaussian:
-    return linear_gaussian()
-
-
-def all_draws(run: DrawsPosterior) -> Tensor:
-    """Draws ``[C, S, P]``."""
-    z: Tensor = run.unconstrained(run.num_stored_draws or 0, group_by_chain=True)
-    return z
 
 
 # --- seeds, and the caller's state ---------------------------------------------------------------
@@ -59,6 +33,7 @@ def draws_of(nuts: NUTS, oracle: LinearGaussian, **options: Any) -> Tensor:
     return all_draws(nuts.run(oracle.model, (oracle.x, oracle.y), progress=False, **options))
 
 
+@quick  # captured steps repeat in test_lockstep, compiled ones in test_nuts_checkpoint
 def test_draws_repeat_for_a_seed(oracle: LinearGaussian) -> None:
     nuts = NUTS(num_chains=5, warmup_steps=12, num_samples=8, compile=False)  # drops chains
     first = draws_of(nuts, oracle)

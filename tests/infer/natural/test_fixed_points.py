@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from pyro_bnn import VON
 from pyro_bnn.program import Program
+from tests.collection import rest_in_soak
 from tests.guides.exact import moments
 from tests.infer.natural.hand import DATA, LOC, ORACLE, PRECISION, advance, linear, make_run
 from tests.oracle import design, linear_gaussian
@@ -82,6 +83,7 @@ def linear_prior() -> Tensor:
     return block.scale.square().reciprocal()
 
 
+@pytest.mark.slow("whole fits")
 def test_the_error_falls_with_the_number_of_draws() -> None:
     """Squared errors of the mean after one step: a ratio of independent chi-squares, 1 / S each."""
     num_rounds, sizes, squares = 100, (1, 16), []
@@ -127,6 +129,7 @@ def test_diagonal_von_at_full_rate_is_a_jacobi_iteration_which_may_diverge() -> 
     assert float(error.norm()) > 1e3 * 1e-3
 
 
+@pytest.mark.slow("whole fits")
 def test_diagonal_von_below_the_rate_of_divergence_converges_as_it_should() -> None:
     """Below 2 / (1 + radius), the inverse of half the largest eigenvalue: the recursion by hand."""
     oracle = linear_gaussian(40, 5, correlation=0.95)
@@ -147,24 +150,33 @@ def test_diagonal_von_below_the_rate_of_divergence_converges_as_it_should() -> N
     assert float(error.abs().max()) < 0.05
 
 
-RATES = pytest.mark.parametrize("rates", [(0.3, 0.3), (0.3, 0.05), (0.1, 0.7)], ids=str)
+RATES = {(0.3, 0.3): 150, (0.3, 0.05): 320, (0.1, 0.7): 420}  # and the steps that they take
 PAIRS: dict[str, Any] = {"num_particles": 2, "antithetic": True, "schedule": "constant"}
 
 
-@RATES
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.slow("whole fits")
+@pytest.mark.parametrize(
+    ("covariance", "rates"),
+    rest_in_soak(
+        [(covariance, rates) for covariance in ("diagonal", "full") for rates in RATES],
+        [("diagonal", (0.3, 0.3)), ("full", (0.3, 0.05)), ("diagonal", (0.1, 0.7))],
+    ),
+    ids=str,
+)
 def test_rates_do_not_move_the_fixed_point_of_von(
-    rates: tuple[float, float], covariance: Any
+    covariance: Any, rates: tuple[float, float]
 ) -> None:
     """The optimum over Gaussians, or over products of them: exact means, precisions diag(P)."""
+    num_steps = RATES[rates]
     von = VON(
-        num_steps=600,
+        num_steps=num_steps,
         learning_rate=rates[0],
         precision_learning_rate=rates[1],
         covariance=covariance,
+        init_scale=0.3,
         **PAIRS,
     )
-    run: Any = advance(make_run(von, linear(), DATA, FAR), 600)
+    run: Any = advance(make_run(von, linear(), DATA, FAR), num_steps)
     assert_close(run.mean, EXACT.mean, rtol=1e-6, atol=1e-6)
     is_full = covariance == "full"
     found = run.q.matrix if is_full else run.q.values
@@ -209,6 +221,7 @@ class Logistic(PyroModule):
         return sampled
 
 
+@pytest.mark.slow("whole fits")
 def test_von_stands_still_where_gaussian_vi_is_stationary() -> None:
     """1/v = delta + N E_q[H] and N E_q[g] + delta m = 0, solved by quadrature, for one weight."""
     x = torch.linspace(-2, 3, 12, dtype=torch.float64).unsqueeze(-1)
@@ -222,19 +235,20 @@ def test_von_stands_still_where_gaussian_vi_is_stationary() -> None:
         gradient = weights @ ((p - y.numpy()) * rows).sum(1)
         precision = 0.5 * precision + 0.5 * (0.25 + hessian)
         mean = mean - 0.5 * (gradient + 0.25 * mean) / precision
-    found = []
-    for seed in range(6):  # from there: a run that stands still elsewhere leaves it by 1 - 0.9^n
-        von = VON(
-            num_steps=100,
-            learning_rate=0.1,
-            precision_learning_rate=0.1,
-            num_particles=128,
-            antithetic=True,
-            curvature="hessian",
-            init_scale=precision**-0.5,
-            schedule="constant",
-        )
-        run: Any = make_run(von, Logistic(), (x, y), one(mean).reshape(1), seed)
+    von = VON(
+        num_steps=600,
+        learning_rate=0.1,
+        precision_learning_rate=0.1,
+        num_particles=128,
+        antithetic=True,
+        curvature="hessian",
+        init_scale=precision**-0.5,
+        schedule="constant",
+    )
+    run: Any = make_run(von, Logistic(), (x, y), one(mean).reshape(1))
+    found, start = [], run._snapshot()
+    for _ in range(6):  # from there: a run that stands still elsewhere leaves it by 1 - 0.9^n
+        run._go_to(start)
         advance(run, 40)
         seen = []
         for _ in range(60):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import SLANG
+from tests.collection import rest_in_soak
 from tests.infer.natural.hand import (
     BETA,
     COMMON,
@@ -131,11 +132,20 @@ def tempered_mean(weight: float) -> Tensor:
     return mode
 
 
-@pytest.mark.parametrize("rates", [(0.3, 0.3), (0.3, 0.1), (0.1, 0.7)], ids=str)
-@pytest.mark.parametrize("rank", [2, 4])
-@WEIGHTS
+RATES = ((0.3, 0.3), (0.3, 0.1), (0.1, 0.7))
+PLAIN, COLD = (1.0, 1.0), (3.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rank", "rates"),
+    rest_in_soak(
+        [(weights, rank, rates) for weights in (PLAIN, COLD) for rank in (2, 4) for rates in RATES],
+        [(PLAIN, 4, RATES[1]), (COLD, 2, RATES[0]), (COLD, 4, RATES[2]), (PLAIN, 2, RATES[2])],
+    ),
+    ids=str,
+)
 def test_where_it_stands_still(
-    rates: tuple[float, float], rank: int, weights: tuple[float, float]
+    weights: tuple[float, float], rank: int, rates: tuple[float, float]
 ) -> None:
     """The mode, the R largest of the rows' products and the diagonal of the rest, at any rates."""
     weight = weights[0] / weights[1]
