@@ -45,7 +45,7 @@ def test_means_before_scales_find_the_better_optimum_on_energy() -> None:
     assert errors[1] < 1.4 < errors[0]  # independent Pyro SVI: 1.12 +- 0.29 (sd)
 
 
-@pytest.mark.slow("whole fits")
+@pytest.mark.soak  # tests/infer/test_nuts_against_pyro.py has NUTS on fewer of these rows
 def test_nuts_on_diabetes_agrees_with_itself_in_function_space() -> None:
     from pyro_bnn.diagnostics import function_convergence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests import command_line
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,7 +29,25 @@ def test_there_are_blocks_to_run() -> None:
     assert "make test" in SHELL_LINES
 
 
-@pytest.mark.slow("a process of its own, whole fits")
+@pytest.mark.slow("whole examples")
+@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
+def test_python_block_runs_with_shorter_fits(
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As written but for the numbers of steps and draws; ``make soak`` takes those too."""
+    monkeypatch.chdir(tmp_path)
+    shorter, count = re.subn(
+        r"(num_steps|warmup_steps|num_samples)=[\d_]+", r"\1=20", PYTHON_BLOCKS[number]
+    )
+    assert count >= 1
+    exec(compile(shorter, f"README, block {number}", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
 def test_python_block_runs_as_written(number: int, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
@@ -55,17 +76,20 @@ def test_make_target_exists(line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@functools.cache
+def help_of(command: str) -> str:
+    code, out, _ = command_line.run(command, "--help")
+    assert code == 0
+    return out
+
+
 @pytest.mark.parametrize("line", [line for line in SHELL_LINES if line.startswith("pyro-bnn ")])
-def test_shell_line_uses_options_that_exist(line: str) -> None:
-    words = line.split()
-    script = Path(sys.executable).parent / "pyro-bnn"
-    done = subprocess.run(
-        [str(script), words[1], "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for word in words[2:]:
+def test_shell_line_uses_options_that_exist(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, command, *words = line.split()
+    for word in words:
         if word.startswith("--"):
-            assert word in done.stdout
+            assert word in help_of(command)
 
 
 def test_every_image_and_link_exists() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from scipy import stats
 
 from pyro_bnn import SVI, guides
@@ -16,7 +18,7 @@ from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program
 from pyro_bnn.report.fit_checks import fit_checks
-from tests.collection import DENSITIES, GUIDES
+from tests.collection import DENSITIES, GUIDES, rest_in_soak
 from tests.diagnostics.linear_matrix import (
     CORRELATED,
     DENSE,
@@ -89,6 +91,16 @@ SPLIT = Split(
 )
 
 
+# in `make soak`: others of their kind stay here, and so does a new guide
+DEAR = {*EXACT, "auto-k-tied-normal", "auto-normal-mixture"} - {"auto-low-rank-multivariate-normal"}
+EXACT_CASES = [(guide,) for guide in EXACT]
+
+
+def dear_in_soak(names: Iterable[str]) -> list[ParameterSet]:
+    names = list(names)
+    return rest_in_soak([(name,) for name in names], [(n,) for n in names if n not in DEAR])
+
+
 @functools.cache
 def fitted(guide: str) -> GuidePosterior:
     """A guide fitted to the model with the smaller noise, an eighth of the other's."""
@@ -98,14 +110,16 @@ def fitted(guide: str) -> GuidePosterior:
     return posterior
 
 
-@pytest.mark.parametrize("guide", DENSITIES)
+@pytest.mark.slow("whole fits")
+@pytest.mark.parametrize("guide", dear_in_soak(DENSITIES))
 def test_the_report_has_a_small_khat_of_a_guide_that_is_right(guide: str) -> None:
     checks = fit_checks(fitted(guide), SPLIT, 2_000, 0, is_point=False)
     assert checks.khat < 0.5
     assert not any("k-hat" in note for note in checks.notes)
 
 
-@pytest.mark.parametrize("guide", DENSITIES)
+@pytest.mark.slow("whole fits")
+@pytest.mark.parametrize("guide", dear_in_soak(DENSITIES))
 def test_the_report_has_a_large_khat_of_a_guide_that_is_too_narrow(guide: str) -> None:
     posterior = fitted(guide)
     # sds an eighth of the right ones: of a Gaussian q the tail index is 1 - 1/64
@@ -130,7 +144,8 @@ def khats(posterior: GuidePosterior, num_draws: int = 20_000) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("guide", EXACT)
+@pytest.mark.slow("whole fits")
+@pytest.mark.parametrize("guide", rest_in_soak(EXACT_CASES, [("auto-matrix-normal",)]))
 def test_khat_is_small_for_a_family_that_holds_a_correlated_posterior(guide: str) -> None:
     steps = 3_000 if guide in DENSE else 1_000
     svi = SVI(DENSITIES[guide], num_steps=steps, learning_rate=0.03, compile=False)
@@ -139,6 +154,7 @@ def test_khat_is_small_for_a_family_that_holds_a_correlated_posterior(guide: str
     assert khats(posterior, 2_000).mean() < 0.5
 
 
+@pytest.mark.slow("k-hat of many draws")
 def test_khat_of_the_best_independent_gaussians_is_the_known_tail_index() -> None:
     r"""In units of q's sds the ratios are :math:`r \propto e^{u^\top (I - R) u / 2}`.
 

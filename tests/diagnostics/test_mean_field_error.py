@@ -159,6 +159,7 @@ def test_halves_tell_that_the_bias_of_heavy_tails_is_larger() -> None:
     assert "its halves give" in kl.summary()
 
 
+@pytest.mark.slow("samples chains")
 def test_nuts_on_a_gaussian_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     # a capture would take longer than the run
     monkeypatch.setattr(lockstep, "Captured", functools.partial(Captured, enabled=False))

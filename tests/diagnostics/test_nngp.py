@@ -243,6 +243,7 @@ def test_it_is_the_posterior_of_a_wide_network_by_its_weighted_prior_draws() -> 
         assert abs(expected - unconditioned) > 8 * error  # it is not the prior's
 
 
+@pytest.mark.soak  # by weighted prior draws, as above, in `make test`
 def test_nuts_of_a_wide_network_has_the_moments_of_the_process() -> None:
     train = Dataset(rows(6), torch.tensor([0.9, -0.7, 1.2, 0.1, -1.0, 0.6]).double())
     model = mlp(100, prior=priors.Normal(), likelihood=likelihoods.Normal(0.5))
@@ -318,6 +319,7 @@ def test_raw_predictions_are_in_the_users_units() -> None:
     torch.testing.assert_close(found, expected - scale.log(), **near)
 
 
+@pytest.mark.slow("a report")
 def test_it_is_a_reference_of_compare_and_of_its_files(tmp_path: Path) -> None:
     from tests.report.conjugate import LinearPosterior, regression_split
 

@@ -19,6 +19,8 @@ from pyro_bnn.diagnostics import SimulationRanks, simulation_based_calibration
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.lockstep import Lockstep
 
+pytestmark = pytest.mark.slow("samples a hundred chains, compiled")
+
 X = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64).unsqueeze(1)
 HIERARCHY = {"*.weight": priors.HalfCauchyScale(0.3), "*.bias": priors.Normal()}
 
@@ -46,8 +48,10 @@ def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> Si
 
 @pytest.mark.parametrize(
     ("prior", "thin", "target_accept", "divergences"),
-    [(priors.Normal(), 5, 0.8, 0.005), (HIERARCHY, 8, 0.9, 0.055)],
-    ids=["network", "half-Cauchy hierarchy"],
+    [
+        pytest.param(priors.Normal(), 5, 0.8, 0.005, id="network"),
+        pytest.param(HIERARCHY, 8, 0.9, 0.055, id="half-Cauchy hierarchy", marks=pytest.mark.soak),
+    ],
 )
 def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float, divergences: float) -> None:
     """The hierarchy diverges where its scales are far out in their tails.
@@ -86,7 +90,9 @@ def data_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lockstep, "keep", keep)
 
 
-@pytest.mark.parametrize("breaks", [fast_momenta, data_left_behind])
+@pytest.mark.parametrize(
+    "breaks", [fast_momenta, pytest.param(data_left_behind, marks=pytest.mark.soak)]
+)
 def test_a_broken_sampler_is_found(
     breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_error_of_independent_draws_is_that_of_the_delta_method() -> None:
     assert abs(z) < 4
 
 
+@pytest.mark.slow("many repeats")
 @pytest.mark.parametrize("phi", [0.0, PHI])
 def test_the_error_is_the_sd_of_the_score_over_repeats(phi: float) -> None:
     y = points(100)
@@ -68,6 +69,7 @@ def test_the_error_is_the_sd_of_the_score_over_repeats(phi: float) -> None:
     assert abs(np.log(ratio)) / np.sqrt(2 / (NUM_REPEATS - 1)) < 4
 
 
+@pytest.mark.slow("many repeats")
 @pytest.mark.parametrize("phi", [0.0, PHI])
 def test_draws_of_one_posterior_are_ranked_apart_as_seldom_as_two_errors_say(phi: float) -> None:
     """Many points and few draws: the error of the points alone calls most of these different."""

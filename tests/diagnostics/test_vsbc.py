@@ -146,6 +146,7 @@ def test_a_bias_is_seen_beside_a_wrong_width() -> None:
 # --- fits -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("fits of 200 data sets")
 def test_mean_field_fits_are_too_narrow_by_the_known_ratio_and_unbiased() -> None:
     svi = SVI(guides.AutoNormal, num_steps=800, learning_rate=0.05, compile=False)
     found = calibrate(svi, x=FAR)
@@ -162,6 +163,7 @@ def test_mean_field_fits_are_too_narrow_by_the_known_ratio_and_unbiased() -> Non
     assert_law(column(found, "f(x[0])"), ratio=ratio)  # of draws, too wide or narrow by its place
 
 
+@pytest.mark.slow("fits of 200 data sets")
 def test_fits_with_the_right_family_are_calibrated() -> None:
     svi = SVI(guides.AutoMultivariateNormal, num_steps=1_000, learning_rate=0.05, compile=False)
     found = calibrate(svi, x=X + 0.7)

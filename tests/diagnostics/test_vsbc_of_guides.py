@@ -15,16 +15,18 @@ so is p around 1/2, for every guide.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from scipy import stats
 
 from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.diagnostics import SimulationProbabilities, variational_calibration
 from pyro_bnn.posterior import GuidePosterior
-from tests.collection import DENSITIES, GUIDES
+from tests.collection import DENSITIES, GUIDES, rest_in_soak
 from tests.diagnostics.linear_matrix import (
     CORRELATED,
     COVARIANCE,
@@ -38,7 +40,20 @@ from tests.guides.exact import moments
 INDEPENDENT = ("auto-k-tied-normal", "auto-normal")  # the k-tied sds are here any four
 RATIO = float((COVARIANCE.diagonal() / MEAN_FIELD).sqrt()[0])  # of sds, of every weight
 NUM_SIMULATIONS = 200
+DEAR = (  # in `make soak`: others of their kind stay here, and so does a new guide
+    "auto-composite",
+    "auto-flow",
+    "auto-k-tied-normal",
+    "auto-multivariate-normal",
+    "low rank by layer",
+    "low-rank precision",
+)
 WEIGHTS = [f"w[{i},{j}]" for i in range(2) for j in range(2)]
+
+
+def dear_in_soak(names: Iterable[str]) -> list[ParameterSet]:
+    names = list(names)
+    return rest_in_soak([(name,) for name in names], [(n,) for n in names if n not in DEAR])
 
 
 @functools.cache
@@ -72,7 +87,8 @@ def sd_of_scores(found: SimulationProbabilities) -> tuple[float, float]:
     return sd, float(squares.std() / np.sqrt(len(squares))) / (2 * sd)
 
 
-@pytest.mark.parametrize("guide", DENSITIES)
+@pytest.mark.slow("fits of 200 data sets")
+@pytest.mark.parametrize("guide", dear_in_soak(DENSITIES))
 def test_every_guide_is_asked_and_none_is_biased(guide: str) -> None:
     found = calibrated(guide)
     assert found.names == ("f(x[0])", "f(x[1])", "f(x[2])", "f(x[3])", *WEIGHTS)
@@ -81,7 +97,8 @@ def test_every_guide_is_asked_and_none_is_biased(guide: str) -> None:
     assert [name for name in found.names if not found.is_symmetric(name)] == []
 
 
-@pytest.mark.parametrize("guide", EXACT)
+@pytest.mark.slow("fits of 200 data sets")
+@pytest.mark.parametrize("guide", dear_in_soak(EXACT))
 def test_a_family_that_holds_the_posterior_is_calibrated(guide: str) -> None:
     found = calibrated(guide)
     assert found.is_calibrated
@@ -89,7 +106,8 @@ def test_a_family_that_holds_the_posterior_is_calibrated(guide: str) -> None:
         assert_scores(column(found, name), 1.0)
 
 
-@pytest.mark.parametrize("guide", INDEPENDENT)
+@pytest.mark.slow("fits of 200 data sets")
+@pytest.mark.parametrize("guide", dear_in_soak(INDEPENDENT))
 def test_independent_gaussians_are_too_narrow_by_the_known_ratio(guide: str) -> None:
     found = calibrated(guide)
     assert RATIO > 1.6
@@ -103,6 +121,7 @@ def test_independent_gaussians_are_too_narrow_by_the_known_ratio(guide: str) -> 
         assert (found.shape_of(f"f(x[{row}])") == "too narrow") == (ratio > 2)
 
 
+@pytest.mark.slow("fits of 200 data sets")
 def test_the_radial_guide_has_the_law_of_its_own_marginals() -> None:
     """Its best sds are those of independent Gaussians, in a shape with a sharper peak."""
     found = calibrated("auto-radial")
@@ -117,12 +136,14 @@ def test_the_radial_guide_has_the_law_of_its_own_marginals() -> None:
         assert found.shape_of(name) == "too narrow"
 
 
-@pytest.mark.parametrize("guide", ["auto-flow", "auto-normal-mixture"])
+@pytest.mark.slow("fits of 200 data sets")
+@pytest.mark.parametrize("guide", dear_in_soak(["auto-flow", "auto-normal-mixture"]))
 def test_families_around_independent_gaussians_are_not_narrower(guide: str) -> None:
     sd, error = sd_of_scores(calibrated(guide))
     assert 1 - 4 * error < sd < RATIO + 4 * error
 
 
+@pytest.mark.slow("fits of 200 data sets")
 def test_gaussian_dropout_is_narrower_than_independent_gaussians() -> None:
     r"""Its sds go by the sizes of the weights, :math:`\sqrt\alpha |\theta_j|`.
 
@@ -135,6 +156,7 @@ def test_gaussian_dropout_is_narrower_than_independent_gaussians() -> None:
     assert all(found.shape_of(name) == "too narrow" for name in WEIGHTS)
 
 
+@pytest.mark.slow("a whole fit")
 def test_gaussian_dropout_ends_at_its_best_rate() -> None:
     y = CORRELATED @ torch.tensor([[0.8], [-1.1], [0.6], [1.4]], dtype=torch.float64)
     make = DENSITIES["gaussian dropout"]
@@ -166,6 +188,7 @@ def rank1_layer() -> models.Rank1MLP:
     return model
 
 
+@pytest.mark.slow("fits of 200 data sets")
 def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
     r"""The data tell r s_1 and r s_2: r alone is known by the prior, which no component follows.
 

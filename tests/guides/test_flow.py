@@ -34,6 +34,7 @@ from pyro_bnn.guides.flow import FlowName
 from pyro_bnn.guides.flows import KINDS, Flows
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests import laws
+from tests.collection import rest_in_soak
 from tests.guides.exact import at, expected_elbo
 from tests.laws import assert_mean, made, one, problem
 from tests.oracle import LinearGaussian, linear_gaussian
@@ -102,7 +103,10 @@ def test_the_gradient_of_the_density_at_any_z_is_that_of_finite_differences(flow
     )
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+# of splines, with kinks, on grids sixteen times as fine; their densities against Jacobians above
+@pytest.mark.parametrize(
+    "flow", rest_in_soak([(f,) for f in FLOWS], [(f,) for f in FLOWS if "spline" not in f])
+)
 def test_the_density_integrates_to_one(flow: FlowName) -> None:
     guide = moved(AutoFlow(Curved(), flow=flow, num_flows=2), noise=0.3)
     z = guide.sample(1_000)
@@ -364,6 +368,7 @@ def test_one_autoregressive_layer_holds_the_exact_gaussian_posterior() -> None:
     torch.testing.assert_close(guide.log_prob(z).detach(), exact.log_prob(z))
 
 
+@pytest.mark.slow("a whole fit")
 def test_svi_of_an_autoregressive_flow_reaches_the_evidence() -> None:
     oracle = linear_gaussian()
     engine = SVI(

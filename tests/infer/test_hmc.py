@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError

@@ -256,7 +256,7 @@ def test_acceptance_comes_to_its_target(oracle: LinearGaussian) -> None:
 
     At 0.6 the rate of 200 chains is 0.709 to 0.712 over three seeds, that of 30 is 0.704 to 0.721.
     """
-    for target in (0.6, 0.9):
+    for target in (0.6, 0.95):
         nuts = NUTS(
             num_chains=200, warmup_steps=90, num_samples=20, target_accept=target, compile=False
         )

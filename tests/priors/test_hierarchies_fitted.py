@@ -49,6 +49,7 @@ def mlp(prior: Any) -> models.MLP:
 # --- variational ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("fits")
 @pytest.mark.parametrize(("guide", "name"), rest_in_soak(ALL, cover(GUIDES, HIERARCHIES)))
 def test_every_guide_learns(guide: str, name: str) -> None:
     cls = registry.lookup("guide", guide)
@@ -59,6 +60,7 @@ def test_every_guide_learns(guide: str, name: str) -> None:
     assert bool(posterior.function_draws(data()[0], 5).isfinite().all())
 
 
+@pytest.mark.slow("fits")
 @every
 def test_stock_pyro_fits_it(name: str) -> None:
     model, (x, y) = mlp(HIERARCHIES[name]), data()
@@ -184,6 +186,7 @@ def z_scores(values: Any, cdf: Cdf) -> Any:
     return np.abs(below.mean((0, 1)) - expected) / arviz_io.mcse_mean(below)
 
 
+@pytest.mark.slow("samples chains")
 def test_nuts_returns_the_prior_of_the_scales() -> None:
     nuts = NUTS(num_chains=2, warmup_steps=150, num_samples=500, compile=False)
     posterior, draws = alone(HalfCauchyScale(0.5, per="unit", loc=1.0), (2, 2), nuts)

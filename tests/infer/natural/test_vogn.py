@@ -27,7 +27,7 @@ def toy() -> tuple[LinearGaussian, Tensor]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
+    "plain": {"num_steps": 600},
     "damped": {"momentum": 0.5, "damping": 0.3, "num_steps": 600},
     "fast means": {"learning_rate": 0.25},
     "fast precision": {"precision_learning_rate": 0.6},
