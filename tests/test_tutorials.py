@@ -164,6 +164,7 @@ def library_names(path: Path) -> Iterator[tuple[str, ModuleType, str]]:
 
 
 @pytest.mark.slow("a whole notebook")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries, as in a kernel
 @each_notebook
 def test_runs_from_top_to_bottom_with_short_fits(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -175,6 +176,7 @@ def test_runs_from_top_to_bottom_with_short_fits(
     plt.switch_backend("agg")
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     module = ModuleType("__main__")  # classes of a notebook are looked up in it
+    vars(module)["display"] = shown
     monkeypatch.setitem(sys.modules, "__main__", module)
     threads = torch.get_num_threads()
     for number, cell in enumerate(cells(path, "code")):
@@ -189,7 +191,12 @@ def run_cell(source: str, name: str, names: dict[str, Any]) -> None:
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, name, "exec"), names)
     if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+        shown(eval(compile(ast.Expression(last.value), name, "eval"), names))
+
+
+def shown(*values: Any) -> None:
+    """Format values as a notebook does to show them."""
+    for value in values:
         getattr(value, "_repr_html_", value.__repr__)()
 
 
