@@ -270,6 +270,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["svi", "predict", "scaling", "estimators", "natural"])
+@pytest.mark.slow("whole benchmarks")
 def test_a_quick_run_writes_its_figures_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +333,7 @@ def test_impossible_options_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow("a process of its own")
 def test_a_fit_from_cold_has_a_process_of_its_own(tmp_path: Path) -> None:
     found = cold.fit("pyro", 2, 1, tmp_path)
     assert found["process_seconds"] > found["fit_seconds"] > 0
@@ -455,6 +457,7 @@ def test_functions_are_those_of_the_torch_network(monkeypatch: pytest.MonkeyPatc
 SHORT = _sampling.Options(chains=2, warmup=2, draws=8, depth=2)
 
 
+@pytest.mark.slow("a process of its own")
 def test_a_sampler_has_a_process_of_its_own(tmp_path: Path) -> None:
     found = nuts.sampled(nuts.Entry("Pyro", "pyro", SHORT), 1, 0, tmp_path)
     assert found["process_seconds"] > found["import_seconds"] + found["seconds"] > 0
@@ -475,6 +478,7 @@ def test_a_sampler_returns_functions_by_chain(library: str) -> None:
     assert drawn.steps is None or 1 <= drawn.steps <= 3
 
 
+@pytest.mark.slow("a process of its own")
 def test_pyro_runs_its_chains_without_this_package() -> None:
     from tests.test_imports import loaded_by
 
@@ -785,6 +789,7 @@ def test_a_library_has_one_colour() -> None:
     assert _plots.colour("Pyro, a") == _plots.colour("Pyro, b")
 
 
+@pytest.mark.slow("a process of its own")
 def test_no_benchmark_imports_a_peer_by_being_imported() -> None:
     from tests.test_imports import loaded_by
 
@@ -795,6 +800,7 @@ def test_no_benchmark_imports_a_peer_by_being_imported() -> None:
     assert loaded & {"numpyro", "jax", "bayesian_torch", "tyxe"} == set()
 
 
+@pytest.mark.slow("a process of its own")
 def test_the_fit_of_pyro_imports_none_of_this_package() -> None:
     from tests.test_imports import loaded_by
 

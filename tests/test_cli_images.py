@@ -101,6 +101,7 @@ def test_options_of_layers_that_images_have_not_are_refused(
     assert message in found.err
 
 
+@pytest.mark.slow("whole fits")
 def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
     compared_images("digits", tmp_path, num_train=40)
 
@@ -108,7 +109,7 @@ def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
 MNIST = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
 
 
-@pytest.mark.slow("55 MB are unpacked and checked")
+@pytest.mark.soak  # 55 MB are unpacked and checked
 @pytest.mark.skipif(not MNIST.is_dir(), reason="needs the files of MNIST in $PYRO_BNN_DATA/mnist")
 def test_mnist_goes_through_a_convolutional_network(tmp_path: Path) -> None:
     compared_images("mnist-images", tmp_path, num_train=40)

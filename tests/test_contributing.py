@@ -67,6 +67,7 @@ def test_its_guide_obeys_the_law(
 
 
 @pytest.mark.usefixtures("exported")
+@pytest.mark.slow("a whole fit")
 def test_its_test_passes_and_every_test_in_it_runs() -> None:
     module = run(TEST)
     tests: dict[str, Any] = {k: v for k, v in vars(module).items() if k.startswith("test_")}
@@ -84,7 +85,7 @@ def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> No
 
 
 SHORT = {
-    "compare": "--hidden 3 --steps 20 --chains 2 --warmup 10 --samples 15 --max-rows 60",
+    "compare": "--hidden 2 --steps 20 --chains 2 --warmup 5 --samples 15 --max-rows 60",
     "sbc": "--rows 8 --hidden 2 --steps 5 --simulations 20 --draws 19",
 }
 

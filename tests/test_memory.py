@@ -269,6 +269,7 @@ for call in (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from /proc")
+@pytest.mark.slow("a process of its own")
 def test_a_process_stays_under_the_bound() -> None:
     bound = 64 * MIB
     script = PROCESS.replace("BOUND", str(bound))

@@ -127,6 +127,7 @@ def test_the_tail_index_is_taken_over_the_next_largest() -> None:
     assert tail_index(values).value == pytest.approx(1.0, rel=1e-12)
 
 
+@pytest.mark.slow("draws from priors")
 def test_the_tail_index_tells_cauchy_networks_from_gaussian_ones() -> None:
     found = {}
     for prior in (priors.Normal(), priors.Cauchy()):

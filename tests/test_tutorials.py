@@ -218,6 +218,7 @@ def notebook_of(source: str, path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow("processes of their own")
 def test_runner_writes_outputs_into_the_notebook_or_into_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "right.ipynb"
     text = notebook_of("import os\nos.environ['PYRO_BNN_SMOKE'] * 2", path)
@@ -240,6 +241,7 @@ def test_runner_writes_outputs_into_the_notebook_or_into_a_folder(tmp_path: Path
         ("import warnings; warnings.warn('look here')", "wrote to stderr"),
     ],
 )
+@pytest.mark.slow("a process of its own")
 def test_runner_fails_where_a_cell_fails_or_warns(
     source: str, message: str, tmp_path: Path
 ) -> None:

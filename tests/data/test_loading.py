@@ -139,6 +139,7 @@ def test_the_default_dtype_is_followed(csv: Path) -> None:
     assert split.train.x.dtype == torch.float64
 
 
+@pytest.mark.slow("a process of its own")
 def test_importing_the_room_loads_nothing_heavy() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import pyro_bnn.data; "
