@@ -86,3 +86,9 @@ def rest_in_soak(
     """All cases as parameters of a test, those that are not kept for ``make soak`` alone."""
     assert set(kept) <= set(cases), set(kept) - set(cases)
     return [pytest.param(*case, marks=() if case in kept else pytest.mark.soak) for case in cases]
+
+
+def dear_in_soak(names: Iterable[str], dear: Collection[str]) -> list[ParameterSet]:
+    """Names as parameters of a test, those of dear members for ``make soak`` alone."""
+    cases = [(name,) for name in names]
+    return rest_in_soak(cases, [case for case in cases if case[0] not in dear])

@@ -4,7 +4,7 @@
 that it names run there until one test fails, and the copy is mended. The tests are to pass on the
 tree as it is: a test that fails anyway would count as one that saw the bug.
 
-    python tests/mutations.py --jobs 2 --out mutations.tsv       # all of them, 40 minutes or so
+    python tests/mutations.py --jobs 2 --out mutations.tsv       # all of them, half an hour or so
     python tests/mutations.py --only split -m "not slow"         # those whose file has "split"
     python tests/mutations.py --tests ../other/tests             # by the tests of another checkout
 """
