@@ -78,6 +78,7 @@ def is_complete(folder: Path) -> bool:
     return bool(manifest["is_complete"])
 
 
+@pytest.mark.slow("samples chains")
 def test_a_comparison_goes_on_in_the_middle_of_a_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

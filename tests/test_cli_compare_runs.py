@@ -105,6 +105,7 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
     pd.testing.assert_frame_equal(own, other, rtol=1e-6)
 
 
+@pytest.mark.slow("processes of its own")
 @pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
 def test_runs_side_by_side_are_the_same(
     four: tuple[Result, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]

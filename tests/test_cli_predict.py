@@ -125,6 +125,7 @@ def test_the_held_out_rows_score_as_the_fit_said(fitted: Fitted, tmp_path: Path)
     assert f"log score {log_score} nats a row, RMSE {rmse.split(' ')[0]}, 95 % interval" in line
 
 
+@pytest.mark.slow("processes of its own")
 def test_two_processes_write_the_same_bytes(tmp_path: Path, new: Path) -> None:
     houses(30).to_csv(tmp_path / "houses.csv", index=False)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow("processes of its own")
 @pytest.mark.parametrize(
     ("case", "phases"),
     [("SVI", ["training", "saving"]), ("NUTS", ["warm-up", "sampling"]), ("HMC", ["set-up"])],

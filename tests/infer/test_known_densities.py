@@ -138,6 +138,7 @@ def test_a_condition_of_a_million_in_oblique_directions() -> None:
     assert stats["n_steps"].mean() < 20
 
 
+@pytest.mark.slow("samples chains")
 @pytest.mark.parametrize(("kind", "most_steps"), [("diagonal", 160), ("low_rank", 40)])
 def test_a_hundred_latents_in_a_row_of_correlation_0_95(kind: MassMatrix, most_steps: int) -> None:
     """An AR(1) process, of condition 39^2: scales are one, and ten directions are not enough.
@@ -186,6 +187,7 @@ def test_eight_schools() -> None:
 # --- Neal's funnel -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("samples chains")
 def test_the_bulk_of_neals_funnel() -> None:
     """Centred: all given that v is above its lower quartile, of v and of x in its scale.
 

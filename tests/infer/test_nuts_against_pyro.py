@@ -78,6 +78,7 @@ def chains_as_one(chains: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([chain[name] for chain in chains]) for name in chains[0]}
 
 
+@pytest.mark.slow("samples chains")
 @pytest.mark.parametrize("name", ENGINES)
 def test_moments_of_the_function_on_diabetes(name: str, split: Any, by_pyro: np.ndarray) -> None:
     rows = (split.train.x[:NUM_ROWS].double(), split.train.y[:NUM_ROWS].double())
