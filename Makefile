@@ -11,7 +11,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[1-9]*/bin/python3)
 NOTEBOOKS = $(wildcard tutorials/*.ipynb)
-BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._%, \
+BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._% benchmarks.verdicts, \
 	$(subst /,.,$(basename $(wildcard benchmarks/*.py))))
 BENCH_PYTHON ?= $(BIN)/python
 METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multivariate-normal,nuts,auto-rank1-mixture,auto-normal@half-cauchy-scale

@@ -25,7 +25,7 @@ from benchmarks import _moons, _plots, _settings, _tables
 from benchmarks._peers import installed
 from benchmarks._sampling import Options
 from benchmarks._settings import Settings
-from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD, function_convergence
+from pyro_bnn.diagnostics.convergence import function_convergence
 
 WAYS = ((64, 100), (256, 60), (512, 60))  # ours: chains, and the warm-up of each
 DRAWS = 200
@@ -196,7 +196,7 @@ def ranked(rows: Sequence[Row]) -> list[int]:
     """Places of the rows, those with R-hat of at most 1.05 before others, most ESS/s first."""
     return sorted(
         range(len(rows)),
-        key=lambda n: (not rows[n]["rhat"] <= RHAT_THRESHOLD, -rows[n]["ess_per_second"]),
+        key=lambda n: (not rows[n]["rhat"] <= _plots.MAX_RHAT, -rows[n]["ess_per_second"]),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyro.infer import autoguide
+from pyro.infer.autoguide.initialization import init_to_feasible
 
 import pyro_bnn as bnn
 from benchmarks import _plots, _settings, _tables
@@ -55,6 +56,8 @@ def own(problem: Problem, device: str, *, compiled: bool = True) -> Iterator[Con
     )
     compile_option: Compile = "auto" if compiled else False  # a line of warning where it cannot be
     make = functools.partial(ours, problem, device=device, compile=compile_option)
+    point = functools.partial(guides.AutoDelta, init_loc_fn=init_to_feasible)
+    yield make(point, "pyro_bnn, AutoDelta (MAP)")  # the same path without the posterior
     yield make(normal, "pyro_bnn, AutoNormal")
     yield make(normal, "pyro_bnn, AutoNormal, learned noise", model=learned)
     if compiled:

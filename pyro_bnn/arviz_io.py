@@ -38,6 +38,7 @@ __all__ = [
     "arviz",
     "datatree",
     "ess",
+    "khat_limit",
     "load_netcdf",
     "loo",
     "loo_approximate",
@@ -168,9 +169,10 @@ def psis(
     .. math:: w_s \propto p(z_s) / q(z_s), \qquad \hat k = \text{shape of the Pareto tail of } w
 
     The largest :math:`3 \sqrt{S}` weights (a fifth for S of 225 or less) are replaced by quantiles
-    of a generalised Pareto fit. For an approximation, :math:`\hat k < 0.7` says that its draws can
-    be reweighted to the posterior; a larger one that it is far from the posterior in the directions
-    that matter for the weights, which in many dimensions is common while predictions may be good.
+    of a generalised Pareto fit. For an approximation, k-hat below :func:`khat_limit` says that its
+    draws can be reweighted to the posterior around them; a larger one that it is of another shape
+    in some direction, which in many dimensions is common while predictions may be good. It is
+    blind to modes of the posterior where the approximation has no draws.
 
     Args:
         log_ratios: ``log p - log q`` of each draw from q, up to a constant; -inf is weight 0.
@@ -224,6 +226,19 @@ def psis(
     if np.isnan(log_weights).any() or np.isnan(khat):
         return unsmoothed, float("inf")
     return log_weights, float(khat)
+
+
+def khat_limit(num_draws: int) -> float:
+    r"""Largest k-hat at which S draws suffice, :math:`\min(1 - 1 / \log_{10} S,\; 0.7)`.
+
+    References:
+        Vehtari et al., "Pareto Smoothed Importance Sampling", JMLR 2024, arXiv:1507.02646.
+
+    Example:
+        >>> round(khat_limit(1_000), 2), khat_limit(100_000)
+        (0.67, 0.7)
+    """
+    return float(min(1 - 1 / np.log10(num_draws), KHAT_LIMIT))
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +319,8 @@ def loo_approximate(tree: DataTree) -> LooResult:
         The score and its checks; ``p`` is that of the exact posterior, with reweighted draws.
 
     Raises:
-        DataError: If the k-hat of ``log_p - log_q`` is 0.7 or more, or a value is not finite.
+        DataError: If the k-hat of ``log_p - log_q`` is at :func:`khat_limit` or above, or a value
+            is not finite.
         SiteError: If ``log_p``, ``log_q`` or the log likelihood is missing.
         ShapeError: If they have different numbers of chains or draws.
 
@@ -327,10 +343,12 @@ def loo_approximate(tree: DataTree) -> LooResult:
             f"{draws.shape[:2]}: they must be of the same draws"
         )
     log_weights, khat = psis(log_ratios.reshape(-1))
-    if khat >= KHAT_LIMIT:
+    limit = khat_limit(max(log_weights.size, 2))
+    if khat >= limit:
         raise DataError(
-            f"the k-hat of the approximation is {khat:.2f}, not below {KHAT_LIMIT}: its draws "
-            "cannot be reweighted to the posterior; judge it by held-out scores"
+            f"the k-hat of the approximation is {khat:.2f}, not below {limit:.2f} (for "
+            f"{log_weights.size:,} draws): its draws cannot be reweighted to the posterior; judge "
+            "it by held-out scores"
         )
     log_likelihood = draws.reshape(log_weights.size, -1)  # [C S, N]
     ratios = log_ratios.reshape(-1, 1) - log_likelihood
@@ -438,7 +456,7 @@ def _loo(
         pointwise[n] = logsumexp(smoothed + log_likelihood[:, n])
     elpd = float(pointwise.sum())
     lppd = float(logsumexp(log_weights[:, None] + log_likelihood, axis=0).sum())
-    good = min(1 - 1 / np.log10(max(num_draws, 2)), KHAT_LIMIT)
+    good = khat_limit(max(num_draws, 2))
     return LooResult(
         elpd=elpd,
         se=float(np.sqrt(num_data * pointwise.var(ddof=1))) if num_data > 1 else float("nan"),

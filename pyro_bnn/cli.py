@@ -374,9 +374,10 @@ def predict(
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
-    training rows, both under the draws of the fit's own seed: around 1 a row is like the training
-    rows; where it is above the largest value of a training row, which is printed, the network may
-    extrapolate. Where NEW.csv has the target, the predictions are scored.
+    training rows, both under the draws of the fit's own seed. Above the largest value of a training
+    row, which is printed, the network extrapolates. A small value proves nothing: in a gap of the
+    data, or far from them, it can be below 1. Where NEW.csv has the target, the predictions are
+    scored.
     """
     from pyro_bnn import predictions
     from pyro_bnn.saved_fit import SavedFit

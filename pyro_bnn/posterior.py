@@ -237,6 +237,28 @@ class Posterior(ABC):
             self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
         )
 
+    def hyperparameters(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        """Draws of the sites that are no weights: constrained ones, as scales, and single numbers.
+
+        Args:
+            num_samples: Number of draws S, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *event]``, or ``[C, S/C, *event]`` by chain.
+        """
+        sites = [site for site in self.program.sites if not (site.is_real and site.shape)]
+        draws = self.in_blocks(self.count(num_samples), seed)
+        # a copy of each block: a view would keep all of z
+        blocks = [{site.name: site.value(z).clone() for site in sites} for z in draws.blocks()]
+        values = {site.name: torch.cat([block[site.name] for block in blocks]) for site in sites}
+        if not group_by_chain:
+            return values
+        return {name: v.unflatten(0, (draws.num_chains, -1)) for name, v in values.items()}
+
     def function_draws(
         self,
         x: Tensor,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pyro_bnn.data.csv_file import count_rows
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
-from pyro_bnn.diagnostics.calibration import coverage, pit
+from pyro_bnn.diagnostics.bands import simulated_pit
+from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
 from pyro_bnn.diagnostics.scores import accuracy, rmse
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
@@ -299,6 +300,11 @@ def _predict_block(
         observed = to_numpy(y).reshape(len(y), -1)
         pits = [pit(draws[..., o], observed[:, o], seed=seed) for o in range(len(starts))]
         extra["pit"] = np.stack(pits, axis=1)  # [N, O]
+        covered = [
+            covered_share(simulated_pit(draws[..., o], observed[:, o], seed=seed), level)
+            for o in range(len(starts))
+        ]
+        extra["covered"] = len(y) * np.stack(covered, axis=1)[None]  # [1, S, O] of a block
         if len(starts) > 1 and prediction.has_target_densities:
             extra["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
     columns = {
@@ -348,11 +354,13 @@ def _scores(
         point, what = columns[f"{name}_mean"], ""
         if not np.isfinite(point).all():
             point, what = columns[f"{name}_median"], " of the median"
-        covered = coverage(extra["pit"][:, o], level)
+        covered = coverage(extra["pit"][:, o], level, extra["covered"][..., o].sum(0) / len(y))
+        band = f"{100 * covered.low:.1f} to {100 * covered.high:.1f} %"
+        is_known = not math.isnan(covered.low)
+        allowed = f"its own posterior allows {band}" if is_known else "too few draws to check it"
         each.append(
             f"RMSE{what} {number(rmse(point, y[:, o]))}, {100 * level:g} % interval covers "
-            f"{100 * covered.observed:.1f} % (chance allows {100 * covered.low:.1f} to "
-            f"{100 * covered.high:.1f} %)"
+            f"{100 * covered.observed:.1f} % ({allowed})"
         )
     if fit.target_names is None:
         return [f"{start}, {each[0]}"]

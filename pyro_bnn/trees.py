@@ -37,6 +37,7 @@ SAMPLE_GROUPS = (
     "predictions",
     "log_likelihood_predictions",
     "sample_stats",
+    "probes",
     "prior",
     "prior_predictive",
 )
@@ -46,6 +47,7 @@ PLAIN_GROUPS = (
     "constant_data",
     "predictions_constant_data",
     "test_data",
+    "probes_constant_data",
     "optimization",
 )
 

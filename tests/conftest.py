@@ -16,6 +16,8 @@ import pyro
 import pytest
 import torch
 
+from pyro_bnn.capture import Captured
+
 Record: TypeAlias = Callable[..., None]
 
 FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
@@ -44,6 +46,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if soak:
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
+
+
+@pytest.fixture(scope="module")
+def short_trajectories() -> Iterator[None]:
+    """NUTS ends a trajectory before 8 steps, for commands whose draws nobody looks at.
+
+    After a short warm-up its steps are small: it would take hundreds for a draw.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyro_bnn.infer.nuts.NUTS._limit", 8)
+        yield
+
+
+@pytest.fixture(scope="module")
+def uncaptured() -> Iterator[None]:
+    """What is not compiled runs as it is: of a fit of few steps, capturing takes the most time."""
+    make = Captured.__init__
+
+    def init(self: Captured, *args: Any, compiled: bool = False, **options: Any) -> None:
+        make(self, *args, compiled=compiled, **{**options, "enabled": compiled})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Captured, "__init__", init)
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_mean_field_on_yacht_lies_in_the_band_of_the_literature() -> None:
 
 
 @needs_uci
-@pytest.mark.slow("whole fits")
+@pytest.mark.soak
 def test_means_before_scales_find_the_better_optimum_on_energy() -> None:
     """Scales trained from the start switch off units that the data need: another optimum."""
     split = bnn.data.load("uci/energy", split=0)

@@ -91,7 +91,7 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
     assert torch.equal(parts.unconstrained(5)[0], whole.unconstrained(5)[0])
 
 
-@pytest.mark.slow("a process of its own, whole fits")
+@pytest.mark.soak  # of one run alone above
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX")
 def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Path) -> None:
     """A terminal's Ctrl-C reaches the processes of all runs."""

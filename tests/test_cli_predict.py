@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -126,27 +125,27 @@ def test_the_held_out_rows_score_as_the_fit_said(fitted: Fitted, tmp_path: Path)
 
 
 @pytest.mark.slow("processes of its own")
-def test_two_processes_write_the_same_bytes(tmp_path: Path, new: Path) -> None:
+def test_another_process_writes_the_same_bytes(
+    tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     houses(30).to_csv(tmp_path / "houses.csv", index=False)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    written = []
-    for name in ("a", "b"):
-        for args in (
-            (*FIT, "--seed", "3", "--out", name, *TINY),
-            ("predict", "new.csv", "--posterior", name, "--out", f"{name}.csv", "--seed", "5"),
-        ):
-            done = subprocess.run(
-                [str(SCRIPT), *args],
-                cwd=tmp_path,
-                env=env,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert (done.returncode, done.stderr) == (0, "")
-        written.append((tmp_path / f"{name}.csv").read_bytes())
-    assert written[0] == written[1]
-    assert len(written[0].splitlines()) == 4
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def commands(name: str) -> list[tuple[str, ...]]:
+        fit = (*FIT, "--seed", "3", "--out", name, "--threads", "1", *TINY)
+        predict = ("predict", "new.csv", "--posterior", name, "--out", f"{name}.csv", "--seed", "5")
+        return [fit, predict]
+
+    for args in commands("here"):
+        result = run(*args)
+        assert (result.code, result.err) == (0, "")
+    for args in commands("there"):
+        done = subprocess.run([str(SCRIPT), *args], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    here, there = ((tmp_path / f"{name}.csv").read_bytes() for name in ("here", "there"))
+    assert here == there
+    assert len(here.splitlines()) == 4
 
 
 def test_all_rows_and_classes(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import typer
 
 from pyro_bnn import cli
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 TINY = ("--rows", "8", "--hidden", "2", "--steps", "1", "--simulations", "20", "--draws", "19")
 
 
@@ -81,7 +83,6 @@ def test_a_guide_with_a_density_is_asked_for_probabilities_or_ranked(rows: Path)
     assert "AutoNormal: 20 simulated data sets, ranks among 19 draws" in said
 
 
-@pytest.mark.slow("twenty fits")
 def test_an_engine_with_a_density_is_asked_for_probabilities(rows: Path) -> None:
     out = rows.with_name("found")
     code, said, err = run("sbc", "--data", rows, "--method", "vogn", "--out", out, *TINY)

@@ -107,8 +107,8 @@ def _threads_are_given_back() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow("a process of its own, whole fits")
-@pytest.mark.usefixtures("exported", "_threads_are_given_back")
+@pytest.mark.slow("whole fits and pages")
+@pytest.mark.usefixtures("exported", "_threads_are_given_back", "short_trajectories")
 def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     command("compare", folder)
@@ -124,7 +124,7 @@ def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
         assert "AutoLaplace" in page
 
 
-@pytest.mark.usefixtures("exported", "_threads_are_given_back")
+@pytest.mark.usefixtures("exported", "_threads_are_given_back", "uncaptured")
 def test_its_calibration_is_of_its_density(tmp_path: Path) -> None:
     command("sbc", tmp_path)
     values = pd.read_csv(tmp_path / "probabilities.csv", index_col="simulation").to_numpy()

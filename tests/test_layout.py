@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from torch.fx import GraphModule
 from pyro_bnn.layout import lay_out
 from pyro_bnn.recording import _record
 from pyro_bnn.simplify import simplify
+from tests.collection import rest_in_soak
 
 C, N, H = 3, 50, 4
 Function = Callable[..., tuple[Tensor, ...]]
@@ -97,9 +99,13 @@ def test_wide_products_stay() -> None:
     ]
 
 
-@pytest.mark.parametrize("num_rows", [1, 2])
-@pytest.mark.parametrize("num_inputs", [1, 2])
-@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize(
+    ("num_rows", "num_inputs", "num_outputs"),
+    rest_in_soak(
+        list(itertools.product((1, 2), repeat=3)),
+        [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],  # every pair of two of them
+    ),
+)
 def test_few_rows_and_few_inputs_keep_their_gradients(
     num_rows: int, num_inputs: int, num_outputs: int
 ) -> None:

@@ -659,6 +659,13 @@ def test_a_quantile_that_is_a_draw_is_finite_beside_an_infinite_one() -> None:
     assert prediction.quantile([0.0, 0.5, 0.25, 1.0]).flatten().tolist() == [0, 1, 0.5, math.inf]
 
 
+def test_a_quantile_of_counts_is_the_smallest_that_its_share_of_the_draws_does_not_exceed() -> None:
+    draws = torch.tensor([7.0, 1.0, 4.0, 2.0])[:, None, None]
+    prediction = Prediction(draws, draws, draws, draws, None, lambda y: y, is_discrete=True)
+    levels = [0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0]
+    assert prediction.quantile(levels).flatten().tolist() == [1, 1, 2, 2, 4, 7, 7]
+
+
 def test_draws_are_written_once_for_all_quantiles() -> None:
     calls: list[int] = []
     draws = torch.arange(5.0)[:, None, None]

@@ -172,7 +172,7 @@ def test_scores_where_the_target_is_there(houses: SavedFit, tmp_path: Path) -> N
     log_score = np.log(stats.norm(mean, var**0.5).pdf(more["price"]).mean(0)).mean()
     match = re.fullmatch(
         r"Against 'price' of 60 rows: log score (\S+) nats a row, RMSE (\S+), 90 % interval covers "
-        r"(\S+) % \(chance allows \S+ to \S+ %\)",
+        r"(\S+) % \(its own posterior allows \S+ to \S+ %\)",
         line,
     )
     assert match is not None, line

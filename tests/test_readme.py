@@ -30,6 +30,7 @@ def test_there_are_blocks_to_run() -> None:
 
 
 @pytest.mark.slow("whole examples")
+@pytest.mark.usefixtures("short_trajectories")
 @pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
 def test_python_block_runs_with_shorter_fits(
     number: int,

@@ -20,6 +20,8 @@ from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit, all_rows, inp
 from pyro_bnn.uncertainty import Uncertainty
 from tests.rows import classes, regression
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 
 @pytest.fixture
 def towns(tmp_path: Path) -> Path:

@@ -28,6 +28,8 @@ from tests.guides.exact import exact_posterior, stored_posterior
 from tests.laws import rank1_network
 from tests.oracle import linear_gaussian
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 GUIDES: dict[str, type[Guide]] = registry.entries("guide")
 
 

@@ -21,6 +21,8 @@ from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.test_storage import assert_same
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 GUIDES: dict[str, type[Guide]] = registry.entries("guide")
 X = torch.linspace(-1, 1, 24).view(8, 3)
 CLASSES = torch.arange(8) % 3

@@ -1,16 +1,31 @@
 """Diagnostics: convergence, calibration, scores, distance to a reference, simulated data."""
 
+from pyro_bnn.diagnostics.bands import (
+    binomial_band,
+    central_band,
+    simulated_pit,
+    simultaneous_band,
+    upper_limit,
+)
 from pyro_bnn.diagnostics.calibration import (
     Coverage,
+    PITHistogram,
     Reliability,
-    binomial_band,
     coverage,
+    covered_share,
     ece,
     ece_floor,
     pit,
+    pit_histogram,
     reliability_curve,
+    simulated_ece,
 )
-from pyro_bnn.diagnostics.convergence import FunctionConvergence, function_convergence
+from pyro_bnn.diagnostics.convergence import (
+    ChainChecks,
+    FunctionConvergence,
+    ebfmi,
+    function_convergence,
+)
 from pyro_bnn.diagnostics.gauss_newton import CurvatureMatrices, curvature_matrices
 from pyro_bnn.diagnostics.gaussian_process import GaussianProcess
 from pyro_bnn.diagnostics.in_between import (
@@ -21,7 +36,7 @@ from pyro_bnn.diagnostics.in_between import (
     overconfidence,
     segment,
 )
-from pyro_bnn.diagnostics.khat import khat, khat_threshold
+from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
 from pyro_bnn.diagnostics.local_product import LocalProducts, local_products
 from pyro_bnn.diagnostics.mean_field_distance import (
     MeanFieldDistance,
@@ -30,6 +45,7 @@ from pyro_bnn.diagnostics.mean_field_distance import (
 )
 from pyro_bnn.diagnostics.mean_field_error import MeanFieldKL, kl_bias, mean_field_kl
 from pyro_bnn.diagnostics.nngp import NNGP
+from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.diagnostics.product_matrix import (
     MatrixMoments,
     matrix_moments,
@@ -40,9 +56,7 @@ from pyro_bnn.diagnostics.pruning import PrunedPosterior, prune, signal_to_noise
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
     ReferenceDistance,
-    SdRatio,
     reference_distance,
-    sd_ratio,
     w1,
 )
 from pyro_bnn.diagnostics.rejection import (
@@ -51,6 +65,7 @@ from pyro_bnn.diagnostics.rejection import (
     class_uncertainty,
     rejection_curve,
 )
+from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
 from pyro_bnn.diagnostics.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.scores import (
     accuracy,
@@ -69,6 +84,7 @@ from pyro_bnn.diagnostics.vsbc import variational_calibration
 
 __all__ = [
     "NNGP",
+    "ChainChecks",
     "ClassUncertainty",
     "Coverage",
     "CurvatureMatrices",
@@ -79,13 +95,15 @@ __all__ = [
     "MeanFieldDistance",
     "MeanFieldKL",
     "MeanFieldNet",
+    "PITHistogram",
     "PairedDifference",
+    "Probes",
     "PrunedPosterior",
     "Ranked",
     "ReferenceDistance",
     "RejectionCurve",
     "Reliability",
-    "SdRatio",
+    "RowByRow",
     "SimulationProbabilities",
     "SimulationRanks",
     "Trend",
@@ -93,17 +111,21 @@ __all__ = [
     "binomial_band",
     "bound_ratio",
     "brier",
+    "central_band",
     "class_uncertainty",
     "coverage",
+    "covered_share",
     "crps",
     "curvature_matrices",
     "dropout_variance",
+    "ebfmi",
     "ece",
     "ece_floor",
     "function_convergence",
     "gaussian_w2",
     "is_bounded",
     "khat",
+    "khat_error",
     "khat_threshold",
     "kl_bias",
     "local_products",
@@ -112,11 +134,14 @@ __all__ = [
     "matrix_moments",
     "mean_field_distance",
     "mean_field_kl",
+    "mean_shift",
     "moment_matched_log_score",
     "objective_trend",
     "overconfidence",
     "paired_difference",
     "pit",
+    "pit_histogram",
+    "probe_rows",
     "product_draws",
     "product_moments",
     "prune",
@@ -128,8 +153,12 @@ __all__ = [
     "sd_ratio",
     "segment",
     "signal_to_noise",
+    "simulated_ece",
+    "simulated_pit",
     "simulation_based_calibration",
+    "simultaneous_band",
     "symmetry_test",
+    "upper_limit",
     "variational_calibration",
     "w1",
 ]

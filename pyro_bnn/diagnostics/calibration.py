@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from pyro_bnn.diagnostics.bands import binomial_band, central_band, simultaneous_band
 from pyro_bnn.diagnostics.shapes import check_axes, check_rows
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import OptionError, ShapeError
 
-BAND_PROBABILITY = 0.99  # a calibrated method leaves the band by chance once in a hundred tests
+MAX_BINS = 20
+POINTS_A_BIN = 8
 
 
 def pit(
@@ -55,33 +57,6 @@ def pit(
     return np.asarray((below + uniform * (ties + 1)) / (len(draws) + 1))
 
 
-def binomial_band(
-    num_trials: int, probability: float, band_probability: float = BAND_PROBABILITY
-) -> tuple[int, int]:
-    r"""Smallest and largest count of successes that chance allows, from the exact binomial law.
-
-    .. math:: \Pr(X < a) \le \tfrac{1 - \beta}2, \qquad \Pr(X > b) \le \tfrac{1 - \beta}2,
-        \qquad X \sim \mathrm{Binomial}(n, p)
-
-    Args:
-        num_trials: n.
-        probability: p, in [0, 1].
-        band_probability: beta; the band holds at least this much probability.
-
-    Returns:
-        a and b; counts from a to b, both included, are what chance allows.
-
-    Example:
-        >>> binomial_band(100, 0.95)
-        (89, 100)
-    """
-    from scipy import stats
-
-    tail = (1 - band_probability) / 2
-    low, high = stats.binom.ppf([tail, 1 - tail], num_trials, probability)
-    return max(int(low), 0), int(high)  # ppf gives -1 for p = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
     """Share of observations inside the central predictive interval.
@@ -89,7 +64,7 @@ class Coverage:
     Attributes:
         level: Nominal coverage.
         observed: Observed share.
-        low: Smallest share that chance allows for a calibrated method.
+        low: Smallest share that chance allows for a calibrated method; NaN where it is not known.
         high: Largest such share.
         num_points: Number of observations.
     """
@@ -102,22 +77,31 @@ class Coverage:
 
     @property
     def consistent(self) -> bool:
-        """Whether the observed share lies in the band."""
-        return self.low <= self.observed <= self.high
+        """Whether the observed share does not leave the band; true also where there is none."""
+        return not (self.observed < self.low or self.observed > self.high)
 
 
-def coverage(pit: Float[np.ndarray, " N"], level: float = 0.95) -> Coverage:
-    r"""Coverage of the central interval, with its exact binomial band.
+def coverage(
+    pit: Float[np.ndarray, " N"],
+    level: float = 0.95,
+    simulated: Float[np.ndarray, " S"] | None = None,
+) -> Coverage:
+    r"""Coverage of the central interval, with the band that chance allows.
 
     .. math:: \hat c = \tfrac1N \#\{n : \tfrac{1 - l}2 \le u_n \le \tfrac{1 + l}2\}
 
     Taken from the PIT, so neither the number of draws nor ties of a discrete y bias it: quantiles
-    of S draws by linear interpolation would cover only l (S - 1)/(S + 1). The band takes the
-    points as independent given the forecast.
+    of S draws by linear interpolation would cover only l (S - 1)/(S + 1).
+
+    The points of a posterior share one draw of its function: an exact posterior leaves the binomial
+    band far more often than stated. The band of ``simulated`` is left as often as stated.
 
     Args:
         pit: PIT values ``[N]`` of `pit`.
         level: Nominal coverage l, in (0, 1).
+        simulated: Shares ``[S]`` of data sets drawn from the posterior inside the interval, the
+            `covered_share` of `simulated_pit`, which give the band (`central_band`). Without them
+            it is the exact binomial one, which takes the points as independent given the forecast.
 
     Raises:
         ShapeError: If ``pit`` is not ``[N]``.
@@ -131,15 +115,92 @@ def coverage(pit: Float[np.ndarray, " N"], level: float = 0.95) -> Coverage:
     values = check_axes("pit", pit, "N")
     if not 0 < level < 1:
         raise OptionError(f"level must lie between 0 and 1 (0.95 for 95 %), got {level}")
-    tail = (1 - level) / 2
-    low, high = binomial_band(len(values), level)
+    num_points = len(values)
+    low: float | np.ndarray
+    high: float | np.ndarray
+    if simulated is None:
+        low, high = (count / num_points for count in binomial_band(num_points, level))
+    else:
+        low, high = central_band(simulated)
     return Coverage(
         level=level,
-        observed=float(np.mean((values >= tail) & (values <= 1 - tail))),
-        low=low / len(values),
-        high=high / len(values),
-        num_points=len(values),
+        observed=float(covered_share(values, level)),
+        low=float(low),
+        high=float(high),
+        num_points=num_points,
     )
+
+
+def covered_share(pit: Float[np.ndarray, "*S N"], level: float = 0.95) -> Float[np.ndarray, "*S"]:
+    """Share of PIT values inside the central interval.
+
+    Example:
+        >>> float(covered_share(np.array([0.01, 0.5, 0.9, 0.99])))
+        0.5
+    """
+    tail = (1 - level) / 2
+    return np.asarray(((pit >= tail) & (pit <= 1 - tail)).mean(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PITHistogram:
+    """Counts of PIT values in equal bins, with the band that all bars stay in together.
+
+    Attributes:
+        edges: Bin edges ``[B + 1]``.
+        counts: Points a bin ``[B]``.
+        low: Least height that chance allows a bar ``[B]``; NaN where it is not known.
+        high: Largest such height ``[B]``.
+    """
+
+    edges: Float[np.ndarray, " B+1"]
+    counts: Int[np.ndarray, " B"]
+    low: Float[np.ndarray, " B"]
+    high: Float[np.ndarray, " B"]
+
+    @property
+    def outside(self) -> Bool[np.ndarray, " B"]:
+        """Which bars leave the band."""
+        return np.asarray((self.counts < self.low) | (self.counts > self.high))
+
+
+def pit_histogram(
+    pit: Float[np.ndarray, " N"], simulated: Float[np.ndarray, "S N"]
+) -> PITHistogram:
+    """PIT values in 4 to 20 equal bins, of 8 points or more where there are enough.
+
+    The heights of data that are drawn from the posterior itself give the band: a calibrated
+    method has all bars in it with probability 99 % at least (`simultaneous_band`).
+
+    Args:
+        pit: PIT values ``[N]`` of `pit`.
+        simulated: PIT values ``[S, N]`` of data drawn from the posterior, of `simulated_pit`.
+
+    Raises:
+        ShapeError: If ``pit`` is not ``[N]``, or ``simulated`` not ``[S, N]``.
+
+    Example:
+        >>> simulated = np.random.default_rng(0).uniform(size=(199, 32))
+        >>> found = pit_histogram(np.full(32, 0.9), simulated)
+        >>> found.counts.tolist(), found.outside.tolist()
+        ([0, 0, 0, 32], [True, True, True, True])
+    """
+    values = check_axes("pit", pit, "N")
+    num_bins = int(np.clip(len(values) // POINTS_A_BIN, 4, MAX_BINS))
+    if simulated.ndim != 2 or simulated.shape[1] != len(values):
+        raise ShapeError(
+            f"simulated must have shape [S, {len(values)}] to match pit, got "
+            f"{list(simulated.shape)}"
+        )
+    of_simulated = np.stack([_counts(row, num_bins) for row in simulated])
+    counts = _counts(values, num_bins)
+    low, high = simultaneous_band(counts, of_simulated)
+    return PITHistogram(edges=np.linspace(0, 1, num_bins + 1), counts=counts, low=low, high=high)
+
+
+def _counts(pit: Float[np.ndarray, " N"], num_bins: int) -> Int[np.ndarray, " B"]:
+    which = (pit * num_bins).astype(int).clip(max=num_bins - 1)  # 1 falls into the last
+    return np.bincount(which, minlength=num_bins)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +225,21 @@ class Reliability:
 
 
 def reliability_curve(
-    probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = 15
+    probs: Float[np.ndarray, "N C"],
+    y: Int[np.ndarray, " N"],
+    num_bins: int = 15,
+    simulated: Int[np.ndarray, "S N"] | None = None,
 ) -> Reliability:
     """Accuracy against confidence (the largest probability) in equal-width bins on [0, 1].
-
-    The band around the diagonal is the binomial one of a calibrated method at each bin's count.
 
     Args:
         probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
         y: Classes ``[N]``, 0..C-1.
         num_bins: B.
+        simulated: Classes ``[S, N]`` drawn from the posterior, each of one draw of the function at
+            all rows, whose accuracies give the band (`central_band`). Without them it is the
+            binomial one around the diagonal, which takes the rows as independent given the
+            forecast: the rows of a posterior share one draw of its function.
 
     Raises:
         ShapeError: If the shapes do not fit.
@@ -188,27 +254,48 @@ def reliability_curve(
     """
     probs = check_axes("probs", probs, "N C")
     y = check_rows("y", y, len(probs), of="probs")
-    edges = np.linspace(0, 1, num_bins + 1)
-    confidence = probs.max(1)  # [N]
-    # bins are (a, b], so a confidence of exactly 1 falls into the last
-    which = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    which = _bins_of(probs, num_bins)
     count = np.bincount(which, minlength=num_bins)  # [B]
     with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin: NaN, as documented
-        mean_confidence = np.bincount(which, confidence, num_bins) / count
+        confidence = np.bincount(which, probs.max(1), num_bins) / count
         accuracy = np.bincount(which, probs.argmax(1) == y, num_bins) / count
-    bands = [
-        tuple(np.divide(binomial_band(n, p), n)) if n else (np.nan, np.nan)
-        for n, p in zip(count.tolist(), np.minimum(mean_confidence, 1.0).tolist(), strict=True)
-    ]
-    low, high = np.array(bands).T
+    if simulated is None:
+        bands = [
+            tuple(np.divide(binomial_band(n, p), n)) if n else (np.nan, np.nan)
+            for n, p in zip(count.tolist(), np.minimum(confidence, 1.0).tolist(), strict=True)
+        ]
+        low, high = np.array(bands).T
+    else:
+        low, high = central_band(_accuracies(probs, simulated, num_bins))
     return Reliability(
-        edges=edges,
+        edges=np.linspace(0, 1, num_bins + 1),
         count=count,
-        confidence=mean_confidence,
+        confidence=confidence,
         accuracy=accuracy,
         low=low,
         high=high,
     )
+
+
+def _bins_of(probs: Float[np.ndarray, "N C"], num_bins: int) -> Int[np.ndarray, " N"]:
+    """The bin of each row's confidence; bins are (a, b], so that 1 falls into the last."""
+    edges = np.linspace(0, 1, num_bins + 1)
+    which = np.searchsorted(edges, probs.max(1), side="left") - 1
+    return np.asarray(which.clip(0, num_bins - 1))
+
+
+def _accuracies(
+    probs: Float[np.ndarray, "N C"], simulated: Int[np.ndarray, "S N"], num_bins: int
+) -> Float[np.ndarray, "S B"]:
+    """Accuracy of each simulated data set in each bin; NaN in bins without points."""
+    which = _bins_of(probs, num_bins)
+    order = which.argsort(kind="stable")
+    bins, starts = np.unique(which[order], return_index=True)
+    correct = (simulated == probs.argmax(1))[:, order]
+    found = np.full((len(simulated), num_bins), np.nan)
+    count = np.diff([*starts, len(which)])
+    found[:, bins] = np.add.reduceat(correct, starts, axis=1, dtype=float) / count
+    return found
 
 
 def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = 15) -> float:
@@ -216,7 +303,7 @@ def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int
 
     .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|
 
-    The plug-in is biased upwards: a calibrated method has an ECE > 0 at finite N; `ece_floor`
+    The plug-in is biased upwards: a calibrated method has an ECE > 0 at finite N; `simulated_ece`
     says how much.
 
     Args:
@@ -234,17 +321,53 @@ def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int
         >>> round(ece(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 0])), 4)
         0.2
     """
-    curve = reliability_curve(probs, y, num_bins)
-    gap = np.abs(curve.accuracy - curve.confidence)
-    return float(np.nansum(curve.count * gap) / curve.count.sum())
+    y = check_rows("y", y, len(check_axes("probs", probs, "N C")), of="probs")
+    return float(simulated_ece(probs, y[None], num_bins)[0])
+
+
+def simulated_ece(
+    probs: Float[np.ndarray, "N C"], simulated: Int[np.ndarray, "S N"], num_bins: int = 15
+) -> Float[np.ndarray, " S"]:
+    """ECE of each of several sets of classes, such as those that a posterior itself expects.
+
+    Where the classes are drawn from the posterior, each set of one draw of the function at all
+    rows, these are the values that its ECE has if it is exact (consistency resampling over what
+    rows share).
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        simulated: Classes ``[S, N]``, 0..C-1.
+        num_bins: Number of bins of the ECE.
+
+    Returns:
+        ECE of each set ``[S]``.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Widmann, Lindsten & Zachariah, "Calibration tests in multi-class classification", NeurIPS
+        2019, arXiv:1910.11385 (consistency resampling).
+
+    Example:
+        >>> simulated_ece(np.array([[0.8, 0.2]] * 2), np.array([[0, 0], [0, 1]])).round(2)
+        array([0.2, 0.3])
+    """
+    probs = check_axes("probs", probs, "N C")
+    which = _bins_of(probs, num_bins)
+    confidence = np.bincount(which, probs.max(1), num_bins)  # times n_b
+    count = np.bincount(which, minlength=num_bins)
+    accuracy = np.nan_to_num(_accuracies(probs, simulated, num_bins)) * count
+    return np.asarray(np.abs(accuracy - confidence).sum(1) / len(probs))
 
 
 def ece_floor(
     probs: Float[np.ndarray, "N C"], *, num_bins: int = 15, num_repeats: int = 200, seed: int = 0
 ) -> float:
-    """Mean ECE that these probabilities would have if they were exactly right.
+    """Mean ECE that these probabilities would have if they were exactly right, row by row.
 
-    Labels are drawn from the probabilities themselves, so what is left is the plug-in bias.
+    Labels are drawn from the probabilities themselves, independently of one another; the rows of a
+    posterior share one draw of its function, and `simulated_ece` of its draws is larger.
 
     Args:
         probs: Predictive class probabilities ``[N, C]``.
@@ -254,10 +377,6 @@ def ece_floor(
 
     Raises:
         ShapeError: If ``probs`` is not ``[N, C]``.
-
-    References:
-        Widmann, Lindsten & Zachariah, "Calibration tests in multi-class classification", NeurIPS
-        2019, arXiv:1910.11385 (consistency resampling).
 
     Example:
         >>> ece_floor(np.array([[1.0, 0.0]] * 10))

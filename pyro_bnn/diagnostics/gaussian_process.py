@@ -150,6 +150,15 @@ class GaussianProcess:
         f = mean + torch.einsum("onm,som->sno", root, noise)
         return f.unsqueeze(0) if group_by_chain else f
 
+    def hyperparameters(
+        self,
+        num_samples: int = NUM_SAMPLES,  # noqa: ARG002  # there are none to draw
+        seed: int = 0,  # noqa: ARG002
+        group_by_chain: bool = False,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
+        """None: its scales are given."""
+        return {}
+
     def predict(
         self, x: Tensor, num_samples: int = NUM_SAMPLES, seed: int = 0, raw: bool = False
     ) -> GaussianPrediction:

@@ -1,6 +1,10 @@
-r"""Pareto k-hat: how far an approximation is from the exact posterior, seen by its own draws.
+r"""Pareto k-hat: whether draws of an approximation can be reweighted to the posterior around them.
 
 .. math:: r_s = \frac{p(\theta_s, D)}{q(\theta_s)}, \qquad \theta_s \sim q
+
+It sees the ratios at draws of q only. So it is blind to modes that q lacks: in one of two separate
+modes q may be exact, with k-hat 0. Copies of a mode, by swapped units or flipped signs, add a
+constant to log p - log q and change nothing.
 """
 
 from __future__ import annotations
@@ -13,25 +17,26 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 from pyro_bnn.errors import DataError, ShapeError
 
-KHAT_THRESHOLD = 0.7
 MIN_DRAWS = 25  # the tail of fewer draws has under 5 points: no generalised Pareto fit
 
 
 def khat(log_p: Float[np.ndarray, " S"], log_q: Float[np.ndarray, " S"]) -> float:
     r"""Shape k of the generalised Pareto tail of the importance ratios ``log_p - log_q``.
 
-    Below 0.7 importance sampling can correct the approximation; above, it cannot, and the
-    approximation is far from the posterior in at least one direction. One number for the whole
-    JOINT posterior: it grows with the number of parameters, and symmetric modes or directions
-    that do not touch the function count in full, so a large value does not by itself say that
-    predictions are bad.
+    Below `khat_threshold` importance sampling can correct the approximation where it has draws;
+    above, it cannot, and the approximation has another shape than the posterior around it in at
+    least one direction. One number for the JOINT posterior of all weights: it grows with their
+    number, and directions that do not touch the function count in full, so a large value does not
+    by itself say that predictions are bad, and a small one not that no mode is missed. True ratios
+    have a finite mean, the evidence, so their k is at most 1: estimates above 1 come of draws too
+    few to see the tail, and order nothing; the worse of two approximations may have the smaller.
 
     Args:
         log_p: Unnormalised log joint of every draw ``[S]``.
         log_q: Log density of the approximation ``[S]``, in the same coordinates.
 
     Returns:
-        k-hat; compare with `khat_threshold`.
+        k-hat; compare with `khat_threshold`, and see `khat_error`.
 
     Raises:
         ShapeError: If the shapes differ or there are fewer than 25 draws.
@@ -65,6 +70,34 @@ def khat(log_p: Float[np.ndarray, " S"], log_q: Float[np.ndarray, " S"]) -> floa
     return float(arviz_io.psis(log_ratios)[1])
 
 
+def khat_error(shape: float, num_draws: int) -> float:
+    r"""Standard error of a k-hat over sets of draws.
+
+    .. math:: \frac{M}{M + 10} \, \frac{1 + \max(\hat k, 0)}{\sqrt M}, \qquad
+        M = \min(S / 5, 3 \sqrt S)
+
+    the asymptotic error of the shape of a generalised Pareto distribution from the M draws of its
+    tail, shrunk as the estimate is, towards 0.5 with the weight of ten draws. It is within a fifth
+    of the standard deviation over sets of 100 to 4,000 draws where k is above 0; below, the
+    deviation is up to twice as large.
+
+    Args:
+        shape: k-hat.
+        num_draws: S, the independent draws behind it.
+
+    References:
+        Smith, "Estimating Tails of Probability Distributions", Annals of Statistics 1987.
+        Vehtari et al., "Pareto Smoothed Importance Sampling", JMLR 2024, arXiv:1507.02646, for M
+        and the weight of ten draws.
+
+    Example:
+        >>> round(khat_error(0.7, 1_000), 2), round(khat_error(4.0, 400), 1)
+        (0.16, 0.6)
+    """
+    tail = min(num_draws / 5, 3 * math.sqrt(num_draws))
+    return tail / (tail + 10) * (1 + max(shape, 0.0)) / math.sqrt(tail)
+
+
 def khat_threshold(num_draws: int) -> float:
     r"""Largest k-hat at which ``num_draws`` draws suffice.
 
@@ -80,4 +113,6 @@ def khat_threshold(num_draws: int) -> float:
         >>> khat_threshold(1_000_000), round(khat_threshold(100), 2)
         (0.7, 0.5)
     """
-    return min(1 - 1 / math.log10(num_draws), KHAT_THRESHOLD)
+    from pyro_bnn import arviz_io
+
+    return arviz_io.khat_limit(num_draws)

@@ -1,12 +1,16 @@
 r"""Weights that a posterior can do without: those whose mean is small beside their spread.
 
 .. math:: \mathrm{SNR}_j = \frac{|\mathrm{E}\,w_j|}{\mathrm{sd}\,w_j}
+
+That weights can go without loss is no merit of the ratio until others that go by their magnitude,
+or by chance, cost more: those are the controls.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +20,8 @@ from pyro_bnn.draws import Draws
 from pyro_bnn.effects import Site
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.posterior import GuidePosterior, Posterior
+
+Order: TypeAlias = Literal["signal to noise", "magnitude", "random"]
 
 
 class PrunedPosterior(Posterior):
@@ -75,24 +81,36 @@ def signal_to_noise(posterior: Posterior, sites: str = "*") -> dict[str, Tensor]
     Raises:
         SiteError: If the posterior has no such marginals, or the pattern matches no weights.
     """
-    ratio = _ratio(posterior)
+    loc, scale = _marginals(posterior)
+    ratio = loc.abs() / scale
     return {site.name: site.value(ratio) for site in _weights(posterior, sites)}
 
 
-def prune(posterior: Posterior, fraction: float, sites: str = "*") -> PrunedPosterior:
+def prune(
+    posterior: Posterior,
+    fraction: float,
+    sites: str = "*",
+    *,
+    by: Order = "signal to noise",
+    seed: int = 0,
+) -> PrunedPosterior:
     """Remove the weights of the smallest signal-to-noise ratio, of all sites together.
 
     Args:
-        posterior: A fit whose guide has a marginal mean and sd of each weight.
+        posterior: A fit whose guide has a marginal mean and sd of each weight; by magnitude or at
+            random that of any guide, such as a point estimate.
         fraction: Share of the weights to remove, 0 to 1, rounded to whole weights.
         sites: Pattern of the names of sites to prune, as in :func:`signal_to_noise`. Of a
             hierarchical weight it is ``.raw`` that is set to zero, which leaves its ``loc``.
+        by: What goes first: the smallest ratio, the smallest absolute value of the guide's centre,
+            or any at random.
+        seed: Of the random order.
 
     Returns:
         The posterior with zeros, to predict with.
 
     Raises:
-        OptionError: If ``fraction`` is not within 0 and 1.
+        OptionError: If ``fraction`` is not within 0 and 1, or ``by`` is none of these.
         SiteError: If the posterior has no such marginals, or the pattern matches no weights.
 
     References:
@@ -113,17 +131,28 @@ def prune(posterior: Posterior, fraction: float, sites: str = "*") -> PrunedPost
         isinstance(fraction, int | float) and 0 <= fraction <= 1 and math.isfinite(fraction)
     ):
         raise OptionError(f"fraction is the share of weights to remove, 0 to 1, not {fraction!r}")
-    ratio = _ratio(posterior)
+    if by not in get_args(Order):
+        raise OptionError(f"by is one of {', '.join(map(repr, get_args(Order)))}, not {by!r}")
+    if by == "signal to noise":
+        loc, scale = _marginals(posterior)
+        worth = loc.abs() / scale
+    elif not isinstance(posterior, GuidePosterior):
+        raise SiteError(f"{posterior.method} has no guide with a centre: prune the fit of a guide")
+    elif by == "magnitude":
+        worth = posterior.guide.centre().abs()
+    else:
+        size = posterior.guide.centre()
+        worth = torch.rand(size.shape, generator=torch.Generator().manual_seed(seed)).to(size)
     entries = torch.cat(
         [torch.arange(site.start, site.stop) for site in _weights(posterior, sites)]
-    ).to(ratio.device)
+    ).to(worth.device)
     num_removed = round(fraction * len(entries))
-    kept = torch.ones_like(ratio, dtype=torch.bool)
-    kept[entries[ratio[entries].argsort(stable=True)[:num_removed]]] = False
+    kept = torch.ones_like(worth, dtype=torch.bool)
+    kept[entries[worth[entries].argsort(stable=True)[:num_removed]]] = False
     return PrunedPosterior(posterior, kept)
 
 
-def _ratio(posterior: Posterior) -> Float[Tensor, " P"]:
+def _marginals(posterior: Posterior) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
     marginals = posterior.guide.marginals() if isinstance(posterior, GuidePosterior) else None
     if marginals is None:
         raise SiteError(
@@ -131,7 +160,7 @@ def _ratio(posterior: Posterior) -> Float[Tensor, " P"]:
             "another guide whose marginals() are not None"
         )
     loc, scale = marginals
-    return loc.detach().abs() / scale.detach()
+    return loc.detach(), scale.detach()
 
 
 def _weights(posterior: Posterior, pattern: str) -> list[Site]:

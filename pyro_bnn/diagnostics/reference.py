@@ -14,8 +14,6 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.shapes import check_axes
 from pyro_bnn.errors import ShapeError
 
-NUM_BATCHES = 8  # of the method's draws, for the error of the ratio
-
 
 def w1(a: Float[np.ndarray, "S M"], b: Float[np.ndarray, "T M"]) -> Float[np.ndarray, " M"]:
     r"""First Wasserstein distance between the marginal samples of every column.
@@ -98,7 +96,7 @@ def reference_distance(
         >>> same.value < 0.1, round(far.value), same.floor < 0.1
         (True, 2, True)
     """
-    f, reference = _check_pair(f, reference)
+    f, reference = check_pair(f, reference)
     halves = _halves(reference)
     size = min(len(halves[0]), len(halves[1]), len(f))
     halves = [_thin(half, size) for half in halves]
@@ -110,68 +108,14 @@ def reference_distance(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SdRatio:
-    """Ratio of epistemic standard deviations, method over reference.
-
-    Attributes:
-        value: Mean sd of the method over test points, divided by that of the reference.
-        standard_error: Monte Carlo error from batches of both samples; NaN if it has too few.
-    """
-
-    value: float
-    standard_error: float
-
-
-def sd_ratio(f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]) -> SdRatio:
-    r"""Ratio of the mean epistemic sd over test points to that of the reference.
-
-    .. math:: \rho = \frac{\sum_n \mathrm{sd}_s f_{sn}}{\sum_n \mathrm{sd}_s f^{\mathrm{ref}}_{sn}}
-
-    Below 1 the method is more certain of its function than the reference. The error follows from
-    batches: contiguous blocks of the method's draws, and the chains of the reference (halves of
-    chains below four chains), by the delta method.
-
-    Args:
-        f: Function draws of the method ``[S, N, F]``, in the same units as the reference.
-        reference: Function draws of the reference ``[C, T, N, F]``.
+def check_pair(
+    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]
+) -> tuple[Float[np.ndarray, "S N F"], Float[np.ndarray, "C T N F"]]:
+    """Draws of a method and of a reference as float arrays, after a check that they fit.
 
     Raises:
         ShapeError: If points or outputs differ, or the reference has fewer than two draws.
-
-    Example:
-        >>> draws = np.random.default_rng(0).standard_normal((4, 500, 3, 1))
-        >>> round(sd_ratio(0.5 * draws[0], draws).value, 1)
-        0.5
     """
-    f, reference = _check_pair(f, reference)
-    C, T = reference.shape[:2]
-    blocks = reference if C >= 4 or T < 4 else _split_chains(reference)
-    mean_sd = float(f.std(0).mean())
-    reference_sd = float(reference.reshape(C * T, *f.shape[1:]).std(0).mean())
-    if reference_sd == 0:
-        return SdRatio(value=float("nan"), standard_error=float("nan"))
-    value = mean_sd / reference_sd
-    size = len(f) // NUM_BATCHES
-    batches = f[: size * NUM_BATCHES].reshape(NUM_BATCHES, size, *f.shape[1:])
-    if np.ptp(f, axis=0).max() == 0:  # a point estimate, though std rounds to a little above 0
-        return SdRatio(value=0.0, standard_error=0.0)
-    error = value * np.hypot(
-        _relative_error(batches) if size > 1 else np.nan, _relative_error(blocks)
-    )
-    return SdRatio(value=value, standard_error=float(error))
-
-
-def _relative_error(blocks: Float[np.ndarray, "B S N F"]) -> float:
-    sds = blocks.std(1).mean((1, 2))  # [B]
-    if len(sds) < 2:
-        return float("nan")
-    return float(sds.std(ddof=1) / np.sqrt(len(sds)) / sds.mean())
-
-
-def _check_pair(
-    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]
-) -> tuple[Float[np.ndarray, "S N F"], Float[np.ndarray, "C T N F"]]:
     f = check_axes("f", f, "S N F")
     reference = check_axes("reference", reference, "C T N F")
     if f.shape[1:] != reference.shape[2:]:
@@ -193,11 +137,6 @@ def _halves(reference: Float[np.ndarray, "C T N F"]) -> list[Float[np.ndarray, "
         reference[: C // 2].reshape(-1, *reference.shape[2:]),
         reference[C - C // 2 :].reshape(-1, *reference.shape[2:]),
     ]
-
-
-def _split_chains(reference: Float[np.ndarray, "C T N F"]) -> Float[np.ndarray, "D H N F"]:
-    half = reference.shape[1] // 2
-    return np.concatenate([reference[:, :half], reference[:, -half:]])
 
 
 def _thin(draws: Float[np.ndarray, "S N F"], size: int) -> Float[np.ndarray, "T N F"]:

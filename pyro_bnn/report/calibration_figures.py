@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY, binomial_band
+from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.rejection import RejectionCurve, class_uncertainty, rejection_curve
 from pyro_bnn.report.captions import coverages, span
 from pyro_bnn.report.held_out import HeldOut, marginals
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
     from pyro_bnn.report.compare import Comparison
 
-MAX_BINS = 20
 NUMBERS_AT_ONCE = 1 << 22
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
 def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
-    """PIT histograms with the binomial band of a calibrated method, one panel a method."""
+    """PIT histograms with the band of data drawn from the posterior, one panel a method."""
     from matplotlib.ticker import MaxNLocator
 
     names = [place.name for place in comparison.ranking]
@@ -44,12 +43,11 @@ def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
     ) as (figure, axes):
         for ax, name in zip(axes, names, strict=False):
             scores = comparison.evaluations[name].held_out
-            assert scores.pit is not None
-            num_bins = int(np.clip(scores.pit.size // 8, 4, MAX_BINS))
-            counts, edges = np.histogram(scores.pit, num_bins, (0, 1))
-            low, high = binomial_band(scores.pit.size, 1 / num_bins)
+            found = scores.pit_histogram
+            assert found is not None
             colour = styles_of(comparison, theme)[name].colour
-            show_counts(ax, counts, edges, (low, high), colour, theme)
+            limits = (found.low.clip(min=0), found.high)
+            show_counts(ax, found.counts, found.edges, limits, colour, theme)
             ax.set_title(wrap_name(name), fontweight="bold")
             ax.set_xlim(0, 1)
             ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
@@ -63,9 +61,11 @@ def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
 def describe_pit(comparison: Comparison) -> str:
     """How to read `pit_histograms`."""
     return (
-        "Flat within the grey band is calibrated (each bar stays in it with probability "
-        f"{percent(BAND_PROBABILITY, 0)}); a hump means intervals too wide, a bowl too narrow, a "
-        f"slope a bias. Coverage of the 95 % interval: {coverages(comparison)}."
+        "Bars within the grey band are calibrated: of data sets drawn from the method's own "
+        "posterior, all rows from one draw of its function, "
+        f"{percent(BAND_PROBABILITY, 0)} have all bars in it. It is wider the more the rows share; "
+        "a hump means intervals too wide, a bowl too narrow, a slope a bias. Coverage of the 95 % "
+        f"interval: {coverages(comparison)}."
     )
 
 
@@ -92,7 +92,8 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
             colour = styles_of(comparison, theme)[name].colour
             some = curve.count > 0
             low_x = min(low_x, float(curve.confidence[some].min()))
-            low_y = min(low_y, float(curve.low[some].min()), float(curve.accuracy[some].min()))
+            lowest = np.fmin(curve.low[some], curve.accuracy[some])  # NaN where there is no band
+            low_y = min(low_y, float(lowest.min()))
             ax.vlines(
                 curve.confidence[some], curve.low[some], curve.high[some], color=theme.band, lw=9
             )
@@ -107,7 +108,7 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
                 )  # fmt: skip
             ax.set_title(wrap_name(name), fontweight="bold")
             ax.text(
-                0.97, 0.04, f"ECE {number(scores.ece)}\nif calibrated {number(scores.ece_floor)}",
+                0.97, 0.04, f"ECE {number(scores.ece)}\n{_if_calibrated(scores)}",
                 transform=ax.transAxes, ha="right", fontsize=9.5, color=theme.ink,
             )  # fmt: skip
         for ax in axes[: len(names)]:
@@ -119,14 +120,20 @@ def reliability(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
+def _if_calibrated(scores: HeldOut) -> str:
+    limit = f"up to {number(scores.ece_high)}" if scores.ece_high == scores.ece_high else "no band"
+    return f"if calibrated {number(scores.ece_floor)}, {limit}"
+
+
 def describe_reliability(comparison: Comparison) -> str:
     """How to read `reliability`."""
     return (
         "Points, one for each of 15 bins of confidence of equal width that has rows, are "
-        "calibrated on the dashed line; below it the method is too confident. Grey bars "
-        f"hold a calibrated method with probability {percent(BAND_PROBABILITY, 0)}; larger points "
-        f"hold more of the {len(comparison.split.test):,} held-out rows, whose numbers stand "
-        "beside them."
+        "calibrated on the dashed line; below it the method is too confident. Each grey bar holds "
+        f"{percent(BAND_PROBABILITY, 0)} of the accuracies that classes drawn from the method's "
+        "own posterior have, all rows from one draw of its function, and so does the ECE 'if "
+        f"calibrated'; larger points hold more of the {len(comparison.split.test):,} held-out "
+        "rows, whose numbers stand beside them."
     )
 
 

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
+from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
 from pyro_bnn.report.files import check_writable, file_names, warn_of_others, write_text
 from pyro_bnn.report.findings import Verdict
+from pyro_bnn.report.off_data import find_probes
 from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.table import make_table
 from pyro_bnn.report.target_tables import target_table
@@ -40,6 +42,8 @@ class Comparison:
         reference: Name of the reference, or None.
         num_draws: Draws of the function behind the scores of every method but point estimates.
         seed: Seed of all draws.
+        probes: Rows off the data where spreads are compared too; None without a reference, and
+            where there are none.
         evaluations: All numbers by method.
         ranking: Methods by held-out log score, best first.
         models: The models that the methods answer under, each with its label and its methods.
@@ -58,12 +62,14 @@ class Comparison:
         num_draws: int,
         seed: int,
         evaluations: Mapping[str, Evaluation],
+        probes: Probes | None = None,
     ) -> None:
         self.posteriors = dict(posteriors)
         self.split = split
         self.reference = reference
         self.num_draws = num_draws
         self.seed = seed
+        self.probes = probes
         self.evaluations = dict(evaluations)
         self.units = Units.of(split)
         self.ranking: list[Ranked] = rank(
@@ -173,8 +179,9 @@ def compare(
     """Compares posteriors on the held-out rows of one split.
 
     Methods are RANKED by one number only, the held-out log score (log of the mean density over
-    draws), with the paired standard error of differences over test rows and draws: under 2 is a
-    tie. All else is shown beside it, and judged in the verdicts where the numbers carry that.
+    draws). A method is behind if some other is better by a test over all pairs at once, with a
+    family-wise error of 5 % (:func:`pyro_bnn.diagnostics.rank`); the others are tied. All else is
+    shown beside it, and judged in the verdicts where the numbers carry that.
 
     Every method gets the same number of draws, the smallest that all can give; a point estimate
     (MAP) is one draw of the function, an ensemble of K networks K, and they say so.
@@ -201,17 +208,22 @@ def compare(
     if reference is not None and reference not in posteriors:
         raise UnknownNameError("reference", reference, posteriors)
     num_draws = common_draws(posteriors.values(), num_samples)
-    marginals = None
+    probes, why = (None, "") if reference is None else find_probes(posteriors, split)
+    judge = None
     evaluations: dict[str, Evaluation] = {}
     # the reference first: the others are measured against it
     for name in sorted(posteriors, key=lambda name: name != reference):
         entry = evaluations[name] = evaluate(
-            name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=marginals
+            name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=judge
         )
         if name == reference and entry.held_out.has_mean:
-            marginals = reference_marginals(posteriors[name], split, num_draws=num_draws, seed=seed)
+            judge = reference_draws(
+                posteriors[name], split, num_draws=num_draws, seed=seed, probes=probes
+            )
+            note = f"not compared with others off the data: {why}" if probes is None else ""
         elif name == reference:
             note = "no distances to it: its spread has no finite mean or sd"
+        if name == reference and note:
             evaluations[name] = dataclasses.replace(entry, notes=(*entry.notes, note))
     return Comparison(
         posteriors,
@@ -220,6 +232,7 @@ def compare(
         num_draws=num_draws,
         seed=seed,
         evaluations={name: evaluations[name] for name in posteriors},
+        probes=probes,
     )
 
 

@@ -100,7 +100,7 @@ PLOTS: dict[str, Plot] = {
         fit_figures.ranks_in_words,
     ),
     "khat": Plot(
-        "k-hat: distance of the guides from the joint posterior",
+        "k-hat: can draws of the guides be reweighted to the posterior?",
         fit_figures.has_khat,
         fit_figures.khats,
         fit_figures.describe_khat,

@@ -40,6 +40,7 @@ OPTIONAL: Mapping[str, type] = {
     "processes": int,
     "model": dict,
     "params": dict,
+    "probes": dict,
 }
 
 
@@ -80,6 +81,8 @@ def check_options(options: Mapping[str, Any]) -> None:
             _of_type(value, float, "fingerprint")
     for name, value in (options.get("params") or {}).items():
         _of_type(value, str, name)
+    for kind, count in (options.get("probes") or {}).items():
+        _require(0 <= _of_type(count, int, kind) < SEEDS, f"there are {count} probes")
     rows = options["rows"]
     _require(rows["y_ndim"] in (1, 2), "y has neither one nor two axes")
     for name in ("input_names", "class_names"):
@@ -126,6 +129,14 @@ def check_arrays(tree: DataTree, task: str) -> None:
         _require(is_number, "its y are not numbers")
     for name, count in (("log_likelihood", (len(train),)), ("log_likelihood_predictions", rows)):
         _of_shape(_array(tree, f"{name}/y", DRAWS, 3), (*draws, *count), name)
+    for name in map(str, tree["posterior"].data_vars):
+        _require(_array(tree, f"posterior/{name}", DRAWS, None).shape[:2] == tuple(draws), name)
+    if {"probes", "probes_constant_data"} & set(tree.children):
+        at_probes = _array(tree, "probes/f", DRAWS, 4)
+        x = _array(tree, "probes_constant_data/x", (), 2)
+        num_inputs = tree["constant_data/x"].shape[1:]
+        _of_shape(x, (at_probes.shape[2], *num_inputs), "probes_constant_data/x")
+        _of_shape(at_probes, (*draws, len(x), f.shape[3]), "probes/f")
     if "sample_stats" in tree.children:
         for name in map(str, tree["sample_stats"].data_vars):
             stat = _array(tree, f"sample_stats/{name}", DRAWS, None)

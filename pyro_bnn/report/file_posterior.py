@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_bnn import arviz_io
 from pyro_bnn.data import Dataset, Split, Standardiser
+from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, SiteError
 from pyro_bnn.export import FORMAT_VERSION
 from pyro_bnn.posterior import NUM_SAMPLES, chosen_draws
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
 NEEDED = (
+    "posterior/f",
     "constant_data/x",
     "observed_data/y",
     "log_likelihood/y",
@@ -41,6 +43,9 @@ OF_TEST_ROWS = (
     "test_data",
     "log_likelihood_predictions",
 )
+NORM = "norm "  # before the name of a site, in the group of the posterior
+OF_PROBES = ("probes", "probes_constant_data")
+SAME_ROWS = 1e-5  # of standardised values: float32 and float64 differ by less, other rows by more
 NOT_OF_THE_POSTERIOR = ("prior", "prior_predictive")  # draws of their own
 
 
@@ -229,13 +234,35 @@ class FilePosterior:
 
     @property
     def sample_stats(self) -> Mapping[str, np.ndarray]:
-        """Sampler statistics ``[C, S]``; empty for approximations."""
+        """Sampler statistics ``[C, S]``; empty for approximations.
+
+        Of a part of the draws without energies, whose differences tell of consecutive draws only.
+        """
         if "sample_stats" not in self._tree.children or self.has_log_prob:
             return {}
+        is_part = self.num_stored_draws != self.saved.get("num_stored_draws")
         return {
             str(name): array.transpose("chain", "draw", ...).to_numpy()
             for name, array in self._tree["sample_stats"].data_vars.items()
+            if not (is_part and name == "energy")
         }
+
+    @property
+    def probes(self) -> Probes | None:
+        """The rows off the data that it predicts too; None in files without them."""
+        if not _has(self._tree, "probes/f"):
+            return None
+        x = self._tree["probes_constant_data/x"].to_numpy()
+        return Probes(x=x, counts=self.saved.get("probes") or {})
+
+    def has_probes(self, x: Tensor | np.ndarray) -> bool:
+        """Whether rows x ``[P, I]`` are its probes; others compute them with other rounding."""
+        own, given = self.probes, np.asarray(x)
+        return (
+            own is not None
+            and own.x.shape == given.shape
+            and bool(np.allclose(own.x, given, rtol=SAME_ROWS, atol=SAME_ROWS))
+        )
 
     # Draws
 
@@ -252,13 +279,35 @@ class FilePosterior:
         seed: int = 0,
         group_by_chain: bool = False,
     ) -> Float[Tensor, "*C S N F"]:
-        """Network outputs ``[S, N, F]``, or ``[C, S/C, N, F]``, at held-out rows of the file.
+        """Network outputs ``[S, N, F]``, or ``[C, S/C, N, F]``, at rows of the file.
+
+        Args:
+            x: Held-out rows, or the probes.
+            num_samples: Number of draws, the total over chains.
+            seed: Seed of the choice of draws.
+            group_by_chain: Whether to keep chains apart.
 
         Raises:
             OptionError: If a row of x is none of them.
         """
-        f = self._draws("predictions/f")[:, self.chosen(num_samples, seed)][:, :, self._rows(x)]
+        chosen = self.chosen(num_samples, seed)
+        if self.has_probes(x):
+            f = self._draws("probes/f")[:, chosen]
+        else:
+            f = self._draws("predictions/f")[:, chosen][:, :, self._rows(x)]
         return f if group_by_chain else f.flatten(0, 1)
+
+    def hyperparameters(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        """Scales and other latents that are no weights, ``[S, ...]``, or ``[C, S/C, ...]``."""
+        names = {str(name) for name in self._tree["posterior"].data_vars} - {"f"}
+        # a weight stands there as its norm, and itself where weights were asked for
+        is_norm = {name for name in names if name.startswith(NORM)}
+        weights = {name.removeprefix(NORM) for name in is_norm}
+        chosen = self.chosen(num_samples, seed)
+        draws = {k: self._draws(f"posterior/{k}")[:, chosen] for k in names - is_norm - weights}
+        return draws if group_by_chain else {k: v.flatten(0, 1) for k, v in draws.items()}
 
     def predict(
         self, x: Tensor, num_samples: int | None = None, seed: int = 0, raw: bool = False
@@ -312,17 +361,21 @@ class FilePosterior:
         seed: int = 0,
         group_by_chain: bool = False,
     ) -> Float[Tensor, "*C S N"]:
-        """Log p(y_n | x_n, z_s) of the held-out rows, ``[S, N]`` or ``[C, S/C, N]``.
+        """Log p(y_n | x_n, z_s) of the held-out or training rows, ``[S, N]`` or ``[C, S/C, N]``.
 
         Raises:
-            OptionError: If ``data`` are not the held-out rows.
+            OptionError: If ``data`` are neither.
         """
-        test = self.split.test
-        if not (torch.equal(data.x.to(test.x), test.x) and torch.equal(data.y, test.y)):
+        if _are(data, self.split.test):
+            name = "log_likelihood_predictions/y"
+        elif _are(data, self.split.train):
+            name = "log_likelihood/y"
+        else:
             raise OptionError(
-                f"{self.path} holds densities of its own {len(test)} held-out rows: give split.test"
+                f"{self.path} holds densities of its own {len(self.split.test)} held-out rows and "
+                f"{len(self.split.train)} training rows: give split.test or split.train"
             )
-        values = self._draws("log_likelihood_predictions/y")[:, self.chosen(num_samples, seed)]
+        values = self._draws(name)[:, self.chosen(num_samples, seed)]
         return values if group_by_chain else values.flatten(0, 1)
 
     def densities(
@@ -383,7 +436,7 @@ class FilePosterior:
         chosen = self.chosen(num_samples, seed).numpy()
         tree = self._tree.copy()
         for group in list(tree.children):
-            if test is None and group in OF_TEST_ROWS:
+            if test is None and group in OF_TEST_ROWS + OF_PROBES:
                 del tree[group]
             elif group in arviz_io.SAMPLE_GROUPS and group not in NOT_OF_THE_POSTERIOR:
                 tree[group] = tree[group].isel(draw=chosen)
@@ -411,15 +464,18 @@ class FilePosterior:
         return torch.tensor([number for number in found if number is not None])
 
     def _require_training_rows(self, data: Dataset) -> None:
-        train = self.split.train
-        if not (torch.equal(data.x.to(train.x), train.x) and torch.equal(data.y, train.y)):
+        if not _are(data, self.split.train):
             raise OptionError(
-                f"{self.path} holds densities of its own {len(train)} training rows only: give "
-                "split.train"
+                f"{self.path} holds densities of its own {len(self.split.train)} training rows "
+                "only: give split.train"
             )
 
     def __repr__(self) -> str:
         return f"FilePosterior({str(self.path)!r}, {self.method}, {self.num_stored_draws} draws)"
+
+
+def _are(data: Dataset, rows: Dataset) -> bool:
+    return torch.equal(data.x.to(rows.x), rows.x) and torch.equal(data.y, rows.y)
 
 
 def _has(tree: DataTree, name: str) -> bool:

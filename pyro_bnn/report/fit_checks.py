@@ -1,4 +1,4 @@
-"""Checks of one fit: ELBO, its trend, convergence of chains, k-hat, PSIS-LOO."""
+"""Checks of one fit: ELBO, its trend, checks of Markov chains, k-hat, PSIS-LOO."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from jaxtyping import Float
 
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
+    ChainChecks,
     FunctionConvergence,
+    ebfmi,
     function_convergence,
 )
-from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, MIN_DRAWS, khat
-from pyro_bnn.diagnostics.trend import Trend, objective_trend
+from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
+from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
+from pyro_bnn.report.numbers import number
 from pyro_bnn.report.shared_models import point_estimates
 from pyro_bnn.report.units import to_numpy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pyro_bnn.arviz_io import LooResult
     from pyro_bnn.data.split import Split
     from pyro_bnn.report.protocol import PosteriorLike
 
 EXACT_SAMPLERS = frozenset({"NUTS", "HMC"})  # draws of the exact posterior, once converged
+EXACT_ENGINES = frozenset({"Exact", "GaussianProcess"})  # that give the posterior itself
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
 ELBO = "ELBO"  # an objective that is that bound
 NO_BOUND = "objective (no ELBO, as its prior is improper)"
+FUNCTION, LOG_LIKELIHOOD = "f", "log likelihood"
 NAN = float("nan")
 
 
@@ -42,10 +49,14 @@ class FitChecks:
         losses: Loss of every step ``[T]``; empty for samplers.
         convergence: R-hat and ESS of f over test points.
         chains: The draws of f behind them ``[C, S, N, F]``.
+        sampling: All checks of Markov chains; None for what is not one.
         num_divergent: Divergent draws after warm-up.
         khat: k-hat of the approximation.
+        khat_error: Its standard error over draws.
+        khat_limit: Below it the draws can be reweighted to the posterior around them.
         loo: PSIS leave-one-out score of the exact posterior, in standardised units.
         notes: Why a number is blank, and what limits the others.
+        unchecked: Why it is not known whether the fit converged; empty where it was judged.
     """
 
     elbo: float
@@ -54,10 +65,14 @@ class FitChecks:
     losses: Float[np.ndarray, " T"]
     convergence: FunctionConvergence | None
     chains: Float[np.ndarray, "C S N F"] | None
+    sampling: ChainChecks | None
     num_divergent: int | None
     khat: float
+    khat_error: float
+    khat_limit: float
     loo: LooResult | None
     notes: tuple[str, ...]
+    unchecked: str = ""
 
 
 def fit_checks(
@@ -67,7 +82,8 @@ def fit_checks(
 
     Args:
         posterior: Any posterior.
-        split: ELBO, k-hat and LOO use the training rows, R-hat the test rows.
+        split: ELBO, k-hat, LOO and R-hat of the log likelihood use the training rows, R-hat of f
+            the test rows.
         num_draws: Draws for ELBO, k-hat and LOO; R-hat uses all stored draws.
         seed: Seed of the draws.
         is_point: Whether the posterior is a single point, which has no density.
@@ -81,29 +97,59 @@ def fit_checks(
     elif posterior.elbo_kind != "none":
         elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
     chains = function_chains(posterior, split, seed)
+    sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
     shape = _khat(posterior, split, num_draws, seed, notes)
     losses = to_numpy(posterior.losses).astype(float)
+    trend = objective_trend(losses, learning_rates(posterior, len(losses))) if losses.size else None
+    unchecked = _unchecked(posterior, trend, len(losses))
+    if unchecked:
+        notes.append(f"convergence not judged: {unchecked}")
+    elif trend is not None and not trend.is_rising and trend.largest >= MIN_GAIN:
+        notes.append(
+            f"a rise of up to {number(trend.largest, 2)} nats over the last {trend.num_steps:,} "
+            f"steps cannot be excluded; one of {number(trend.detectable, 2)} would have been found "
+            "in 9 of 10 runs"
+        )
     return FitChecks(
         elbo=elbo,
         elbo_error=elbo_error,
-        trend=objective_trend(losses, learning_rates(posterior, len(losses)))
-        if losses.size
-        else None,
+        trend=trend,
         losses=losses,
-        convergence=None if chains is None else function_convergence(chains),
+        convergence=sampling.quantities.get(FUNCTION) if sampling else None,
         chains=chains,
+        sampling=sampling,
         num_divergent=None if divergent is None else int(np.sum(divergent)),
         khat=shape,
+        khat_error=NAN if np.isnan(shape) else khat_error(shape, num_draws),
+        khat_limit=NAN if np.isnan(shape) else khat_threshold(num_draws),
         loo=_loo(posterior, split, num_draws, seed, shape, is_point, notes),
         notes=tuple(notes),
+        unchecked=unchecked,
+    )
+
+
+def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) -> str:
+    """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
+    is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
+    sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
+    if not is_fit or trend is not None or (sweeps is not None and num_steps < sweeps):
+        return ""
+    if not num_steps:
+        return "it has no trace of its objective"
+    return (
+        f"too short, {num_steps:,} steps, where a trend needs {MIN_STEPS} in the last quarter of "
+        "the accumulated learning rate"
     )
 
 
 def function_chains(
     posterior: PosteriorLike, split: Split, seed: int
 ) -> Float[np.ndarray, "C S N F"] | None:
-    """Draws of f by chain at up to 200 test rows; None for what is not a Markov chain."""
+    """Draws of f by chain at up to 200 test rows; None for what is not a Markov chain.
+
+    Of several logits their mean is taken off, which the likelihood does not identify.
+    """
     if not posterior.sample_stats or posterior.num_stored_draws is None:
         return None
     if posterior.num_stored_draws // posterior.num_chains < MIN_DRAWS_A_CHAIN:
@@ -116,7 +162,67 @@ def function_chains(
         seed=seed,
         group_by_chain=True,
     )
-    return to_numpy(f)
+    draws = to_numpy(f)
+    if split.task == "classification" and draws.shape[-1] > 1:
+        draws = draws - draws.mean(-1, keepdims=True)
+    return draws
+
+
+def chain_checks(
+    posterior: PosteriorLike,
+    split: Split,
+    chains: Float[np.ndarray, "C S N F"] | None,
+    seed: int,
+    notes: list[str],
+) -> ChainChecks | None:
+    """All checks of Markov chains; what could not be checked goes to notes.
+
+    R-hat and ESS are of f, of the log likelihood of all training rows, and of scales, which have
+    no copies by symmetry: one of several entries by the mean of their logs, as units may be
+    swapped.
+
+    Args:
+        posterior: Any posterior.
+        split: The data.
+        chains: Draws of f of `function_chains`.
+        seed: Seed of the draws.
+        notes: Of the fit; added to.
+    """
+    stats = posterior.sample_stats
+    if not stats or posterior.num_stored_draws is None:
+        return None
+    quantities = {}
+    if chains is not None:
+        values = {FUNCTION: chains}
+        likelihood = posterior.log_likelihood(
+            split.train, posterior.num_stored_draws, seed, group_by_chain=True
+        )
+        values[LOG_LIKELIHOOD] = _at_one_point(likelihood.double().sum(-1))
+        for name, value in posterior.hyperparameters(
+            posterior.num_stored_draws, seed, group_by_chain=True
+        ).items():
+            entries = to_numpy(value).reshape(*value.shape[:2], -1).astype(float)  # [C, S, M]
+            values[name] = _at_one_point(
+                (np.log(entries) if (entries > 0).all() else entries).mean(-1)
+            )
+        quantities = {name: function_convergence(value) for name, value in values.items()}
+    limit = posterior.options.get("max_tree_depth")
+    depth, energy = stats.get("tree_depth"), stats.get("energy")
+    if depth is not None and limit is None:
+        notes.append("saturated trees not judged: the largest depth allowed is not known")
+    if energy is None:
+        notes.append("E-BFMI not judged: consecutive energies are not stored")
+    return ChainChecks(
+        num_chains=posterior.num_chains,
+        quantities=quantities,
+        divergent=float(np.mean(stats["diverging"])) if "diverging" in stats else NAN,
+        saturated=NAN if depth is None or limit is None else float(np.mean(depth >= limit)),
+        ebfmi=NAN if energy is None or energy.shape[1] < 2 else float(np.min(ebfmi(energy))),
+    )
+
+
+def _at_one_point(values: Tensor | np.ndarray) -> Float[np.ndarray, "C S 1 1"]:
+    return to_numpy(values)[..., None, None]
 
 
 def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray, " T"] | None:
@@ -183,13 +289,13 @@ def _loo(
     elif is_point:
         notes.append("no PSIS-LOO: a point has no importance weights")
         return None
-    elif shape < KHAT_THRESHOLD:
+    elif shape < khat_threshold(max(num_draws, 2)):
         estimate = arviz_io.loo_approximate
     else:
         reason = (
             "no log density"
             if np.isnan(shape)
-            else f"k-hat {shape:.2f}, not below {KHAT_THRESHOLD}"
+            else f"k-hat {shape:.2f}, not below {khat_threshold(num_draws):.2f}"
         )
         notes.append(f"no PSIS-LOO: {reason}, so its draws cannot be reweighted to the posterior")
         return None

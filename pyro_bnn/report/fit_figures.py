@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
 from pyro_bnn.report.captions import span
 from pyro_bnn.report.evaluate import Evaluation
 from pyro_bnn.report.fit_checks import ELBO, objective_of
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
+BEYOND = 1.1  # where k-hat above 1 is drawn, whatever it is
 
 
 def has_losses(comparison: Comparison) -> bool:
@@ -45,7 +45,7 @@ def has_chains(comparison: Comparison) -> bool:
 
 def has_khat(comparison: Comparison) -> bool:
     """Whether any method has a k-hat."""
-    return any(not np.isnan(entry.checks.khat) for entry in comparison.evaluations.values())
+    return bool(_with_khat(comparison))
 
 
 def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
@@ -88,7 +88,10 @@ def describe_elbo(comparison: Comparison) -> str:
             parts.append(f"{entry.name}: too few steps to judge")
         else:
             gain = with_error(trend.gain, trend.standard_error)
-            parts.append(f"{entry.name} {gain} over its last {trend.num_steps:,} steps")
+            parts.append(
+                f"{entry.name} {gain} over its last {trend.num_steps:,} steps, at most "
+                f"{number(trend.largest, 2)}"
+            )
     apart = "" if len(comparison.evidences) == 1 else (
         "Methods of different models, or with different point estimates, bound different "
         "evidences: compare shapes, not heights. "
@@ -96,7 +99,7 @@ def describe_elbo(comparison: Comparison) -> str:
     return (
         "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "
         f"the first climb. {apart}The trend left at the end, in nats, with the effect of a falling "
-        f"learning rate removed: {'; '.join(parts)}."
+        f"learning rate removed, and its upper 95 % bound: {'; '.join(parts)}."
     )
 
 
@@ -162,55 +165,56 @@ def ranks_in_words(comparison: Comparison) -> str:
 
 
 def khats(comparison: Comparison, theme: Theme) -> Figure:
-    """k-hat of every guide with the threshold."""
-    entries = [e for e in comparison.ranked if not np.isnan(e.checks.khat)]
+    """k-hat of every guide with its error and the limit; values above 1 all at one place."""
+    entries = _with_khat(comparison)
     styles = styles_of(comparison, theme)
     with canvas(theme, 6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
         figure,
         (ax,),
     ):
+        low = min(0.0, *(entry.checks.khat - entry.checks.khat_error for entry in entries))
         for place, entry in enumerate(entries):
-            shape, style = entry.checks.khat, styles[entry.name]
-            ax.plot([0, shape], [place, place], color=style.colour, lw=2.2)
-            ax.plot(shape, place, style.mark, ms=7, color=style.colour)
-            ax.annotate(
-                number(shape, 2),
-                (max(shape, 0.0), place),
-                xytext=(9, 0),
-                textcoords="offset points",
-                va="center",
-            )
-        values = [entry.checks.khat for entry in entries]
-        low, high = min(0.0, *values), max(1.0, *values)
-        room = 0.03 * (high - low)
-        ax.set_xlim(low - room, high + 4 * room)
-        ax.axvspan(low - room, KHAT_THRESHOLD, color=theme.band, lw=0, zorder=0)
+            shape, error, style = entry.checks.khat, entry.checks.khat_error, styles[entry.name]
+            if shape > 1:
+                ax.plot(BEYOND, place, ">", ms=8, color=style.colour)
+                text, end = "above 1", BEYOND
+            else:
+                end = min(shape + error, BEYOND)
+                ax.plot([shape - error, end], [place, place], color=style.colour, lw=2.2)
+                ax.plot(shape, place, style.mark, ms=7, color=style.colour)
+                text = with_error(shape, error)
+            ax.annotate(text, (end, place), xytext=(9, 0), textcoords="offset points", va="center")
+        room = 0.03 * (BEYOND - low)
+        limit = entries[0].checks.khat_limit
+        ax.set_xlim(low - room, BEYOND + 9 * room)
+        ax.axvspan(low - room, limit, color=theme.band, lw=0, zorder=0)
         name_rows(ax, [entry.name for entry in entries])
-        ax.set_xlabel(f"k-hat (grey: below {KHAT_THRESHOLD}, draws can be reweighted)")
+        ax.set_xlabel(f"k-hat (grey: below {number(limit, 2)}, draws can be reweighted)")
     return figure
 
 
 def describe_khat(comparison: Comparison) -> str:
     """How to read `khats`."""
     return (
-        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights: below "
-        f"{KHAT_THRESHOLD} the guide's draws can be corrected by weights. Symmetries of the "
-        f"network count in full, so a large value need not mean poor predictions. "
+        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
+        "its error over draws: below its limit the guide's draws can be reweighted to the "
+        "posterior around them. Modes that a guide lacks do not show in it, and copies of a mode "
+        "change nothing; a large value need not mean poor predictions. "
         f"{khat_in_words(comparison)}"
     )
 
 
 def khat_in_words(comparison: Comparison) -> str:
     """What `khats` shows."""
-    shapes = {
-        entry.name: entry.checks.khat
-        for entry in comparison.ranked
-        if not np.isnan(entry.checks.khat)
-    }
-    below = sum(shape < KHAT_THRESHOLD for shape in shapes.values())
+    entries = _with_khat(comparison)
+    limit = entries[0].checks.khat_limit
+    below = sum(entry.checks.khat < limit for entry in entries)
+    draws = f"{entries[0].num_draws:,} draws"
+    beyond = [entry.name for entry in comparison.evaluations.values() if entry.checks.khat > 1]
+    rest = f"; above 1, where values order nothing: {', '.join(beyond)}" if beyond else ""
     return (
-        f"k-hat is {span(shapes)}; {below} of {len(shapes)} "
-        f"guide{'' if len(shapes) == 1 else 's'} below {KHAT_THRESHOLD}."
+        f"k-hat is below {number(limit, 2)}, the limit for {draws}, for {below} of {len(entries)} "
+        f"guide{'' if len(entries) == 1 else 's'}{rest}."
     )
 
 
@@ -265,6 +269,10 @@ def _with_elbo(comparison: Comparison) -> list[Evaluation]:
         for entry in comparison.ranked
         if entry.checks.losses.size and objective_of(entry.posterior) == ELBO
     ]
+
+
+def _with_khat(comparison: Comparison) -> list[Evaluation]:
+    return [entry for entry in comparison.ranked if not np.isnan(entry.checks.khat)]
 
 
 def _with_chains(comparison: Comparison) -> list[Evaluation]:

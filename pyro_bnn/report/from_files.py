@@ -14,12 +14,11 @@ from torch import Tensor
 from pyro_bnn.data import Split, Standardiser
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report.compare import Comparison, compare
-from pyro_bnn.report.file_posterior import FileModel, FilePosterior, read
+from pyro_bnn.report.file_posterior import SAME_ROWS, FileModel, FilePosterior, read
 from pyro_bnn.report.files import file_names
 from pyro_bnn.report.units import to_numpy
 from pyro_bnn.storage import TOLERANCE
 
-SAME_ROWS = 1e-5  # of standardised values: float32 and float64 differ by less, other rows by more
 NUM_SAMPLES = 1_000
 
 PathLike: TypeAlias = "str | os.PathLike[str]"

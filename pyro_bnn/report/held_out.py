@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, simulated_pit, upper_limit
 from pyro_bnn.diagnostics.calibration import (
     Coverage,
+    PITHistogram,
     Reliability,
     coverage,
+    covered_share,
     ece,
-    ece_floor,
     pit,
+    pit_histogram,
     reliability_curve,
+    simulated_ece,
 )
 from pyro_bnn.diagnostics.rejection import class_uncertainty, rejection_curve
 from pyro_bnn.diagnostics.scores import (
@@ -61,12 +65,15 @@ class HeldOut:
         mean: Predictive means ``[N, O]``, or medians of the draws where means do not exist.
         interval: Ends of the central 95 % interval ``[2, N, O]``.
         pit: PIT values ``[N O]``.
-        coverage: Of the central 95 % interval.
+        pit_histogram: Their counts, with the band of data drawn from the posterior itself.
+        coverage: Of the central 95 % interval, with the band of such data.
         accuracy: Share of rows.
         brier: Mean Brier score, 0 to 2.
         probs: Predictive class probabilities ``[N, C]``.
         ece: Expected calibration error, 15 bins.
-        ece_floor: The ECE that exactly right probabilities would have on so many rows.
+        ece_floor: Mean ECE over classes drawn from the posterior itself: of an exact posterior.
+        ece_high: The ECE that an exact posterior exceeds once in a hundred times; NaN where it has
+            too few draws to tell.
         reliability: Accuracy against confidence.
         rejection_area: Area under the accuracy-rejection curve by entropy.
         targets: Scores of each of several targets; none where there is one.
@@ -84,12 +91,14 @@ class HeldOut:
     mean: Float[np.ndarray, "N O"] | None = None
     interval: Float[np.ndarray, "2 N O"] | None = None
     pit: Float[np.ndarray, " M"] | None = None
+    pit_histogram: PITHistogram | None = None
     coverage: Coverage | None = None
     accuracy: float = NAN
     brier: float = NAN
     probs: Float[np.ndarray, "N C"] | None = None
     ece: float = NAN
     ece_floor: float = NAN
+    ece_high: float = NAN
     reliability: Reliability | None = None
     rejection_area: float = NAN
     targets: tuple[TargetScores, ...] = ()
@@ -165,7 +174,8 @@ def _score_regression(
     if has_sd:
         matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
         gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
-    values, of_targets = pit(draws, y, seed=seed), None
+    values, simulated = pit(draws, y, seed=seed), simulated_pit(draws, y, seed=seed)
+    covered, of_targets = coverage(values, LEVEL, covered_share(simulated, LEVEL)), None
     if shape[1] > 1 and prediction.has_target_densities:
         of_targets = to_numpy(prediction.target_log_prob(split.test.y)) - np.log(units.scale)
     # over several targets the units of none: their sds, which weigh them alike
@@ -183,17 +193,20 @@ def _score_regression(
         mean=mean,
         interval=interval.reshape(2, *shape),
         pit=values,
-        coverage=coverage(values, LEVEL),
+        pit_histogram=pit_histogram(values, simulated),
+        coverage=covered,
         targets=score_targets(
             draws.reshape(-1, *shape),
             y.reshape(shape),
             mean,
             values.reshape(shape),
+            simulated.reshape(-1, *shape),
             LEVEL,
             of_targets,
         ),
         has_mean=has_mean,
-        notes=_missing_moments(has_mean, has_sd),
+        notes=_missing_moments(has_mean, has_sd)
+        + _no_band("coverage", np.isnan(covered.low), len(draws)),
     )
 
 
@@ -217,6 +230,13 @@ def _missing_moments(has_mean: bool, has_sd: bool) -> tuple[str, ...]:
     )
 
 
+def _no_band(what: str, is_missing: bool, num_draws: int) -> tuple[str, ...]:
+    """Says that calibration is shown unchecked, where it is."""
+    least = round(2 / (1 - BAND_PROBABILITY)) - 1
+    text = f"{what} unchecked: {num_draws} draws give no band of 99 %, {least} do"
+    return (text,) if is_missing else ()
+
+
 def _score_classes(
     prediction: PredictionLike,
     split: Split,
@@ -227,6 +247,9 @@ def _score_classes(
     y = to_numpy(split.test.y)
     probs = to_numpy(prediction.probs).astype(float)
     total = class_uncertainty(probs[None]).entropy
+    simulated = to_numpy(prediction.draws)[..., 0]  # [S, N]
+    errors = simulated_ece(probs, simulated)
+    curve = reliability_curve(probs, y, simulated=simulated)
     return HeldOut(
         log_score=log_score,
         function_draws=f,
@@ -235,9 +258,11 @@ def _score_classes(
         brier=float(brier(probs, y).mean()),
         probs=probs,
         ece=ece(probs, y),
-        ece_floor=ece_floor(probs),
-        reliability=reliability_curve(probs, y),
+        ece_floor=float(errors.mean()),
+        ece_high=upper_limit(errors),
+        reliability=curve,
         rejection_area=rejection_curve(total, probs.argmax(1) == y).area,
+        notes=_no_band("reliability", bool(np.isnan(curve.low).all()), len(simulated)),
     )
 
 

@@ -73,7 +73,7 @@ def _several_evidences(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
 
 def _other_reference(evaluations: Sequence[Evaluation], reference: Evaluation) -> Iterator[Verdict]:
     """Distances that are between models, or between point estimates, and not between posteriors."""
-    measured = [entry for entry in evaluations if entry.sd_ratio is not None]
+    measured = [entry for entry in evaluations if entry.at_rows is not None]
     judge = reference.posterior
     elsewhere = [e.name for e in measured if not same_model(e.posterior, judge)]
     other_values = [

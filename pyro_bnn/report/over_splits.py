@@ -11,7 +11,8 @@ other rows. Over splits k = 1..J, for a value :math:`m_k` of one method and the 
 
 with sample variances (J - 1). Repeated random splits share rows, so the :math:`d_k` are
 correlated, and the factor 1/J alone would call differences of nothing significant; the second term
-of the factor estimates that correlation.
+of the factor estimates that correlation. Which methods are behind is tested over all pairs at once,
+by the step-down max-t of :mod:`pyro_bnn.diagnostics.max_t`.
 
 References:
     Nadeau & Bengio, "Inference for the Generalization Error", Machine Learning 52, 2003.
@@ -20,12 +21,14 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
+from pyro_bnn.diagnostics.max_t import gaussian, p_values
 
 MIN_SPLITS = 3  # two splits have one difference to tell a spread from
 NAN = float("nan")
@@ -46,17 +49,6 @@ class OverSplits:
     standard_error: float = NAN
     sd_over_seeds: float = NAN
 
-    @property
-    def tied(self) -> bool | None:
-        """Whether a difference is under 2 standard errors; None where these are unknown."""
-        if self.mean == 0:
-            return True
-        if not math.isfinite(self.mean):
-            return False if math.isinf(self.mean) else None
-        if math.isnan(self.standard_error):
-            return None
-        return abs(self.mean) < TIED_STANDARD_ERRORS * self.standard_error
-
 
 def over_splits(by_split: list[Float[np.ndarray, " R"]], correction: float = 0.0) -> OverSplits:
     r"""Averages values over seeds and splits.
@@ -71,15 +63,15 @@ def over_splits(by_split: list[Float[np.ndarray, " R"]], correction: float = 0.0
         4.0
     """
     means = np.array([values.mean() for values in by_split])  # [J]
-    error = sd = NAN
-    with np.errstate(invalid="ignore"):  # inf - inf in a standard deviation: NaN, as it should be
+    mean = error = sd = NAN
+    with np.errstate(invalid="ignore"):  # inf - inf: NaN, as it should be
+        if len(means):
+            mean = float(means.mean())
         if len(means) >= MIN_SPLITS:
             error = float(np.std(means, ddof=1) * math.sqrt(1 / len(means) + correction))
         elif len(means) == 1 and len(by_split[0]) > 1:
             sd = float(np.std(by_split[0], ddof=1))
-    return OverSplits(
-        mean=float(means.mean()) if len(means) else NAN, standard_error=error, sd_over_seeds=sd
-    )
+    return OverSplits(mean=mean, standard_error=error, sd_over_seeds=sd)
 
 
 def paired(a: Float[np.ndarray, " R"], b: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
@@ -93,15 +85,38 @@ def paired(a: Float[np.ndarray, " R"], b: Float[np.ndarray, " R"]) -> Float[np.n
         return np.where(a == b, 0.0, a - b)
 
 
-def chance_of_passing(num_splits: int) -> float:
-    """Probability that a difference of nothing passes 2 standard errors, by Student's t.
+def behind_over_splits(
+    scores: Sequence[list[Float[np.ndarray, " R"]]], correction: float
+) -> Float[np.ndarray, " K"]:
+    r"""Family-wise p-values ``[K]`` of "no method is better", from corrected errors of differences.
 
-    Its J - 1 degrees of freedom take the corrected error for right; it shrinks to 0.046.
+    Under the model of Nadeau and Bengio, :math:`t = \bar d / \mathrm{se}(\bar d)` of two equal
+    methods has Student's t with J - 1 degrees of freedom. The largest of all pairs is that of J
+    normal scores of independent methods, the worst case: few splits tell no correlations.
+
+    Args:
+        scores: Of each method, the values of each split's seeds ``[R]``; the same runs for all.
+        correction: :math:`n_\mathrm{test} / n_\mathrm{train}`.
+
+    Returns:
+        ``[K]``; 1 with fewer than three splits, which have no standard error.
 
     Example:
-        >>> round(chance_of_passing(3), 3), round(chance_of_passing(20), 3)
-        (0.184, 0.06)
+        >>> splits = np.arange(5.0)[:, None]
+        >>> p = behind_over_splits([list(splits), list(splits - np.cos(splits) - 3)], 0.1)
+        >>> p <= 0.05
+        array([False,  True])
     """
-    from scipy import stats
-
-    return float(2 * stats.t.sf(TIED_STANDARD_ERRORS, num_splits - 1))
+    num_methods, num_splits = len(scores), len(scores[0])
+    if num_splits < MIN_SPLITS:
+        return np.ones(num_methods)
+    t = np.full((num_methods, num_methods), -np.inf)
+    for j, k in combinations(range(num_methods), 2):
+        gap = over_splits(list(map(paired, scores[j], scores[k])), correction)
+        if gap.mean and not math.isnan(gap.mean):  # NaN: both have impossible rows
+            is_constant = math.isinf(gap.mean) or gap.standard_error == 0
+            strength = (
+                math.copysign(math.inf, gap.mean) if is_constant else gap.mean / gap.standard_error
+            )
+            t[j, k], t[k, j] = strength, -strength
+    return p_values(t, gaussian(num_methods, num_splits))

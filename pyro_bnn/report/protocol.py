@@ -150,6 +150,12 @@ class PosteriorLike(Protocol):
         """Network outputs ``[S, N, F]``, or ``[C, S/C, N, F]``."""
         ...
 
+    def hyperparameters(
+        self, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> Mapping[str, Tensor]:
+        """Draws of scales and other latents that are no weights, ``[S, ...]``, or by chain."""
+        ...
+
     def predict(
         self, x: Tensor, num_samples: int = 1000, seed: int = 0, raw: bool = False
     ) -> PredictionLike:

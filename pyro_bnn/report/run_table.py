@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.report.numbers import number, percent, with_error
-from pyro_bnn.report.over_splits import MIN_SPLITS, OverSplits, over_splits, paired
+from pyro_bnn.report.over_splits import (
+    MIN_SPLITS,
+    OverSplits,
+    behind_over_splits,
+    over_splits,
+    paired,
+)
 from pyro_bnn.report.table import Column
 
 if TYPE_CHECKING:
@@ -33,10 +40,12 @@ class Standing:
 
     Attributes:
         name: The method.
-        rank: 1 for the best and all that are tied with it, then by place; None where there are too
+        rank: 1 for every method that is not behind another, then by place; None where there are too
             few splits for a standard error, or no run that all methods have.
         log_score: Mean held-out log score over the common runs.
-        difference: Paired difference to the best over the same runs; its error is corrected.
+        difference: Paired difference to the best over the same runs; its error is corrected, and
+            of this pair alone.
+        p_value: Family-wise p-value of "no method is better"; 1 where there is no rank.
         num_runs: Runs that the method has.
         num_best: Common runs in which no method has a higher log score.
     """
@@ -45,6 +54,7 @@ class Standing:
     rank: int | None
     log_score: OverSplits
     difference: OverSplits
+    p_value: float
     num_runs: int
     num_best: int
 
@@ -79,20 +89,21 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     if common:
         present.sort(key=lambda name: -means[name].mean)
     tops = [max(run.table["log_score"]) for run in common]
-    num_splits = len({run.split for run in common})
+    is_ranked = len({run.split for run in common}) >= MIN_SPLITS
+    p = behind_over_splits([scores[name] for name in present], correction(common))
     found = []
     for place, name in enumerate(present, start=1):
         differences = [
             paired(own, best) for own, best in zip(scores[name], scores[present[0]], strict=True)
         ]
         gap = over_splits(differences, correction(common) if common else 0.0)
-        ranked = num_splits >= MIN_SPLITS
         found.append(
             Standing(
                 name=name,
-                rank=None if not ranked else 1 if gap.tied else place,
+                rank=None if not is_ranked else 1 if p[place - 1] > FAMILY_WISE_ERROR else place,
                 log_score=means[name],
                 difference=gap,
+                p_value=float(p[place - 1]),
                 num_runs=sum(name in run.methods for run in runs),
                 num_best=sum(
                     bool(run.table.loc[name, "log_score"] == top)
@@ -103,7 +114,13 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     nothing = over_splits([])
     return found + [
         Standing(
-            name=name, rank=None, log_score=nothing, difference=nothing, num_runs=0, num_best=0
+            name=name,
+            rank=None,
+            log_score=nothing,
+            difference=nothing,
+            p_value=1.0,
+            num_runs=0,
+            num_best=0,
         )
         for name in names
         if name not in present
@@ -133,7 +150,7 @@ def make_run_table(
         row: dict[str, Any] = {"rank": NAN if place.rank is None else place.rank}
         _put(row, "log_score", place.log_score)
         _put(row, "difference", place.difference)
-        row["tied"] = bool(place.difference.tied)
+        row |= {"tied": place.rank == 1, "p_value": place.p_value if place.rank else NAN}
         for key in (*AVERAGED[task], *AVERAGED_ALWAYS):
             has_runs = place.num_runs > 0 and bool(common)
             _put(row, key, over_splits(by_split(common, place.name, key) if has_runs else []))
@@ -170,7 +187,8 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
             unit="nats per row",
             cell=_difference,
             meaning="Paired difference over the same splits and seeds; its standard error is "
-            "corrected for rows that splits share; under 2 of them is a tie.",
+            "corrected for rows that splits share. Tied: a test over all pairs of methods at once, "
+            "with a family-wise error of 5 %, does not show any to be better.",
             keys=("difference",),
         ),
         Column(
@@ -190,7 +208,7 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
                 "ECE floor",
                 "ece_floor",
                 "",
-                "What exactly right probabilities would show on so few rows.",
+                "Mean ECE of classes drawn from the method's own posterior: if it is exact.",
             ),
             _average(
                 "rejection area",
@@ -219,8 +237,8 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
             meaning="Runs that ended with a posterior.",
             keys=("runs",),
         ),
-        _largest("worst R-hat", "rhat", "Of the function over test rows; at most 1.05."),
-        _largest("worst k-hat", "khat", "Distance of the guide from the joint posterior."),
+        _largest("worst R-hat", "rhat", "Of f, the log likelihood and scales; at most 1.01."),
+        _largest("worst k-hat", "khat", "The largest of a run; above 1 values order nothing."),
         _average("distance", "distance", "probability" if task == "classification" else "sds of y",
                  "Distance of the function to the reference."),
         _average("epistemic sd ratio", "sd_ratio", "", "Spread of the function over that of the "

@@ -5,47 +5,72 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
-from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD
-from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
+from pyro_bnn.diagnostics.convergence import MIN_EBFMI, MIN_ESS, RHAT_THRESHOLD
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.numbers import number, percent, with_error
-from pyro_bnn.report.over_splits import MIN_SPLITS, chance_of_passing
+from pyro_bnn.report.over_splits import MIN_SPLITS
 from pyro_bnn.report.run_table import Standing, common_runs, correction
 
 if TYPE_CHECKING:
     from pyro_bnn.report.runs import Run
 
 CHECKS = {
-    "rhat": (f"Function-space R-hat above {RHAT_THRESHOLD}", "Raise warmup_steps and num_samples"),
+    "rhat": (f"R-hat above {RHAT_THRESHOLD}", "Raise warmup_steps and num_samples"),
+    "ess": (f"Bulk or tail ESS below {MIN_ESS}", "Raise num_samples"),
     "divergences": (
         "Divergent trajectories",
         "Raise target_accept, or use a non-centred prior",
     ),
+    "saturated trees": ("Trees as large as max_tree_depth allows", "Raise max_tree_depth"),
+    "energy": (
+        f"E-BFMI below {MIN_EBFMI}",
+        "Use another parametrisation, such as a non-centred prior",
+    ),
     "trend": ("Objective still rising at the end", "Raise num_steps"),
+    "unchecked": (
+        "Not judged, which is not passed: whether the fit converged",
+        "Raise num_steps, or compare with a longer fit of the same guide",
+    ),
     "containment": (
-        "ELBO below that of a guide it contains",
+        "ELBO below that of another fit of its family, or of a guide it contains",
         "Raise num_steps, or lower learning_rate",
     ),
     "khat": (
-        f"k-hat at or above {KHAT_THRESHOLD}",
+        "k-hat at or above its limit",
         "Judge by held-out scores, or try a richer guide",
     ),
     "coverage": (
-        "95 % coverage outside its binomial band",
+        "95 % coverage outside what the method's own posterior allows",
         "Look at the likelihood and its noise scale, or try a richer posterior",
     ),
+    "pit": (
+        "PIT histogram outside what the method's own posterior allows",
+        "Look at the likelihood, or try a richer posterior",
+    ),
+    "ece": (
+        "Calibration error above what the method's own posterior allows",
+        "Look at the prior and the network, or try a richer posterior",
+    ),
+    "mean": (
+        "Mean of the function off that of the reference at a tenth of the rows or more",
+        "Raise num_steps or start elsewhere, then try a richer guide",
+    ),
     "sd ratio": (
-        "Epistemic sd below that of the reference",
+        "Epistemic sd below that of the reference at a tenth of the rows or more",
         "Too sure of its function; try a guide with spread and correlations",
     ),
     "too wide": (
-        "Epistemic sd above that of the reference",
+        "Epistemic sd above that of the reference at a tenth of the rows or more",
         "Trust the reference for epistemic uncertainty",
+    ),
+    "distance": (
+        "Another function than that of the reference, with its mean and spread",
+        "Compare the marginals themselves: modes or tails may be missing",
     ),
     "reference": (
         "A reference that cannot judge",
-        "Use longer NUTS chains as the reference",
+        "Use longer NUTS chains as the reference, or mend what its report names",
     ),
 }
 """Words and next step for each warning of a single comparison, by its kind."""
@@ -105,17 +130,18 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
     behind = [place for place in others if place.rank != 1]
     if tied:
         yield Verdict(
-            f"Tied with {best.name} (paired difference under {TIED_STANDARD_ERRORS:g} corrected "
-            f"standard errors): {', '.join(map(_gap, tied))}. These splits do not separate them.",
+            f"Tied with {best.name}, no method is shown to be better: "
+            f"{', '.join(map(_gap, tied))}. These splits do not separate them.",
             "tied",
             is_warning=False,
         )
     if behind:
         yield Verdict(
-            f"Behind {best.name} by at least {TIED_STANDARD_ERRORS:g} corrected standard errors: "
-            f"{', '.join(map(_gap, behind))} nats per test row. Of two equal methods one would be "
-            f"behind in {percent(chance_of_passing(num_splits), 0)} of cases with "
-            f"{num_splits} splits.",
+            f"Behind, with the difference to {best.name}: {', '.join(map(_gap_with_p, behind))} "
+            "nats per test row. For each, some other method is better by a step-down max-t "
+            f"test over all pairs of the {len(places)} methods, with corrected standard errors and "
+            f"{num_splits - 1} degrees of freedom; it keeps the chance of calling any method "
+            f"behind of which none is better at {percent(FAMILY_WISE_ERROR, 0)} or below.",
             "scores",
             is_warning=False,
         )
@@ -226,8 +252,11 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
 
 
 def _gap(place: Standing) -> str:
-    gap = with_error(place.difference.mean, place.difference.standard_error)
-    return f"{place.name} ({gap})"
+    return f"{place.name} ({with_error(place.difference.mean, place.difference.standard_error)})"
+
+
+def _gap_with_p(place: Standing) -> str:
+    return f"{_gap(place)[:-1]}, p {number(place.p_value, 2)})"
 
 
 def _count(number: int, word: str) -> str:

@@ -218,8 +218,9 @@ def compare_runs(runs: Iterable[Run | Comparison]) -> RepeatedComparison:
 
     Means are over splits, of means over seeds within each, and only over the runs that all methods
     have; methods are ranked by the held-out log score with paired differences over the same runs,
-    whose standard errors are corrected for rows that splits share (Nadeau & Bengio 2003). With
-    fewer than three splits nothing is ranked.
+    whose standard errors are corrected for rows that splits share (Nadeau & Bengio 2003), by a test
+    over all pairs at once with a family-wise error of 5 %. With fewer than three splits nothing is
+    ranked.
 
     Args:
         runs: Comparisons of one data set, or what :meth:`Run.of` keeps of them.

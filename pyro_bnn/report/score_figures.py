@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_bnn.diagnostics.ranking import TIED_STANDARD_ERRORS
 from pyro_bnn.report.captions import span
 from pyro_bnn.report.numbers import number, with_error
+from pyro_bnn.report.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
+from pyro_bnn.report.table import HIGH, LOW
 from pyro_bnn.report.theme import Theme, canvas, hide_left, name_rows, rows_height, styles_of
-from pyro_bnn.report.verdicts import (
-    SD_RATIO_STANDARD_ERRORS,
-    SD_RATIO_THRESHOLD,
-    SD_RATIO_UPPER,
-)
+
+BAR_STANDARD_ERRORS = 2.0  # of one pair alone
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pyro_bnn.report.compare import Comparison
 
+BELOW = 0.28  # of a row, that the mark of the probes stands lower
+
 
 def has_distances(comparison: Comparison) -> bool:
     """Whether any method was measured against a reference."""
-    return any(entry.distance is not None for entry in comparison.evaluations.values())
+    return any(entry.at_rows is not None for entry in comparison.evaluations.values())
 
 
 def scores(comparison: Comparison, theme: Theme) -> Figure:
@@ -37,12 +37,12 @@ def scores(comparison: Comparison, theme: Theme) -> Figure:
         for place, row in enumerate(ranking):
             style, difference = styles[row.name], row.difference
             if np.isfinite(difference.mean):
-                error = TIED_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
+                error = BAR_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
                 ax.errorbar(
                     difference.mean, place, xerr=error, fmt=style.mark, ms=7, lw=2.2,
                     color=style.colour,
                 )  # fmt: skip
-            verdict = "best" if place == 0 else "tied" if difference.tied else ""
+            verdict = "best" if place == 0 else "behind" if row.is_behind else "tied"
             gap = with_error(difference.mean, difference.standard_error) if place else ""
             text = f"{gap}  {verdict}".strip()
             ax.annotate(
@@ -56,7 +56,7 @@ def scores(comparison: Comparison, theme: Theme) -> Figure:
         ax.locator_params(axis="x", nbins=4)
         name_rows(ax, [row.name for row in ranking])
         ax.set_xlabel(
-            f"difference to the best ± {TIED_STANDARD_ERRORS:g} se, nats per held-out row "
+            f"difference to the best ± {BAR_STANDARD_ERRORS:g} se, nats per held-out row "
             "(better to the right)"
         )
     return figure
@@ -66,15 +66,16 @@ def describe_scores(comparison: Comparison) -> str:
     """How to read `scores`."""
     return (
         f"Difference to {comparison.ranking[0].name}, paired over held-out rows, with "
-        f"{TIED_STANDARD_ERRORS:g} standard errors over rows and draws. A bar that reaches the "
-        "dashed line is a tie."
+        f"{BAR_STANDARD_ERRORS:g} standard errors over rows and draws, of this pair alone. "
+        "Behind or tied is what the test over all pairs at once says: of many bars one misses the "
+        "dashed line by chance more often."
     )
 
 
 def scores_in_words(comparison: Comparison) -> str:
     """What `scores` shows."""
     best, *others = comparison.ranking
-    tied = [row.name for row in others if row.difference.tied]
+    tied = [row.name for row in others if not row.is_behind]
     last = others[-1]
     return (
         f"Dot plot of the held-out log score, a row a method: {best.name} is best with "
@@ -85,30 +86,32 @@ def scores_in_words(comparison: Comparison) -> str:
 
 
 def against_reference(comparison: Comparison, theme: Theme) -> Figure:
-    """Distance to the reference beside its floor, and the ratio of epistemic sds.
+    """Distance to the reference beside its floor, and the ratio of epistemic sds over the rows.
 
-    Markers are open where the reference answers under another model or holds other point estimates.
+    A second, fainter bar below is of the probes off the data. Markers are open where the reference
+    answers under another model or holds other point estimates.
     """
     elsewhere = not_judged(comparison)
-    entries = [e for e in comparison.ranked if e.distance is not None]
+    entries = [(e, e.at_rows) for e in comparison.ranked if e.at_rows is not None]
     styles = styles_of(comparison, theme)
-    height = rows_height([entry.name for entry in entries]) + 1.5
+    height = rows_height([entry.name for entry, _ in entries]) + 1.5
     unit = "probability" if comparison.split.task == "classification" else "sds of y"
     with canvas(theme, 6.6, height, 1, 2, sharey=True) as (figure, axes):
         left, right = axes
-        for place, entry in enumerate(entries):
-            assert entry.distance is not None
-            assert entry.sd_ratio is not None
+        for place, (entry, at_rows) in enumerate(entries):
             colour, mark = styles[entry.name].colour, styles[entry.name].mark
-            left.plot([0, entry.distance.value], [place, place], color=colour, lw=2.2)
+            left.plot([0, at_rows.distance.value], [place, place], color=colour, lw=2.2)
             inside = theme.paper if entry.name in elsewhere else colour
-            left.plot(entry.distance.value, place, mark, ms=7, color=colour, mfc=inside)
-            error = SD_RATIO_STANDARD_ERRORS * np.nan_to_num(entry.sd_ratio.standard_error)
-            right.errorbar(
-                entry.sd_ratio.value, place, xerr=error, fmt=mark, ms=7, lw=2.2, color=colour,
-                mfc=inside,
-            )  # fmt: skip
-        floor = float(np.mean([e.distance.floor for e in entries if e.distance is not None]))
+            left.plot(at_rows.distance.value, place, mark, ms=7, color=colour, mfc=inside)
+            for at, lower, alpha in ((at_rows, 0.0, 1.0), (entry.off_data, BELOW, 0.55)):
+                if at is None or not at.sd_ratio.values.size:
+                    continue
+                low, middle, high = (at.sd_ratio.quantile(q)[0] for q in (LOW, 0.5, HIGH))
+                right.errorbar(
+                    middle, place + lower, xerr=[[middle - low], [high - middle]], fmt=mark,
+                    ms=7 if at is at_rows else 4, lw=2.2, color=colour, mfc=inside, alpha=alpha,
+                )  # fmt: skip
+        floor = float(np.mean([at_rows.distance.floor for _, at_rows in entries]))
         left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
         left.set_xlim(left=0)
         left.set_title(f"grey: up to {number(floor, 2)}, alike", fontsize=10)
@@ -117,8 +120,8 @@ def against_reference(comparison: Comparison, theme: Theme) -> Figure:
         right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=theme.band, lw=0, zorder=0)
         right.set_xlim(left=-0.02)
         right.set_title(f"grey: {SD_RATIO_THRESHOLD} to {SD_RATIO_UPPER}, alike", fontsize=10)
-        right.set_xlabel(f"epistemic sd ratio ± {SD_RATIO_STANDARD_ERRORS:g} se")
-        name_rows(left, [entry.name for entry in entries])
+        right.set_xlabel("epistemic sd ratio: 5 %, median, 95 % of rows")
+        name_rows(left, [entry.name for entry, _ in entries])
         hide_left(right)
     return figure
 
@@ -144,22 +147,33 @@ def describe_reference(comparison: Comparison) -> str:
     return (
         f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
         "mean over held-out rows; the grey reaches to the distance between its own halves, and "
-        "inside it a method cannot be told from it. Right: spread "
-        f"of the function over that of {comparison.reference}; left of the grey is too sure."
-        f"{other}"
+        "inside it a method cannot be told from it. Right: spread of the function over that of "
+        f"{comparison.reference}, median and 5 to 95 % of held-out rows; left of the grey is too "
+        f"sure.{_off_data(comparison)}{other}"
     )
+
+
+def _off_data(comparison: Comparison) -> str:
+    """What the second bar is of."""
+    if comparison.probes is None:
+        return " Off the data nothing was compared (see the notes)."
+    return f" The small mark below is the same at {comparison.probes.description}."
 
 
 def reference_in_words(comparison: Comparison) -> str:
     """What `against_reference` shows."""
-    entries = [entry for entry in comparison.ranked if entry.distance is not None]
-    distances = {e.name: e.distance.value for e in entries if e.distance is not None}
-    floors = {e.name: e.distance.floor for e in entries if e.distance is not None}
+    at_rows = {e.name: e.at_rows for e in comparison.ranked if e.at_rows is not None}
+    off_data = {e.name: e.off_data for e in comparison.ranked if e.off_data is not None}
+    distances = {name: at.distance.value for name, at in at_rows.items()}
+    floors = [at.distance.floor for at in at_rows.values()]
     names = ", ".join(not_judged(comparison))
-    ratios = {e.name: e.sd_ratio.value for e in entries if e.sd_ratio is not None}
+    ratios, off = (
+        span({name: at.sd_ratio.value for name, at in places.items()})
+        for places in (at_rows, off_data)
+    )
     return (
         f"Dot plots against {comparison.reference}, a row a method: distance {span(distances)}, "
-        f"between its halves {number(float(np.mean(list(floors.values()))))}; ratio of epistemic "
-        f"sds {span(ratios)}."
+        f"between its halves {number(float(np.mean(floors)))}; median ratio of epistemic sds "
+        f"{ratios}{f'; off the data {off}' if off else ''}."
         f"{f' Of another model, not judged: {names}.' if names else ''}"
     )

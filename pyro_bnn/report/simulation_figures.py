@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_bnn.diagnostics.calibration import BAND_PROBABILITY, binomial_band
+from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, binomial_band
 from pyro_bnn.report.theme import LIGHT, Theme, canvas, grid_shape, hide_unused, show_counts
 
 if TYPE_CHECKING:

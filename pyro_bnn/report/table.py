@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.diagnostics.ranking import Ranked
-from pyro_bnn.report.evaluate import Evaluation
+from pyro_bnn.report.evaluate import AgainstReference, Evaluation
 from pyro_bnn.report.numbers import number, percent, with_error
 from pyro_bnn.report.shared_models import same_evidence, shared_evidences, shared_models
 from pyro_bnn.report.units import Units
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAN = float("nan")
+LOW, HIGH = 0.05, 0.95  # quantiles over rows
 Cell = Callable[[Mapping[str, Any]], str]
 
 
@@ -81,7 +82,7 @@ def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[st
         for name in names:
             found[name]["evidence"] = evidence
     for entry in evaluations:
-        is_measured = reference is not None and entry.distance is not None
+        is_measured = reference is not None and entry.at_rows is not None
         is_same = is_measured and same_evidence(entry.posterior, posteriors[str(reference)])
         found[entry.name]["reference_model"] = (
             "" if not is_measured else "same" if is_same else "other"
@@ -99,7 +100,8 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "difference": place.difference.mean,
         "difference_se": place.difference.standard_error,
         "difference_draws_se": place.difference.draws_error,
-        "tied": place.difference.tied,
+        "tied": not place.is_behind,
+        "p_value": place.p_value,
     }
     log_scale = 0.0
     if task == "classification":
@@ -108,6 +110,7 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
             "brier": scores.brier,
             "ece": scores.ece,
             "ece_floor": scores.ece_floor,
+            "ece_high": scores.ece_high,
             "rejection_area": scores.rejection_area,
             "units": "log scores: nats per test row",
         }
@@ -125,22 +128,24 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
             f"rmse, crps: {_unit(units, f'units of {units.name}')}",
         }
     unit_text = row.pop("units")
-    chains, loo = checks.convergence, checks.loo
+    chains, loo = checks.sampling, checks.loo
     num_train = NAN if loo is None else len(loo.pointwise)
     row |= {
         "elbo": checks.elbo,
         "elbo_error": checks.elbo_error,
         "rhat": NAN if chains is None else chains.worst_rhat,
         "ess": NAN if chains is None else chains.smallest_ess,
+        "ess_tail": NAN if chains is None else chains.smallest_ess_tail,
         "divergent": NAN if checks.num_divergent is None else checks.num_divergent,
+        "saturated": NAN if chains is None else chains.saturated,
+        "ebfmi": NAN if chains is None else chains.ebfmi,
         "khat": checks.khat,
+        "khat_se": checks.khat_error,
         "loo": NAN if loo is None else loo.elpd / num_train - log_scale,
         "loo_se": NAN if loo is None else loo.se / num_train,
         "loo_bad": NAN if loo is None else loo.num_bad,
-        "distance": NAN if entry.distance is None else entry.distance.value,
-        "distance_floor": NAN if entry.distance is None else entry.distance.floor,
-        "sd_ratio": NAN if entry.sd_ratio is None else entry.sd_ratio.value,
-        "sd_ratio_se": NAN if entry.sd_ratio is None else entry.sd_ratio.standard_error,
+        **_against(entry.at_rows, ""),
+        **_against(entry.off_data, "_off_data"),
         "draws": entry.num_draws,
         "seconds": entry.posterior.wall_time,
         "threads": NAN if entry.posterior.threads is None else entry.posterior.threads,
@@ -150,6 +155,23 @@ def _row(entry: Evaluation, place: Ranked, units: Units, task: str) -> dict[str,
         "notes": "; ".join(entry.notes),
     }
     return row
+
+
+def _against(at: AgainstReference | None, suffix: str) -> dict[str, float]:
+    """Numbers against the reference at some rows; the ratio and the shift are medians over them."""
+    names = [
+        *("distance", "distance_floor", "mean_shift", "mean_shift_se", "mean_shift_high"),
+        *("sd_ratio", "sd_ratio_se", "sd_ratio_low", "sd_ratio_high"),
+    ]
+    values: list[float] = [NAN] * len(names)
+    if at is not None:
+        shift, ratio = at.mean_shift, at.sd_ratio
+        values = [
+            *(at.distance.value, at.distance.floor),
+            *(*shift.quantile(0.5), shift.quantile(HIGH)[0]),
+            *(*ratio.quantile(0.5), ratio.quantile(LOW)[0], ratio.quantile(HIGH)[0]),
+        ]
+    return {f"{name}{suffix}": value for name, value in zip(names, values, strict=True)}
 
 
 def sections(units: Units, task: str) -> dict[str, list[Column]]:
@@ -172,8 +194,9 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
             title="to the best",
             unit="nats per row",
             cell=_difference,
-            meaning="Difference paired over rows, with its standard error over rows and draws; "
-            "under 2 of them is a tie.",
+            meaning="Difference paired over rows, with its standard error over rows and draws. "
+            "Tied: a test over all pairs of methods at once, with a family-wise error of 5 %, does "
+            "not show any to be better.",
             keys=("difference",),
         ),
     ]
@@ -186,11 +209,12 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
                 "Brier", "brier", "0 to 2", "Squared error of the probabilities; lower is better."
             ),
             Column(
-                title="ECE (floor)",
+                title="ECE (if exact)",
                 unit="",
-                cell=lambda row: f"{number(row['ece'])} ({number(row['ece_floor'])})",
-                meaning="Expected calibration error; the floor is what exactly right probabilities "
-                "would show on so few rows.",
+                cell=_ece,
+                meaning="Expected calibration error, and what it is if the posterior is exact: its "
+                "mean, and the limit that 1 % exceed, over classes drawn from the posterior "
+                "itself, all rows from one draw of the function.",
                 keys=("ece",),
             ),
             _plain(
@@ -214,9 +238,10 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
             Column(
                 title="95 % coverage",
                 unit="",
-                cell=_coverage,
-                meaning="Share of held-out values inside the 95 % interval, and what chance allows "
-                "a calibrated method (99 % binomial band).",
+                cell=coverage_cell,
+                meaning="Share of held-out values inside the 95 % interval, and what it is in 99 % "
+                "of data sets drawn from the method's own posterior, all rows from one draw of "
+                "the function.",
                 keys=("coverage_95",),
             ),
             _plain(
@@ -264,12 +289,22 @@ def _fit_columns() -> list[Column]:
             "point estimates.",
             keys=("elbo",),
         ),
-        _plain("k-hat", "khat", "", "Distance of the guide from the joint posterior; below 0.7 its "
-               "draws can be reweighted to it."),
-        _plain("worst R-hat", "rhat", "", "Of the function over test rows; at most 1.05.",
+        Column(
+            title="k-hat",
+            unit="",
+            cell=lambda row: with_error(row["khat"], row["khat_se"]),
+            meaning="Below 1 - 1/log10(draws), and 0.7, draws of the guide can be reweighted to "
+            "the posterior around them; with its error over draws. Blind to modes that the guide "
+            "lacks; above 1 values order nothing.",
+            keys=("khat",),
+        ),
+        _plain("worst R-hat", "rhat", "", "Of the function at every test row, the log likelihood "
+               "and every scale; at most 1.01.",
                lambda value: "" if value != value else f"{value:.3f}"),
-        _plain("smallest ESS", "ess", "", "Effective draws of the function, at the worst test row.",
-               _count),
+        _plain("smallest ESS", "ess", "", "Effective draws of the worst of these, in the bulk; at "
+               "least 400.", _count),
+        _plain("in the tails", "ess_tail", "", "Effective draws of the worst 5 % or 95 % quantile "
+               "of these; at least 400.", _count),
         Column(
             title="PSIS-LOO",
             unit="nats per row",
@@ -279,6 +314,10 @@ def _fit_columns() -> list[Column]:
             keys=("loo",),
         ),
         _plain("divergent", "divergent", "", "Draws after divergent trajectories.", _count),
+        _plain("full trees", "saturated", "", "Trajectories that max_tree_depth stopped; at most "
+               "1 %.", percent),
+        _plain("E-BFMI", "ebfmi", "", "How far a new momentum moves the energy, of the worst "
+               "chain; at least 0.3."),
     ]  # fmt: skip
 
 
@@ -295,14 +334,45 @@ def _reference_columns(task: str) -> list[Column]:
             keys=("distance",),
         ),
         _plain("floor", "distance_floor", unit, "The same between two halves of the reference."),
-        Column(
-            title="epistemic sd ratio",
-            unit="",
-            cell=lambda row: _between(row, with_error(row["sd_ratio"], row["sd_ratio_se"])),
-            meaning="Spread of the function over that of the reference; below 1 is too sure.",
-            keys=("sd_ratio",),
-        ),
+        *_by_row("", "test rows"),
+        *_by_row("_off_data", "probes, rows off the data made of the training inputs: points "
+                 "between two of them in the largest gaps, points along the first principal "
+                 "components up to half the range beyond its ends, outlying rows at twice their "
+                 "distance from the mean"),
     ]  # fmt: skip
+
+
+def _by_row(suffix: str, rows: str) -> list[Column]:
+    """Mean and spread against the reference over some rows."""
+    where = suffix.replace("_", " ")
+
+    def shift(row: Mapping[str, Any]) -> str:
+        text = with_error(row[f"mean_shift{suffix}"], row[f"mean_shift_se{suffix}"])
+        return _between(row, text and f"{text} (to {number(row[f'mean_shift_high{suffix}'], 2)})")
+
+    def ratio(row: Mapping[str, Any]) -> str:
+        text = with_error(row[f"sd_ratio{suffix}"], row[f"sd_ratio_se{suffix}"])
+        ends = (number(row[f"sd_ratio_{end}{suffix}"], 2) for end in ("low", "high"))
+        return _between(row, text and f"{text} ({' to '.join(ends)})")
+
+    return [
+        Column(
+            title=f"mean shift{where}",
+            unit="sds of the reference",
+            cell=shift,
+            meaning="Distance of the mean of the function from that of the reference over the "
+            f"reference's epistemic sd: median and 95 % quantile over {rows}.",
+            keys=(f"mean_shift{suffix}",),
+        ),
+        Column(
+            title=f"epistemic sd ratio{where}",
+            unit="",
+            cell=ratio,
+            meaning="Spread of the function over that of the reference, below 1 is too sure: "
+            f"median, 5 % and 95 % quantile over {rows}.",
+            keys=(f"sd_ratio{suffix}",),
+        ),
+    ]
 
 
 def _model_column() -> Column:
@@ -344,6 +414,13 @@ def _loo(row: Mapping[str, Any]) -> str:
     return f"{text} ({round(row['loo_bad'])} bad)" if text and row["loo_bad"] else text
 
 
-def _coverage(row: Mapping[str, Any]) -> str:
+def _ece(row: Mapping[str, Any]) -> str:
+    limit = number(row["ece_high"])
+    of_exact = f"{number(row['ece_floor'])}, up to {limit}" if limit else "unchecked"
+    return f"{number(row['ece'])} ({of_exact})"
+
+
+def coverage_cell(row: Mapping[str, Any]) -> str:
+    """Coverage with its band, or that it is unchecked."""
     low, high = percent(row["coverage_low"], 0)[:-2], percent(row["coverage_high"], 0)
-    return f"{percent(row['coverage_95'], 0)} ({low} to {high})"
+    return f"{percent(row['coverage_95'], 0)} ({f'{low} to {high}' if high else 'unchecked'})"

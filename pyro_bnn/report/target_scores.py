@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.calibration import Coverage, coverage
+from pyro_bnn.diagnostics.calibration import Coverage, coverage, covered_share
 from pyro_bnn.diagnostics.scores import crps, rmse
 
 
@@ -34,6 +34,7 @@ def score_targets(
     y: Float[np.ndarray, "N O"],
     mean: Float[np.ndarray, "N O"],
     pit: Float[np.ndarray, "N O"],
+    simulated: Float[np.ndarray, "S N O"],
     level: float,
     log_scores: Float[np.ndarray, "N O"] | None = None,
 ) -> tuple[TargetScores, ...]:
@@ -44,6 +45,7 @@ def score_targets(
         y: Observations.
         mean: Predictive means or medians.
         pit: PIT values.
+        simulated: Those of data drawn from the posterior.
         level: Of the interval.
         log_scores: Log densities of each target alone; None where there are none.
     """
@@ -52,7 +54,7 @@ def score_targets(
         TargetScores(
             rmse=rmse(mean[:, o], y[:, o]),
             crps=float(crps(draws[..., o], y[:, o]).mean()),
-            coverage=coverage(pit[:, o], level),
+            coverage=coverage(pit[:, o], level, covered_share(simulated[..., o], level)),
             log_score=None if log_scores is None else log_scores[:, o],
         )
         for o in range(num_targets if num_targets > 1 else 0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from pyro_bnn.report.numbers import number, percent, with_error
-from pyro_bnn.report.table import Column
+from pyro_bnn.report.numbers import number, with_error
+from pyro_bnn.report.table import Column, coverage_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,11 +63,6 @@ def target_sections(comparison: Comparison) -> Iterator[tuple[str, list[Column],
         yield title, COLUMNS, table.loc[target]
 
 
-def _coverage(row: Mapping[str, Any]) -> str:
-    low, high = percent(row["coverage_low"], 0)[:-2], percent(row["coverage_high"], 0)
-    return f"{percent(row['coverage_95'], 0)} ({low} to {high})"
-
-
 COLUMNS = [
     Column(
         title="log score",
@@ -94,9 +89,10 @@ COLUMNS = [
     Column(
         title="95 % coverage",
         unit="",
-        cell=_coverage,
-        meaning="Share of held-out values of this target inside the 95 % interval, and what chance "
-        "allows a calibrated method (99 % binomial band).",
+        cell=coverage_cell,
+        meaning="Share of held-out values of this target inside the 95 % interval, and what it is "
+        "in 99 % of data sets drawn from the method's own posterior, all rows from one draw of the "
+        "function.",
         keys=("coverage_95",),
     ),
 ]

@@ -202,16 +202,21 @@ def show_counts(
     ax: Axes,
     counts: np.ndarray,
     edges: np.ndarray,
-    limits: tuple[float, float],
+    limits: tuple[float | np.ndarray, float | np.ndarray],
     colour: str,
     theme: Theme,
 ) -> None:
-    """A histogram in front of the band that chance allows; the band's edges stay in view."""
-    ax.axhspan(*limits, color=theme.band, lw=0, zorder=0)
+    """A histogram in front of the band that chance allows; the band's edges stay in view.
+
+    Limits are one for all bars or one a bar; NaN shows none.
+    """
+    low, high = (np.broadcast_to(limit, counts.shape).astype(float) for limit in limits)
+    ax.stairs(high, edges, baseline=low, fill=True, color=theme.band, lw=0, zorder=0)
     ax.stairs(counts, edges, fill=True, color=theme.paper, zorder=1)
     ax.stairs(counts, edges, fill=True, color=colour, alpha=0.7, zorder=1)
-    for height in limits:
-        ax.axhline(height, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=2)
+    for heights in (low, high):
+        steps = np.repeat(edges, 2)[1:-1], np.repeat(heights, 2)
+        ax.plot(*steps, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=2)
 
 
 def name_rows(ax: Axes, names: list[str]) -> None:

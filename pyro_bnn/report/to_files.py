@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pyro_bnn.data.split import Split
     from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.protocol import PosteriorLike
 
 OTHER_DRAWS = 4  # stream of the y of draws that were not scored
 
@@ -40,14 +41,32 @@ def tree_of(comparison: Comparison, name: str) -> DataTree:
     )
     if isinstance(posterior, DrawsPosterior):
         tree = _with_scored_draws(tree, posterior, split, comparison.num_draws, comparison.seed)
-    attrs = {
+    attrs: dict[str, Any] = {
         "name": name,
         "compared": list(comparison.posteriors),
         "data": {"name": split.name, "index": split.index, "note": split.note},
         "num_draws": comparison.num_draws,
         "is_reference": name == comparison.reference,
     }
+    if comparison.probes is not None:
+        attrs["probes"] = dict(comparison.probes.counts)
+        tree = _with_probes(tree, comparison, posterior)
     return arviz_io.with_options(tree, attrs)
+
+
+def _with_probes(tree: DataTree, comparison: Comparison, posterior: PosteriorLike) -> DataTree:
+    """The tree with f at the probes, of the same draws."""
+    assert comparison.probes is not None
+    x = comparison.split.test.x.new_tensor(comparison.probes.x)
+    count = posterior.num_stored_draws or comparison.num_draws
+    f = to_numpy(posterior.function_draws(x, count, comparison.seed, group_by_chain=True))
+    added = arviz_io.datatree(
+        {"probes": {"f": f}, "probes_constant_data": {"x": to_numpy(x)}},
+        dims={"f": ["probe", "f_output"], "x": ["probe"]},
+    )
+    for group in added.children:
+        tree[group] = added[group].to_dataset()
+    return tree
 
 
 def _with_scored_draws(

@@ -5,8 +5,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
+from pyro_bnn.diagnostics.bands import binomial_band
 from pyro_bnn.diagnostics.calibration import (
-    binomial_band,
     coverage,
     ece,
     ece_floor,

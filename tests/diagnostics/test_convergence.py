@@ -1,9 +1,13 @@
 """Function-space convergence on chains whose state is known."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pyro_bnn.diagnostics.convergence import function_convergence
+from pyro_bnn import arviz_io
+from pyro_bnn.diagnostics.convergence import ChainChecks, ebfmi, function_convergence
 from pyro_bnn.errors import ShapeError
 
 
@@ -50,7 +54,7 @@ def test_autocorrelation_lowers_the_effective_sample_size_by_the_known_factor() 
 
 
 def test_a_function_that_is_constant_at_a_point_is_left_out() -> None:
-    f = np.random.default_rng(4).normal(size=(2, 100, 2, 1))
+    f = np.random.default_rng(4).normal(size=(4, 500, 2, 1))
     f[:, :, 0] = 1.5
     result = function_convergence(f)
     assert np.isnan(result.rhat[0, 0])
@@ -80,6 +84,116 @@ def test_a_function_that_is_constant_everywhere_has_not_converged() -> None:
     assert np.isnan(result.worst_rhat)
     assert np.isnan(result.smallest_ess)
     assert not result.converged
+
+
+def test_draws_worth_fewer_than_400_have_not_converged() -> None:
+    f = np.random.default_rng(7).normal(size=(4, 300, 1, 1))
+    few = function_convergence(f[:, :80])
+    assert few.worst_rhat < 1.02
+    assert few.smallest_ess < 400
+    assert not few.converged
+    enough = function_convergence(f)
+    assert enough.converged
+    assert not replace(enough, smallest_ess=399.0).converged
+    assert not replace(enough, smallest_ess_tail=399.0).converged
+
+
+def test_tails_that_mix_slower_than_the_bulk_are_found() -> None:
+    # a scale that stays for some 200 draws: medians mix at once, extreme quantiles do not
+    rng = np.random.default_rng(8)
+    switches = rng.random(size=(4, 500, 1, 1)) < 0.005
+    scale = np.where(switches.cumsum(1) % 2 == 0, 0.1, 1.0)
+    f = scale * rng.normal(size=scale.shape)
+    result = function_convergence(f)
+    assert result.smallest_ess > 400
+    assert result.smallest_ess_tail < 400
+    assert not result.converged
+    assert result.smallest_ess_tail == arviz_io.ess(f, kind="tail").min()
+
+
+def test_infinite_values_that_stand_still_are_constant() -> None:
+    assert np.isnan(function_convergence(np.full((4, 100, 1, 1), -np.inf)).worst_rhat)
+
+
+# --- energies, and all checks together -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_ebfmi_of_energies_of_known_autocorrelation(correlation: float) -> None:
+    # E (E_s - E_{s-1})^2 = 2 (1 - rho) Var E
+    rng = np.random.default_rng(9)
+    energy = rng.normal(size=(4, 20_000))
+    for step in range(1, 20_000):
+        innovation = np.sqrt(1 - correlation**2) * energy[:, step]
+        energy[:, step] = correlation * energy[:, step - 1] + innovation
+    np.testing.assert_allclose(ebfmi(energy), 2 * (1 - correlation), rtol=0.08)
+
+
+def test_ebfmi_is_that_of_arviz() -> None:
+    from arviz_stats.base.array import array_stats
+
+    stats: Any = array_stats
+    energy = np.random.default_rng(10).gamma(3.0, size=(3, 50)).cumsum(1)
+    expected = stats.bfmi(energy, chain_axis=0, draw_axis=1)
+    np.testing.assert_allclose(ebfmi(energy), expected, rtol=1e-12)
+
+
+def test_a_chain_whose_energy_stands_still_has_no_energy_to_move() -> None:
+    assert ebfmi(np.full((1, 10), 3.0)).tolist() == [0.0]
+
+
+def checks(**changes: Any) -> ChainChecks:
+    """Of chains without a fault, but for the changes."""
+    f = np.random.default_rng(11).normal(size=(4, 300, 3, 1))
+    fine: dict[str, Any] = {
+        "num_chains": 4,
+        "quantities": {"f": function_convergence(f), "scale": function_convergence(f[:, :, :1])},
+        "divergent": 0.0,
+        "saturated": 0.0,
+        "ebfmi": 1.0,
+    }
+    return ChainChecks(**{**fine, **changes})
+
+
+def of_scale(draws: np.ndarray) -> dict[str, Any]:
+    """Quantities of which the last is of other draws."""
+    return {**checks().quantities, "scale": function_convergence(draws)}
+
+
+DRIFT = (
+    np.random.default_rng(12).normal(size=(4, 300, 1, 1)) + np.linspace(0, 1, 300)[:, None, None]
+)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "can_judge"),
+    [
+        ({}, True),
+        ({"divergent": NAN, "saturated": NAN, "ebfmi": NAN}, True),  # not of this sampler
+        ({"divergent": 0.001, "saturated": 0.01, "ebfmi": 0.3}, True),
+        ({"num_chains": 3}, False),
+        ({"divergent": 0.0011}, False),
+        ({"saturated": 0.011}, False),
+        ({"ebfmi": 0.29}, False),
+        ({"quantities": {}}, False),
+        ({"quantities": of_scale(DRIFT)}, False),
+        ({"quantities": of_scale(np.zeros((4, 300, 1, 1)))}, False),
+    ],
+    ids=str,
+)
+def test_one_defect_is_enough_not_to_judge_others(changes: Any, can_judge: bool) -> None:
+    assert checks(**changes).can_judge is can_judge
+
+
+def test_the_worst_of_all_quantities_is_shown() -> None:
+    found = checks(quantities=of_scale(DRIFT))
+    scale = found.quantities["scale"]
+    assert found.worst_rhat == scale.worst_rhat > 1.01
+    assert found.smallest_ess == scale.smallest_ess
+    assert found.smallest_ess_tail == scale.smallest_ess_tail
+    assert np.isnan(checks(quantities=of_scale(np.zeros((4, 300, 1, 1)))).worst_rhat)
+    assert np.isnan(checks(quantities={}).smallest_ess)
 
 
 def test_shapes_are_checked() -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from pyro_bnn import SVI, guides
 from pyro_bnn.data import Dataset, Split
-from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, khat, khat_threshold
+from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
 from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program
@@ -48,6 +48,45 @@ def test_khat_of_the_exact_posterior_passes_and_a_constant_does_not_matter() -> 
     first, second = khat(log_p, log_p + noise), khat(log_p + 300.0, log_p + noise)
     assert first < 0.5
     np.testing.assert_allclose(first, second, rtol=1e-6)
+
+
+def test_it_is_blind_to_a_mode_without_draws_and_copies_change_nothing() -> None:
+    # of two equal modes, twenty sds apart, q is exactly one: the ratios are the constant 1/2
+    z = 10 + np.random.default_rng(3).normal(size=1_000)
+    log_q = stats.norm.logpdf(z, 10)
+    both = np.logaddexp(log_q, stats.norm.logpdf(z, -10)) + np.log(0.5)
+    assert khat(both, log_q) == 0.0
+    # q of another shape: one mode, or 20! 2^20 copies far apart, each with its share
+    log_q = stats.norm.logpdf(z, 10, 0.8)
+    one, copies = stats.norm.logpdf(z, 10), stats.norm.logpdf(z, 10) - 60.0
+    np.testing.assert_allclose(khat(one, log_q), khat(copies, log_q), rtol=1e-9)
+
+
+def too_narrow(num_runs: int, num_draws: int, size: int, sd: float) -> np.ndarray:
+    """k-hats of Gaussians of so many entries, each with sd in place of 1."""
+    rng, found = np.random.default_rng(4), []
+    for _ in range(num_runs):
+        z = sd * rng.normal(size=(num_draws, size))
+        found.append(khat(-0.5 * (z**2).sum(1), -0.5 * (z**2).sum(1) / sd**2))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("num_draws", "size", "sd"),
+    [(100, 10, 0.8), (400, 1, 0.5), (400, 50, 0.8), (1_000, 1, 0.7), (1_000, 240, 0.2)],
+)
+def test_its_error_is_the_sd_over_sets_of_draws(num_draws: int, size: int, sd: float) -> None:
+    found = too_narrow(150, num_draws, size, sd)
+    error = float(np.mean([khat_error(shape, num_draws) for shape in found]))
+    assert abs(error / found.std(ddof=1) - 1) < 0.2 + 3 * 0.058  # of an sd of 150, 1/sqrt(300)
+
+
+def test_values_above_1_do_not_order_approximations() -> None:
+    better = too_narrow(40, 400, 240, 0.5)  # KL(q || p) of 76 nats
+    worse = too_narrow(40, 400, 240, 0.3)  # 180 nats
+    assert min(better.min(), worse.min()) > 1
+    wrong = float((worse[:, None] < better[None]).mean())
+    assert 0.1 < wrong < 0.5  # a coin has 0.5
 
 
 def test_a_draw_outside_the_support_has_weight_zero() -> None:
@@ -120,7 +159,7 @@ def test_the_report_has_a_large_khat_of_a_guide_that_is_too_narrow(guide: str) -
         Program(LinearMatrix(NOISE), ROWS, Y), posterior.guide, posterior.provenance
     )
     checks = fit_checks(wide, SPLIT, 2_000, 0, is_point=False)
-    assert checks.khat > KHAT_THRESHOLD
+    assert checks.khat > checks.khat_limit == khat_threshold(2_000)
 
 
 # --- and on one whose entries are correlated ------------------------------------------------------

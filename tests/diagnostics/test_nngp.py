@@ -331,7 +331,10 @@ def test_it_is_a_reference_of_compare_and_of_its_files(tmp_path: Path) -> None:
     }
     comparison = compare(methods, split, reference="NNGP", num_samples=200)
     assert comparison.evaluations["NNGP"].checks.elbo == nngp.log_evidence
-    assert comparison.evaluations["linear"].distance is not None
+    assert comparison.evaluations["linear"].at_rows is not None
+    kinds = {finding.kind for finding in comparison.findings}
+    assert "models" in kinds  # what it is the posterior of is another model
+    assert "reference" not in kinds  # exact, so not in want of chains
     exact = nngp.predict(split.test.x).log_prob(split.test.y).mean()
     assert split.test.target is not None
     expected = float(exact) - math.log(float(split.test.target.scale))

@@ -67,6 +67,19 @@ def test_the_smallest_ratios_of_all_sites_go_first_and_the_rest_stays(
     torch.testing.assert_close(pruned.function_draws(x, 20, seed=3), f, rtol=1e-12, atol=1e-12)
 
 
+def test_controls_go_by_magnitude_or_at_random(posterior: Posterior) -> None:
+    """Of |mean| 1, 2, 0.3, 4, 0.1, 0.5."""
+    by_magnitude = prune(posterior, 0.5, by="magnitude")
+    assert by_magnitude.kept.tolist() == [True, True, False, True, False, False]
+    assert prune(posterior, 0.5, "*.weight", by="magnitude").num_removed == 2  # of five
+    chosen = torch.stack([prune(posterior, 0.5, by="random", seed=s).kept for s in range(400)])
+    assert (chosen.sum(1) == 3).all()
+    assert ((chosen.double().mean(0) - 0.5).abs() / (0.25 / 400) ** 0.5).max() < 4
+    assert torch.equal(chosen[7], prune(posterior, 0.5, by="random", seed=7).kept)
+    with pytest.raises(OptionError, match=r"by is one of 'signal to noise', 'magnitude', 'random'"):
+        prune(posterior, 0.5, by="size")  # type: ignore[arg-type]
+
+
 def test_a_share_is_rounded_to_whole_weights(posterior: Posterior) -> None:
     shares = {0.2: 1, 0.3: 2, 0.4: 2}  # of six: 1.2, 1.8, 2.4
     assert {share: prune(posterior, share).num_removed for share in shares} == shares
@@ -149,3 +162,6 @@ def test_without_marginals_there_is_no_ratio(x: Tensor) -> None:
     )
     with pytest.raises(SiteError, match="AutoDelta has no marginal mean and sd of each weight"):
         signal_to_noise(fit)
+    assert prune(fit, 0.5, by="magnitude").num_removed == 3  # a point has magnitudes
+    with pytest.raises(SiteError, match="AutoDelta has no guide with a centre"):
+        prune(prune(fit, 0.0, by="random"), 0.5, by="magnitude")

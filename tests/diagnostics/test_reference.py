@@ -1,11 +1,11 @@
-"""W1 and sd ratios against closed forms."""
+"""W1 against closed forms."""
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from pyro_bnn.diagnostics.reference import reference_distance, sd_ratio, w1
+from pyro_bnn.diagnostics.reference import reference_distance, w1
 from pyro_bnn.errors import ShapeError
 
 
@@ -65,47 +65,12 @@ def test_a_point_estimate_is_as_far_as_the_mean_absolute_deviation() -> None:
     assert_allclose(distance.value, np.abs(reference[:, :1]).mean(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-def test_sd_ratio_of_scaled_draws_is_the_scale_within_its_error(scale: float) -> None:
-    rng = np.random.default_rng(7)
-    ratios = [
-        sd_ratio(scale * rng.normal(size=(400, 1, 1)), rng.normal(size=(4, 100, 1, 1)))
-        for _ in range(200)
-    ]
-    values = np.array([ratio.value for ratio in ratios])
-    assert abs(values.mean() - scale) < 5 * values.std() / np.sqrt(200) + 0.01 * scale
-    errors = np.array([ratio.standard_error for ratio in ratios])
-    assert 0.7 < errors.mean() / values.std() < 1.4  # the stated error is the actual spread
-
-
-def test_the_sd_of_chains_that_disagree_is_that_of_all_their_draws() -> None:
-    chains = np.array([[-4.0, -2.0, -4.0, -2.0], [2.0, 4.0, 2.0, 4.0]])  # means -3, 3; sds 1
-    f = np.tile([-1.0, 1.0], 8).reshape(16, 1, 1)
-    assert_allclose(sd_ratio(f, chains.reshape(2, 4, 1, 1)).value, 1 / np.sqrt(9 + 1), rtol=1e-14)
-
-
-def test_sd_ratio_of_a_point_estimate_is_exactly_zero() -> None:
-    reference = np.random.default_rng(8).normal(size=(2, 50, 3, 1))
-    ratio = sd_ratio(np.full((10, 3, 1), 0.1), reference)
-    assert (ratio.value, ratio.standard_error) == (0.0, 0.0)
-
-
-def test_the_error_of_a_ratio_from_few_draws_is_unknown() -> None:
-    reference = np.random.default_rng(9).normal(size=(2, 50, 3, 1))
-    assert np.isnan(sd_ratio(reference[0, :5], reference).standard_error)
-
-
-def test_a_ratio_to_a_reference_without_spread_is_undefined() -> None:
-    f = np.random.default_rng(10).normal(size=(50, 3, 1))
-    assert np.isnan(sd_ratio(f, np.ones((2, 50, 3, 1))).value)
-
-
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeError, match=r"a and b must have the same columns"):
         w1(np.zeros((5, 2)), np.zeros((5, 3)))
     with pytest.raises(ShapeError, match=r"f and reference must agree on points and outputs"):
         reference_distance(np.zeros((5, 2, 1)), np.zeros((2, 5, 3, 1)))
     with pytest.raises(ShapeError, match=r"the reference needs at least 2 draws to be halved"):
-        sd_ratio(np.zeros((5, 2, 1)), np.zeros((1, 1, 2, 1)))
+        reference_distance(np.zeros((5, 2, 1)), np.zeros((1, 1, 2, 1)))
     with pytest.raises(ShapeError, match=r"f must have shape \[S, N, F\]"):
-        sd_ratio(np.zeros((5, 2)), np.zeros((2, 5, 2, 1)))
+        reference_distance(np.zeros((5, 2)), np.zeros((2, 5, 2, 1)))

@@ -16,6 +16,8 @@ from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer import SVI
 from tests.diagnostics.made_engines import LINEAR, NAMES, Conjugate, OneByOne, X, calibrate
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 # --- right and wrong posteriors -------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> Si
 @pytest.mark.parametrize(
     ("prior", "thin", "target_accept", "divergences"),
     [
-        pytest.param(priors.Normal(), 5, 0.8, 0.005, id="network"),
+        pytest.param(priors.Normal(), 5, 0.8, 0.005, id="network", marks=pytest.mark.soak),
         pytest.param(HIERARCHY, 8, 0.9, 0.055, id="half-Cauchy hierarchy"),
     ],
 )

@@ -24,6 +24,7 @@ from pyro_bnn.guides.dropout import DROPOUT, log_uniform_kl
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Batch, Program
 from tests import laws
+from tests.collection import rest_in_soak
 from tests.laws import made, problem
 from tests.oracle import LinearGaussian, design, linear_gaussian
 
@@ -467,7 +468,14 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("law", laws.EVERY_GUIDE, ids=lambda law: law.__name__)
+# laws that tests/test_laws_of_priors.py has of these kinds
+DEAR = (laws.gradient_matches_finite_differences, laws.captured_elbo_equals_uncaptured)
+LAWS = rest_in_soak(
+    [(law,) for law in laws.EVERY_GUIDE], [(law,) for law in laws.EVERY_GUIDE if law not in DEAR]
+)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_law(kind: str, law: Any) -> None:
     if law is laws.move_to_centres_the_draws and kind == "concrete":
@@ -475,6 +483,7 @@ def test_law(kind: str, law: Any) -> None:
     law(KINDS[kind], problem("matrix"))
 
 
+@pytest.mark.slow("fits of stock Pyro")
 @pytest.mark.parametrize("law", laws.UNDER_STOCK_PYRO, ids=lambda law: law.__name__)
 def test_law_under_stock_pyro(law: Any) -> None:
     law(KINDS["concrete"], problem("matrix"))

@@ -134,7 +134,7 @@ def test_training_the_averaged_log_mixture_passes_the_evidence_further() -> None
     )
     for parameter in toy.model.parameters():
         parameter.requires_grad = False  # W and b stay what the evidence is conditional on
-    svi = bnn.SVI(guide, num_steps=400, num_particles=20, learning_rate=0.02)
+    svi = bnn.SVI(guide, num_steps=400, num_particles=20, learning_rate=0.02, compile=False)
     fitted: Any = svi.run(toy.model, (toy.x, toy.y), progress=False)
     start = objective(toy, toy.exact_guide(objective="log_mixture_averaged_kl"))
     assert objective(toy, fitted.guide) > start
@@ -143,6 +143,7 @@ def test_training_the_averaged_log_mixture_passes_the_evidence_further() -> None
     assert value - 5 * error < toy.log_evidence  # what is reported is a bound, whatever was trained
 
 
+@pytest.mark.slow("whole fits")
 @pytest.mark.parametrize("kind", ["average", "mixture"])
 def test_svi_reaches_the_evidence(kind: Any) -> None:
     toy = Toy()
@@ -151,7 +152,7 @@ def test_svi_reaches_the_evidence(kind: Any) -> None:
     guide = functools.partial(
         AutoRank1Mixture, num_components=2, separate_biases=False, objective=kind
     )
-    svi = bnn.SVI(guide, num_steps=1_500, num_particles=10)
+    svi = bnn.SVI(guide, num_steps=1_500, num_particles=10, compile=False)
     fitted: Any = svi.run(toy.model, (toy.x, toy.y), progress=False)
     assert objective(toy, fitted.guide) == pytest.approx(toy.log_evidence, abs=1e-3)
 
@@ -554,6 +555,7 @@ def test_starts() -> None:
     assert_close(sites["layers.0.r"][0], torch.ones(4, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow("fits")
 @pytest.mark.parametrize("per", ["layer", "unit"])
 def test_hierarchies_over_the_factors_train(per: Any) -> None:
     model = network(prior=priors.HalfCauchyScale(scale=0.1, per=per, loc=1.0))
@@ -610,9 +612,11 @@ def test_a_fit_starts_where_init_says() -> None:
     model = network()
     x, y = rows()
     y = y + 3.0  # needs biases
-    start = bnn.SVI(guides.AutoDelta, num_steps=1_500).run(model, (x, y), progress=False)
+    start = bnn.SVI(guides.AutoDelta, num_steps=300, compile=False).run(
+        model, (x, y), progress=False
+    )
     guide = functools.partial(AutoRank1Mixture, init_spread=0.0, init_scale=1e-6)
-    svi = bnn.SVI(guide, num_steps=1, learning_rate=1e-12)
+    svi = bnn.SVI(guide, num_steps=1, learning_rate=1e-12, compile=False)
     posterior: Any = svi.run(model, (x, y), init=start, progress=False)
     f = start.function_draws(x, 1)[0]
     assert_close(posterior.function_draws(x, 8).mean(0), f, rtol=1e-4, atol=1e-4)
@@ -656,9 +660,10 @@ def test_a_guide_of_ones_own_with_own_biases_is_not_saved_without_them(tmp_path:
         posterior.save(tmp_path / "fit.pt")
 
 
+@pytest.mark.slow("a fit of stock Pyro")
 def test_stock_guides_train_with_weight_decay_and_record_the_elbo() -> None:
     model = network(weight_prior=priors.Normal(0.75))
-    svi = bnn.SVI(pyro.infer.autoguide.AutoNormal, num_steps=200, kl_warmup=100)
+    svi = bnn.SVI(pyro.infer.autoguide.AutoNormal, num_steps=200, kl_warmup=100, compile=False)
     posterior = svi.run(model, rows(), progress=False)
     value, error = posterior.elbo(rows(), 500)
     last = -posterior.losses[-50:]
@@ -696,7 +701,7 @@ def test_stock_pyro_cannot_set_own_biases() -> None:
 def test_the_network_takes_every_guide(guide: Any) -> None:
     model = network()
     before = {name: value.clone() for name, value in model.named_parameters()}
-    posterior = bnn.SVI(guide, num_steps=100).run(model, rows(), progress=False)
+    posterior = bnn.SVI(guide, num_steps=20, compile=False).run(model, rows(), progress=False)
     assert posterior.losses[-10:].mean() < posterior.losses[:10].mean()
     for name, value in model.named_parameters():
         assert_close(value, before[name], rtol=0, atol=0)  # the user's model stays
@@ -706,7 +711,7 @@ def test_the_network_takes_every_guide(guide: Any) -> None:
 def test_nuts_samples_the_factors_at_a_stated_weight() -> None:
     model = network()
     shared = fit(model, num_components=2, separate_biases=False)
-    nuts = bnn.NUTS(num_chains=1, warmup_steps=20, num_samples=20)
+    nuts = bnn.NUTS(num_chains=1, warmup_steps=5, num_samples=5, compile=False)
     posterior = nuts.run(model, rows(), init=shared, progress=False)
     assert {site.name for site in posterior.program.sites} == {
         "layers.0.r",

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.slow("processes of its own")
 @pytest.mark.parametrize(
     ("case", "phases"),
-    [("SVI", ["training", "saving"]), ("NUTS", ["warm-up", "sampling"]), ("HMC", ["set-up"])],
+    [
+        ("SVI", ["training", "saving"]),
+        pytest.param("NUTS", ["warm-up", "sampling"], marks=pytest.mark.soak),
+        pytest.param("HMC", ["set-up"], marks=pytest.mark.soak),
+    ],
 )
 def test_a_run_that_is_killed_goes_on(
     case: str, phases: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ def test_scales_from_one_to_a_thousand(kernel: ModuleType, limit: int) -> None:
     assert stats["n_steps"].mean() < 12
 
 
+@pytest.mark.slow("samples chains")
 def test_a_condition_of_a_million_in_oblique_directions() -> None:
     """Four eigenvalues from 1e-3 to 1e3 among ones: no scaling of the axes helps, a low rank does.
 
@@ -139,7 +140,10 @@ def test_a_condition_of_a_million_in_oblique_directions() -> None:
 
 
 @pytest.mark.slow("samples chains")
-@pytest.mark.parametrize(("kind", "most_steps"), [("diagonal", 160), ("low_rank", 40)])
+@pytest.mark.parametrize(
+    ("kind", "most_steps"),
+    [pytest.param("diagonal", 160, marks=pytest.mark.soak), ("low_rank", 40)],
+)
 def test_a_hundred_latents_in_a_row_of_correlation_0_95(kind: MassMatrix, most_steps: int) -> None:
     """An AR(1) process, of condition 39^2: scales are one, and ten directions are not enough.
 
@@ -172,6 +176,7 @@ def test_quadrature_of_eight_schools_agrees_with_published_draws() -> None:
     assert z_scores.abs().max() < 3
 
 
+@pytest.mark.slow("samples chains")
 def test_eight_schools() -> None:
     """Non-centred: effects theta, their mean mu and spread tau against quadrature."""
     first, second = densities.schools_moments()
@@ -187,7 +192,7 @@ def test_eight_schools() -> None:
 # --- Neal's funnel -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow("samples chains")
+@pytest.mark.soak
 def test_the_bulk_of_neals_funnel() -> None:
     """Centred: all given that v is above its lower quartile, of v and of x in its scale.
 

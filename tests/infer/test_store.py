@@ -306,17 +306,18 @@ def in_a_process(script: str, folder: Path) -> Any:
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow("a process of its own")
 @linux_alone
 def test_neither_writing_nor_a_limit_on_files_ends_a_run_badly(tmp_path: Path) -> None:
-    """300 MB of draws in a file: 3 chains of 400 draws of 2^18 bytes, with a bound of 10 MiB."""
+    """120 MB of draws in a file: 3 chains of 160 draws of 2^18 bytes, with a bound of 10 MiB."""
     found = in_a_process(
         """
 before = peak()
-store = fill(400, 10 << 20)
+store = fill(160, 10 << 20)
 after = peak()
 sums = [float(block.double().mean(1).sum()) for block in stored_draws(
-    store.draws, torch.arange(400)).blocks()]
-store, told = DrawStore(3, 400, 1 << 16, torch.float32, memory=10 << 20), []
+    store.draws, torch.arange(160)).blocks()]
+store, told = DrawStore(3, 160, 1 << 16, torch.float32, memory=10 << 20), []
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 for go_on in (lambda: store.append(torch.tensor([1]), torch.ones(1, 1 << 16)), lambda: fill(5, 1)):
     try:
@@ -329,8 +330,8 @@ print(json.dumps([after - before, sum(sums), told]))
     )
     growth, total, told = found
     assert growth < 30 * MIB
-    assert total == sum(range(1200))
-    for message, size in zip(told, ("300.00", "3.75"), strict=True):  # while it runs, and before
+    assert total == sum(range(480))
+    for message, size in zip(told, ("120.00", "3.75"), strict=True):  # while it runs, and before
         assert f"cannot write {size} MiB of draws to {tmp_path}" in message
         assert "File too large" in message
     assert list(tmp_path.iterdir()) == []

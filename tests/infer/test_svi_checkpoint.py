@@ -29,8 +29,11 @@ from pyro_bnn.infer.state_files import write_json, write_state
 from pyro_bnn.infer.stock import _StockRun
 from pyro_bnn.infer.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
+from tests.collection import rest_in_soak
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
+
+pytestmark = pytest.mark.usefixtures("uncaptured")
 
 ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)  # 20 rows
@@ -159,7 +162,21 @@ RUNS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+KEPT = [  # of each kind of batch, noise, optimiser and engine one
+    "all rows",
+    "minibatches, the last of four rows",
+    "one row left over",
+    "draws for each row",
+    "outputs of rows",
+    "momentum",
+    "weight decay",
+    "stock Pyro, minibatches",
+]
+
+
+@pytest.mark.parametrize(
+    "name", rest_in_soak([(name,) for name in RUNS], [(name,) for name in KEPT])
+)
 def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +276,7 @@ fit(mlp, Path(sys.argv[1]), batch_size=8)
 """
 
 
+@pytest.mark.slow("a process of its own")
 def test_another_process_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "parts")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -304,7 +322,7 @@ def test_a_run_that_is_complete_gives_its_posterior_without_a_step(
             again = fit(mlp, folder, guide=guide, resume=True)
         assert torch.equal(again.unconstrained(7), first.unconstrained(7))
         np.testing.assert_array_equal(again.losses, first.losses)
-        assert again.wall_time < first.wall_time < again.wall_time + 5
+        assert 0 < again.wall_time < first.wall_time  # that of its last checkpoint
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -455,10 +473,11 @@ def test_compiled_steps_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The graph was made for 8 rows; the run is resumed before a batch of 4."""
-    for optimizer in (None, torch.optim.AdamW):  # the whole step, and the gradient alone
+    # the whole step, stopped while scales are held and after, and the gradient alone
+    for optimizer, stops in ((None, [2, 14]), (torch.optim.AdamW, [14])):
         options = {"batch_size": 8, "compile": True, "loc_warmup": 5, "optimizer": optimizer}
         folder = tmp_path / str(optimizer)
-        posterior = resumed_is_uninterrupted(mlp, options, [2, 14], folder, monkeypatch)
+        posterior = resumed_is_uninterrupted(mlp, options, stops, folder, monkeypatch)
         assert posterior.options["compiled"]
         assert end_state(folder / "parts")["compile_path"] == "compiled"
     assert not [record for record in caplog.records if "not bit for bit" in record.message]

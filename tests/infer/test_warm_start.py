@@ -22,6 +22,8 @@ from tests.guides.exact import at, expected_elbo, multivariate_normal, stored_po
 from tests.guides.layered import layered
 from tests.oracle import LinearGaussian, linear_gaussian
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).view(8, 3)
 Y = X.sum(-1).sin()
 STILL: dict[str, Any] = {"num_steps": 1, "learning_rate": 1e-13, "compile": False}

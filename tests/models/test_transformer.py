@@ -11,6 +11,8 @@ from torch.testing import assert_close
 
 from pyro_bnn import SVI, bayesian, guides, likelihoods
 
+pytestmark = pytest.mark.slow("a whole fit")
+
 NUM_TOKENS, WIDTH = 5, 8
 
 
@@ -48,7 +50,7 @@ def posterior() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = bayesian(Reader(), likelihood=likelihoods.Normal(0.2))
-    svi = SVI(guides.AutoNormal, num_steps=1_200, learning_rate=0.02, compile=False)
+    svi = SVI(guides.AutoNormal, num_steps=600, learning_rate=0.03, compile=False)
     return svi.run(model, rows(400, seed=0), progress=False)
 
 

@@ -18,7 +18,7 @@ def regression() -> Comparison:
             "AutoLowRankMultivariateNormal": LinearPosterior(
                 split, spread=0.9, losses=losses(seed=1) - 1.0
             ),
-            "shifted": LinearPosterior(split, shift=4.0, losses=losses(seed=2)),
+            "shifted": LinearPosterior(split, shift=12.0, losses=losses(seed=2)),
             "NUTS": LinearPosterior(
                 split, "NUTS", "NUTS", stored=1_200, num_chains=4, num_divergent=3
             ),

@@ -92,9 +92,10 @@ class LinearPosterior:
 
     ``spread`` scales its standard deviation (0 makes a point estimate), ``shift`` moves its mean
     by so many standard deviations; ``stored`` draws in ``num_chains`` chains make it a sampler,
-    with ``chain_shift`` standard deviations between its first chain and the others. ``moments``
-    says which predictive moments exist, as if the tails were Cauchy or Student; ``params`` are
-    point estimates of its model.
+    with ``chain_shift`` standard deviations between its first chain and the others, in the first
+    output, and ``stats`` beside which draws diverged; ``scales`` are draws of further latents, by
+    chain. ``moments`` says which predictive moments exist, as if the tails were Cauchy or Student;
+    ``params`` are point estimates of its model.
     """
 
     split: Split
@@ -117,6 +118,8 @@ class LinearPosterior:
     model: object = "linear"
     moments: Literal["both", "mean", "none"] = "both"
     params: dict[str, Tensor] = field(default_factory=dict)
+    stats: dict[str, np.ndarray] = field(default_factory=dict)
+    scales: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         x, y = self._design(self.split.train.x), self.split.train.y.double()
@@ -137,7 +140,7 @@ class LinearPosterior:
         self.z: Tensor | None = None
         if self.stored is not None:
             z = self._fresh(self.stored, 99).reshape(self.num_chains, -1, num_outputs, x.shape[1])
-            z[0] += self.chain_shift * sd.T
+            z[0, :, 0] += self.chain_shift * sd[:, 0]
             self.z = z
 
     @property
@@ -166,7 +169,7 @@ class LinearPosterior:
             return {}
         diverging = np.zeros((self.num_chains, self.stored // self.num_chains), dtype=bool)
         diverging[0, : self.num_divergent] = True
-        return {"diverging": diverging}
+        return {"diverging": diverging, **self.stats}
 
     def weights(self, num_samples: int, seed: int) -> Tensor:
         """Weights ``[S, F, D]``, by chain where they are stored."""
@@ -179,6 +182,11 @@ class LinearPosterior:
     ) -> Tensor:
         f = torch.einsum("sfd,nd->snf", self.weights(num_samples, seed), self._design(x))
         return f.reshape(self.num_chains, -1, *f.shape[1:]) if group_by_chain else f
+
+    def hyperparameters(
+        self, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        return self.scales  # all of them
 
     def predict(
         self, x: Tensor, num_samples: int = 1000, seed: int = 0, raw: bool = False

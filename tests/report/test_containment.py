@@ -135,7 +135,8 @@ def test_a_guide_contains_what_engines_find_in_its_family(
     found = LinearPosterior(SPLIT, engine, engine, options=options)
     assert contains(fitted, found) is expected
     assert not contains(found, fitted)  # whatever an engine with a bias ends at is no fault of it
-    assert not contains(fitted, dataclasses.replace(fitted))
+    assert contains(fitted, dataclasses.replace(fitted))  # another fit of the same guide
+    assert not contains(found, dataclasses.replace(found))
 
 
 def test_of_several_special_cases_the_best_is_named() -> None:

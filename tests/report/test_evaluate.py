@@ -7,35 +7,35 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from pyro_bnn.report import compare
-from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_marginals
+from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 
 def _against_exact(posterior: LinearPosterior) -> Evaluation:
     reference = LinearPosterior(posterior.split, "NUTS", stored=2_000, num_chains=4)
-    marginals = reference_marginals(reference, posterior.split, num_draws=2_000, seed=0)
-    assert marginals.shape[:2] == (4, 500)
-    return evaluate("it", posterior, posterior.split, num_draws=1_000, seed=0, reference=marginals)
+    draws = reference_draws(reference, posterior.split, num_draws=2_000, seed=0)
+    assert draws.rows.shape[:2] == (4, 500)
+    return evaluate("it", posterior, posterior.split, num_draws=1_000, seed=0, reference=draws)
 
 
 def test_the_sd_ratio_of_a_scaled_posterior_is_its_scale() -> None:
     entry = _against_exact(LinearPosterior(regression_split(), spread=0.5))
-    assert entry.sd_ratio is not None
-    assert abs(entry.sd_ratio.value - 0.5) < 5 * entry.sd_ratio.standard_error
+    assert entry.at_rows is not None
+    assert abs(entry.at_rows.sd_ratio.value - 0.5) < 5 * entry.at_rows.sd_ratio.standard_error
     assert entry.num_draws == 1_000
 
 
 def test_the_exact_posterior_is_at_the_floor() -> None:
     entry = _against_exact(LinearPosterior(regression_split()))
-    assert entry.distance is not None
-    assert entry.distance.value < 2 * entry.distance.floor
+    assert entry.at_rows is not None
+    assert entry.at_rows.distance.value < 2 * entry.at_rows.distance.floor
 
 
 def test_a_point_estimate_is_one_draw_without_spread() -> None:
     entry = _against_exact(LinearPosterior(regression_split(), "AutoDelta", spread=0.0))
     assert entry.num_draws == 1
-    assert entry.sd_ratio is not None
-    assert (entry.sd_ratio.value, entry.sd_ratio.standard_error) == (0.0, 0.0)
+    assert entry.at_rows is not None
+    assert (entry.at_rows.sd_ratio.value, entry.at_rows.sd_ratio.standard_error) == (0.0, 0.0)
 
 
 def test_rounding_between_rows_of_a_batch_is_no_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +50,8 @@ def test_rounding_between_rows_of_a_batch_is_no_spread(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(posterior, "function_draws", rounded)
     entry = _against_exact(posterior)
-    assert entry.sd_ratio is not None
-    assert entry.sd_ratio.value == 0.0
+    assert entry.at_rows is not None
+    assert entry.at_rows.sd_ratio.value == 0.0
 
 
 def test_distances_are_in_sds_of_y() -> None:
@@ -61,14 +61,14 @@ def test_distances_are_in_sds_of_y() -> None:
     gap = (moved.function_draws(split.test.x, 500) - exact.function_draws(split.test.x, 500)).mean(
         0
     )
-    assert shifted.distance is not None
-    assert_allclose(shifted.distance.value, np.abs(gap.numpy()).mean(), rtol=0.02)
+    assert shifted.at_rows is not None
+    assert_allclose(shifted.at_rows.distance.value, np.abs(gap.numpy()).mean(), rtol=0.02)
 
 
 def test_classes_are_compared_as_probabilities() -> None:
     entry = _against_exact(LinearPosterior(class_split(), spread=30.0))
-    assert entry.distance is not None
-    assert 0.05 < entry.distance.value < 1
+    assert entry.at_rows is not None
+    assert 0.05 < entry.at_rows.distance.value < 1
 
 
 def test_fewer_stored_draws_than_asked_for_are_all_used_once() -> None:
@@ -81,7 +81,7 @@ def test_fewer_stored_draws_than_asked_for_are_all_used_once() -> None:
         seed=0,
     )
     assert entry.num_draws == 80
-    assert entry.distance is None
+    assert entry.at_rows is None
 
 
 def test_a_spread_without_moments_is_not_held_against_the_reference() -> None:
@@ -92,8 +92,8 @@ def test_a_spread_without_moments_is_not_held_against_the_reference() -> None:
     }
     comparison = compare(posteriors, split, reference="NUTS")
     entry = comparison.evaluations["cauchy"]
-    assert entry.distance is None
-    assert entry.sd_ratio is None
+    assert entry.at_rows is None
+    assert entry.off_data is None
     notes = comparison.table.loc["cauchy", "notes"]
     assert "RMSE is that of the predictive median" in notes
     assert "no distance and no sd ratio: its spread has no finite mean or sd" in notes

@@ -48,11 +48,12 @@ def test_loo_is_blank_with_the_reason_elsewhere() -> None:
     split = regression_split()
     far = _checks(LinearPosterior(split, shift=6.0))
     assert far.loo is None
-    assert f"no PSIS-LOO: k-hat {far.khat:.2f}, not below 0.7" in far.notes[-1]
+    assert f"no PSIS-LOO: k-hat {far.khat:.2f}, not below 0.67" in far.notes[-1]
     point = _checks(LinearPosterior(split, "AutoDelta", spread=0.0))
     assert point.loo is None
     assert point.notes == (
         "a point estimate: one draw of the function",
+        "convergence not judged: it has no trace of its objective",
         "no PSIS-LOO: a point has no importance weights",
     )
     sampler = _checks(LinearPosterior(split, "SGLD", stored=100))
@@ -85,7 +86,7 @@ def test_samplers_have_chains_and_divergences_and_no_elbo() -> None:
     assert checks.chains is not None
     assert checks.chains.shape == (4, 100, 60, 1)
     assert checks.convergence is not None
-    assert checks.convergence.converged
+    assert checks.convergence.worst_rhat < 1.05
     assert np.isnan(checks.elbo)
     assert checks.trend is None
 
@@ -147,7 +148,7 @@ def test_a_loo_that_fails_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(posterior, "to_arviz", broken)
     checks = _checks(posterior, num_draws=100)
     assert checks.loo is None
-    assert checks.notes == ("no PSIS-LOO: log_likelihood holds infinities",)
+    assert checks.notes[-1] == "no PSIS-LOO: log_likelihood holds infinities"
 
 
 def test_loo_is_blank_where_parameters_were_fitted_to_every_row() -> None:
@@ -163,4 +164,4 @@ def test_loo_is_blank_where_parameters_were_fitted_to_every_row() -> None:
     )
     given = _checks(sampler)
     assert given.loo is not None
-    assert "PSIS-LOO is given layers.0.weight: too high if their values were" in given.notes[0]
+    assert "PSIS-LOO is given layers.0.weight: too high if their values were" in given.notes[-1]

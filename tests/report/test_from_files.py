@@ -129,6 +129,7 @@ def same_tables(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 # --- the numbers of the comparison that wrote the files ------------------------------------------
 
 
+@pytest.mark.slow("fits and their comparison")
 @pytest.mark.parametrize(
     ("which", "where"), [("regression", "folder"), ("classes", "folder_of_classes")]
 )
@@ -228,10 +229,10 @@ def test_files_keep_each_target_by_its_name_and_the_functions_of_an_ensemble(
         {name: SVI(guide, num_steps=20).run(model, split.train, progress=False)
          for name, guide in made.items()},
         split,
-        num_samples=100,
+        num_samples=209,
     )  # fmt: skip
-    assert comparison.num_draws == 99  # as many of each of three
-    assert comparison.table["draws"].to_dict() == {"ensemble": 3, "mixture": 99}
+    assert comparison.num_draws == 207  # as many of each of three
+    assert comparison.table["draws"].to_dict() == {"ensemble": 3, "mixture": 207}
     assert comparison.evaluations["ensemble"].held_out.log_score_error == 0
     assert comparison.evaluations["mixture"].held_out.log_score_error > 0
     again = compare_files(sorted(save_files(comparison, tmp_path).glob("*.nc")))
@@ -368,8 +369,8 @@ def test_what_a_file_does_not_hold_is_refused(files: dict[str, FilePosterior]) -
         posterior.predict(test.x, raw=True)
     with pytest.raises(OptionError, match=r"own held-out y only: give split\.test\.y"):
         posterior.predict(test.x).log_prob(test.y + 1)
-    with pytest.raises(OptionError, match=r"its own 6 held-out rows: give split\.test"):
-        posterior.log_likelihood(train)
+    with pytest.raises(OptionError, match=r"6 held-out rows and 54 training rows: give split\.te"):
+        posterior.log_likelihood(train.rows([0, 1]))
     with pytest.raises(OptionError, match=r"own 54 training rows only: give split\.train"):
         posterior.elbo(train.rows([0, 1]))
     with pytest.raises(OptionError, match="own 54 training rows only"):
@@ -380,6 +381,70 @@ def test_what_a_file_does_not_hold_is_refused(files: dict[str, FilePosterior]) -
         sampler.densities(train)
     with pytest.raises(SiteError, match=r"nuts\.nc has no ELBO \(NUTS\)"):
         sampler.elbo(train)
+
+
+# --- rows off the data ---------------------------------------------------------------------------
+
+
+def test_files_hold_the_function_at_the_probes(
+    regression: Comparison, files: dict[str, FilePosterior]
+) -> None:
+    assert regression.probes is not None
+    x = regression.split.test.x.new_tensor(regression.probes.x)
+    for name, posterior in files.items():
+        own = regression.posteriors[name]
+        expected = own.function_draws(x, 100, seed=3, group_by_chain=True)
+        found = posterior.function_draws(x, 100, seed=3, group_by_chain=True)
+        torch.testing.assert_close(found, expected)
+        moved = x.clone()
+        moved[0] += 1
+        assert posterior.has_probes(x * (1 + 1e-7))
+        assert not posterior.has_probes(moved)
+    again = compare_files([files[name].path for name in files])
+    assert again.probes is not None
+    assert dict(again.probes.counts) == dict(regression.probes.counts)
+    assert_allclose(again.probes.x, regression.probes.x, atol=1e-6)
+    assert np.isfinite(again.table["sd_ratio_off_data"].drop("NUTS")).all()
+
+
+def test_files_without_probes_are_read_and_it_is_said(folder: Path, tmp_path: Path) -> None:
+    """As of versions that had none, and where only some have them."""
+    for name in ("mean-field", "nuts"):
+        tree = arviz_io.load_netcdf(folder / f"{name}.nc")
+        for group in ("probes", "probes_constant_data"):
+            del tree[group]
+        options = {key: v for key, v in arviz_io.options(tree).items() if key != "probes"}
+        tree.attrs["options"] = json.dumps(options)
+        arviz_io.save_netcdf(tree, tmp_path / f"{name}.nc")
+    old = compare_files([tmp_path / "mean-field.nc", tmp_path / "nuts.nc"])
+    mixed = compare_files([folder / "mean-field.nc", tmp_path / "nuts.nc"])
+    for comparison in (old, mixed):
+        assert comparison.probes is None
+        assert comparison.table["sd_ratio"].notna().sum() == 1
+        assert comparison.table["sd_ratio_off_data"].isna().all()
+        notes = comparison.table.loc["NUTS", "notes"]
+        assert "off the data: not all files hold predictions at the same probes" in notes
+
+
+def test_files_of_damaged_probes_are_refused(
+    tmp_path: Path, changed_file: Callable[..., Path]
+) -> None:
+    def fewer(tree: DataTree, options: dict[str, Any]) -> None:
+        tree["probes_constant_data"] = tree["probes_constant_data"].to_dataset().isel(probe=[0])
+
+    def without_inputs(tree: DataTree, options: dict[str, Any]) -> None:
+        del tree["probes_constant_data"]
+
+    def counted_wrong(tree: DataTree, options: dict[str, Any]) -> None:
+        options["probes"]["between"] = -1
+
+    for change, match in (
+        (fewer, r"is damaged: .*probes_constant_data/x has shape \[1, 2\], not"),
+        (without_inputs, "is damaged: KeyError"),
+        (counted_wrong, "is damaged: .*there are -1 probes"),
+    ):
+        with pytest.raises(FileFormatError, match=match):
+            read(changed_file(tmp_path / "a.nc", change))
 
 
 # --- models --------------------------------------------------------------------------------------

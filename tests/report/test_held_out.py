@@ -6,6 +6,8 @@ import torch
 from numpy.testing import assert_allclose
 from scipy import special, stats
 
+from pyro_bnn.diagnostics.bands import simulated_pit
+from pyro_bnn.diagnostics.calibration import ece, pit_histogram
 from pyro_bnn.report.held_out import held_out, marginals
 from pyro_bnn.report.units import Units
 from tests.report.conjugate import NOISE, LinearPosterior, class_split, regression_split
@@ -61,6 +63,39 @@ def test_the_interval_of_39_draws_is_their_range() -> None:
     assert scores.interval is not None  # rank p (S + 1) is 1 and 39 at 2.5 % and 97.5 %
     expected = Units.of(posterior.split).values(np.stack([draws.min(0), draws.max(0)]))
     assert_allclose(scores.interval, expected, rtol=1e-9)
+
+
+def test_bands_are_of_data_sets_of_the_posterior_itself() -> None:
+    """The draws of y that are scored, each judged as if it had been observed."""
+    posterior = LinearPosterior(regression_split(num_targets=2))
+    split = posterior.split
+    scores = held_out(posterior, split, 400, 3)
+    draws = posterior.predict(split.test.x, 400, 3).draws.reshape(400, -1).numpy()
+    simulated = simulated_pit(draws, split.test.y.double().numpy().ravel(), seed=3)
+    inside = np.sort(((simulated >= 0.025) & (simulated <= 0.975)).mean(1))
+    assert scores.coverage is not None
+    assert_allclose([scores.coverage.low, scores.coverage.high], [inside[1], inside[-2]])
+    assert scores.pit is not None
+    assert scores.pit_histogram is not None
+    expected = pit_histogram(scores.pit, simulated)
+    assert_allclose(scores.pit_histogram.low, expected.low)
+    of_second = np.sort(((simulated >= 0.025) & (simulated <= 0.975))[:, 1::2].mean(1))
+    assert_allclose(scores.targets[1].coverage.low, of_second[1])
+    assert scores.notes == ()
+
+
+def test_bands_of_classes_are_of_labels_of_the_posterior_itself() -> None:
+    posterior = LinearPosterior(class_split())
+    scores = held_out(posterior, posterior.split, 400, 3)
+    assert scores.probs is not None
+    labels = posterior.predict(posterior.split.test.x, 400, 3).draws[..., 0].numpy()
+    errors = [ece(scores.probs, own) for own in labels]
+    assert_allclose(scores.ece_floor, np.mean(errors), rtol=1e-12)
+    assert_allclose(scores.ece_high, np.sort(errors)[-4], rtol=1e-12)
+    curve, (index,) = scores.reliability, np.nonzero(scores.probs.max(1) > 14 / 15)
+    assert curve is not None
+    right = np.sort((labels == scores.probs.argmax(1))[:, index].mean(1))
+    assert_allclose([curve.low[-1], curve.high[-1]], [right[1], right[-2]])
 
 
 def test_a_point_estimate_is_seen_and_keeps_its_noise() -> None:

@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.html import render
 from pyro_bnn.report.theme import DARK, LIGHT
-from tests.report.conjugate import LinearPosterior
+from tests.report.conjugate import LinearPosterior, losses
 
 VOID = {"meta", "img", "source", "wbr", "br", "link"}
 
@@ -181,7 +181,8 @@ def test_point_estimates_of_their_own_make_evidences_of_their_own(regression: Co
 
 @pytest.mark.usefixtures("no_pictures")
 def test_without_a_warning_it_says_so(regression: Comparison) -> None:
-    comparison = compare({"it": LinearPosterior(regression.split, spread=3.5)}, regression.split)
+    posterior = LinearPosterior(regression.split, spread=3.5, losses=losses())
+    comparison = compare({"it": posterior}, regression.split)
     assert all(not finding.is_warning for finding in comparison.findings if finding.kind != "khat")
     quiet = "No check found anything to mend."
     assert (quiet in render(comparison)) is (not any(f.is_warning for f in comparison.findings))

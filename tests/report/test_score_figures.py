@@ -29,7 +29,8 @@ def test_scores_show_paired_differences_with_two_standard_errors(regression: Com
         assert_allclose((high - low) / 4, place.difference.standard_error, atol=1e-12)
     texts = [text.get_text() for text in ax.texts]
     assert texts[0] == "best"
-    assert sum("tied" in text for text in texts) == 2
+    assert sum("tied" in text for text in texts) == 3
+    assert texts[4].endswith("behind")
 
 
 def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> None:
@@ -53,12 +54,17 @@ def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> N
 
 def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:
     left, right = against_reference(regression, LIGHT).axes
-    compared = [entry for entry in regression.ranked if entry.distance is not None]
+    compared = [entry.at_rows for entry in regression.ranked if entry.at_rows is not None]
     ends = [xs(line)[-1] for line in left.lines if xs(line).size == 2]
-    expected = [entry.distance.value for entry in compared if entry.distance is not None]
+    expected = [at_rows.distance.value for at_rows in compared]
     assert_allclose(np.array(ends), np.array(expected))
     assert "sds of y" in left.get_xlabel()
-    assert len(right.containers) == len(compared)
+    both = [it for e in regression.ranked for it in (e.at_rows, e.off_data) if it is not None]
+    assert len(both) == 2 * len(compared)
+    for container, at in zip(right.containers, both, strict=True):
+        assert_allclose(bar_ends(container), np.quantile(at.sd_ratio.values, [0.05, 0.95]))
+    assert regression.probes is not None
+    assert regression.probes.description in describe_reference(regression)
 
 
 def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
@@ -72,11 +78,11 @@ def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
         split,
         reference="NUTS",
     )
-    names = [entry.name for entry in comparison.ranked if entry.distance is not None]
+    names = [entry.name for entry in comparison.ranked if entry.at_rows is not None]
     left, right = against_reference(comparison, LIGHT).axes
     marks = [line for line in left.lines if line.get_marker() not in ("None", "")]
     bars: list[Any] = [container.lines[0] for container in right.containers]  # type: ignore[attr-defined]
-    for drawn in (marks, bars):
+    for drawn in (marks, bars[::2], bars[1::2]):
         inside = {name: mark.get_markerfacecolor() for name, mark in zip(names, drawn, strict=True)}
         outside = {
             name: mark.get_markeredgecolor() for name, mark in zip(names, drawn, strict=True)
@@ -101,7 +107,7 @@ def test_words_of_scores_name_the_best_the_tied_and_the_last(regression: Compari
     best, *others = regression.ranking
     words = scores_in_words(regression).replace("\xa0", " ")
     assert f"{best.name} is best with −{abs(best.score):.2f}" in words
-    tied = ", ".join(place.name for place in others if place.difference.tied)
+    tied = ", ".join(place.name for place in others if not place.is_behind)
     assert f"tied with it: {tied};" in words
     assert f"last is {others[-1].name}, " in words
 

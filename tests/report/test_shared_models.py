@@ -180,7 +180,8 @@ def test_a_reference_of_another_model_is_shown_and_does_not_judge(
         NUTS=_it(**NUTS),
     )
     (ratio,) = _texts(comparison, "sd ratio")
-    assert ratio.startswith("narrow: epistemic sd")
+    assert "each by more than 3 standard errors of the draws: narrow at 60 of 60 test rows" in ratio
+    assert "far_narrow" not in ratio
     assert _texts(comparison, "too wide") == []
     assert (
         f"Distances and sd ratios of far_narrow, far_wide are to NUTS, which {under}: a difference "

@@ -29,7 +29,7 @@ def _cells(comparison: Comparison, title: str) -> list[str]:
 def test_rows_are_ranked_by_the_log_score_alone(regression: Comparison) -> None:
     table = regression.table
     assert (table["log_score"].diff().dropna() <= 0).all()
-    assert table["rank"].tolist() == [1, 1, 1, 4, 5]
+    assert table["rank"].tolist() == [1, 1, 1, 1, 5]
     assert table.index.name == "method"
     for name, entry in regression.evaluations.items():
         assert_allclose(table.loc[name, "log_score"], entry.held_out.log_score.mean(), rtol=1e-12)
@@ -92,7 +92,10 @@ def test_cells_show_values_with_their_errors(regression: Comparison, classes: Co
     assert _cells(regression, "95 % coverage")[0] == "85 % (87 to 100 %)"
     assert _cells(regression, "epistemic sd ratio")[0] == ""
     assert _cells(regression, "divergent")[0] == "3"
-    assert _cells(classes, "ECE (floor)")[0] == "0.109 (0.110)"
+    best = classes.ranked[0].held_out
+    assert _cells(classes, "ECE (if exact)")[0] == (
+        f"{best.ece:.3f} ({best.ece_floor:.3f}, up to {best.ece_high:.3f})"
+    )
     assert _cells(classes, "worst R-hat").count("") == 2
 
 
@@ -109,9 +112,25 @@ def test_rhat_has_the_digits_that_its_limit_needs() -> None:
 
 
 def test_a_number_that_is_blank_is_of_no_other_model() -> None:
-    row = {"sd_ratio_se": 0.1, "reference_model": "other"}
-    assert _cell("epistemic sd ratio", sd_ratio=0.5, **row) == "0.50 ± 0.10 (other model)"
+    row = {"sd_ratio_se": 0.1, "sd_ratio_low": 0.3, "sd_ratio_high": 1, "reference_model": "other"}
+    expected = "0.50 ± 0.10 (0.30 to 1.0) (other model)"
+    assert _cell("epistemic sd ratio", sd_ratio=0.5, **row) == expected
     assert _cell("epistemic sd ratio", sd_ratio=np.nan, **row) == ""
+
+
+def test_numbers_against_the_reference_are_quantiles_over_rows_and_probes(
+    regression: Comparison,
+) -> None:
+    entry, table = regression.evaluations["narrow"], regression.table
+    assert entry.off_data is not None
+    assert entry.at_rows is not None
+    for at, suffix in ((entry.at_rows, ""), (entry.off_data, "_off_data")):
+        ends = table.loc["narrow", [f"sd_ratio_{end}{suffix}" for end in ("low", "high")]]
+        assert_allclose(ends.astype(float), np.quantile(at.sd_ratio.values, [0.05, 0.95]))
+        shift = np.median(at.mean_shift.values)
+        assert_allclose(float(table.loc["narrow", f"mean_shift{suffix}"]), shift)
+    cells = _cells(regression, "epistemic sd ratio off data")
+    assert sum(map(bool, cells)) == 4  # all but the reference
 
 
 def test_a_tie_at_the_same_mean_is_not_called_best() -> None:

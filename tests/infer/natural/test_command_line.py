@@ -17,6 +17,8 @@ from pyro_bnn.report.file_posterior import read
 from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import run
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 STEPS = 30
 ENGINES: dict[str, Any] = {"von": VON, "vogn": VOGN, "vadam": Vadam, "ivon": IVON, "slang": SLANG}
 TINY = ("--hidden", "3", "--steps", str(STEPS), "--batch-size", "16", "--seed", "2")
@@ -64,6 +66,7 @@ def test_a_fit_is_saved_and_predicts_as_that_of_the_library(
     np.testing.assert_allclose(pd.read_csv(out)["predicted_mean"], mean, rtol=1e-5)
 
 
+@pytest.mark.slow("fits of every engine")
 def test_all_are_compared_and_the_report_made_again_from_their_files(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +92,7 @@ def test_all_are_compared_and_the_report_made_again_from_their_files(
     assert all(name in page for name in names)
 
 
+@pytest.mark.soak  # tests/test_cli_sbc.py has VOGN
 def test_slang_is_calibrated_by_the_density_of_its_own_guide(rows: Path, tmp_path: Path) -> None:
     small = ("--rows", "8", "--hidden", "2", "--steps", "1", "--simulations", "20", "--draws", "19")
     code, said, err = run("sbc", "--data", rows, "--method", "slang", "--out", tmp_path, *small)

@@ -14,6 +14,8 @@ from pyro_bnn import Interrupted
 from pyro_bnn.infer.engine import WINDOW
 from tests.infer.natural.test_runs import EACH, ENGINES, STEPS, fit, stop_after
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 
 @EACH
 def test_the_bar_is_silent_when_off_and_changes_nothing(

@@ -16,7 +16,7 @@ from scipy import stats
 
 from pyro_bnn import IVON, SLANG, VOGN, VON, Dataset, Vadam, likelihoods, models, priors
 from pyro_bnn.data import Split, from_arrays
-from pyro_bnn.diagnostics.khat import KHAT_THRESHOLD, khat
+from pyro_bnn.diagnostics.khat import khat
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.containment import family_of
 from pyro_bnn.report.file_posterior import read
@@ -179,6 +179,6 @@ def test_khat_tells_the_posterior_from_a_cold_one(temperature: float, is_right: 
     posterior = linear_fit(von)
     checks = fit_checks(posterior, LINEAR, 2_000, 0, is_point=False)
     assert (checks.khat < 0.5) is is_right
-    assert (checks.khat > KHAT_THRESHOLD) is not is_right
+    assert (checks.khat > checks.khat_limit) is not is_right
     findings = compare({"it": posterior}, LINEAR, num_samples=2_000).findings  # of the same draws
     assert ("khat" in {finding.kind for finding in findings}) is not is_right

@@ -38,6 +38,8 @@ from pyro_bnn.posterior import GuidePosterior
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)  # 20 rows
 STEPS = 12

@@ -35,6 +35,8 @@ from tests.infer.natural.hand import (
     make_run,
 )
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 
 def diagonal_draw(state: State, noise: Array) -> Array:
     return state["mean"] + noise / np.sqrt(state["precision"])

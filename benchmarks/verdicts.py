@@ -1,0 +1,121 @@
+"""How often verdicts of the report are given where they are false, and where they are true.
+
+Every subject has a module in ``benchmarks/verdict_rates`` whose ``rows`` simulate reports and count
+verdicts, by the package's own rules. The page ``benchmarks/verdict_rates/README.md`` is made from
+what was counted.
+
+    python -m benchmarks.verdicts                    # all of them, an hour or so
+    python -m benchmarks.verdicts coverage ranking   # these, and the others as they were counted
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import itertools
+import json
+import pkgutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from benchmarks import _tables, verdict_rates
+from benchmarks.verdict_rates._rate import Rate
+
+FOLDER = Path(verdict_rates.__file__).parent
+SUBJECTS = [m.name for m in pkgutil.iter_modules([str(FOLDER)]) if not m.name.startswith("_")]
+CONFIDENCE = 0.95
+
+Counted = dict[str, list[dict[str, Any]]]
+
+
+def count(subjects: Iterable[str], *, quick: bool = False) -> Counted:
+    """Simulate these subjects; rows of their rates by subject."""
+    found: Counted = {}
+    for subject in subjects:
+        module = importlib.import_module(f"{verdict_rates.__name__}.{subject}")
+        found[subject] = []
+        for rate in module.rows(quick=quick):
+            found[subject].append(dataclasses.asdict(rate))
+            print(f"{rate.verdict}: {share(rate)} in {rate.setting}", flush=True)
+    return found
+
+
+def share(rate: Rate) -> str:
+    """The share of simulated reports that had the verdict, with its 95 % interval."""
+    test = stats.binomtest(rate.given, rate.simulated)
+    low, high = test.proportion_ci(CONFIDENCE)
+    return (
+        f"{100 * rate.given / rate.simulated:.1f} % ({100 * low:.1f} to {100 * high:.1f} %) "
+        f"of {rate.simulated:,}"
+    )
+
+
+def page(counted: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Every verdict in Markdown: what it measures, its threshold, its false alarms, its power."""
+    rates = [Rate(**row) for subject in SUBJECTS for row in counted.get(subject, [])]
+    parts = [INTRODUCTION]
+    for verdict, group in itertools.groupby(
+        sorted(rates, key=lambda rate: rate.verdict), key=lambda rate: rate.verdict
+    ):
+        of_verdict = list(group)
+        parts.append(f"## {verdict.upper() if len(verdict) == 3 else verdict.capitalize()}")
+        by_rule: dict[tuple[str, str], list[Rate]] = {}
+        for rate in of_verdict:
+            by_rule.setdefault((rate.measures, rate.threshold), []).append(rate)
+        for (measures, threshold), cases in by_rule.items():
+            parts.append(f"Measures {measures}. Speaks {threshold}.")
+            lines = [
+                [
+                    rate.setting,
+                    "" if rate.is_true else share(rate),
+                    share(rate) if rate.is_true else "",
+                    f"{rate.seed}",
+                ]
+                for rate in cases
+            ]
+            parts.append(_tables.markdown(["case", "false alarms", "found", "seed"], lines))
+    missing = [subject for subject in SUBJECTS if not counted.get(subject)]
+    if missing:
+        parts.append(f"Not counted yet: {', '.join(missing)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """# Verdicts: false alarms and power
+
+What each verdict of the report measures, where it speaks, how often it is given in simulated cases
+in which it is false, and how often in those in which it is true, with the 95 % interval of Clopper
+and Pearson. Made by `python -m benchmarks.verdicts`, which simulates by the package's own rules; a
+test holds this page to `rates.json`."""
+
+
+def main(argv: Sequence[str] | None = None) -> Counted:
+    """Count, print, and write ``rates.json`` and the page made from it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.verdicts", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("subjects", nargs="*", help=f"of {', '.join(SUBJECTS)}; all of them")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test; nothing is written without --out"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the page (benchmarks/verdict_rates)")
+    options = parser.parse_args(argv)
+    if unknown := set(options.subjects) - set(SUBJECTS):
+        parser.error(f"{', '.join(sorted(unknown))}: the subjects are {', '.join(SUBJECTS)}")
+    counted = count(options.subjects or SUBJECTS, quick=options.quick)
+    folder = options.out or (None if options.quick else FOLDER)
+    if folder is not None:
+        path = folder / "rates.json"
+        before: Counted = json.loads(path.read_text()) if path.exists() else {}
+        counted = {**before, **counted}
+        path.write_text(json.dumps(counted, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        (folder / "README.md").write_text(page(counted))
+        print(f"wrote {path}")
+    return counted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+r"""Which of K methods are behind, by a step-down max-t test with family-wise error.
+
+Method k is behind if the mean score of some other method is higher. Where :math:`t_{jk}` is the
+studentised evidence that j is better than k, k is tested by its strongest rival,
+
+.. math:: T_k = \max_{j \ne k} t_{jk}, \qquad
+    \mathrm{reject}\ k \in M \iff T_k > c(M), \quad
+    \Pr\Bigl(\max_{k \in M} \max_{j \ne k} t^*_{jk} > c(M)\Bigr) = \alpha
+
+with :math:`t^*` drawn as if all methods were equal, first for M = all methods, then for those that
+are left, until none is rejected. As c falls with M, the chance that ANY method that is as good as
+the best is called behind is at most :math:`\alpha`, whichever method looks best and however many
+are truly behind.
+
+References:
+    Romano & Wolf, "Exact and Approximate Stepdown Methods for Multiple Hypothesis Testing", JASA
+    100, 2005; "Stepwise Multiple Testing as Formalized Data Snooping", Econometrica 73, 2005.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+FAMILY_WISE_ERROR = 0.05  # chance that any method is called behind of which none is better
+NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an error of 0.003
+MAX_GROUPS = 1_000  # more rows are resampled in this many groups
+MAX_COUNTS = 2_000_000  # counts of a resampling that are held at a time
+
+
+def p_values(
+    t: Float[np.ndarray, "K K"], equal: Float[np.ndarray, "B P"]
+) -> Float[np.ndarray, " K"]:
+    """Adjusted p-values of "no method is better than k", by the step-down max-t.
+
+    Those at most `FAMILY_WISE_ERROR` are rejected together.
+
+    Args:
+        t: Evidence ``[K, K]`` that the method of the row is better than that of the column;
+            ``-inf`` where there is none.
+        equal: B draws of the statistic of every pair ``[B, P]`` as if all methods were equal, in
+            the order of ``np.triu_indices(K, 1)``; that of the opposite pair is its negative.
+
+    Returns:
+        One p-value a method ``[K]``, at least 1 / (B + 1).
+
+    References:
+        Romano & Wolf, "Efficient computation of adjusted p-values for resampling-based stepdown
+        multiple testing", Statistics & Probability Letters 113, 2016.
+
+    Example:
+        >>> t = np.array([[-np.inf, 5.0], [-5.0, -np.inf]])
+        >>> p_values(t, np.array([[1.0], [-6.0], [2.0]]))
+        array([1. , 0.5])
+    """
+    num_methods = len(t)
+    first, second = np.triu_indices(num_methods, 1)
+    strongest = t.max(0)  # [K]
+    order = np.argsort(-strongest)
+    rivals = np.full((len(equal), num_methods), -np.inf)  # [B, K], the largest over j
+    for k in range(num_methods):
+        against = np.concatenate([equal[:, second == k], -equal[:, first == k]], axis=1)
+        rivals[:, k] = against.max(1, initial=-np.inf)
+    largest = np.maximum.accumulate(rivals[:, order[::-1]], axis=1)[:, ::-1]  # over those left
+    p = (1 + (largest >= strongest[order]).sum(0)) / (len(equal) + 1)
+    adjusted = np.empty(num_methods)
+    adjusted[order] = np.maximum.accumulate(p)
+    return adjusted
+
+
+def centred_sums(differences: Float[np.ndarray, " N"]) -> Float[np.ndarray, " G"]:
+    """Sums of centred differences over groups of consecutive rows; over single rows up to 1,000.
+
+    Groups leave the skewness of the mean as it is, which is what a resampling of many rows is for.
+
+    Example:
+        >>> centred_sums(np.array([1.0, 2.0, 6.0]))
+        array([-2., -1.,  3.])
+    """
+    num_groups = min(len(differences), MAX_GROUPS)
+    starts = np.arange(num_groups) * len(differences) // num_groups
+    return np.add.reduceat(differences - differences.mean(), starts)
+
+
+def resampled(
+    sums: Float[np.ndarray, "G P"], num_rows: int, draws_errors: Float[np.ndarray, " K"]
+) -> Float[np.ndarray, "B P"]:
+    r"""Statistics of equal methods by a studentised bootstrap of rows.
+
+    Groups of rows are drawn again with replacement, the same for all pairs, and every resample is
+    divided by its own standard error. That carries the skewness of the differences over, which
+    quantiles of t or signs drawn at random do not. The errors of posterior draws are added as
+    independent normal errors of each method.
+
+    Args:
+        sums: `centred_sums` of the differences of every pair ``[G, P]``, in the order of
+            ``np.triu_indices(K, 1)``.
+        num_rows: Rows N of all groups.
+        draws_errors: Monte Carlo standard error of the mean of each method ``[K]``.
+
+    Returns:
+        ``[B, P]``, 0 where a resample has no spread.
+
+    References:
+        Hall, "The Bootstrap and Edgeworth Expansion", Springer 1992, section 3.10.
+    """
+    num_groups, num_pairs = sums.shape
+    num_methods = len(draws_errors)
+    first, second = np.triu_indices(num_methods, 1)
+    squares = sums**2
+    of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
+    rng = np.random.default_rng(0)
+    at_a_time = max(MAX_COUNTS // num_groups, 1)
+    found = np.empty((NUM_SIMULATED, num_pairs))
+    for start in range(0, NUM_SIMULATED, at_a_time):
+        part = found[start : start + at_a_time]
+        drawn = rng.integers(num_groups, size=(len(part), num_groups))
+        drawn += np.arange(len(part))[:, None] * num_groups
+        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(float)
+        total = counts @ sums  # [b, P]
+        spread = counts @ squares - total**2 / num_groups
+        spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
+        variance = spread * num_groups / max(num_groups - 1, 1) + of_draws
+        normal = rng.standard_normal((len(part), num_methods)) * draws_errors * num_rows
+        total += normal[:, first] - normal[:, second]
+        np.divide(total, np.sqrt(variance), out=part, where=variance > 0)
+        part[~(variance > 0)] = 0.0
+    return found
+
+
+def gaussian(num_methods: int, num_repeats: int) -> Float[np.ndarray, "B P"]:
+    """Statistics of equal methods over a few repeats: paired t of independent normal scores.
+
+    A few repeats do not tell the correlations of methods. Independent scores of one variance serve
+    for all: with known variances they have the largest maximum of |t| over all pairs (the
+    generalised Tukey conjecture, proven for independent means of any variances). For variances
+    estimated pair by pair there is no proof; benchmarks/verdict_rates/ranking.py simulates it.
+
+    Args:
+        num_methods: K.
+        num_repeats: Repeats J, at least 2; t has J - 1 degrees of freedom.
+
+    Returns:
+        ``[B, P]``, in the order of ``np.triu_indices(K, 1)``.
+
+    References:
+        Hayter, "A Proof of the Conjecture that the Tukey-Kramer Multiple Comparisons Procedure is
+        Conservative", Annals of Statistics 12, 1984.
+    """
+    first, second = np.triu_indices(num_methods, 1)
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((NUM_SIMULATED, num_repeats, num_methods))
+    means = scores.mean(1)  # [B, K]
+    centred = scores - means[:, None]
+    products = centred.transpose(0, 2, 1) @ centred  # [B, K, K]
+    of_each = np.diagonal(products, axis1=1, axis2=2)  # [B, K]
+    squares = of_each[:, first] + of_each[:, second] - 2 * products[:, first, second]
+    error = np.sqrt(squares / (num_repeats - 1) / num_repeats)
+    return np.asarray((means[:, first] - means[:, second]) / error)

@@ -1,0 +1,215 @@
+"""What is said of Markov chains, and which of them may judge others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_bnn import arviz_io, infer, likelihoods, models, priors
+from pyro_bnn.data import Dataset, Split
+from pyro_bnn.report import Comparison, compare, compare_files
+from pyro_bnn.report.fit_checks import fit_checks
+from tests.report.conjugate import LinearPosterior, class_split, regression_split
+
+SPLIT = regression_split()
+CHAINS, DRAWS = 4, 300
+KINDS = {"rhat", "ess", "divergences", "saturated trees", "energy", "reference"}
+
+
+def statistics(**changes: np.ndarray) -> dict[str, np.ndarray]:
+    """Of NUTS without a fault: energies independent, trees far from their largest depth."""
+    energy = np.random.default_rng(0).normal(size=(CHAINS, DRAWS))
+    return {"energy": energy, "tree_depth": np.full((CHAINS, DRAWS), 5), **changes}
+
+
+def judged(**changes: Any) -> Comparison:
+    """A guide far too sure of itself, beside chains of the exact posterior with these changes."""
+    given: dict[str, Any] = {
+        "stored": CHAINS * DRAWS,
+        "num_chains": CHAINS,
+        "stats": statistics(),
+        "options": {"max_tree_depth": 10},
+    }
+    posteriors = {
+        "narrow": LinearPosterior(SPLIT, spread=0.3),
+        "NUTS": LinearPosterior(SPLIT, "NUTS", "NUTS", **{**given, **changes}),
+    }
+    return compare(posteriors, SPLIT, reference="NUTS", num_samples=600)
+
+
+def texts(comparison: Comparison, kind: str) -> Sequence[str]:
+    found = [finding for finding in comparison.findings if finding.kind == kind]
+    return [finding.text.replace("\xa0", " ") for finding in found]
+
+
+def test_good_chains_judge_and_nothing_is_said_of_them() -> None:
+    comparison = judged()
+    assert KINDS.isdisjoint(finding.kind for finding in comparison.findings)
+    assert len(texts(comparison, "sd ratio")) == 1
+    row = comparison.table.loc["NUTS"]
+    assert (row["saturated"], row["divergent"]) == (0, 0)
+    assert row["ebfmi"] == pytest.approx(2, abs=0.3)
+    assert row["ess_tail"] > 800
+
+
+def drifting() -> torch.Tensor:
+    """Draws of a scale in chains that climb by 1.7 of its sds, all alike."""
+    noise = torch.randn(CHAINS, DRAWS, generator=torch.Generator().manual_seed(1))
+    return (noise + torch.linspace(0, 2, DRAWS)).exp()
+
+
+def slow_energies() -> np.ndarray:
+    """Energies of autocorrelation 0.9, of which E-BFMI is 0.2."""
+    energy = np.random.default_rng(2).normal(size=(CHAINS, DRAWS))
+    for step in range(1, DRAWS):
+        energy[:, step] = 0.9 * energy[:, step - 1] + np.sqrt(0.19) * energy[:, step]
+    return energy
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said", "defect"),
+    [
+        (
+            {"scales": {"noise": drifting()}},
+            "rhat",
+            "of noise, threshold 1.01: the chains have not settled",
+            "of noise, above 1.01",
+        ),
+        (
+            {"scales": {"lambdas": drifting()[..., None].expand(-1, -1, 3)}},
+            "rhat",
+            "of lambdas, threshold 1.01",
+            "of lambdas, above 1.01",
+        ),
+        (
+            {"scales": {"noise": torch.ones(CHAINS, DRAWS)}},
+            "rhat",
+            "R-hat undefined (all draws are equal) of noise",
+            "R-hat undefined (all draws are equal) of noise, above 1.01",
+        ),
+        (
+            {"stored": 4 * 80, "stats": {}},
+            "ess",
+            "threshold 400: its quantiles, sds and R-hat are not precise enough",
+            "of f at the worst test row, below 400",
+        ),
+        (
+            {"num_divergent": 2},
+            "divergences",
+            "2 of 1200 draws diverged, threshold 0",
+            "0.17 % of draws divergent, above 0.1 %",
+        ),
+        (
+            {"stats": statistics(tree_depth=np.full((CHAINS, DRAWS), 10))},
+            "saturated trees",
+            "100.0 % of trees as large as max_tree_depth allows, above 1 %",
+            "100.0 % of trees as large as max_tree_depth allows, above 1 %",
+        ),
+        (
+            {"stats": statistics(energy=slow_energies())},
+            "energy",
+            "of the worst chain, below 0.3: the chains move slowly between energies",
+            "of the worst chain, below 0.3",
+        ),
+    ],
+    ids=["scale", "scales", "stuck", "ess", "divergences", "trees", "energy"],
+)
+def test_a_reference_with_a_defect_judges_nobody(
+    changes: Any, kind: str, said: str, defect: str
+) -> None:
+    comparison = judged(**changes)
+    (own,) = texts(comparison, kind)
+    assert own.startswith("NUTS: ")
+    assert said in own
+    (reference,) = texts(comparison, "reference")
+    assert reference.startswith("The reference NUTS has defects (")
+    assert defect in reference
+    assert texts(comparison, "sd ratio") == []  # though 0.3 is far too small
+    assert np.isfinite(comparison.table.loc["narrow", ["distance", "sd_ratio"]].astype(float)).all()
+
+
+def test_one_divergence_in_a_thousand_draws_is_named_and_judges() -> None:
+    comparison = judged(num_divergent=1)
+    assert len(texts(comparison, "divergences")) == 1
+    assert texts(comparison, "reference") == []
+    assert len(texts(comparison, "sd ratio")) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_chains", "stored", "why"),
+    [(2, 1_200, "2 of at least 4 chains"), (4, 28, "fewer than 8 draws a chain, too few for R-h")],
+)
+def test_few_or_short_chains_judge_nobody(num_chains: int, stored: int, why: str) -> None:
+    (reference,) = texts(judged(num_chains=num_chains, stored=stored, stats={}), "reference")
+    assert why in reference
+
+
+def test_what_could_not_be_judged_is_noted() -> None:
+    notes = judged(stats={}).evaluations["NUTS"].notes
+    assert "E-BFMI not judged: consecutive energies are not stored" in notes
+    notes = judged(options={}).evaluations["NUTS"].notes
+    assert "saturated trees not judged: the largest depth allowed is not known" in notes
+
+
+def test_a_shift_of_all_logits_which_the_data_cannot_see_is_no_defect() -> None:
+    split = class_split()
+    posterior = LinearPosterior(split, "NUTS", "NUTS", stored=CHAINS * DRAWS, num_chains=CHAINS)
+    assert posterior.z is not None
+    posterior.z[0] += 3.0 * posterior.z.std((0, 1))[:1]  # one shift for the logits of a row
+    apart = posterior.function_draws(split.test.x, CHAINS * DRAWS, group_by_chain=True)
+    assert arviz_io.rhat(apart.numpy()).max() > 1.3
+    checks = fit_checks(posterior, split, 600, 0, is_point=False)
+    assert checks.sampling is not None
+    assert checks.sampling.worst_rhat < 1.01
+
+
+# --- of the package's own chains -----------------------------------------------------------------
+
+
+def test_saturated_trees_of_nuts_are_said(tmp_path: Any) -> None:
+    split = regression_split(num_rows=40)
+    model = models.MLP(3, hidden=(2,), likelihood=likelihoods.Normal(0.5))
+    nuts = infer.NUTS(warmup_steps=20, num_samples=30, max_tree_depth=2, compile=False)
+    chains = nuts.run(model, split.train, progress=False)
+    comparison = compare({"NUTS": chains}, split, reference="NUTS")
+    (text,) = texts(comparison, "saturated trees")
+    share = float((chains.sample_stats["tree_depth"] >= 2).mean())
+    assert share > 0.9
+    assert f"NUTS: {share:.1%} of trees".replace("%", " %") in text
+    (reference,) = texts(comparison, "reference")
+    assert "of trees as large as max_tree_depth allows" in reference
+    # and the same of its file; of a part of its draws the energies tell nothing
+    whole, part = tmp_path / "whole.nc", tmp_path / "part.nc"
+    arviz_io.save_netcdf(chains.to_arviz(split.train, split.test, 120), whole)
+    arviz_io.save_netcdf(chains.to_arviz(split.train, split.test, 60), part)
+    table = compare_files({"whole": whole, "part": part}).table
+    names = ["rhat", "ess", "ess_tail", "saturated", "ebfmi"]
+    own, again = (found[names].astype(float) for found in (comparison.table, table))
+    np.testing.assert_allclose(again.loc["whole"], own.loc["NUTS"], rtol=1e-6)
+    assert np.isnan(again.loc["part", "ebfmi"])
+    assert "E-BFMI not judged" in table.loc["part", "notes"]
+
+
+@pytest.mark.slow("NUTS in a funnel")
+def test_chains_that_miss_the_neck_of_a_funnel_judge_nobody() -> None:
+    # 5 % of the posterior have log s below -5.55, by quadrature: none of these chains goes there
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(12, 8, generator=generator)
+    y = 0.1 * x[:, 0] + 0.3 * torch.randn(12, generator=generator)
+    test = Dataset(torch.randn(40, 8, generator=torch.Generator().manual_seed(5)), y.new_zeros(40))
+    split = Split(Dataset(x, y), test, task="regression", name="funnel", index=0)
+    prior: Any = {"*.weight": priors.HalfCauchyScale(centred=True), "*.bias": priors.Normal()}
+    model = models.MLP(8, hidden=(), prior=prior, likelihood=likelihoods.Normal(scale=0.5))
+    nuts = infer.NUTS(warmup_steps=200, num_samples=300, compile=False)
+    chains = nuts.run(model, split.train, seed=0, progress=False)
+    log_scale = chains.hyperparameters(1_200)["layers.0.weight.scale"].log()
+    assert (log_scale < -5.55).float().mean() < 0.01
+    checks = fit_checks(chains, split, 600, 0, is_point=False).sampling
+    assert checks is not None
+    assert checks.quantities["f"].worst_rhat < 1.05  # which passed, alone
+    assert checks.quantities["layers.0.weight.scale"].worst_rhat > 1.05
+    assert not checks.can_judge

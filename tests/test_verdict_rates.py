@@ -1,0 +1,47 @@
+"""The page of false alarms and power, and the simulations behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import verdicts
+from benchmarks.verdict_rates._rate import Rate
+
+
+def test_the_page_is_that_of_the_rates_that_were_counted() -> None:
+    counted = json.loads((verdicts.FOLDER / "rates.json").read_text())
+    assert (verdicts.FOLDER / "README.md").read_text() == verdicts.page(counted)
+
+
+def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
+    """0 of 20: 1 - 0.025^(1 / 20) is 16.8 %."""
+    rate = Rate("a", "b", "c", "d", is_true=False, given=0, simulated=20, seed=0)
+    assert verdicts.share(rate) == "0.0 % (0.0 to 16.8 %) of 20"
+
+
+def test_a_subject_that_is_counted_again_leaves_the_others(tmp_path: Path) -> None:
+    kept = [
+        {"verdict": "x", "measures": "m", "threshold": "t", "setting": "s"}
+        | {"is_true": True, "given": 3, "simulated": 4, "seed": 1}
+    ]
+    first = verdicts.SUBJECTS[0]
+    others = dict.fromkeys(verdicts.SUBJECTS[1:], kept)
+    (tmp_path / "rates.json").write_text(json.dumps(others))
+    verdicts.main([first, "--quick", "--out", str(tmp_path)])
+    counted = json.loads((tmp_path / "rates.json").read_text())
+    assert counted == {**counted, **others}
+    assert counted[first]
+
+
+@pytest.mark.slow("a few simulations of every case")
+@pytest.mark.parametrize("subject", verdicts.SUBJECTS)
+def test_every_subject_simulates(subject: str) -> None:
+    rates = [Rate(**row) for row in verdicts.count([subject], quick=True)[subject]]
+    assert rates
+    for rate in rates:
+        assert 0 <= rate.given <= rate.simulated
+        assert rate.simulated > 0
+    assert {rate.is_true for rate in rates} == {False, True}
