@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_bnn.cuda_graph import CudaGraphs
 from pyro_bnn.errors import CaptureError
-from pyro_bnn.recording import Graph, RowsError, TensorFunction, capture, compile_graph
+from pyro_bnn.recording import DEPENDENT, Graph, RowsError, TensorFunction, capture, compile_graph
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -25,8 +25,9 @@ RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a replay, against the fu
 class Captured:
     """A tensor function that replays a captured graph where it can, and says where it cannot.
 
-    At its capture every graph is compared with the function itself, at other values and at another
-    number of rows: a function whose operations depend on the values of its inputs is found out.
+    At its capture every graph is compared with the function itself, at other values and, where it
+    serves them, at another number of rows: a function whose operations depend on the values of its
+    inputs is found out.
 
     Args:
         fn: Pure function of tensors that returns a tuple of tensors. It draws no random numbers:
@@ -34,8 +35,8 @@ class Captured:
         name: What it is, for the one line that says it could not be captured.
         enabled: With False the function runs as it is.
         compiled: Whether graphs are compiled.
-        rows: Number of the input to its dimension of rows, where one graph serves all numbers of
-            rows of at least 2; empty for a graph a shape.
+        rows: Number of the input to its dimension of rows, where one compiled graph serves all
+            numbers of rows of at least 2; empty for a graph a shape.
         num_state: How many leading inputs are overwritten by as many trailing outputs, which are
             not returned.
         strict: Whether a failure is an error, instead of a line and a slower path.
@@ -79,9 +80,10 @@ class Captured:
             return graph(*args)
 
     def serves(self, num_rows: int) -> bool:
-        """Whether a graph that was made, or plain Pyro, serves so many rows."""
+        """Whether so many rows can do without another compilation."""
         graphs = [graph for found in self._by_rows.values() for graph in found]
-        return not self.is_captured or any(graph.serves(num_rows) for graph in graphs)
+        is_compiled = self.is_captured and self.is_compiled
+        return not is_compiled or any(graph.serves(num_rows) for graph in graphs)
 
     def bind(self, *args: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """The function at these very tensors, to be called again as their values change.
@@ -114,6 +116,8 @@ class Captured:
 
     def _shared_rows(self, args: Sequence[Tensor]) -> Mapping[int, int]:
         """The dimensions of rows, where a graph can serve several numbers of them."""
+        if not self.is_compiled:
+            return {}
         counts = {args[i].shape[dim] for i, dim in self._rows.items()}
         return self._rows if len(counts) == 1 and counts.isdisjoint((0, 1)) else {}
 
@@ -142,16 +146,14 @@ class Captured:
         failure = None
         if self.is_compiled:
             try:
-                return self._checked(self._compile, args, rows)
+                return self._checked(functools.partial(self._compile, rows=rows), args, rows)
             except RowsError:
                 raise
             except Exception as error:
                 self._refuse("cannot be compiled", error)
                 failure, self.is_compiled = error, False
         try:
-            graph = self._checked(capture, args, rows)
-        except RowsError:
-            raise
+            graph = self._checked(capture, args, {})
         except Exception as error:
             self._refuse("cannot be captured as a graph", error)
             failure, graph, self.is_captured = error, None, False
@@ -174,12 +176,12 @@ class Captured:
         args: Sequence[Tensor],
         rows: Mapping[int, int],
     ) -> Graph:
-        """A graph, compared with the function at other values and another number of rows.
+        """A graph, compared with the function at other values and, of several, number of rows.
 
         Raises:
             CaptureError: If they differ.
         """
-        graph = make(self._fn, args, rows=rows, num_state=self._num_state)
+        graph = make(self._fn, args, num_state=self._num_state)
         if all(a.is_cuda for a in args):
             graph.run = CudaGraphs(graph.run, self._num_state)
         others = [_moved(args, by, self._num_state) for by in (0.1, -0.1)]
@@ -270,7 +272,7 @@ def _reason(error: Exception) -> str:
     """One line of what went wrong."""
     name = type(error).__name__
     if "DataDependent" in name or "data-dependent" in str(error):
-        return "it has data-dependent control flow: its operations depend on values of tensors"
+        return DEPENDENT
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else name
 

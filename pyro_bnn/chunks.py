@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bnn import memory as bounds
 from pyro_bnn.collected import Collected, collapsed, identity, taken
 from pyro_bnn.draws import Atoms, Draws
-from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import OptionError
 from pyro_bnn.fusion import fuse
 from pyro_bnn.memory import (
@@ -29,7 +27,7 @@ from pyro_bnn.memory import (
     require_bytes,
 )
 from pyro_bnn.program import Params, Program
-from pyro_bnn.recording import TensorFunction
+from pyro_bnn.recording import TensorFunction, record
 from pyro_bnn.simplify import simplify
 
 logger = logging.getLogger("pyro_bnn")
@@ -302,7 +300,7 @@ class Pass:
 
 
 def _capture(of: Pass, size: int) -> TensorFunction | None:
-    """Record the function for ``size`` draws, on distinct clones of its inputs."""
+    """Record the function for ``size`` draws."""
     names, num_rows = tuple(of.params), len(of.rows)
 
     def fn(z: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -310,10 +308,9 @@ def _capture(of: Pass, size: int) -> TensorFunction | None:
         return of.fn(z, values[:num_rows], params)
 
     z = next(of.draws.chunks(1)).repeat(size, 1)
-    clones = [value.detach().clone() for value in (*of.rows, *of.params.values())]
     try:
-        with torch.no_grad(), without_validation():
-            graph = make_fx(fn)(z, *clones)
+        with torch.no_grad():
+            graph = record(fn, (z, *of.rows, *of.params.values()))
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         logger.warning(

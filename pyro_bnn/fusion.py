@@ -43,7 +43,7 @@ def fuse(module: GraphModule) -> None:
     """Rewrite a graph without gradients, in place.
 
     Args:
-        module: Captured with ``make_fx``, specialised to the shapes of its inputs. A graph that
+        module: A recording, specialised to the shapes of its inputs. A graph that
             draws random numbers, writes into tensors or reads strides stays as it is.
     """
     nodes = list(module.graph.nodes)
@@ -189,4 +189,4 @@ def _call(module: GraphModule, target: Any, *args: Any) -> Node:
 
 def _value(node: Any) -> Tensor:
     """What is known of a node's tensor: shape, dtype, device."""
-    return cast(Tensor, node.meta["val"] if "val" in node.meta else node.meta["tensor_meta"])
+    return cast(Tensor, node.meta["val"])

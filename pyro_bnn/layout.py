@@ -33,7 +33,7 @@ def lay_out(module: GraphModule) -> None:
     """Turn the tall results of a graph, in place.
 
     Args:
-        module: Captured with ``make_fx``, without operations that write; its first dimension may be
+        module: A recording, without operations that write; its first dimension may be
             a symbol.
     """
     turned: dict[Node, Node] = {}

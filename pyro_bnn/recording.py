@@ -1,8 +1,9 @@
 """Recordings of pure tensor functions: their operations as one graph, compiled or not.
 
-``make_fx`` records the operations of one call on tensors without data, gradient included. A graph
-serves all numbers of rows of a batch that its recording would treat alike, if it is told which
-dimensions these are; for the rest it is specialised to the shapes and dtypes of its inputs.
+:func:`capture` runs a function once and notes each operation, gradient included, in some 50
+microseconds: a graph for inputs of these shapes. :func:`compile_graph` takes seconds, so its graph
+serves all numbers of rows that its recording would treat alike: ``make_fx`` records the operations
+on tensors without data, whose number of rows is a symbol.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import sympy
 import torch
-from torch import Tensor
-from torch.fx import GraphModule
+from torch import Tensor, nn
+from torch.fx import Graph as Nodes
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import CaptureError
@@ -31,6 +38,9 @@ logger = logging.getLogger("pyro_bnn")
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
+
+DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
+_WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 ROWS = sympy.Symbol("rows", integer=True, positive=True)
 
@@ -44,10 +54,10 @@ class Graph:
 
     Args:
         run: The recorded operations.
-        shapes: What was found of the sizes while they were recorded.
+        shapes: What was found of the sizes while they were recorded; None if they are all numbers.
     """
 
-    def __init__(self, run: TensorFunction, shapes: ShapeEnv) -> None:
+    def __init__(self, run: TensorFunction, shapes: ShapeEnv | None = None) -> None:
         self.run, self._shapes = run, shapes
         self._conditions: list[Any] = []
         self._num_read = 0  # of the guards
@@ -58,6 +68,8 @@ class Graph:
 
     def serves(self, num_rows: int) -> bool:
         """Whether all choices that the recorded code made by its number of rows are the same."""
+        if self._shapes is None:
+            return False
         guards = self._shapes.guards  # of the recording, and of the compiler
         if self._num_read != len(guards):
             self._conditions, self._num_read = _conditions(guards), len(guards)
@@ -70,28 +82,133 @@ def _conditions(guards: Sequence[Any]) -> list[Any]:
     return [condition for condition in said if condition != sympy.true]
 
 
-def capture(
-    fn: TensorFunction,
-    args: Sequence[Tensor],
-    *,
-    rows: Mapping[int, int] | None = None,
-    num_state: int = 0,
-) -> Graph:
+def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -> Graph:
     """Record ``fn`` as a graph for inputs of these shapes and dtypes.
 
     Args:
         fn: Pure function of tensors that returns a tuple of tensors.
         args: Example inputs; nothing is written to them.
-        rows: Number of the input to its dimension of rows; the graph serves any number of them.
         num_state: How many leading inputs the graph overwrites with its trailing outputs.
 
     Raises:
-        CaptureError: If the operations depend on the number of rows.
+        CaptureError: If operations depend on the values of inputs.
     """
-    graph, _, shapes = _record(fn, args, rows or {}, {})
+    graph = record(fn, args)
     simplify(graph)
     _end_with_writes(graph, num_state)
-    return Graph(graph.forward, shapes)
+    return Graph(graph.forward)
+
+
+def record(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+    """The operations of ``fn`` on copies of its inputs, in order, as they are.
+
+    Raises:
+        CaptureError: If operations depend on the values of inputs, or on random numbers.
+    """
+    recorder, copies = _Recorder(), [arg.detach().clone() for arg in args]
+    for copy_of_input in copies:
+        recorder.input(copy_of_input)
+    with torch.random.fork_rng(), without_validation():
+        with recorder, _Unread(recorder):
+            values = fn(*copies)
+        recorder.graph.output(tuple(recorder.node(value) for value in values))
+    return GraphModule(recorder.constants, recorder.graph)
+
+
+class Known(NamedTuple):
+    """What is known of a tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    device: torch.device
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every operation on tensors as a node of a graph.
+
+    What no input leads to is a constant, which may be read as a number; what depends on an input,
+    or is drawn at random, may not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph, self.constants = Nodes(), nn.Module()
+        self._nodes = WeakTensorKeyDictionary()  # of tensors that are alive
+        self._varying: set[Node] = set()
+
+    def input(self, value: Tensor) -> None:
+        """Take a tensor as the graph's next input."""
+        node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
+        self._varying.add(node)
+        self._know(value, node)
+
+    def node(self, value: Any) -> Any:
+        """The node of a tensor, which is a constant where no operation made it; the rest as is."""
+        if not isinstance(value, Tensor):
+            return value
+        node = self._nodes.get(value)
+        if node is None:
+            name = f"constant_{len(self.graph.nodes)}"
+            self.constants.register_buffer(name, value.detach(), persistent=False)
+            node = self.graph.get_attr(name)
+            self._know(value, node)
+        return node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default:  # of a constant, which nothing may write into
+            func = torch.ops.aten.lift_fresh_copy.default
+        given, named = cast(Any, map_aggregate((args, kwargs), self.node))
+        node = self.graph.call_function(func, given, named)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if is_random or not self._varying.isdisjoint(node.all_input_nodes):
+            if _reads_values(func, args):
+                raise CaptureError(DEPENDENT)
+            self._varying.add(node)
+        values = func(*args, **kwargs)
+        if isinstance(values, Tensor):
+            self._know(values, node)
+        elif isinstance(values, (tuple, list)):
+            for i, value in enumerate(values):
+                if isinstance(value, Tensor):
+                    part = self.graph.call_function(operator.getitem, (node, i))
+                    self._varying.update({part} if node in self._varying else ())
+                    self._know(value, part)
+        return values
+
+    def is_varying(self, value: Tensor) -> bool:
+        """Whether a tensor depends on an input, or was drawn at random."""
+        return self._nodes.get(value) in self._varying
+
+    def _know(self, value: Tensor, node: Node) -> None:
+        self._nodes[value] = node
+        node.meta["val"] = Known(value.shape, value.dtype, value.stride(), value.device)
+
+
+class _Unread(TorchFunctionMode):
+    """Lets no numbers leave a recording by the ways that are no operations."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _WAYS_OUT and self._recorder.is_varying(args[0]):
+            raise CaptureError(DEPENDENT)
+        return func(*args, **(kwargs or {}))
+
+
+def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what an operation returns, or its shape, is decided by values of its arguments."""
+    if func is torch.ops.aten.index.Tensor:  # by a mask, not by places
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    tags = func.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def compile_graph(
@@ -102,12 +219,12 @@ def compile_graph(
     num_state: int = 0,
     in_order: bool = False,
 ) -> Graph:
-    """Record ``fn`` as a graph and compile it with Inductor; arguments as of :func:`capture`.
+    """Record ``fn`` as a graph and compile it with Inductor.
 
     Args:
         fn: Pure function of tensors that returns a tuple of tensors.
-        args: Example inputs.
-        rows: Number of the input to its dimension of rows.
+        args: Example inputs; nothing is written to them.
+        rows: Number of the input to its dimension of rows; the graph serves any number of them.
         num_state: How many leading inputs the graph overwrites with its trailing outputs.
         in_order: Whether operations stay where ``fn`` has them. Moved next to what uses them they
             are cheaper to run, unless an entry of a state is written: the whole state is copied

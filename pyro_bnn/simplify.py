@@ -46,7 +46,7 @@ def simplify(module: GraphModule) -> None:
     anew; a graph with others that write, or that draw random numbers, stays as it is.
 
     Args:
-        module: Captured with ``make_fx``; sizes that are symbols are never taken for known ones.
+        module: A recording; sizes that are symbols are never taken for known ones.
     """
     _remove_writes(module)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -224,7 +224,7 @@ def _layout(value: Any) -> list[str]:
 
 def _value(node: Node) -> Any:
     """What is known of a node's tensor: shape, dtype, device."""
-    return node.meta["val"] if "val" in node.meta else node.meta["tensor_meta"]
+    return node.meta["val"]
 
 
 def _shape(node: Node) -> tuple[int, ...] | None:
