@@ -49,6 +49,10 @@ class RowsError(CaptureError):
     """Operations that are those of one number of rows."""
 
 
+class _ShapeError(CaptureError):
+    """A result has a shape that values decide."""
+
+
 class Graph:
     """A function recorded for inputs of given shapes, and the numbers of rows that it serves.
 
@@ -100,11 +104,21 @@ def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -
 
 
 def record(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
-    """The operations of ``fn`` on copies of its inputs, in order, as they are.
+    """The operations of ``fn``, in order, as they are.
+
+    Where a mask chooses rows, ``make_fx`` records them: it has symbols for their number.
 
     Raises:
         CaptureError: If operations depend on the values of inputs, or on random numbers.
     """
+    try:
+        return _operations(fn, args)
+    except _ShapeError:
+        return _record(fn, args, {}, {})[0]
+
+
+def _operations(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+    """The operations of one call of ``fn`` on copies of its inputs."""
     recorder, copies = _Recorder(), [arg.detach().clone() for arg in args]
     for copy_of_input in copies:
         recorder.input(copy_of_input)
@@ -165,8 +179,7 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.call_function(func, given, named)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if is_random or not self._varying.isdisjoint(node.all_input_nodes):
-            if _reads_values(func, args):
-                raise CaptureError(DEPENDENT)
+            _check_unread(func, args)
             self._varying.add(node)
         values = func(*args, **kwargs)
         if isinstance(values, Tensor):
@@ -203,12 +216,15 @@ class _Unread(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether what an operation returns, or its shape, is decided by values of its arguments."""
+def _check_unread(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise if values of an operation's arguments become a number, or decide a shape."""
+    if torch.Tag.data_dependent_output in func.tags:
+        raise CaptureError(DEPENDENT)
+    decides = torch.Tag.dynamic_output_shape in func.tags
     if func is torch.ops.aten.index.Tensor:  # by a mask, not by places
-        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-    tags = func.tags
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        decides = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if decides:
+        raise _ShapeError(DEPENDENT)
 
 
 def compile_graph(

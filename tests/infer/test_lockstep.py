@@ -182,8 +182,11 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
         torch.testing.assert_close(grad, expected)
 
 
-def test_dropping_chains_needs_no_new_graph(caplog: pytest.LogCaptureFixture) -> None:
-    chains = lockstep(nuts_kernel, standard, torch.ones(6, P))
+def test_dropping_chains_needs_no_other_compilation(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
+    chains = lockstep(nuts_kernel, standard, torch.ones(6, P), compiled=True)
     graphs = chains._captured._by_rows
     chains.keep(np.array([0, 3, 5]))
     chains.step()

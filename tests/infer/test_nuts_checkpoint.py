@@ -48,7 +48,14 @@ def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def made(
-    kernel: Any, limit: int, kind: Any, path: Path, *, captured: bool = False, **phases: float
+    kernel: Any,
+    limit: int,
+    kind: Any,
+    path: Path,
+    *,
+    captured: bool = False,
+    compiled: bool = False,
+    **phases: float,
 ) -> Sampling:
     generator = torch.Generator().manual_seed(1)
     starts = torch.randn(CHAINS, 3, generator=generator, dtype=torch.float64)
@@ -63,7 +70,7 @@ def made(
         seed=0,
         name="the step",
         captured=captured,
-        compiled=False,
+        compiled=compiled,
         strict=False,
     )
     return Sampling(
@@ -136,16 +143,21 @@ def test_another_run_goes_on_from_every_phase(
 
 
 @pytest.mark.slow("captures chains")
-def test_the_graph_of_a_smaller_batch_is_that_of_all_chains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_goes_on_in_a_smaller_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Compiled, by the graph of all chains: what would be compiled runs as it was recorded."""
+    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
     path = tmp_path / "draws"
-    run = made(hmc_kernel, 4, "diagonal", path, captured=True)
+    run = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     saved = saved_states(run, path)
-    other = made(hmc_kernel, 4, "diagonal", path, captured=True)
+    other = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     state, _ = saved["in a smaller batch"]
-    assert state["compile_path"] == "captured"
+    assert state["compile_path"] == ("compiled" if compiled else "captured")
     assert_goes_on(other, "in a smaller batch", state, run.result())
     graphs = other._chains._captured._by_rows
-    assert sum(map(len, graphs.values())) == 1
+    assert sum(map(len, graphs.values())) == int(compiled)
 
 
 def test_phases_add_up(tmp_path: Path) -> None:
