@@ -146,7 +146,7 @@ class _Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.graph, self.constants = Nodes(), nn.Module()
         self._nodes = WeakTensorKeyDictionary()  # of tensors that are alive
         self._varying: set[Node] = set()

@@ -73,6 +73,12 @@ def uncaptured() -> Iterator[None]:
 
 
 @pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be compiled runs as it was recorded for the compiler, operation by operation."""
+    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
+
+
+@pytest.fixture
 def record(request: pytest.FixtureRequest) -> Record:
     """``record(name=value, ...)``: figures of a test, JSON-able, shown at the end of the run."""
     figures = request.config.stash[FIGURES].setdefault(request.node.name, {})

@@ -203,12 +203,6 @@ def test_the_logger_is_the_packages_own() -> None:
 ROWS = {1: 0, 2: 0}  # of the inputs w, x, y
 
 
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be compiled runs as it was recorded: the numbers of rows are settled before."""
-    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
-
-
 def squared_error(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Mean over the rows and each row's, of a network of three units."""
     rows = (torch.tanh(x @ w).sum(-1) - y).square()
@@ -226,7 +220,7 @@ def weights(num_inputs: int = 4, num_units: int = 3) -> Tensor:
 
 
 # the first number is recorded: equal to the inputs, the units, to neither
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("first", [4, 3, 2, 7])
 def test_one_graph_serves_all_numbers_of_rows_but_one(first: int) -> None:
     """At 4 rows of 4 inputs, and 3 of 3 units, sizes of the model are not taken for rows."""
@@ -243,7 +237,7 @@ def test_one_graph_serves_all_numbers_of_rows_but_one(first: int) -> None:
     assert captured.is_captured
 
 
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("interpreted")
 def test_one_row_first_leaves_the_other_numbers_to_a_graph_of_their_own() -> None:
     fn = Counting(squared_error)
     captured = Captured(fn, "error", compiled=True, rows=ROWS, strict=True)
@@ -254,7 +248,7 @@ def test_one_row_first_leaves_the_other_numbers_to_a_graph_of_their_own() -> Non
 
 
 @pytest.mark.parametrize(("rows", "is_compiled"), [(ROWS, False), (None, True), (None, False)])
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("interpreted")
 def test_without_rows_or_a_compiler_a_graph_is_made_for_each_number_of_them(
     rows: dict[int, int] | None, is_compiled: bool
 ) -> None:
@@ -274,7 +268,7 @@ def even_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return total, rows.reshape(-1, 2).sum(-1) if x.shape[0] % 2 == 0 else rows
 
 
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("fn", [branching_on_rows, even_rows])
 @pytest.mark.parametrize("counts", [(20, 3, 8, 4, 5), (3, 20, 4, 12, 7)])
 def test_a_branch_on_the_number_of_rows_makes_two_graphs(
@@ -303,7 +297,7 @@ def looping_over_rows(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return total + sum(rows[i] for i in range(x.shape[0])), rows
 
 
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("fn", [counting_by_len, with_a_constant_of_rows, looping_over_rows])
 def test_operations_of_one_number_of_rows_have_a_graph_for_each(
     fn: Callable[..., tuple[Tensor, ...]], caplog: pytest.LogCaptureFixture

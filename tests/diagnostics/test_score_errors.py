@@ -70,7 +70,7 @@ def test_the_error_is_the_sd_of_the_score_over_repeats(phi: float) -> None:
 
 
 @pytest.mark.slow("many repeats")
-@pytest.mark.parametrize("phi", [0.0, PHI])
+@pytest.mark.parametrize("phi", [pytest.param(0.0, marks=pytest.mark.soak), PHI])
 def test_draws_of_one_posterior_are_ranked_apart_as_seldom_as_is_said(phi: float) -> None:
     """Many points and few draws: the error of the points alone calls most of these different."""
     y = points(500)

@@ -182,10 +182,9 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
         torch.testing.assert_close(grad, expected)
 
 
-def test_dropping_chains_needs_no_other_compilation(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
+@pytest.mark.slow("records a step for the compiler")
+@pytest.mark.usefixtures("interpreted")
+def test_dropping_chains_needs_no_other_compilation(caplog: pytest.LogCaptureFixture) -> None:
     chains = lockstep(nuts_kernel, standard, torch.ones(6, P), compiled=True)
     graphs = chains._captured._by_rows
     chains.keep(np.array([0, 3, 5]))
@@ -272,7 +271,7 @@ def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float
         (nuts_kernel, 64, "captured"),
         pytest.param(hmc_kernel, 4, "captured", marks=pytest.mark.soak),
         pytest.param(nuts_kernel, 64, "compiled", marks=pytest.mark.soak),
-        pytest.param(hmc_kernel, 4, "compiled", marks=pytest.mark.slow("compiles")),
+        pytest.param(hmc_kernel, 4, "compiled", marks=pytest.mark.soak),
     ],
 )
 def test_a_block_of_steps_notes_every_draw_of_every_chain(

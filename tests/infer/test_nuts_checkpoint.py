@@ -143,12 +143,10 @@ def test_another_run_goes_on_from_every_phase(
 
 
 @pytest.mark.slow("captures chains")
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_run_goes_on_in_a_smaller_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> None:
-    """Compiled, by the graph of all chains: what would be compiled runs as it was recorded."""
-    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
+def test_a_run_goes_on_in_a_smaller_batch(tmp_path: Path, compiled: bool) -> None:
+    """Compiled, by the graph of all chains."""
     path = tmp_path / "draws"
     run = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     saved = saved_states(run, path)

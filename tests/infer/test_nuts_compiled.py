@@ -42,12 +42,19 @@ def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> N
         np.testing.assert_array_equal(first.sample_stats[name], again.sample_stats[name])
 
 
-@pytest.mark.slow("compiles")
-def test_compiled_each_data_set_has_its_chain() -> None:
+@pytest.mark.slow("records a step for the compiler")
+@pytest.mark.parametrize(
+    "compiler", ["interpreted", pytest.param("inductor", marks=pytest.mark.soak)]
+)
+def test_compiled_each_data_set_has_its_chain(
+    compiler: str, request: pytest.FixtureRequest
+) -> None:
     """Draws of compiled chains that are dropped as they end, against those of the graph.
 
     Trajectories multiply rounding; over the first draws it stays far below their spread.
     """
+    if compiler == "interpreted":
+        request.getfixturevalue(compiler)
     oracle = linear_gaussian()
     ys = torch.stack([oracle.y + 5 * i for i in range(6)])
 

@@ -136,7 +136,8 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-COMPILED = ["minibatches", "draws for each row", "weights of components"]
+COMPILED = ["minibatches"]
+INTERPRETED = ["draws for each row", "weights of components"]
 OF_GUIDES = [  # of which test_paths compares values and gradients
     "weights of components",
     "tied scales",
@@ -149,14 +150,14 @@ CAPTURED = [name for name in PATHS if name not in OF_GUIDES]
 
 @functools.cache  # captured ones are compared with plain and with compiled ones
 def fitted(name: str, path: str) -> GuidePosterior:
-    """200 steps along a path: ``"compiled"``, ``"captured"`` or ``"plain"``."""
+    """200 steps along a path: ``"compiled"``, ``"interpreted"``, ``"captured"`` or ``"plain"``."""
     oracle = linear_gaussian()
     make, guide, options = PATHS[name]
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(3)
         if path == "plain":
             patch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
-        engine = SVI(guide, num_steps=200, compile=path == "compiled", **options)
+        engine = SVI(guide, num_steps=200, compile=path in ("compiled", "interpreted"), **options)
         fit = engine.run(make(), (oracle.x, oracle.y), progress=False)
     assert isinstance(fit, GuidePosterior)
     return fit
@@ -183,6 +184,13 @@ def test_captured_and_plain_runs_agree_for_200_steps(name: str) -> None:
 )
 def test_compiled_and_captured_runs_agree_for_200_steps(name: str) -> None:
     assert_agree(fitted(name, "compiled"), fitted(name, "captured"))
+
+
+@pytest.mark.slow("whole fits")
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_the_graph_for_the_compiler_agrees_for_200_steps(name: str) -> None:
+    assert_agree(fitted(name, "interpreted"), fitted(name, "captured"))
 
 
 @pytest.mark.slow("compiles")
@@ -290,10 +298,11 @@ def counting(x: Tensor, y: Tensor | None = None) -> None:
     [
         (changing, False),
         (counting, False),
-        pytest.param(changing, True, marks=pytest.mark.slow("compiles")),
+        (changing, True),
         pytest.param(counting, True, marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.usefixtures("interpreted")
 def test_models_that_know_the_number_of_rows_are_captured_for_each(
     model: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -194,7 +194,7 @@ def test_saturated_trees_of_nuts_are_said(tmp_path: Any) -> None:
     assert "E-BFMI not judged" in table.loc["part", "notes"]
 
 
-@pytest.mark.slow("NUTS in a funnel")
+@pytest.mark.soak  # the same is judged of drawn chains above
 def test_chains_that_miss_the_neck_of_a_funnel_judge_nobody() -> None:
     # 5 % of the posterior have log s below -5.55, by quadrature: none of these chains goes there
     generator = torch.Generator().manual_seed(4)
