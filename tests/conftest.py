@@ -1,7 +1,8 @@
 """What all tests share: each starts from the same random state and an empty parameter store.
 
-Three sizes: ``make quick`` leaves out what is marked slow, ``make test`` what is marked soak, and
-``make soak`` runs that. ``--figures PATH`` writes the figures of soak tests as JSON.
+Three sizes: ``make quick`` takes the first case of each test that is not marked slow, ``make
+test`` leaves out what is marked soak, and ``make soak`` runs that. ``--figures PATH`` writes the
+figures of soak tests as JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LONG = 10.0  # s, from which a test is to be marked slow, with the reason
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="where the figures of soak tests are written")
+    parser.addoption("--quick", action="store_true", help="one case of each test, none marked slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,10 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 raise pytest.UsageError(f"{item.nodeid}: say why, pytest.mark.slow('...')")
     if "soak" in config.option.markexpr:  # -m replaces the -m of the settings: so here
         return
-    soak = [item for item in items if item.get_closest_marker("soak")]
-    if soak:
-        config.hook.pytest_deselected(items=soak)
-        items[:] = [item for item in items if item not in soak]
+    kept = [item for item in items if not item.get_closest_marker("soak")]
+    if config.option.quick:
+        by_test: dict[str, pytest.Item] = {}
+        for item in kept:
+            if not item.get_closest_marker("slow"):
+                by_test.setdefault(item.nodeid.partition("[")[0], item)
+        kept = list(by_test.values())
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.fixture(scope="module")

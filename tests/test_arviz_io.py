@@ -956,6 +956,7 @@ def test_bad_log_densities_are_refused() -> None:
 # --- what the module needs -----------------------------------------------------------------------
 
 
+@pytest.mark.slow("a process")
 def test_it_needs_neither_torch_nor_pyro() -> None:
     code = (
         "import sys; import numpy as n; from pyro_bnn import arviz_io as a; "

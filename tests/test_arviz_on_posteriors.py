@@ -31,6 +31,7 @@ def trees() -> dict[str, DataTree]:
     }
 
 
+@pytest.mark.slow("whole fits")
 @pytest.mark.parametrize("name", ["AutoNormal", "NUTS"])
 def test_summary_has_a_row_for_each_named_point(trees: dict[str, DataTree], name: str) -> None:
     summary = arviz().summary(trees[name], var_names=["f"])

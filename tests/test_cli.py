@@ -386,6 +386,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(run(*args), folder, args)
 
 
+@pytest.mark.slow("a whole comparison")
 def test_a_run_says_what_it_does(moons: Run) -> None:
     code, out, err = moons.result
     assert (code, err) == (0, "")
@@ -445,6 +446,7 @@ def test_netcdf_reads_back(moons: Run) -> None:
     assert "log_q" in guide["sample_stats"]
 
 
+@pytest.mark.slow("a process")
 def test_the_script_runs_on_a_csv_of_ones_own_in_a_terminal_that_lacks_a_character(
     tmp_path: Path,
 ) -> None:

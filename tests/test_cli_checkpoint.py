@@ -24,7 +24,10 @@ from pyro_bnn.resuming import Saves
 from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import Result, run
 
-pytestmark = pytest.mark.usefixtures("short_trajectories", "uncaptured")
+pytestmark = [
+    pytest.mark.usefixtures("short_trajectories", "uncaptured"),
+    pytest.mark.slow("whole commands, stopped and resumed"),
+]
 
 TINY = ("--data", "moons", "--hidden", "2", "--steps", "30")
 SHORT = ("--chains", "2", "--warmup", "10", "--samples", "20")

@@ -19,6 +19,8 @@ from pyro_bnn import jobs, repeats, report
 from pyro_bnn.errors import DataError, DivergenceError
 from tests.command_line import Result, run
 
+pytestmark = pytest.mark.slow("whole comparisons")
+
 MOONS = ("compare", "--data", "moons", "--hidden", "3", "--steps", "20")
 METHODS = ("--methods", "auto-normal,auto-delta")
 

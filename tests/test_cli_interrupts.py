@@ -21,6 +21,8 @@ from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import run
 from tests.interruptible import interruptible
 
+pytestmark = pytest.mark.slow("processes that are stopped")
+
 SLOWLY = """
 import sys, time
 from pyro_bnn import cli

@@ -14,6 +14,8 @@ from pyro_bnn import models
 from pyro_bnn.data import load
 from tests.command_line import Result, run
 
+pytestmark = pytest.mark.slow("whole comparisons")
+
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:

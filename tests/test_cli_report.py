@@ -15,7 +15,7 @@ import typer
 
 from pyro_bnn import cli
 
-pytestmark = pytest.mark.usefixtures("short_trajectories")
+pytestmark = [pytest.mark.usefixtures("short_trajectories"), pytest.mark.slow("whole reports")]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,7 +15,7 @@ import typer
 
 from pyro_bnn import cli
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
+pytestmark = [pytest.mark.usefixtures("uncaptured"), pytest.mark.slow("whole calibrations")]
 
 TINY = ("--rows", "8", "--hidden", "2", "--steps", "1", "--simulations", "20", "--draws", "19")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.collection import cover, rest_in_soak
+from tests.conftest import pytest_collection_modifyitems
 
 NUMBERS, LETTERS = [str(i) for i in range(7)], list("abc")
 
@@ -45,3 +48,43 @@ def test_what_is_not_kept_is_for_soak() -> None:
     assert [[mark.name for mark in case.marks] for case in cases] == [["soak"], []]
     with pytest.raises(AssertionError, match="b"):
         rest_in_soak([("a", 1)], [("b", 1)])
+
+
+class Item:
+    """What a collected test says of itself."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        self.nodeid, self.marks = nodeid, marks
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+    def iter_markers(self, name: str) -> list[Any]:
+        return [pytest.mark.slow("a reason").mark] if name in self.marks else []
+
+
+@pytest.mark.parametrize(
+    ("quick", "expression", "expected"),
+    [
+        (False, "", ["a[1]", "a[2]", "a[3]", "b", "c"]),
+        (True, "", ["a[2]", "c"]),
+        (False, "soak", ["a[1]", "a[2]", "a[3]", "b", "c", "c[long]"]),
+    ],
+)
+def test_sizes_of_the_suite(quick: bool, expression: str, expected: list[str]) -> None:
+    items = [Item("a[1]", "slow"), Item("a[2]"), Item("a[3]"), Item("b", "slow"), Item("c")]
+    items.append(Item("c[long]", "soak"))
+    dropped: list[Item] = []
+
+    def deselected(items: list[Item]) -> None:
+        dropped.extend(items)
+
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(markexpr=expression, quick=quick),
+        hook=SimpleNamespace(pytest_deselected=deselected),
+    )
+    everything = list(items)
+    pytest_collection_modifyitems(config, cast(Any, items))
+    assert [item.nodeid for item in items] == expected
+    assert {*items, *dropped} == {*everything}
+    assert len(items) + len(dropped) == len(everything)

@@ -359,6 +359,7 @@ class HeavyTailed(PyroModule):
         return sampled
 
 
+@pytest.mark.slow("many draws")
 def test_a_variance_that_does_not_exist_is_nan_with_a_warning() -> None:
     x = inputs()
     posterior = drawn(HeavyTailed(1.5), x, x[:, 0], NUM_DRAWS)
@@ -373,6 +374,7 @@ def test_a_variance_that_does_not_exist_is_nan_with_a_warning() -> None:
     assert bool(prediction.quantile(0.9).isfinite().all())
 
 
+@pytest.mark.slow("many draws")
 def test_a_mean_that_does_not_exist_is_nan_with_a_warning() -> None:
     x = inputs()
     prediction = drawn(HeavyTailed(1.0), x, x[:, 0], NUM_DRAWS).predict(x, NUM_DRAWS)

@@ -335,6 +335,7 @@ def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
         predict_file(saved, new, num_samples=1_000)
 
 
+@pytest.mark.slow("samples chains")
 def test_stored_draws_that_are_all_used_are_those_of_the_training_rows(
     tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ class WithoutFits(Plan):
         return SimpleNamespace(split=rows, seed=seed, table=table, findings=()), {}
 
 
+@pytest.mark.slow("processes")
 @pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
 def test_processes_side_by_side_do_not_oversubscribe(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 20).reshape(10, 2)

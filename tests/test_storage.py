@@ -237,6 +237,7 @@ assert memory.STORED_DRAWS == 1 << 20
 """
 
 
+@pytest.mark.slow("a process")
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
 def test_a_file_larger_than_the_memory_is_read(tmp_path: Path) -> None:
     path = tmp_path / "fit.pt"

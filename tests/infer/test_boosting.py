@@ -67,6 +67,7 @@ def grown() -> list[Any]:
     return found
 
 
+@pytest.mark.slow("whole fits")
 def test_two_components_reach_the_evidence_and_the_elbo_never_falls(grown: list[Any]) -> None:
     log_p = log_joint_of_square(GRID, *rows())
     log_evidence = log_integral(log_p)

@@ -306,6 +306,7 @@ def test_a_network_whose_trained_weights_start_elsewhere_goes_on(
     np.testing.assert_array_equal(parts.losses, whole.losses)
 
 
+@pytest.mark.slow("whole fits")
 def test_a_run_that_is_complete_gives_its_posterior_without_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

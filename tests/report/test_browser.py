@@ -16,6 +16,8 @@ from pyro_bnn.report.html import render
 from tests.report.browser import Browser, find_programs, start
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 
+pytestmark = pytest.mark.slow("whole pages in a browser")
+
 WIDTHS = (390, 768, 1180)
 SCORES, CHECKS = "held-out-scores", "checks-of-the-fit"
 KINDS = ("regression", "one_input", "classes", "nine")

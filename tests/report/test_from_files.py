@@ -29,6 +29,8 @@ from pyro_bnn.report.files import file_names
 from pyro_bnn.report.from_files import named_files, read_all
 from pyro_bnn.report.to_files import tree_of
 
+pytestmark = pytest.mark.slow("whole comparisons, saved and read")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 

@@ -51,6 +51,7 @@ def page(regression: Comparison) -> str:
     return render(regression, command="pyro-bnn compare --data <arrays>")
 
 
+@pytest.mark.slow("a whole page")
 def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
     checker = _Checker()
     checker.feed(page)

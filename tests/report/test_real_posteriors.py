@@ -18,6 +18,8 @@ from pyro_bnn.likelihoods import Categorical
 from pyro_bnn.models import MLP
 from pyro_bnn.report import Comparison, compare
 
+pytestmark = pytest.mark.slow("whole comparisons")
+
 
 def _sine() -> Split:
     rng = np.random.default_rng(0)

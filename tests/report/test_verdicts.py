@@ -254,6 +254,7 @@ def test_a_posterior_far_too_wide_is_seen_by_the_pit_where_coverage_cannot() -> 
     assert "look at the guide first" in text
 
 
+@pytest.mark.slow("many repeats")
 def test_the_error_of_class_probabilities_is_judged_by_what_the_posterior_expects() -> None:
     split = class_split(900)
     sharp = LinearPosterior(split, "NUTS", "NUTS", stored=1_200, num_chains=4)

@@ -25,6 +25,8 @@ from pyro_bnn.report.fit_checks import fit_checks
 from tests.guides.exact import moments
 from tests.oracle import linear_gaussian
 
+pytestmark = pytest.mark.slow("whole comparisons")
+
 DRAWS = 100
 ENGINES: dict[str, Any] = {
     "VON": VON(num_steps=60),

@@ -291,6 +291,7 @@ def test_schedules() -> None:
     assert dataclasses.replace(vogn, schedule="constant").decay(50) == 1.0
 
 
+@pytest.mark.slow("whole fits")
 def test_vogn_comes_near_the_optimum_of_svi() -> None:
     """On classes, where its curvature is nearly that of the data: within 2 % of SVI's ELBO."""
     generator = torch.Generator().manual_seed(1)
