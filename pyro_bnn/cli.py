@@ -293,8 +293,9 @@ def fit(
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
     The training rows of the split are fitted, and the held-out rows scored in the units of the
-    data; --all-rows fits all. FOLDER gets posterior.pt and fit.json. A run that was stopped goes
-    on with --checkpoint and --resume, on one machine to the same numbers.
+    data; --all-rows fits all. FOLDER gets posterior.pt, fit.json and training.pt, which holds the
+    inputs of the training rows (of more than 10,000 a random sample) to measure new rows to. A run
+    that was stopped goes on with --checkpoint and --resume, on one machine to the same numbers.
     """
     import torch
 
@@ -350,7 +351,7 @@ def fit(
     )
     done.save(out)
     typer.echo(done.summary())
-    for file in (saved_fit.POSTERIOR_FILE, saved_fit.FIT_FILE):
+    for file in saved_fit.FILES:
         typer.echo(f"Wrote {out / file}")
 
 
@@ -372,12 +373,19 @@ def predict(
     classes predicted_class, predicted_p_CLASS for each,
     _entropy and _mutual_information (what more data would remove), in nats.
 
+    distance_to_training is the Euclidean distance of the row's inputs, in the network's units, to
+    the nearest training row, inf where a column has a value that no training row has and all of
+    these have one other. distance_p_value is the share of rows, this one among them, that are as
+    far from all others: of rows like the training rows at most 5 % have 0.05 or less, and how many
+    rows do is printed. Do not trust the predictions of those. A row that is near can be predicted
+    badly all the same, and among many columns one that is far off may be missed.
+
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
     training rows, both under the draws of the fit's own seed. Above the largest value of a training
-    row, which is printed, the network extrapolates. A small value proves nothing: in a gap of the
-    data, or far from them, it can be below 1. Where NEW.csv has the target, the predictions are
-    scored.
+    row, which is printed, the network extrapolates. It is one-sided, a small value proves nothing:
+    in a gap of the data, or far from them, it can be below 1. Where NEW.csv has the target, the
+    predictions are scored.
     """
     from pyro_bnn import predictions
     from pyro_bnn.saved_fit import SavedFit

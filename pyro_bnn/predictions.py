@@ -19,6 +19,7 @@ from pyro_bnn.data.csv_file import count_rows
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
 from pyro_bnn.diagnostics.bands import simulated_pit
 from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
+from pyro_bnn.diagnostics.novelty import LEVEL, Novelty
 from pyro_bnn.diagnostics.scores import accuracy, rmse
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
@@ -32,6 +33,7 @@ from pyro_bnn.saved_fit import SavedFit
 from pyro_bnn.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 
 RATIO = "uncertainty_vs_training"
+DISTANCE, P_VALUE = "distance_to_training", "distance_p_value"
 ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
 PREDICTED = "predicted"  # how the columns of predictions begin
 PLACES = ("mean", "median", "low", "high")  # in the units of the target
@@ -51,6 +53,8 @@ class FilePredictions:
         training: That of the training rows.
         scores: Lines on how the predictions compare with the file's target; none without it.
         starts: How the columns of each target begin; none for classes.
+        novelty: The training rows that the rows are measured to; None in fits of earlier versions.
+        distance: Distance of each row to the nearest of these ``[N]``, in the model's units.
     """
 
     rows: NewRows
@@ -59,6 +63,20 @@ class FilePredictions:
     training: Uncertainty
     scores: list[str]
     starts: tuple[str, ...] = ()
+    novelty: Novelty | None = None
+    distance: np.ndarray | None = None
+
+    @property
+    def p_value(self) -> np.ndarray | None:
+        """Conformal p-value of each distance ``[N]``; see :class:`Novelty`."""
+        if self.novelty is None or self.distance is None:
+            return None
+        return self.novelty.p_value(self.distance)
+
+    @property
+    def is_far(self) -> np.ndarray | None:
+        """Whether a row is farther from the training rows than all but 5 % of these ``[N]``."""
+        return None if self.p_value is None else self.p_value <= LEVEL
 
     @property
     def ratio(self) -> np.ndarray | None:
@@ -88,6 +106,7 @@ class FilePredictions:
 
     def summary(self) -> Iterator[str]:
         """Lines on what to trust."""
+        yield self._far()
         yield self._beyond()
         yield from self.scores
         unused = self.rows.unused
@@ -95,6 +114,24 @@ class FilePredictions:
             what = "1 column that is" if len(unused) == 1 else f"{len(unused)} columns that are"
             more = ", ..." if len(unused) > 5 else ""
             yield f"Copied {what} not of the fit: {', '.join(map(repr, unused[:5]))}{more}"
+
+    def _far(self) -> str:
+        if self.novelty is None or self.is_far is None:
+            return (
+                f"{DISTANCE} is empty: the fit holds no training inputs, as those of earlier "
+                "versions; fit again to see which rows are far from them"
+            )
+        num_training = len(self.novelty.x)
+        if (least := 1 / (num_training + 1)) > LEVEL:
+            return (
+                f"{num_training} training rows are too few to call a row far from them: {P_VALUE} "
+                f"is at least {least:.2g}, and {LEVEL} would be far"
+            )
+        return (
+            f"{self.is_far.sum():,} of {len(self.is_far):,} rows are farther from the training "
+            f"rows than {100 * (1 - LEVEL):g} % of these from their nearest other ({P_VALUE} at "
+            f"most {LEVEL}); of rows like them {100 * LEVEL:g} % or fewer would be"
+        )
 
     def _beyond(self) -> str:
         if self.training.median is None or self.training.maximum is None:
@@ -109,7 +146,10 @@ class FilePredictions:
                 f"{line}; {RATIO} is empty: the median training row has no epistemic uncertainty "
                 "to compare with"
             )
-        return f"{line} ({RATIO} above {self.training_maximum:.3g}; the median training row has 1)"
+        return (
+            f"{line} ({RATIO} above {self.training_maximum:.3g}; the median training row has 1); "
+            "a small uncertainty proves nothing"
+        )
 
 
 def predict_file(
@@ -175,8 +215,12 @@ def predict_file(
         training=fit.uncertainty,
         scores=scores,
         starts=starts,
+        novelty=fit.novelty,
+        distance=_distance(fit, rows.x),
     )
-    columns[RATIO] = np.full(len(rows.x), np.nan) if found.ratio is None else found.ratio
+    last = {DISTANCE: found.distance, P_VALUE: found.p_value, RATIO: found.ratio}
+    empty = np.full(len(rows.x), np.nan)
+    columns.update({name: empty if value is None else value for name, value in last.items()})
     return found
 
 
@@ -266,6 +310,18 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     )
 
 
+def _distance(fit: SavedFit, x: Tensor) -> np.ndarray | None:
+    """Distance of rows ``[N, I]`` in the user's units to the training rows, in those of the model.
+
+    They are rounded to float32 as the training rows are, so that a copy of one is at 0.
+    """
+    if fit.novelty is None:
+        return None
+    inputs = fit.posterior.provenance.inputs
+    x = x if inputs is None else inputs.transform(x)
+    return fit.novelty.distance(to_numpy(torch.nan_to_num(x.float())))  # beyond it the largest
+
+
 Block: TypeAlias = "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"
 
 
@@ -316,7 +372,7 @@ def _predict_block(
 
 
 def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> None:
-    taken = [name for name in rows.header if name in {*columns, RATIO}]
+    taken = [name for name in rows.header if name in {*columns, DISTANCE, P_VALUE, RATIO}]
     if taken:
         raise DataError(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "

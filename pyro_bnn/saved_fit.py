@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from pyro_bnn import fit_file
+from pyro_bnn import fit_file, training_file
 from pyro_bnn.data import Dataset, Split, names
 from pyro_bnn.data.columns import Column
 from pyro_bnn.data.csv_file import read_columns
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, holds_counts, make_split
+from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
@@ -26,7 +27,8 @@ from pyro_bnn.report.files import check_writable, write_text
 from pyro_bnn.report.numbers import number
 from pyro_bnn.uncertainty import Uncertainty
 
-POSTERIOR_FILE, FIT_FILE = "posterior.pt", "fit.json"
+POSTERIOR_FILE, TRAINING_FILE, FIT_FILE = "posterior.pt", "training.pt", "fit.json"
+FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
 LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
 
@@ -49,6 +51,8 @@ class SavedFit:
         held_out: Scores on the held-out rows, by name; None where there were none.
         command: What was run.
         target_names: Names of several targets; None where there is one.
+        novelty: The inputs of these rows, or of some of many, to which new rows are measured; None
+            for a fit of an earlier version, which was saved without.
     """
 
     posterior: Posterior
@@ -64,6 +68,7 @@ class SavedFit:
     held_out: Mapping[str, float] | None
     command: str
     target_names: tuple[str, ...] | None = None
+    novelty: Novelty | None = None
 
     @classmethod
     def of(
@@ -104,6 +109,7 @@ class SavedFit:
             held_out=None if all_rows else held_out_scores(posterior, rows, seed),
             command=command,
             target_names=_target_names(data),
+            novelty=training_file.novelty(data.x, columns, seed),
         )
 
     def summary(self) -> str:
@@ -129,27 +135,30 @@ class SavedFit:
         return "\n".join(lines)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``posterior.pt`` and ``fit.json``; files of these names are replaced, or stay.
+        """Write ``posterior.pt``, ``training.pt`` and ``fit.json``.
+
+        Files of these names are replaced, or all of them stay.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         folder = check_writable(folder)
-        plain = dataclasses.replace(self, posterior=None)  # type: ignore[arg-type]  # not copied
+        plain = dataclasses.replace(self, posterior=None, novelty=None)  # type: ignore[arg-type]  # not copied
         document = {
             "format": fit_file.FORMAT,
             "version": fit_file.VERSION,
             **dataclasses.asdict(plain),
         }
-        del document["posterior"]
+        del document["posterior"], document["novelty"]
         document["method"] = self.posterior.method
         document["seed"] = self.posterior.seed
         document["versions"] = dict(_versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
         mark = secrets.token_hex(4)
-        parts = {name: folder / f".{name}.{mark}.part" for name in (POSTERIOR_FILE, FIT_FILE)}
-        try:  # both are written before either takes its place
+        parts = {name: folder / f".{name}.{mark}.part" for name in FILES}
+        try:  # all are written before any takes its place
             self.posterior.save(parts[POSTERIOR_FILE])
+            training_file.write(self.novelty, parts[TRAINING_FILE])
             write_text(parts[FIT_FILE], text + "\n")
             for name, part in parts.items():
                 part.replace(folder / name)
@@ -184,7 +193,8 @@ class SavedFit:
             what = str(error) if isinstance(error, BNNError) else repr(error)
             raise FileFormatError(f"{path} is damaged: {what}") from error
         posterior = Posterior.load(folder / POSTERIOR_FILE, model)
-        return cls(posterior=posterior, **values)
+        novelty = training_file.read(folder / TRAINING_FILE, values["columns"])
+        return cls(posterior=posterior, novelty=novelty, **values)
 
 
 def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, ...]:

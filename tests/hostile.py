@@ -29,7 +29,7 @@ from pyro_bnn.networks import NetworkOptions, make_networks
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.report import compare, compare_files
 from pyro_bnn.report.to_files import tree_of
-from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit
+from pyro_bnn.saved_fit import FILES, SavedFit
 from tests.rows import regression
 
 SAMPLER = NUTS(num_chains=2, warmup_steps=5, num_samples=6, max_tree_depth=2, compile=False)
@@ -101,17 +101,21 @@ def _fit(folder: Path) -> list[Target]:
     )
     SavedFit.of(posterior, made, (Column("a"), Column("b")), split).save(folder / "fit")
 
-    def read(path: Path) -> None:
-        content = path.read_bytes()
-        own = FIT_FILE if path.suffix == ".json" else POSTERIOR_FILE
-        (folder / "fit" / own).write_bytes(content)
-        try:
-            SavedFit.load(folder / "fit").summary()
-        finally:
-            (folder / "fit" / own).write_bytes(contents[own])
+    def reader(own: str) -> Callable[[Path], None]:
+        def read(path: Path) -> None:
+            (folder / "fit" / own).write_bytes(path.read_bytes())
+            try:
+                saved = SavedFit.load(folder / "fit")
+                saved.summary()
+                if saved.novelty is not None:
+                    saved.novelty.p_value(saved.novelty.distance(np.zeros((1, 2))))
+            finally:
+                (folder / "fit" / own).write_bytes(contents[own])
 
-    contents = {name: (folder / "fit" / name).read_bytes() for name in (FIT_FILE, POSTERIOR_FILE)}
-    return [Target(name, content, read) for name, content in contents.items()]
+        return read
+
+    contents = {name: (folder / "fit" / name).read_bytes() for name in FILES}
+    return [Target(name, content, reader(name)) for name, content in contents.items()]
 
 
 def _checkpoint(split: Split, folder: Path) -> list[Target]:

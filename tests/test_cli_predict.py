@@ -80,8 +80,9 @@ def test_a_fit_says_what_it_does_and_scores_rows_that_it_did_not_see(fitted: Fit
     assert lines[4].startswith("AutoNormal ")
     assert lines[5].startswith("Held-out, 8 rows: log score ")
     folder = fitted.folder / "fit"
-    assert lines[6:] == [f"Wrote {folder / 'posterior.pt'}", f"Wrote {folder / 'fit.json'}"]
-    assert {path.name for path in folder.iterdir()} == {"posterior.pt", "fit.json"}
+    files = ["posterior.pt", "training.pt", "fit.json"]
+    assert lines[6:] == [f"Wrote {folder / name}" for name in files]
+    assert {path.name for path in folder.iterdir()} == set(files)
     document = json.loads((folder / "fit.json").read_text("utf-8"))
     assert document["command"].startswith("pyro-bnn fit --data ")
 
@@ -103,9 +104,14 @@ def test_predictions_of_a_file_in_its_own_units(fitted: Fitted, new: Path) -> No
     np.testing.assert_allclose(found["predicted_high"], expected.quantile(0.75)[:, 0], rtol=1e-6)
     ratio = found["uncertainty_vs_training"]
     assert ratio[2] > 4 * max(ratio[0], ratio[1])
+    distance, p_value = found["distance_to_training"], found["distance_p_value"]
+    assert distance[2] > 20  # 1,500 square metres, where others have 150 and an sd of about 35
+    assert p_value[2] == pytest.approx(1 / 73)
     lines = said.splitlines()
-    assert " of 3 rows are more uncertain than any training row (uncertainty_vs_trai" in lines[0]
-    assert lines[1:] == ["Copied 1 column that is not of the fit: 'id'", f"Wrote {out}"]
+    assert lines[0].startswith(f"{(p_value <= 0.05).sum()} of 3 rows are farther from the training")
+    assert " of 3 rows are more uncertain than any training row (uncertainty_vs_trai" in lines[1]
+    assert lines[1].endswith("; a small uncertainty proves nothing")
+    assert lines[2:] == ["Copied 1 column that is not of the fit: 'id'", f"Wrote {out}"]
 
 
 def test_the_held_out_rows_score_as_the_fit_said(fitted: Fitted, tmp_path: Path) -> None:
@@ -168,6 +174,8 @@ def test_all_rows_and_classes(tmp_path: Path) -> None:
     most_probable = np.where(found["predicted_p_dear"] > 0.5, "dear", "cheap")
     assert list(found["predicted_class"]) == list(most_probable)
     assert found["uncertainty_vs_training"].median() == pytest.approx(1, rel=0.2)
+    assert (found["distance_to_training"] == 0).all()  # they are the training rows
+    assert (found["distance_p_value"] == 1).all()
 
 
 @pytest.mark.parametrize(

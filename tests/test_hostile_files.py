@@ -68,7 +68,10 @@ def load(path: Path) -> Posterior:
 
 @pytest.mark.slow("many files")
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(name=st.sampled_from(["guide.pt", "draws.pt", "fit.json", "nuts.nc"]), seed=st.integers(0))
+@given(
+    name=st.sampled_from(["guide.pt", "draws.pt", "training.pt", "fit.json", "nuts.nc"]),
+    seed=st.integers(0),
+)
 def test_damaged_files_are_read_or_refused(
     name: str, seed: int, targets: dict[str, Target], folder: Path
 ) -> None:

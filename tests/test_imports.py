@@ -36,7 +36,7 @@ ROOMS = (
     ("report",),
     (
         *("registry", "catalogue", "options", "terminal", "jobs", "networks", "saved_fit"),
-        *("fit_file", "resuming"),
+        *("fit_file", "training_file", "resuming"),
         *("uncertainty", "predictions", "repeats", "cli", "__main__"),
     ),
 )

@@ -15,10 +15,13 @@ from scipy import stats
 
 from pyro_bnn import data, predictions
 from pyro_bnn.data.split import published_rows
+from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 from pyro_bnn.jobs import find_methods, make_engines
 from pyro_bnn.networks import NetworkOptions, make_networks
 from pyro_bnn.predictions import (
+    DISTANCE,
+    P_VALUE,
     RATIO,
     FilePredictions,
     check_out,
@@ -129,7 +132,8 @@ def test_own_columns_stay_as_they_were(houses: SavedFit, new: Path) -> None:
     lines = predict_file(houses, new).text.splitlines()
     assert lines[0] == (
         "id;town;area;predicted_mean;predicted_median;predicted_sd;predicted_low;predicted_high;"
-        "predicted_sd_epistemic;predicted_sd_aleatoric;uncertainty_vs_training"
+        "predicted_sd_epistemic;predicted_sd_aleatoric;distance_to_training;distance_p_value;"
+        "uncertainty_vs_training"
     )
     assert [line.split(";")[:3] for line in lines[1:]] == [
         ["r1", "Rome", "80"],
@@ -151,11 +155,76 @@ def test_a_row_far_away_is_uncertain(houses: SavedFit, new: Path) -> None:
     expected = read(found, sep=";")["predicted_sd_epistemic"] / typical
     np.testing.assert_allclose(found.ratio, expected, rtol=1e-4)
     beyond = int((found.ratio > found.training_maximum).sum())
-    line, copied = found.summary()
+    _, line, copied = found.summary()
     assert copied == "Copied 1 column that is not of the fit: 'id'"
     assert line == (
         f"{beyond} of 3 rows are more uncertain than any training row (uncertainty_vs_training "
-        f"above {found.training_maximum:.3g}; the median training row has 1)"
+        f"above {found.training_maximum:.3g}; the median training row has 1); "
+        "a small uncertainty proves nothing"
+    )
+
+
+def test_distances_by_hand(houses: SavedFit, new: Path) -> None:
+    """In sds of the training rows, two towns as one column of zeros and ones."""
+    own = encoded(training_rows())[:, [0, 2]]
+    mean, sd = own.mean(0), own.std(0)
+    train, rows = (own - mean) / sd, (ENCODED.numpy()[:, [0, 2]] - mean) / sd
+    distance = np.linalg.norm(rows[:, None] - train, axis=-1).min(1)
+    among = np.linalg.norm(train[:, None] - train, axis=-1) + 1e9 * np.eye(54)
+    p_value = [(1 + (among.min(1) >= d).sum()) / 55 for d in distance]
+    found = predict_file(houses, new)
+    np.testing.assert_allclose(read(found, sep=";")[DISTANCE], distance, rtol=1e-5)
+    np.testing.assert_allclose(read(found, sep=";")[P_VALUE], p_value, rtol=1e-6)
+    assert p_value[2] == pytest.approx(1 / 55)
+    assert min(p_value[:2]) > 0.05
+    assert next(found.summary()) == (
+        "1 of 3 rows are farther from the training rows than 95 % of these from their nearest "
+        "other (distance_p_value at most 0.05); of rows like them 5 % or fewer would be"
+    )
+
+
+def test_a_gap_that_the_posterior_does_not_see_is_far(tmp_path: Path) -> None:
+    """Two clusters: the sd between them is below that of the training rows, and says nothing."""
+    generator = np.random.default_rng(0)
+    x = generator.choice([-1.0, 1.0], 60) * generator.uniform(0.8, 1.6, 60)
+    path, gap = tmp_path / "sine.csv", tmp_path / "gap.csv"
+    y = np.sin(3 * x) + generator.normal(0, 0.2, 60)
+    pd.DataFrame({"x": x, "y": y}).to_csv(path, index=False)
+    pd.DataFrame({"x": np.linspace(-0.4, 0.4, 9)}).to_csv(gap, index=False)
+    found = predict_file(fit(path), gap)
+    assert found.ratio is not None
+    assert found.is_far is not None
+    assert (found.ratio < 1).all()
+    assert found.is_far.all()
+
+
+def test_copies_of_training_rows_are_at_0_and_the_farthest_number_is_far(
+    houses: SavedFit, tmp_path: Path
+) -> None:
+    path = tmp_path / "new.csv"
+    rows = training_rows()
+    rows.to_csv(path, index=False)
+    np.testing.assert_array_equal(read(predict_file(houses, path))[DISTANCE], 0)
+    path.write_text("area,town\n1e300,Rome\n")
+    with np.errstate(all="ignore"):
+        found = predict_file(houses, path)
+    assert found.distance is not None
+    assert found.distance[0] > 1e30
+    assert found.p_value == pytest.approx([1 / 55])
+
+
+def test_fits_without_training_inputs_or_with_few_say_so(houses: SavedFit, new: Path) -> None:
+    found = predict_file(dataclasses.replace(houses, novelty=None), new)
+    assert found.is_far is None
+    assert read(found, sep=";")[[DISTANCE, P_VALUE]].isna().all(axis=None)
+    assert next(found.summary()) == (
+        "distance_to_training is empty: the fit holds no training inputs, as those of earlier "
+        "versions; fit again to see which rows are far from them"
+    )
+    few = Novelty(houses.novelty.x[:9], houses.novelty.sizes)  # type: ignore[union-attr]  # it has
+    assert next(predict_file(dataclasses.replace(houses, novelty=few), new).summary()) == (
+        "9 training rows are too few to call a row far from them: distance_p_value is at least "
+        "0.1, and 0.05 would be far"
     )
 
 
@@ -204,14 +273,15 @@ def test_no_training_row_is_beyond_the_training_rows(
     found = predict_file(houses, path, num_samples=num_samples, seed=seed)
     assert found.ratio is not None
     assert np.median(found.ratio) == pytest.approx(1, rel=1e-4)
-    assert next(found.summary()).startswith("0 of 54 rows are more uncertain than any training r")
+    line = list(found.summary())[1]
+    assert line.startswith("0 of 54 rows are more uncertain than any training r")
 
 
 def test_no_ratio_to_training_rows_without_uncertainty(houses: SavedFit, new: Path) -> None:
     flat = Uncertainty(measure="sd of the function", median=0.0, maximum=1e-9)
     found = predict_file(dataclasses.replace(houses, uncertainty=flat), new)
     assert read(found, sep=";")[RATIO].isna().all()
-    assert next(found.summary()) == (
+    assert list(found.summary())[1] == (
         "3 of 3 rows are more uncertain than any training row; uncertainty_vs_training is empty: "
         "the median training row has no epistemic uncertainty to compare with"
     )
@@ -252,7 +322,7 @@ def test_a_point_estimate_has_no_ratio(tmp_path: Path, new: Path) -> None:
     found = predict_file(fit(path, "auto-delta"), new)
     assert found.ratio is None
     assert read(found, sep=";")[RATIO].isna().all()
-    line = next(found.summary())
+    line = list(found.summary())[1]
     assert line.startswith("uncertainty_vs_training is empty: a point estimate has no epistemic")
 
 
@@ -289,7 +359,7 @@ def test_classes(kinds: SavedFit, tmp_path: Path) -> None:
     assert list(predicted.columns) == [
         *("area", "kind", "town", "predicted_class"),
         *("predicted_p_large", "predicted_p_mid", "predicted_p_tiny"),
-        *("predicted_entropy", "predicted_mutual_information", RATIO),
+        *("predicted_entropy", "predicted_mutual_information", DISTANCE, P_VALUE, RATIO),
     ]
     x = torch.tensor([[0, 1, 35], [1, 0, 75], [1, 0, 140], [1, 0, 145]], dtype=torch.float64)
     expected = kinds.posterior.predict(x, seed=1, raw=True)
@@ -384,8 +454,8 @@ def test_many_draws_are_predicted_in_blocks_of_fewer_rows(
 
 def test_columns_that_are_taken(houses: SavedFit, tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
-    path.write_text("area,town,predicted_sd,uncertainty_vs_training\n80,Rome,1,2\n")
-    with pytest.raises(DataError, match="has 'predicted_sd', 'uncertainty_vs_training' already, w"):
+    path.write_text("area,town,predicted_sd,distance_to_training\n80,Rome,1,2\n")
+    with pytest.raises(DataError, match="has 'predicted_sd', 'distance_to_training' already, w"):
         predict_file(houses, path)
 
 

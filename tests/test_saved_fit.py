@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_bnn import data
+from pyro_bnn import data, training_file
 from pyro_bnn.data import Dataset, Split, Standardiser
 from pyro_bnn.data.columns import Column
 from pyro_bnn.errors import DataError, FileFormatError, SiteError
 from pyro_bnn.jobs import find_methods
 from pyro_bnn.networks import NetworkOptions, make_networks
-from pyro_bnn.saved_fit import FIT_FILE, POSTERIOR_FILE, SavedFit, all_rows, input_columns
+from pyro_bnn.saved_fit import (
+    FILES,
+    FIT_FILE,
+    POSTERIOR_FILE,
+    TRAINING_FILE,
+    SavedFit,
+    all_rows,
+    input_columns,
+)
 from pyro_bnn.uncertainty import Uncertainty
+from pyro_bnn.untrusted import read_tensors, write_tensors
 from tests.rows import classes, regression
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -68,12 +77,15 @@ def test_a_fit_reads_back(towns: Path, tmp_path: Path, options: dict[str, str]) 
     split = data.load(towns)
     saved = fit(split, input_columns(str(towns), None, split), **options)
     saved.save(tmp_path / "fit")
-    assert {path.name for path in (tmp_path / "fit").iterdir()} == {FIT_FILE, POSTERIOR_FILE}
+    assert {path.name for path in (tmp_path / "fit").iterdir()} == set(FILES)
     torch.manual_seed(99)  # what is read depends on no state
     loaded = SavedFit.load(tmp_path / "fit")
     for name in SavedFit.__dataclass_fields__:
-        if name != "posterior":
+        if name not in ("posterior", "novelty"):
             assert getattr(loaded, name) == getattr(saved, name), name
+    assert loaded.novelty is not None
+    np.testing.assert_array_equal(loaded.novelty.x, split.train.x.numpy())
+    assert loaded.novelty.sizes == (1, 2)  # two towns
     x = torch.tensor([[0.3, 1.0, 0.0], [-1.0, 0.0, 1.0]])
     for raw in (True, False):
         given, read = (one.posterior.predict(x, 10, seed=1, raw=raw) for one in (saved, loaded))
@@ -125,6 +137,65 @@ def test_summary_of_classes() -> None:
     assert re.fullmatch(
         r"Held-out, 12 rows: log score .\d\.\d+ nats a row, accuracy [\d.]+ %", saved.summary()
     )
+
+
+# --- training inputs -----------------------------------------------------------------------------
+
+
+def test_of_many_rows_a_random_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.arange(900.0).reshape(300, 3)
+    columns = tuple(map(Column, "abc"))
+    assert len(training_file.novelty(x, columns, 0).x) == 300
+    for name, most in (("MOST_ROWS", 50), ("MOST_NUMBERS", 3 * 50 + 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(training_file, name, most)
+            some, again, other = (training_file.novelty(x, columns, seed).x for seed in (0, 0, 1))
+        np.testing.assert_array_equal(some, again)
+        assert {tuple(row) for row in some} != {tuple(row) for row in other}
+        assert len({tuple(row) for row in some}) == 50  # none twice
+        assert {tuple(row) for row in some} <= {tuple(row) for row in x.tolist()}
+        assert some[:, 0].min() < 300 < 600 < some[:, 0].max()  # of all parts of the file
+
+
+def test_images_are_kept_as_rows() -> None:
+    x = torch.arange(64.0).reshape(2, 2, 4, 4)
+    kept = training_file.novelty(x, (Column("x0"), Column("x1")), 0)
+    np.testing.assert_array_equal(kept.x, x.reshape(2, 32).numpy())
+
+
+def test_a_fit_of_an_earlier_version_is_read_without_training_inputs(
+    folder: Path, tmp_path: Path
+) -> None:
+    loaded = SavedFit.load(changed(folder, tmp_path, len))
+    assert loaded.novelty is None
+    loaded.save(tmp_path / "again")
+    assert SavedFit.load(tmp_path / "again").novelty is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "x"}, "does not hold training inputs as this package writes them; fit again"),
+        ({"version": 2}, "does not hold training inputs as this package writes them; fit again"),
+        ({"x": torch.zeros(3, 3)}, "its rows are not 2 finite numbers"),
+        ({"x": torch.zeros(0, 2)}, "its rows are not 2 finite numbers"),
+        ({"x": torch.zeros(2)}, "its rows are not 2 finite numbers"),
+        ({"x": torch.zeros(3, 2).double()}, "its rows are not 2 finite numbers"),
+        ({"x": torch.full((3, 2), torch.nan)}, "its rows are not 2 finite numbers"),
+        ({"x": 3}, "its rows are not 2 finite numbers"),
+    ],
+)
+def test_training_inputs_that_are_damaged(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    changed(folder, tmp_path, len)
+    document = read_tensors(folder / TRAINING_FILE)
+    write_tensors(document | change, tmp_path / TRAINING_FILE)
+    with pytest.raises(FileFormatError, match=f"training.pt .*{message}"):
+        SavedFit.load(tmp_path)
+    (tmp_path / TRAINING_FILE).write_bytes(b"PK half")
+    with pytest.raises(FileFormatError, match=r"training\.pt is truncated"):
+        SavedFit.load(tmp_path)
 
 
 # --- files that cannot be read -------------------------------------------------------------------

@@ -45,6 +45,7 @@ from pyro_bnn.diagnostics.mean_field_distance import (
 )
 from pyro_bnn.diagnostics.mean_field_error import MeanFieldKL, kl_bias, mean_field_kl
 from pyro_bnn.diagnostics.nngp import NNGP
+from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.diagnostics.product_matrix import (
     MatrixMoments,
@@ -95,6 +96,7 @@ __all__ = [
     "MeanFieldDistance",
     "MeanFieldKL",
     "MeanFieldNet",
+    "Novelty",
     "PITHistogram",
     "PairedDifference",
     "Probes",
