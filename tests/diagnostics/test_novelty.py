@@ -232,7 +232,15 @@ def test_far_rows_of_diabetes() -> None:
     assert (novelty.p_value(novelty.distance(new)) <= LEVEL).mean() < 0.2
 
 
-def test_rows_around_and_between_the_moons() -> None:
+def test_most_wines_of_a_cultivar_that_was_held_out_are_far() -> None:
+    split = bnn.data.load("wine-cultivars")
+    rows = population("wine-cultivars")
+    is_other = torch.cat([split.train.y, split.test.y]).numpy() == 1
+    train, other = standardised(rows[~is_other], rows[is_other])
+    assert (p_values(train, other) <= LEVEL).mean() > 0.5
+
+
+def test_rows_around_the_moons() -> None:
     split = bnn.data.load("moons")
     angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     ring = 3 * np.stack([np.cos(angle), np.sin(angle)], 1)
