@@ -374,11 +374,11 @@ def predict(
     _entropy and _mutual_information (what more data would remove), in nats.
 
     distance_to_training is the Euclidean distance of the row's inputs, in the network's units, to
-    the nearest training row, inf where a column has a value that no training row has and all of
-    these have one other. distance_p_value is the share of rows, this one among them, that are as
-    far from all others: of rows like the training rows at most 5 % have 0.05 or less, and how many
-    rows do is printed. Do not trust the predictions of those. A row that is near can be predicted
-    badly all the same, and among many columns one that is far off may be missed.
+    the nearest training row, inf where it differs from all of them in a column in which these are
+    equal. distance_p_value is the share of rows, this one among them, that are as far from all
+    others: of rows like the training rows about 5 % have 0.05 or less, and how many rows do is
+    printed. Do not trust the predictions of those. A row that is near can be predicted badly all
+    the same, and among many columns one that is far off may be missed.
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the

@@ -130,7 +130,7 @@ class FilePredictions:
         return (
             f"{self.is_far.sum():,} of {len(self.is_far):,} rows are farther from the training "
             f"rows than {100 * (1 - LEVEL):g} % of these from their nearest other ({P_VALUE} at "
-            f"most {LEVEL}); of rows like them {100 * LEVEL:g} % or fewer would be"
+            f"most {LEVEL}); of rows like them about {100 * LEVEL:g} % would be"
         )
 
     def _beyond(self) -> str:

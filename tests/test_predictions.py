@@ -179,7 +179,7 @@ def test_distances_by_hand(houses: SavedFit, new: Path) -> None:
     assert min(p_value[:2]) > 0.05
     assert next(found.summary()) == (
         "1 of 3 rows are farther from the training rows than 95 % of these from their nearest "
-        "other (distance_p_value at most 0.05); of rows like them 5 % or fewer would be"
+        "other (distance_p_value at most 0.05); of rows like them about 5 % would be"
     )
 
 

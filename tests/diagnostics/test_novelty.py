@@ -112,13 +112,16 @@ def test_where_most_rows_have_a_copy_what_has_none_is_far() -> None:
 
 def test_two_categories_count_as_a_column_of_zeros_and_ones() -> None:
     is_rome = rng().random(80) < 0.3
-    number = rng(1).normal(size=80)
+    number = 9 * is_rome + rng(1).normal(size=80)
+    is_rome[60:] = ~is_rome[60:]  # new rows are nearest to rows of the other town
     truth = np.stack([number, is_rome], 1)
     text = np.stack([number, ~is_rome, is_rome], 1)
     truth, text = ((x - x.mean(0)) / x.std(0) for x in (truth, text))
     as_truth, as_text = Novelty(truth[:60]), Novelty(text[:60], sizes=(1, 2))
     assert_allclose(as_text.own, as_truth.own, rtol=1e-12)
-    assert_allclose(as_text.distance(text[60:]), as_truth.distance(truth[60:]), rtol=1e-12)
+    distance = as_truth.distance(truth[60:])
+    assert_allclose(as_text.distance(text[60:]), distance, rtol=1e-12)
+    assert distance.min() > 1
 
 
 def test_categories_that_do_not_vary_do_not_count() -> None:
