@@ -129,7 +129,8 @@ class Novelty:
         """Distance to the k-th nearest training row, 0 where that is rounding."""
         x = x / self._divisor
         distance, _ = self._tree.query(x, k=[k])  # [M, 1]
-        is_copy = distance[:, 0] <= ROUNDING * np.linalg.norm(x, axis=1).clip(min=1)
+        with np.errstate(over="ignore"):
+            is_copy = distance[:, 0] < ROUNDING * np.linalg.norm(x, axis=1).clip(min=1)
         return np.asarray(np.where(is_copy, 0.0, distance[:, 0]))
 
     @property

@@ -105,6 +105,7 @@ def test_where_most_rows_have_a_copy_what_has_none_is_far() -> None:
     assert (rounded != train[:3]).any()
     assert_array_equal(p_values(train, rounded), np.ones(3))
     assert_array_equal(p_values(1e4 + train, 1e4 + train[:3] + 1e-4), np.ones(3))
+    assert_allclose(p_values(train, np.full((1, 2), 1e200)), 1 / 61)  # whose square is infinite
 
 
 # --- columns -------------------------------------------------------------------------------------
