@@ -5,17 +5,23 @@ The registry reads the exports of the packages: a class that is exported is regi
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
-from pyro_bnn import guides, infer, likelihoods, models, priors
 from pyro_bnn.errors import UnknownNameError
-from pyro_bnn.guides import Guide
-from pyro_bnn.likelihoods import Likelihood
 
-_NOT_ENTRIES = {
+KINDS: Mapping[str, str] = {
+    "guide": "guides",
+    "engine": "infer",
+    "prior": "priors",
+    "likelihood": "likelihoods",
+    "model": "models",
+}
+"""The package that exports each kind; it is imported when its classes are asked for."""
+
+NOT_ENTRIES = {
     "BayesianModule",
     "DropoutModule",
     "Guide",
@@ -49,12 +55,12 @@ def entries(kind: str) -> dict[str, Any]:
     """
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    module = KINDS[kind]
+    module = importlib.import_module(f"pyro_bnn.{KINDS[kind]}")
     exported = {name: getattr(module, name) for name in module.__all__}
     return {
         kebab_case(name): value
         for name, value in sorted(exported.items())
-        if isinstance(value, type) and name not in _NOT_ENTRIES
+        if isinstance(value, type) and name not in NOT_ENTRIES
     }
 
 
@@ -74,21 +80,15 @@ def lookup(kind: str, name: str) -> Any:
     raise UnknownNameError(kind, name, known)
 
 
-KINDS: Mapping[str, ModuleType] = {
-    "guide": guides,
-    "engine": infer,
-    "prior": priors,
-    "likelihood": likelihoods,
-    "model": models,
-}
-
-
 def check() -> None:
     """Check that every export is of the kind its package is for.
 
     Raises:
         TypeError: If one is not.
     """
+    from pyro_bnn.guides import Guide
+    from pyro_bnn.likelihoods import Likelihood
+
     for name, cls in entries("guide").items():
         if not issubclass(cls, Guide):
             raise TypeError(f"{name} is exported by guides and is no Guide")

@@ -71,6 +71,17 @@ def test_version() -> None:
     assert run("--version") == (0, f"pyro-bnn {__version__}\n", "")
 
 
+@pytest.mark.parametrize(("args", "code"), [(["--version"], 0), (["nonsense"], 2)])
+def test_the_package_runs_as_a_module(args: list[str], code: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyro_bnn", *args],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    expected = run(*args)
+    assert (done.returncode, done.stdout, done.stderr) == expected
+    assert expected.code == code
+
+
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",)])
 def test_help(args: tuple[str, ...]) -> None:
     code, out, err = run(*args)
@@ -109,11 +120,13 @@ def parameters_of(command: str) -> list[Any]:
 @pytest.mark.parametrize(
     "args",
     [
-        *(["--help"], *([command, "--help"] for command in COMMANDS)),
+        *(["--help"], ["list"], *([command, "--help"] for command in COMMANDS)),
         *(["--version"], *([command] for command in COMMANDS if command != "prior")),
     ],
 )
-def test_help_and_usage_errors_import_nothing_heavy(args: list[str], tmp_path: Path) -> None:
+def test_help_the_list_and_usage_errors_import_nothing_heavy(
+    args: list[str], tmp_path: Path
+) -> None:
     code = f"import sys\nfrom pyro_bnn.cli import main\nmain({args})\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 from collections.abc import Iterator
@@ -20,15 +21,21 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
+TOP_FILES = (
+    *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("Makefile", "constraints.txt"),
+)
+TEST_FOLDERS = (".ci", ".github", "benchmarks", "tests", "tutorials")  # and what tests read
 GUARD = "this folder is the package 'pyro_bnn.guides', not 'guides'"
 
 
 class Installation(NamedTuple):
-    """A wheel and the clean environment it was installed into."""
+    """A wheel and the clean environment it was installed into, and the sdist it was built from."""
 
     python: Path
     site_packages: Path
     wheel: Path
+    sdist: Path
 
 
 def folders(root: Path, package: str, suffix: str) -> dict[str, Path]:
@@ -80,11 +87,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Holds one template more than the repository, so that the check for templates cannot pass unseen.
     """
     copy = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in TOP_FILES:
         shutil.copy(ROOT / name, copy / name)
-    for name in ("pyro_bnn", "guides"):
-        ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("pyro_bnn", "guides", *TEST_FOLDERS):
+        ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
+    (copy / "tests" / "__pycache__").mkdir()
+    (copy / "tests" / "__pycache__" / "planted.pyc").touch()
     (copy / "pyro_bnn" / "report" / "planted.html").write_text("<p>{{ verdict }}</p>\n", "utf-8")
     return copy
 
@@ -98,6 +107,7 @@ def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     assert build.returncode == 0, build.stdout + build.stderr
     (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
 
     environment = folder / "venv"
     venv.create(environment, with_pip=False, symlinks=os.name != "nt")
@@ -115,7 +125,7 @@ def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     site_packages = Path(sysconfig.get_path("purelib", "venv", variables))
     shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site_packages / "shared.pth").write_text("\n".join(sorted(shared)) + "\n", "utf-8")
-    yield Installation(python, site_packages, wheel)
+    yield Installation(python, site_packages, wheel, sdist)
     shutil.rmtree(environment)
 
 
@@ -204,6 +214,17 @@ def test_constraints_pin_every_dependency() -> None:
                 assert requirement.specifier.contains(found[name]), f"{requirement} on {version}"
 
 
+def test_typers_lower_bound_has_literal_options() -> None:
+    from packaging.requirements import Requirement
+
+    (typer,) = (
+        found for found in map(Requirement, CONFIG["project"]["dependencies"])
+        if found.name == "typer"
+    )  # fmt: skip
+    # 0.18.0, the last without, ends every command with "Type not yet supported: typing.Literal"
+    assert list(typer.specifier.filter(["0.12.5", "0.18.0", "0.19.0"])) == ["0.19.0"]
+
+
 # --- what is built -------------------------------------------------------------------------------
 
 
@@ -213,6 +234,18 @@ def test_wheel_holds_every_file_and_nothing_else(source: Path, installed: Instal
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == files_of_the_project(source)
     assert {"pyro_bnn/py.typed", "pyro_bnn/report/planted.html"} <= names
+
+
+@pytest.mark.slow("builds and installs the package")
+def test_sdist_holds_the_tests_and_what_they_need(source: Path, installed: Installation) -> None:
+    with tarfile.open(installed.sdist) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    folders = [source / name for name in TEST_FOLDERS]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    wanted = {path.relative_to(source).as_posix() for path in files if path.suffix != ".pyc"}
+    assert {"tests/conftest.py", "tests/oracle.py", "tests/mutations.toml"} <= wanted
+    assert {*wanted, *TOP_FILES} - names == set()
+    assert [name for name in names if name.endswith(".pyc")] == []
 
 
 @pytest.mark.slow("builds and installs the package")

@@ -1,0 +1,8 @@
+"""``python -m pyro_bnn`` is the command ``pyro-bnn``."""
+
+import sys
+
+from pyro_bnn.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
