@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
-from pyro_bnn.likelihoods import match_observation
+from pyro_bnn.likelihoods import as_columns, match_observation
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -221,6 +221,18 @@ def sampled_like(model: Model, x: Tensor) -> Tensor | None:
     return next(arrays, None)
 
 
+def takes(model: Model, x: Tensor) -> bool:
+    """Whether a model runs on x; nothing of it is kept."""
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet:
+        try:
+            model(x)
+        except Exception as error:
+            logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
+            return False
+    return True
+
+
 def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
     """Check that a guide covers every latent site of a model.
 
@@ -238,7 +250,8 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
     """Check a model against the contract ``model(x, y=None)`` and match y to its likelihood.
 
     Args:
-        model: Pyro model that records f ``[N, F]`` and observes one site ``"y"`` in ``"data"``.
+        model: Pyro model that records f ``[N, F]``, or ``[N]`` for one output, and observes one
+            site ``"y"`` in ``"data"``.
         x: Inputs, N rows.
         y: Observations ``[N]`` or ``[N, O]``.
 
@@ -297,10 +310,10 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
             f"{CORRECTED}"
         )
     f = nodes["f"]["value"]
-    if f.ndim != 2 or f.shape[0] != num_rows:
+    if as_columns(f).ndim != 2 or as_columns(f).shape[0] != num_rows:
         raise ModelError(
             f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
-            f"{num_rows} rows; for one output keep the column: f [N, 1]{CORRECTED}"
+            f"{num_rows} rows, or [N] for one output{CORRECTED}"
         )
     if "data" not in [frame.name for frame in node["cond_indep_stack"]]:
         raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}')
@@ -419,7 +432,7 @@ class Evaluate(Messenger):
         elif name == "y":
             self.observed = msg
         elif name == "f":
-            self.f = msg["value"]
+            self.f = as_columns(msg["value"])
         elif isinstance(msg["fn"], dist.Unit):
             self.factors[name] = msg
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pyro_bnn.data import Standardiser
+from pyro_bnn.data import Dataset, Standardiser
 
 _processes: ContextVar[int] = ContextVar("processes", default=1)
 
@@ -37,6 +37,9 @@ class Provenance:
             as in older files.
         processes: How many such processes the run shared the machine with, itself included, as
             far as :func:`one_of_processes` said.
+        input_names: Names of the I columns of x, in their order; None where unknown.
+        target_names: Names of several targets; None of one, or where unknown.
+        class_names: Names of the classes 0 .. C-1, or None.
     """
 
     method: str
@@ -51,6 +54,15 @@ class Provenance:
     phases: dict[str, float] = field(default_factory=dict)
     threads: int | None = field(default_factory=torch.get_num_threads)
     processes: int = field(default_factory=_processes.get)
+    input_names: tuple[str, ...] | None = None
+    target_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+
+
+def of_data(data: Dataset | Provenance) -> dict[str, Any]:
+    """Units and names of the rows of a fit, as a :class:`Provenance` takes them."""
+    names = ("inputs", "target", "input_names", "target_names", "class_names")
+    return {name: getattr(data, name) for name in names}
 
 
 @contextmanager

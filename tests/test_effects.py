@@ -84,7 +84,26 @@ def sampled_f(x: Tensor, y: Tensor | None = None) -> Any:
 
 
 def flat_f(x: Tensor, y: Tensor | None = None) -> Any:
+    """The usual regression of Pyro's tutorials; one row is squeezed to a number."""
+    f = pyro.deterministic("f", (x @ weights()).squeeze())
+    with pyro.plate("data", x.shape[0]):
+        return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+def flat_event(x: Tensor, y: Tensor | None = None) -> Any:
     f = pyro.deterministic("f", (x @ weights()).squeeze(-1))
+    with pyro.plate("data", x.shape[0]):
+        return observe(f, y)
+
+
+def flat_against_columns(x: Tensor, y: Tensor | None = None) -> Any:
+    f = pyro.deterministic("f", (x @ weights()).squeeze(-1))
+    with pyro.plate("data", x.shape[0]):
+        return pyro.sample("y", dist.Normal(f, 0.1 * torch.ones(x.shape[0], 1)), obs=y)
+
+
+def summed_f(x: Tensor, y: Tensor | None = None) -> Any:
+    f = pyro.deterministic("f", (x @ weights()).sum())
     with pyro.plate("data", x.shape[0]):
         return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
 
@@ -155,7 +174,19 @@ REFUSED: dict[str, tuple[Model, type[Exception], str, bool]] = {
     "another plate": (another_plate, ModelError, 'site "y" is not inside pyro.plate("data"', True),
     "no f": (without_f, ModelError, 'does not record its network output "f"; add the first', True),
     "sampled f": (sampled_f, ModelError, 'the model does not record its network output "f"', True),
-    "f of one dimension": (flat_f, ModelError, "f has shape (12,), but", True),
+    "f of all rows": (summed_f, ModelError, "f has shape (), but", True),
+    "f of one dimension, an event": (
+        flat_event,
+        ShapeError,
+        "y has shape (12, 1), but the likelihood of this network output is over (12, 12)",
+        False,
+    ),
+    "f of one dimension, broadcast": (
+        flat_against_columns,
+        ShapeError,
+        'the distribution of "y" has batch shape (12, 12), not (12,): ',
+        True,
+    ),
     "f transposed": (transposed_f, ModelError, "f has shape (1, 12), but", True),
     "f broadcasts": (
         broadcasting,
@@ -197,6 +228,21 @@ def test_models_outside_the_contract_are_refused(
     assert type(caught.value) is error
     assert message in str(caught.value)
     assert (CORRECTED in str(caught.value)) is shows
+
+
+@pytest.mark.parametrize("columns", [1, None])
+def test_f_of_one_dimension_is_a_column(columns: int | None) -> None:
+    x, y = data()
+    y = y if columns else y[:, 0]
+    flat, whole = Program(flat_f, x, y), Program(plain_function, x, y)
+    assert flat.num_function_outputs == 1
+    z = torch.linspace(-1, 1, 6).reshape(2, 3)
+    assert_close(flat.function(z, x), (z @ x.T).unsqueeze(-1))
+    rows = flat.log_likelihood(z, flat.batch(x, y))
+    expected = dist.Normal(z @ x.T, 0.1).log_prob(y.reshape(-1))  # [2, 12]
+    assert_close(rows, expected)
+    assert whole.function(z, x).shape == flat.function(z, x).shape == (2, 12, 1)
+    assert flat.predictive(z, x[:1]).f.shape == (2, 1, 1)
 
 
 def test_the_corrected_lines_are_a_model() -> None:

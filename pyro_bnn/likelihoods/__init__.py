@@ -2,7 +2,7 @@
 
 from pyro_bnn.likelihoods.classes import Bernoulli, Categorical
 from pyro_bnn.likelihoods.counts import Poisson
-from pyro_bnn.likelihoods.likelihood import Likelihood, match_observation
+from pyro_bnn.likelihoods.likelihood import Likelihood, as_columns, match_observation
 from pyro_bnn.likelihoods.normal import HeteroscedasticNormal, Normal
 from pyro_bnn.likelihoods.student_t import StudentT
 
@@ -14,5 +14,6 @@ __all__ = [
     "Normal",
     "Poisson",
     "StudentT",
+    "as_columns",
     "match_observation",
 ]

@@ -9,7 +9,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError
-from pyro_bnn.likelihoods.likelihood import Likelihood, require_one_target
+from pyro_bnn.likelihoods.likelihood import Likelihood, as_columns, require_one_target
 
 
 class Bernoulli(Likelihood):
@@ -38,6 +38,7 @@ class Bernoulli(Likelihood):
         Raises:
             ShapeError: If y does not fit f.
         """
+        f = as_columns(f)
         columns = f.shape[-1]
         if y is not None and columns > 1 and y.ndim == 1:
             raise ShapeError(

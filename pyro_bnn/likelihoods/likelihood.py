@@ -36,7 +36,7 @@ class Likelihood(PyroModule):
         """Sample or observe the site ``"y"``.
 
         Args:
-            f: Network output ``[N, F]``.
+            f: Network output ``[N, F]``; ``[N]`` is one column.
             y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
 
         Returns:
@@ -45,12 +45,18 @@ class Likelihood(PyroModule):
         Raises:
             ShapeError: If f does not have the columns of this likelihood, or y does not fit f.
         """
+        f = as_columns(f)
         self.check_function_outputs(f.shape[-1])
         distribution = self.distribution(f)
         if y is not None:
             y = match_observation(y, distribution)
         with pyro.plate("data", f.shape[0]):
             return pyro.sample("y", distribution, obs=y)
+
+
+def as_columns(f: Tensor) -> Tensor:
+    """Network output ``[N, F]``; f ``[N]``, or ``[]`` of one row, is one column ``[N, 1]``."""
+    return f.reshape(-1, 1) if f.ndim < 2 else f
 
 
 def match_observation(y: Tensor, distribution: Distribution) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.layers.dropout import MaskedDropout
-from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.from_network import _like
@@ -66,13 +66,14 @@ class DropoutModule(PyroModule):
         f = self.net(x)
         for layer in self._layers:
             layer.num_rows = 0  # where a graph is made it is a symbol, and not to be kept
-        if f.ndim != 2 or f.shape[0] != x.shape[0]:
+        columns = as_columns(f)
+        if columns.ndim != 2 or columns.shape[0] != x.shape[0]:
             raise ModelError(
                 f"the network maps x of shape {tuple(x.shape)} to {tuple(f.shape)}, but f is "
-                "[N, F], one row for each row of x; end the network with torch.nn.Flatten() or "
-                "a squeeze of the extra dimensions"
+                "[N, F], one row for each row of x, or [N]; end the network with "
+                "torch.nn.Flatten() or a squeeze of the extra dimensions"
             )
-        f = pyro.deterministic("f", f)
+        f = pyro.deterministic("f", columns)
         return cast(Tensor, self.likelihood(f, y))
 
     def posterior(self, data: Dataset | tuple[Any, Any]) -> GuidePosterior:
@@ -93,6 +94,7 @@ class DropoutModule(PyroModule):
         from pyro_bnn.guides import AutoDropout
         from pyro_bnn.posterior import GuidePosterior, Provenance
         from pyro_bnn.program import Program
+        from pyro_bnn.provenance import of_data
 
         rows = data if isinstance(data, Dataset) else Dataset(*data)
         program = Program(self, rows.x, rows.y)
@@ -104,9 +106,7 @@ class DropoutModule(PyroModule):
         guide = AutoDropout(self)
         guide.setup(program.example.x[:1])
         guide.to(device=program.device, dtype=program.dtype)
-        provenance = Provenance(
-            "AutoDropout", "none", options=guide.options(), inputs=rows.inputs, target=rows.target
-        )
+        provenance = Provenance("AutoDropout", "none", options=guide.options(), **of_data(rows))
         return GuidePosterior(program, guide, provenance)
 
     def describe(self) -> str:

@@ -13,7 +13,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.fan_in import NORMS, suited_to_layers
@@ -94,13 +94,14 @@ class BayesianModule(PyroModule):
                 value = pyro.sample(name, prior())
             values |= dict.fromkeys(self._places[name], value)
         f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
-        if f.ndim != 2 or f.shape[0] != x.shape[0]:
+        columns = as_columns(f)
+        if columns.ndim != 2 or columns.shape[0] != x.shape[0]:
             raise ModelError(
                 f"the network maps x of shape {tuple(x.shape)} to {tuple(f.shape)}, but f is "
-                "[N, F], one row for each row of x; end the network with torch.nn.Flatten() or "
-                "a squeeze of the extra dimensions"
+                "[N, F], one row for each row of x, or [N]; end the network with "
+                "torch.nn.Flatten() or a squeeze of the extra dimensions"
             )
-        f = pyro.deterministic("f", f)
+        f = pyro.deterministic("f", columns)
         return cast(Tensor, self.likelihood(f, y))
 
 
@@ -122,7 +123,8 @@ def bayesian(
     inputs first, and an embedding looks up one of its rows; :mod:`pyro_bnn.models.fan_in`.
 
     Args:
-        net: Any module that maps x (rows first) to ``[N, F]``. It is copied, not changed.
+        net: Any module that maps x (rows first) to ``[N, F]``, or to ``[N]`` for one output. It is
+            copied, not changed.
         prior: One prior for all parameters, see above, or a mapping from name patterns
             (``{"*.weight": ..., "head.*": ...}``) to priors; parameters that no pattern matches
             stay point estimates, listed in ``model.point_estimates``: SVI trains them, NUTS holds

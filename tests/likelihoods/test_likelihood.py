@@ -122,6 +122,17 @@ def test_other_shapes_are_refused(fn: Any, shape: tuple[int, ...], expected: str
     assert caught.match(f"is over {expected}: one row for each row of x, one column for each")
 
 
+@pytest.mark.parametrize("name", ["Normal", "Bernoulli", "Poisson", "StudentT"])
+def test_f_of_one_dimension_is_a_column(name: str) -> None:
+    """In a plate of its rows f [N] would otherwise be N targets of each row."""
+    likelihood, y = LIKELIHOODS[name][0], torch.tensor([0.0, 1.0, 1.0, 0.0])
+    traces = [poutine.trace(likelihood).get_trace(f, y) for f in (F[:, 0], F[:, :1])]
+    for trace in traces:
+        trace.compute_log_prob()
+    assert traces[0].nodes["y"]["log_prob"].shape == (4,)
+    assert_close(traces[0].nodes["y"]["log_prob"], traces[1].nodes["y"]["log_prob"])
+
+
 def test_a_likelihood_without_a_distribution_says_so() -> None:
     class Unfinished(Likelihood):
         pass

@@ -228,8 +228,8 @@ def test_what_has_no_mask_for_all_rows_is_refused() -> None:
             bayesian_dropout(net)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"layer 2 is given \(3, 4, 1\) in a pass of 4 rows"):
         bayesian_dropout(time_first().double(), NOISE)(x)
-    flat = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1), nn.Flatten(0)).double()
-    with pytest.raises(ModelError, match=r"maps x of shape \(4, 3\) to \(4,\)"):
+    flat = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1), nn.Flatten(0)).double()
+    with pytest.raises(ModelError, match=r"maps x of shape \(4, 3\) to \(8,\)"):
         bayesian_dropout(flat, NOISE)(x)
     with pytest.raises(SiteError, match=r"likelihood.scale is to be learned: pass a likelihood"):
         bayesian_dropout(dense()).posterior((x, x[:, 0]))

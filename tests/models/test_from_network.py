@@ -9,12 +9,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import bayesian, likelihoods, priors
+from pyro_bnn import bayesian, bayesian_dropout, likelihoods, priors
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.models import MLP
+from pyro_bnn.program import Program
 from tests.plain_pyro import TiedNet, conv_net, linear_net, transformer_net
 
 
@@ -139,7 +140,7 @@ def test_what_is_no_network_is_refused(net: Any, error: type[Exception], message
 @pytest.mark.parametrize(
     ("net", "shape"),
     [
-        (nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), r"\(5,\)"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), r"\(10,\)"),
         (nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Linear(1, 2)), r"\(5, 3, 2\)"),
         (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (2, 5))), r"\(2, 5\)"),
     ],
@@ -149,9 +150,37 @@ def test_an_output_that_is_not_rows_of_f_is_refused(net: nn.Module, shape: str) 
     with pytest.raises(
         ModelError,
         match=rf"the network maps x of shape \(5, 3\) to {shape}, but f is \[N, F\], one row for "
-        r"each row of x; end the network with torch.nn.Flatten\(\)",
+        r"each row of x, or \[N\]; end the network with torch.nn.Flatten\(\)",
     ):
         model(torch.zeros(5, 3))
+
+
+class Squeezed(nn.Linear):
+    """A network of one output that ends as many do; one row becomes a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+@pytest.mark.parametrize("make", [bayesian, bayesian_dropout])
+def test_a_network_of_one_output_may_drop_the_column(make: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kept = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+    dropped = copy.deepcopy(kept)
+    dropped[1] = Squeezed(3, 1)
+    dropped.load_state_dict(kept.state_dict())
+    x = torch.linspace(-1, 1, 15).reshape(5, 3)
+    if make is bayesian:
+        kept, dropped = kept.eval(), dropped.eval()
+    found = []
+    for net in (kept, dropped):
+        program = Program(make(net, likelihood=likelihoods.Normal(0.1)), x, x[:, 0])
+        z = torch.linspace(-1, 1, program.num_latents)
+        rows = program.log_likelihood(z, program.batch(x, x[:, 0]))
+        found.append((program.function(z, x), program.function(z, x[:1]), rows))
+    torch.testing.assert_close(found[1], found[0])
+    assert found[1][0].shape == (5, 1)
 
 
 def test_priors_and_likelihood_take_the_dtype_of_the_network() -> None:
