@@ -183,7 +183,7 @@ def _prior_groups(
     program, params = posterior.program, posterior.params
     if program.latents.improper:
         return {}
-    x = points.x[:num_points].to(device=program.device, dtype=program.dtype)
+    x = program.inputs(points.x[:num_points])
     z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(derived_seed(seed, 3))  # apart from the draws of z

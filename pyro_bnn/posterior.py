@@ -15,14 +15,15 @@ from torch import Tensor
 
 from pyro_bnn.chunks import Chunks, Pass, Rows
 from pyro_bnn.data import Dataset
-from pyro_bnn.data.arrays import cast, to_tensor
+from pyro_bnn.data.arrays import ArrayLike, cast, column_order, in_order, listed, to_tensor
+from pyro_bnn.data.labels import check_same_classes
 from pyro_bnn.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB
-from pyro_bnn.prediction import Prediction, predict, require_finite
+from pyro_bnn.prediction import Names, Prediction, predict, require_finite
 from pyro_bnn.predictive import log_likelihoods
 from pyro_bnn.program import Params, Program
 from pyro_bnn.provenance import Provenance
@@ -39,7 +40,7 @@ __all__ = [
 
 NUM_SAMPLES = 1_000  # draws by default
 
-Data: TypeAlias = "Dataset | tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]"
+Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -261,7 +262,7 @@ class Posterior(ABC):
 
     def function_draws(
         self,
-        x: Tensor,
+        x: ArrayLike,
         num_samples: int | None = None,
         seed: int = 0,
         group_by_chain: bool = False,
@@ -272,7 +273,7 @@ class Posterior(ABC):
         """Draws of the network output f at x ``[N, I]``: ``[S, N, F]``, or ``[C, S/C, N, F]``.
 
         Args:
-            x: Inputs in the model's units.
+            x: Inputs in the model's units; columns as in :meth:`predict`.
             num_samples: Number of draws, the total over chains.
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
@@ -296,7 +297,7 @@ class Posterior(ABC):
 
     def predict(
         self,
-        x: Tensor,
+        x: ArrayLike,
         num_samples: int | None = None,
         seed: int = 0,
         raw: bool = False,
@@ -310,7 +311,9 @@ class Posterior(ABC):
         predicted within the bound.
 
         Args:
-            x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``.
+            x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``. The
+                columns of a data frame are found by their names, those of the fit, in any order;
+                an array has them in the order of the fit.
             num_samples: Number of draws S, the total over chains.
             seed: Seed of the draws, of weights and of y.
             raw: Whether x and the prediction are in the user's units, densities included.
@@ -321,10 +324,11 @@ class Posterior(ABC):
                 temporary files (``TMPDIR``), mapped from there, on the CPU.
 
         Raises:
+            DataError: If a data frame has other columns than the fit; names both lists.
             OptionError: If a single draw exceeds the bound.
             OutputError: If the disk has no room.
         """
-        rows = to_tensor(x, "x")
+        rows = self._rows(x)
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(
@@ -338,6 +342,11 @@ class Posterior(ABC):
             target=self.provenance.target if raw else None,
             chunks=self.chunks,
             disk=disk,
+            names=Names(
+                targets=self.provenance.target_names,
+                classes=self.provenance.class_names,
+                rows=getattr(x, "index", None) if hasattr(x, "columns") else None,
+            ),
         )
 
     # Densities
@@ -355,7 +364,8 @@ class Posterior(ABC):
         """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units.
 
         Args:
-            data: Rows in the model's units.
+            data: Rows in the model's units; columns as in :meth:`predict`, but those of a
+                ``Dataset`` in the order of the fit.
             num_samples: Number of draws, the total over chains.
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
@@ -364,6 +374,7 @@ class Posterior(ABC):
                 folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
 
         Raises:
+            DataError: If the columns have names, and these are not those of the fit.
             OptionError: If a single draw exceeds the bound, or without ``disk`` the result; names
                 the num_samples that fits.
             OutputError: If the disk has no room.
@@ -418,7 +429,7 @@ class Posterior(ABC):
         return tuple(self.params.values())
 
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
-        x, y = _pair(data)
+        x, y = self.pair(data)
         draws = self.in_blocks(self.count(num_samples), seed)
         batch = self.program.batch(self._inputs(x), y)
         return log_likelihoods(self.chunks, draws, batch, self.params)
@@ -499,11 +510,15 @@ class Posterior(ABC):
                 there; :func:`pyro_bnn.arviz_io.save_netcdf` copies them a part at a time.
 
         Raises:
+            DataError: If the columns have names, and these are not those of the fit.
             OutputError: If the disk has no room.
         """
         from pyro_bnn.arviz_io import datatree
         from pyro_bnn.export import arviz_groups
 
+        for rows in (train, test):
+            if rows is not None:
+                self.check_names(rows)
         groups, dims, coords, attrs = arviz_groups(
             self,
             train,
@@ -543,12 +558,50 @@ class Posterior(ABC):
 
         return load(Path(path), model)
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        rows = to_tensor(x, "x")
+    def _rows(self, x: ArrayLike) -> Tensor:
+        """Inputs as a tensor, the columns of a data frame in the order of the fit."""
+        return to_tensor(in_order(x, self.provenance.input_names, "x"), "x")
+
+    def pair(self, data: Data) -> tuple[Tensor, Tensor]:
+        """X and y of rows of data, their columns in the order of the fit.
+
+        Raises:
+            DataError: If data are of another kind, or the columns have names, and these are not
+                those of the fit.
+        """
+        if isinstance(data, Dataset):
+            self.check_names(data)
+            return data.x, data.y
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise DataError(
+                f"data is a pyro_bnn.data.Dataset or a pair (x, y), not {type(data).__name__}; of "
+                "a Split pass split.train or split.test"
+            )
+        names = Names(self.provenance.target_names, self.provenance.class_names)
+        return self._rows(data[0]), names.observed(data[1])
+
+    def check_names(self, data: Dataset) -> None:
+        """Check that columns and classes which have names are those of the fit, in its order.
+
+        Raises:
+            DataError: If they are not.
+        """
+        check_same_classes(data.class_names, self.provenance.class_names, "these rows")
+        given, known = data.input_names, self.provenance.input_names
+        if column_order(given, known, "x") is not None:
+            raise DataError(
+                f"x has the columns of the fit, {listed(known or ())}, in another order, "
+                f"{listed(given or ())}: make the Dataset of a frame with the order of the fit"
+            )
+
+    def _inputs(self, x: ArrayLike) -> Tensor:
+        rows = self._rows(x)
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
         require_finite(rows)
-        return cast(rows, self.program.dtype, "x").to(self.program.device)
+        if self.program.x_dtype.is_floating_point:
+            rows = cast(rows, self.program.x_dtype, "x")
+        return self.program.inputs(rows)
 
     def __repr__(self) -> str:
         stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""
@@ -699,14 +752,3 @@ class DrawsPosterior(Posterior):
         if self._stored_log_q is None:
             return super().log_q(num_samples, seed)
         return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
-
-
-def _pair(data: Data) -> tuple[Tensor, Tensor]:
-    if isinstance(data, Dataset):
-        return data.x, data.y
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise DataError(
-            f"data is a pyro_bnn.data.Dataset or a pair (x, y), not {type(data).__name__}; of a "
-            "Split pass split.train or split.test"
-        )
-    return to_tensor(data[0], "x"), to_tensor(data[1], "y")

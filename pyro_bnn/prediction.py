@@ -3,9 +3,9 @@ r"""Posterior predictive, :math:`p(y \mid x, D) \approx \tfrac1S \sum_s p(y \mid
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 from pyro_bnn.chunks import Chunks
 from pyro_bnn.conditional import Conditional
 from pyro_bnn.data import Standardiser
-from pyro_bnn.data.arrays import to_tensor
+from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
+from pyro_bnn.data.labels import coded
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed, isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
@@ -27,7 +28,37 @@ from pyro_bnn.streams import RunningLogMean, RunningMoments
 
 DRAWS_READ = 64  # at once, of the rows of a file
 
+PREDICTED = "predicted"  # how the columns of predictions begin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
+
+
+class Names(NamedTuple):
+    """What a table of predictions calls its rows and columns.
+
+    Attributes:
+        targets: The O names of several targets; None for ``y0, y1, ...``, or one target.
+        classes: The C names of the classes; None for ``0, 1, ...``.
+        rows: Index of the N rows, of pandas; None for 0 .. N-1.
+    """
+
+    targets: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    rows: Any = None
+
+    def observed(self, y: ArrayLike) -> Tensor:
+        """Observations as a tensor: columns and classes are found by their names.
+
+        Raises:
+            DataError: If y has other columns or classes, or holds no real numbers.
+        """
+        y = in_order(y, self.targets, "y")
+        if self.classes is not None:
+            y, _ = coded(y, self.classes)
+        return to_tensor(y, "y")
 
 
 class Prediction:
@@ -45,6 +76,7 @@ class Prediction:
         is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
         _target_log_likelihood: Log densities ``[S, N, O]`` of each target alone; None where they
             are not independent given a draw.
+        names: What :meth:`to_frame` calls its rows and columns.
     """
 
     def __init__(
@@ -58,8 +90,10 @@ class Prediction:
         *,
         is_discrete: bool = False,
         _target_log_likelihood: Callable[[Tensor], Tensor] | None = None,
+        names: Names | None = None,
     ) -> None:
         self._is_discrete = is_discrete
+        self._names = Names() if names is None else names
         self._stored: dict[str, Any] = {
             "draws": draws,
             "function_draws": function_draws,
@@ -167,19 +201,21 @@ class Prediction:
 
     # Densities
 
-    def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:
+    def log_prob(self, y: ArrayLike) -> Float[Tensor, " N"]:
         r"""Log of the mean density over draws ``[N]``.
 
         .. math:: \log \tfrac1S \sum_s p(y_n \mid x_n, z_s)
 
         Args:
-            y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction.
+            y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction; the columns of a
+                data frame are found by the names of several targets, classes as text by theirs.
 
         Raises:
-            DataError: If y holds no real numbers.
+            DataError: If y holds no real numbers, or is a data frame of other targets, or text
+                that is no class of the fit.
             ShapeError: If y does not have one row for each row of x.
         """
-        found = self._log_likelihood(to_tensor(y, "y"))
+        found = self._log_likelihood(self._names.observed(y))
         if isinstance(found, RunningLogMean):
             return found.value
         log_mean = RunningLogMean()
@@ -191,7 +227,7 @@ class Prediction:
         """Whether each of several targets has a density of its own."""
         return self._target_log_likelihood is not None
 
-    def target_log_likelihood(self, y: Tensor) -> Float[Tensor, "S N O"]:
+    def target_log_likelihood(self, y: ArrayLike) -> Float[Tensor, "S N O"]:
         """Log density of each target alone given each draw ``[S, N, O]``.
 
         Args:
@@ -204,9 +240,9 @@ class Prediction:
             raise OptionError(
                 "the likelihood has no density of each target alone: read log_prob(y) of all"
             )
-        return self._target_log_likelihood(to_tensor(y, "y"))
+        return self._target_log_likelihood(self._names.observed(y))
 
-    def target_log_prob(self, y: Tensor) -> Float[Tensor, "N O"]:
+    def target_log_prob(self, y: ArrayLike) -> Float[Tensor, "N O"]:
         r"""Log of the mean density over draws of each target alone ``[N, O]``.
 
         .. math:: \log \tfrac1S \sum_s p(y_{no} \mid x_n, z_s)
@@ -223,6 +259,63 @@ class Prediction:
         found = RunningLogMean()
         found.add(self.target_log_likelihood(y))
         return found.value
+
+    # Tables
+
+    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
+        """The table that ``pyro-bnn predict`` writes, a row for each row of x.
+
+        Numbers have ``predicted_mean``, ``_median``, ``_sd``, ``_low``, ``_high``,
+        ``_sd_epistemic`` and ``_sd_aleatoric``; of several targets these are
+        ``predicted_NAME_mean`` and so on. Classes have ``predicted_class``, ``predicted_p_NAME`` of
+        each, ``predicted_entropy`` and ``predicted_mutual_information``, nats. What the command
+        compares with the training rows is not among them. Units are those of the prediction; the
+        index is that of the data frame that was predicted.
+
+        Args:
+            level: Probability of the central interval from ``low`` to ``high``.
+
+        Raises:
+            OptionError: If the level is not between 0 and 1.
+            OutputError: As :meth:`quantile`.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(level), index=self._names.rows)
+
+    def columns(self, level: float) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns of :meth:`to_frame`, ``[N]`` each."""
+        require_level(level)
+        if self._stored["means"] is None:
+            return self._class_columns()
+        low, median, high = self.quantile([(1 - level) / 2, 0.5, (1 + level) / 2])
+        values = {
+            "mean": self.mean,
+            "median": median,
+            "sd": self.sd,
+            "low": low,
+            "high": high,
+            "sd_epistemic": self.sd_epistemic,
+            "sd_aleatoric": self.sd_aleatoric,
+        }
+        targets = self._names.targets
+        if targets is None and median.shape[1] > 1:
+            targets = tuple(f"y{o}" for o in range(median.shape[1]))
+        return {
+            f"{start}_{name}": _array(value[:, o])
+            for o, start in enumerate(column_starts(targets))
+            for name, value in values.items()
+        }
+
+    def _class_columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        probs = _array(self.probs).astype(float)  # [N, C]
+        names = self._names.classes or tuple(map(str, range(probs.shape[1])))
+        return {
+            f"{PREDICTED}_class": np.array(names)[probs.argmax(1)],
+            **{f"{PREDICTED}_p_{name}": probs[:, c] for c, name in enumerate(names)},
+            f"{PREDICTED}_entropy": _array(self.entropy),
+            f"{PREDICTED}_mutual_information": _array(self.mutual_information),
+        }
 
     # What a mixture whose draws are not stored does otherwise
 
@@ -259,6 +352,7 @@ class StreamedPrediction(Prediction):
         refusal: Why the draws cannot be read, and what to do.
         _log_likelihood: Log densities of observations, over all draws.
         on_disk: Makes the same prediction with draws in files, from which quantiles are taken.
+        names: What its table calls its rows and columns.
     """
 
     def __init__(
@@ -267,6 +361,7 @@ class StreamedPrediction(Prediction):
         refusal: str,
         _log_likelihood: LogLikelihood,
         on_disk: Callable[[], Prediction],
+        names: Names | None = None,
     ) -> None:
         is_number = "means" in moments
 
@@ -280,6 +375,7 @@ class StreamedPrediction(Prediction):
             variances=refuse if is_number else None,
             class_probs=None if is_number else refuse,
             _log_likelihood=_log_likelihood,
+            names=names,
         )
         self._moments = moments
         self._on_disk = cache(on_disk)  # written once, for all quantiles
@@ -294,7 +390,7 @@ class StreamedPrediction(Prediction):
         """As of the same prediction in files; see the base class."""
         return self._on_disk().has_target_densities
 
-    def target_log_likelihood(self, y: Tensor) -> Float[Tensor, "S N O"]:
+    def target_log_likelihood(self, y: ArrayLike) -> Float[Tensor, "S N O"]:
         """Log densities of each target alone, which are written to a file; see the base class."""
         return self._on_disk().target_log_likelihood(y)
 
@@ -344,6 +440,7 @@ def predict(
     has_moments: bool = True,
     chunks: Chunks | None = None,
     disk: bool = False,
+    names: Names | None = None,
 ) -> Prediction:
     """Predict y at x from draws of the posterior, in chunks over draws and rows.
 
@@ -360,6 +457,7 @@ def predict(
         has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
         chunks: What was learned of the program in earlier calls.
         disk: Whether draws beyond the bound are kept in files.
+        names: What the table of the prediction calls its rows and columns.
 
     Raises:
         DataError: If x holds NaN or infinite values.
@@ -368,7 +466,7 @@ def predict(
     """
     chunks = Chunks(program) if chunks is None else chunks
     draws = z if isinstance(z, Draws) else Draws.of(z)
-    x = x.to(device=program.device, dtype=program.dtype)
+    x = program.inputs(x)
     units = None if target is None else target.to(program.device)
     stream = derived_seed(seed, 1)  # z has the stream of seed
     with torch.no_grad(), isolated(stream):
@@ -421,13 +519,14 @@ def predict(
                 has_moments=has_moments,
                 chunks=chunks,
                 disk=True,
+                names=names,
             )
 
         message = (
             f"{refusal}; moments and log_prob(y) need no draws in memory, quantile(q) writes them "
             "to a file, and with disk=True all are there"
         )
-        return StreamedPrediction(moments, message, log_likelihood, on_disk)
+        return StreamedPrediction(moments, message, log_likelihood, on_disk, names)
     return Prediction(
         draws=lambda: whole.sample(stream),
         function_draws=f,
@@ -437,7 +536,23 @@ def predict(
         _log_likelihood=log_likelihood,
         is_discrete=given.is_discrete,
         _target_log_likelihood=target_log_likelihood if given.has_target_densities else None,
+        names=names,
     )
+
+
+def column_starts(targets: Sequence[str] | None) -> tuple[str, ...]:
+    """How the columns of predicted numbers begin: of the one target, or of each of several."""
+    return (PREDICTED,) if targets is None else tuple(f"{PREDICTED}_{name}" for name in targets)
+
+
+def require_level(level: float) -> None:
+    """Check the probability of an interval.
+
+    Raises:
+        OptionError: If it is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise OptionError(f"the level of an interval is between 0 and 1, such as 0.95, not {level}")
 
 
 def require_finite(x: Tensor) -> None:
@@ -490,6 +605,10 @@ def _sorted(draws: Tensor) -> Tensor:
 
 def _is_of_file(value: object) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cpu" and is_mapped(value.numpy())
+
+
+def _array(value: Tensor) -> np.ndarray[Any, Any]:
+    return np.asarray(value.detach().cpu())
 
 
 def _existing(value: Tensor, name: str) -> Tensor:

@@ -25,7 +25,7 @@ from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.memory import GIB
-from pyro_bnn.prediction import Prediction, predict
+from pyro_bnn.prediction import Names, Prediction, column_starts, predict, require_level
 from pyro_bnn.report.files import check_writable, write_text
 from pyro_bnn.report.numbers import number
 from pyro_bnn.report.units import to_numpy
@@ -35,7 +35,6 @@ from pyro_bnn.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 RATIO = "uncertainty_vs_training"
 DISTANCE, P_VALUE = "distance_to_training", "distance_p_value"
 ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
-PREDICTED = "predicted"  # how the columns of predictions begin
 PLACES = ("mean", "median", "low", "high")  # in the units of the target
 KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
 DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
@@ -174,8 +173,7 @@ def predict_file(
         DataError: If the file cannot be used; see :func:`pyro_bnn.data.new_rows.read_new_rows`.
         OptionError: If ``level`` or ``num_samples`` is out of range.
     """
-    if not 0 < level < 1:
-        raise OptionError(f"the level of an interval is between 0 and 1, such as 0.95, not {level}")
+    require_level(level)
     stored = fit.posterior.num_stored_draws
     if num_samples is not None and stored is not None and num_samples > stored:
         raise OptionError(f"the fit holds {stored:,} draws: take at most that, not {num_samples:,}")
@@ -274,9 +272,7 @@ def _holds_predictions(path: Path) -> bool:
 
 def _starts(fit: SavedFit) -> tuple[str, ...]:
     """How the columns of each target begin; none for classes."""
-    if fit.class_names is not None:
-        return ()
-    return tuple(f"{PREDICTED}_{name}" for name in fit.target_names or ()) or (PREDICTED,)
+    return () if fit.class_names is not None else column_starts(fit.target_names)
 
 
 def _rows_at_once(num_draws: int, num_targets: int) -> int:
@@ -307,6 +303,7 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
         target=target,
         has_moments=posterior.has_moments,
         chunks=posterior.chunks,
+        names=Names(targets=fit.target_names, classes=fit.class_names),
     )
 
 
@@ -335,21 +332,7 @@ def _predict_block(
     if fit.class_names is not None:
         probs = to_numpy(prediction.probs).astype(float)  # [N, C]
         extra["probs"] = probs
-        columns = {"predicted_class": np.array(fit.class_names)[probs.argmax(1)]}
-        columns |= {f"predicted_p_{name}": probs[:, c] for c, name in enumerate(fit.class_names)}
-        columns["predicted_entropy"] = to_numpy(prediction.entropy)
-        columns["predicted_mutual_information"] = to_numpy(prediction.mutual_information)
-        return columns, extra
-    low, median, high = prediction.quantile([(1 - level) / 2, 0.5, (1 + level) / 2])
-    values = {
-        "mean": prediction.mean,
-        "median": median,
-        "sd": prediction.sd,
-        "low": low,
-        "high": high,
-        "sd_epistemic": prediction.sd_epistemic,
-        "sd_aleatoric": prediction.sd_aleatoric,
-    }
+        return prediction.columns(level), extra
     starts = _starts(fit)
     if y is not None:
         draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
@@ -363,12 +346,7 @@ def _predict_block(
         extra["covered"] = len(y) * np.stack(covered, axis=1)[None]  # [1, S, O] of a block
         if len(starts) > 1 and prediction.has_target_densities:
             extra["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
-    columns = {
-        f"{start}_{name}": to_numpy(value[:, o])
-        for o, start in enumerate(starts)
-        for name, value in values.items()
-    }
-    return columns, extra
+    return prediction.columns(level), extra
 
 
 def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> None:

@@ -129,7 +129,7 @@ def prior_predictive(
         raise ShapeError(f"x is [N, ...] with at least one row, not {list(rows.shape)}")
     require_finite(rows)
     program = proper_program(model, rows)
-    rows = rows.to(program.initial) if rows.is_floating_point() else rows.to(program.device)
+    rows = program.inputs(rows)
     z = program.prior_draws(num_samples, rows[:1], seed)
     prior = DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none", seed=seed))
     return PriorPredictive(prior, rows, prior.predict(rows, num_samples, seed))

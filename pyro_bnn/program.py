@@ -33,6 +33,7 @@ from pyro_bnn.effects import (
     require_factors_of_parameters,
     require_fixed_supports,
     sampled_like,
+    takes,
     unvalidated,
     with_tensors,
 )
@@ -177,6 +178,7 @@ class Program:
         params: The model's point-estimated parameters by name, unconstrained, as clones: engines
             train those that require gradients and leave the user's model as it is.
         member_params: Names of the parameters that draws may carry after z.
+        x_dtype: Of the inputs: ``dtype``, or that of whole numbers which the model alone takes.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
         snapshot: The model's buffers, priors and modes as they were.
@@ -188,7 +190,8 @@ class Program:
         self.model = model
         self.snapshot = Snapshot(model)  # the user may change the model after the fit
         self.dtype, self.device = _dtype_and_device(model, x)
-        x, y = self._cast(x), self._cast(y)
+        self.x_dtype = _input_dtype(model, x, self.dtype, self.device)
+        x, y = self.inputs(x), self._cast(y)
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
         self._y_dtype = y.dtype
@@ -249,6 +252,20 @@ class Program:
             {k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()}
         )
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the dtype and on the device of the model.
+
+        Raises:
+            DataError: If the model takes whole numbers alone and these are not.
+        """
+        is_rounded = x.is_floating_point() and not self.x_dtype.is_floating_point
+        if is_rounded and bool((x != x.floor()).any()):
+            raise DataError(
+                "x holds fractions, but the model takes whole numbers, to which it was fitted: "
+                "pass the numbers that its embedding looks up"
+            )
+        return x.to(device=self.device, dtype=self.x_dtype)
+
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """Rows in the program's dtype and device, y in the shape the likelihood takes.
 
@@ -257,7 +274,7 @@ class Program:
             DataError: If values of y lie outside the likelihood's support, such as a class label
                 that is not 0..C-1.
         """
-        x, y = self._cast(x), self._cast(y)
+        x, y = self.inputs(x), self._cast(y)
         fn = self._run(self.initial, x[:1], None, self.params).observed["fn"]
         fn = fn.expand(torch.Size([x.shape[0]]))
         y = match_observation(y, fn)
@@ -683,6 +700,14 @@ def _part(params: Params, prefix: str) -> dict[str, Tensor]:
 
 def _leaves(params: Params) -> dict[str, Tensor]:
     return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+
+
+def _input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Floating, unless x are whole numbers and the model takes no others, as an embedding."""
+    row = x[:1].to(device)
+    if x.is_floating_point() or takes(model, row.to(dtype)) or not takes(model, row):
+        return dtype
+    return x.dtype
 
 
 def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:

@@ -52,6 +52,9 @@ def save(posterior: Posterior, path: Path) -> None:
                 "processes": provenance.processes,
                 "num_parameters": provenance.num_parameters,
                 "num_data": program.num_data,
+                "input_names": provenance.input_names,
+                "target_names": provenance.target_names,
+                "class_names": provenance.class_names,
                 "sites": [[site.name, list(site.shape)] for site in program.sites],
             }
         ),

@@ -34,6 +34,7 @@ HEADER = {
     "num_data": int,
     "sites": list,
 }
+NAMES = ("input_names", "target_names", "class_names")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,6 +93,9 @@ def _values(document: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ValueError(
             f"x {list(x.shape)} and y {list(y.shape)} are not rows of {header['num_data']}"
         )
+    names = header["input_names"]
+    if names is not None and (x.ndim < 2 or len(names) != x.shape[1]):
+        raise ValueError(f"x {list(x.shape)} has another number of columns than of names")
     values: dict[str, Any] = {
         "x": x,
         "y": y,
@@ -127,6 +131,7 @@ def _values(document: dict[str, Any], path: Path) -> dict[str, Any]:
 def _header(document: dict[str, Any], path: Path) -> dict[str, Any]:
     header = parse_json(_of_type(document["header"], str, "header"), f"the header of {path}")
     lacking: dict[str, Any] = {"phases": {}, "threads": None, "processes": 1}  # in older files
+    lacking |= dict.fromkeys(NAMES)
     header = {**lacking, **_of_type(header, dict, "header")}
     _require_keys(header, (*HEADER, *lacking))
     for name, kind in HEADER.items():
@@ -139,6 +144,9 @@ def _header(document: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ValueError(f"processes is {header['processes']}")
     for name, value in _of_type(header["phases"], dict, "phases").items():
         _of_type(value, float, f"phase {name!r}")
+    for own in NAMES:
+        if header[own] is not None:
+            header[own] = tuple(_of_type(v, str, own) for v in _of_type(header[own], list, own))
     return header
 
 
@@ -157,6 +165,7 @@ def _provenance(header: dict[str, Any], document: dict[str, Any]) -> Provenance:
         losses=losses.numpy(),
         inputs=_standardiser(document["inputs"], "inputs"),
         target=_standardiser(document["target"], "target"),
+        **{kind: header[kind] for kind in NAMES},
     )
 
 

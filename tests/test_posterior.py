@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pyro.infer import Predictive, autoguide
 from pyro.infer.autoguide import init_to_value
+from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_bnn import SVI, guides, memory, models, priors
+from pyro_bnn import CAVI, HMC, NUTS, SVI, VON, Exact, guides, likelihoods, memory, models, priors
 from pyro_bnn.data import Dataset, Standardiser
-from pyro_bnn.errors import BNNWarning, OptionError, ShapeError, SiteError
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.guides.exact import at, exact_posterior, multivariate_normal, stored_posterior
@@ -224,6 +229,169 @@ def test_units_come_from_the_data() -> None:
         models.MLP(2, hidden=(2,)), data, progress=False
     )
     assert (posterior.provenance.inputs, posterior.provenance.target) == units
+
+
+# Names of columns
+
+NAMES = ("age", "income", "height")
+
+
+def named() -> tuple[DrawsPosterior, pd.DataFrame, Dataset]:
+    """A posterior of a fit to named columns in units of their own, new rows, and its data."""
+    oracle = linear_gaussian()
+    inputs = Standardiser(torch.tensor([40.0, 5e3, 1.7]), torch.tensor([10.0, 2e3, 0.1]))
+    data = Dataset(oracle.x, oracle.y, inputs=inputs, input_names=NAMES)
+    posterior = NUTS(num_chains=1, warmup_steps=3, num_samples=4).run(
+        oracle.model, data, progress=False
+    )
+    rows = pd.DataFrame(data.raw()[0].numpy(), columns=list(NAMES), index=range(5, 25))
+    return posterior, rows, data
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_the_columns_of_a_frame_are_found_by_name() -> None:
+    posterior, rows, data = named()
+    assert posterior.provenance.input_names == NAMES
+    expected = posterior.predict(rows.to_numpy(), raw=True).mean
+    swapped = rows[["height", "age", "income"]]
+    torch.testing.assert_close(posterior.predict(rows, raw=True).mean, expected)
+    torch.testing.assert_close(posterior.predict(swapped, raw=True).mean, expected)
+    standard = pd.DataFrame(data.x.numpy(), columns=list(NAMES))[swapped.columns]
+    f = posterior.function_draws(data.x)
+    torch.testing.assert_close(posterior.function_draws(standard), f)
+    likelihood = posterior.log_likelihood((data.x, data.y))
+    torch.testing.assert_close(posterior.log_likelihood((standard, data.y)), likelihood)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_other_columns_than_those_of_the_fit_are_refused() -> None:
+    posterior, rows, data = named()
+    renamed = rows.rename(columns={"age": "years"})
+    reason = "'years', 'income', 'height', but the fit was to 'age', 'income', 'height': missing"
+    for ask in (posterior.predict, posterior.function_draws):
+        with pytest.raises(ValueError, match=reason):
+            ask(renamed)
+    with pytest.raises(DataError, match=reason):
+        posterior.log_likelihood((renamed, data.y))
+    other = dataclasses.replace(data, input_names=("years", *NAMES[1:]))
+    swapped = dataclasses.replace(data, input_names=NAMES[::-1])
+    for rows_, reason in (
+        (other, "missing are 'age', unknown are 'years'"),
+        (swapped, "in another order, 'height', 'income', 'age': make the Dataset"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            posterior.log_likelihood(rows_)
+        with pytest.raises(DataError, match=reason):
+            posterior.to_arviz(rows_)
+        with pytest.raises(DataError, match=reason):
+            posterior.to_arviz(data, rows_)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_names_are_saved_and_checked_after_loading(tmp_path: Path) -> None:
+    posterior, rows, _ = named()
+    posterior.save(tmp_path / "fit.pt")
+    loaded = Posterior.load(tmp_path / "fit.pt", linear_gaussian().model)
+    expected = posterior.predict(rows, raw=True).mean
+    torch.testing.assert_close(loaded.predict(rows[list(NAMES[::-1])], raw=True).mean, expected)
+    with pytest.raises(DataError, match="missing are 'income'"):
+        loaded.predict(rows.rename(columns={"income": "wage"}), raw=True)
+
+
+@pytest.mark.usefixtures("uncaptured")
+@pytest.mark.parametrize(
+    "engine",
+    [
+        SVI(guides.AutoNormal, num_steps=2),
+        SVI(autoguide.AutoNormal, num_steps=2),
+        VON(num_steps=2),
+        Exact(),
+        CAVI(),
+        HMC(num_chains=1, warmup_steps=1, num_samples=2),
+    ],
+    ids=lambda engine: type(engine).__name__,
+)
+def test_every_engine_keeps_the_names_of_the_data(engine: Any) -> None:
+    oracle = linear_gaussian()
+    frame = pd.DataFrame(oracle.x.numpy(), columns=list(NAMES))
+    model = models.LinearRegression(3, likelihood=likelihoods.Normal(0.3)).double()
+    posterior = engine.run(model, (frame, oracle.y.numpy()), progress=False)
+    assert posterior.provenance.input_names == NAMES
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_classes_as_text_are_those_of_the_fit(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 18).reshape(9, 2)
+    text, labels = ["odd", "ill", "well"] * 3, torch.tensor([1, 0, 2] * 3)
+
+    def model() -> models.BayesianModule:
+        return models.bayesian(torch.nn.Linear(2, 3), likelihood=likelihoods.Categorical(3))
+
+    made = model()
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(made, (x, text), progress=False)
+    assert posterior.provenance.class_names == ("ill", "odd", "well")
+    posterior.save(tmp_path / "fit.pt")
+    for one in (posterior, Posterior.load(tmp_path / "fit.pt", made)):
+        expected = one.log_likelihood((x[:2], labels[:2]), 5)
+        torch.testing.assert_close(one.log_likelihood((x[:2], ["odd", "ill"]), 5), expected)
+        prediction = one.predict(x[:2], 5)
+        found = prediction.log_prob(np.array(["odd", "ill"]))
+        torch.testing.assert_close(found, prediction.log_prob(labels[:2]))
+        assert list(prediction.to_frame().columns)[1:4] == [
+            "predicted_p_ill", "predicted_p_odd", "predicted_p_well"
+        ]  # fmt: skip
+        with pytest.raises(DataError, match="y holds 'dead', which is no class, in 1 of 2 rows"):
+            prediction.log_prob(np.array(["odd", "dead"]))
+        with pytest.raises(DataError, match="these rows have the classes 'ill', 'odd', but those"):
+            one.log_likelihood(Dataset(x[:2], ["odd", "ill"]), 5)  # coded 1, 0 by chance
+
+
+# Whole numbers
+
+
+def embedding(dtype: torch.dtype) -> models.BayesianModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Embedding(7, 2), torch.nn.Flatten(), torch.nn.Linear(6, 1)
+        )
+    return models.bayesian(net.to(dtype), likelihood=likelihoods.Normal(0.3))
+
+
+@pytest.mark.usefixtures("uncaptured")
+@pytest.mark.parametrize("kind", ["pair", "dataset", "arrays", "loader"])
+def test_whole_numbers_reach_an_embedding(kind: str, tmp_path: Path) -> None:
+    ids = torch.arange(30).reshape(10, 3) * 5 % 7
+    y = ids.sum(1).double() / 10
+    data: Any = {
+        "pair": (ids, y),
+        "dataset": Dataset(ids, y),
+        "arrays": (ids.numpy(), y.numpy()),
+        "loader": DataLoader(TensorDataset(ids.int(), y), batch_size=4),
+    }[kind]
+    model = embedding(torch.float64)
+    posterior = SVI(guides.AutoNormal, num_steps=3).run(model, data, progress=False)
+    z = posterior.unconstrained(3)
+    table, weight = z[:, :14].reshape(3, 7, 2), z[:, 14:20]
+    f = torch.einsum("snf,sf->sn", table[:, ids].flatten(-2), weight) + z[:, 20:]
+    torch.testing.assert_close(posterior.function_draws(ids, 3)[..., 0], f)
+    posterior.save(tmp_path / "fit.pt")
+    loaded = Posterior.load(tmp_path / "fit.pt", model)
+    for x in (ids, ids.double(), pd.DataFrame(ids.numpy())):
+        torch.testing.assert_close(loaded.predict(x, 3, raw=True).function_draws[..., 0], f)
+    with pytest.raises(DataError, match="x holds fractions, but the model takes whole numbers"):
+        posterior.predict(ids + 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whole_numbers_reach_other_models_as_floating_ones(dtype: torch.dtype) -> None:
+    x = torch.arange(12).reshape(4, 3)
+    model = models.LinearRegression(3, likelihood=likelihoods.Normal(0.3)).to(dtype)
+    program = Program(model, x, x[:, 0].to(dtype))
+    assert program.x_dtype == program.example.x.dtype == dtype
+    z = torch.linspace(-1, 1, program.num_latents, dtype=dtype)
+    batch = program.batch(x, x[:, 0].to(dtype))
+    torch.testing.assert_close(program.function(z, batch.x), program.function(z, x.to(dtype)))
 
 
 def test_draws_of_a_guide_have_its_moments() -> None:

@@ -7,6 +7,8 @@ import re
 import warnings
 from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -291,6 +293,80 @@ def test_class_probabilities_are_means_and_entropy_splits_in_two() -> None:
     assert prediction.draws.dtype == torch.int64
     expected = p.mean(0).log()[torch.arange(7), y]
     torch.testing.assert_close(prediction.log_prob(y), expected)
+
+
+# Tables
+
+
+def test_the_table_of_numbers_has_the_moments_and_quantiles() -> None:
+    oracle = linear_gaussian()
+    prediction = exact_posterior(oracle).predict(oracle.x, 300)
+    frame = prediction.to_frame(level=0.5)
+    names = ("mean", "median", "sd", "low", "high", "sd_epistemic", "sd_aleatoric")
+    assert list(frame.columns) == [f"predicted_{name}" for name in names]
+    draws = prediction.draws[..., 0].numpy()
+    expected = {
+        "mean": prediction.function_draws[..., 0].numpy().mean(0),
+        "median": np.median(draws, 0),
+        "low": np.quantile(draws, 0.25, 0),
+        "high": np.quantile(draws, 0.75, 0),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(frame[f"predicted_{name}"], values, rtol=1e-10)
+    noise, spread = frame["predicted_sd_aleatoric"], frame["predicted_sd_epistemic"]
+    np.testing.assert_allclose(frame["predicted_sd"] ** 2, noise**2 + spread**2, rtol=1e-10)
+
+
+def test_the_tables_of_several_targets_and_of_classes_are_named() -> None:
+    x = inputs()
+    several = models.MLP(3, 2, hidden=[4], likelihood=likelihoods.Normal(0.1)).double()
+    posterior = drawn(several, x, x[:, :2])
+    frame = posterior.predict(x, 5).to_frame()
+    assert [str(name) for name in frame.columns][::7] == ["predicted_y0_mean", "predicted_y1_mean"]
+    classes = models.MLP(3, hidden=[4], likelihood=likelihoods.Categorical(3)).double()
+    prediction = drawn(classes, x, torch.tensor([0, 1, 2, 0, 1, 2, 0])).predict(x, 5)
+    frame = prediction.to_frame()
+    assert list(frame.columns) == [
+        *("predicted_class", "predicted_p_0", "predicted_p_1", "predicted_p_2"),
+        *("predicted_entropy", "predicted_mutual_information"),
+    ]
+    assert list(frame["predicted_class"]) == [str(c) for c in prediction.probs.argmax(1).tolist()]
+
+
+def test_several_targets_are_found_by_name() -> None:
+    x = inputs()
+    model = models.MLP(3, 2, hidden=[4], likelihood=likelihoods.Normal(0.1)).double()
+    y = pd.DataFrame({"a": [0.1, 0.2] * 3 + [0.3], "b": [1.1, 1.2] * 3 + [1.3]})
+    program = Program(model, x, torch.tensor(y.to_numpy()))
+    z = program.prior_draws(3, x[:1])
+    posterior = DrawsPosterior(
+        program, z.unsqueeze(0), Provenance("prior", "none", target_names=("a", "b"))
+    )
+    prediction = posterior.predict(x)
+    assert str(prediction.to_frame().columns[7]) == "predicted_b_mean"
+    expected = prediction.log_prob(torch.tensor(y.to_numpy()))
+    torch.testing.assert_close(prediction.log_prob(y[["b", "a"]]), expected)
+    likelihood = posterior.log_likelihood((x, torch.tensor(y.to_numpy())))
+    torch.testing.assert_close(posterior.log_likelihood((x, y[["b", "a"]])), likelihood)
+    with pytest.raises(DataError, match="y has the columns 'a', 'c', but the fit was to 'a', 'b'"):
+        prediction.target_log_prob(y.rename(columns={"b": "c"}))
+
+
+def test_the_table_of_a_prediction_beyond_the_bound() -> None:
+    oracle = linear_gaussian()
+    posterior = exact_posterior(oracle)
+    streamed = posterior.predict(oracle.x, 1_000, memory=120_000)
+    assert isinstance(streamed, StreamedPrediction)
+    pd.testing.assert_frame_equal(
+        streamed.to_frame(), posterior.predict(oracle.x, 1_000).to_frame(), rtol=1e-10
+    )
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95])
+def test_levels_of_a_table_lie_between_0_and_1(level: float) -> None:
+    oracle = linear_gaussian()
+    with pytest.raises(OptionError, match=r"between 0 and 1, such as 0\.95"):
+        exact_posterior(oracle).predict(oracle.x, 5).to_frame(level)
 
 
 def test_drawn_labels_have_the_predictive_probabilities() -> None:

@@ -348,6 +348,17 @@ def test_moments_that_do_not_exist_are_empty(
     assert float(match[1]) == pytest.approx(error, rel=1e-2)
 
 
+def test_the_table_is_that_of_the_prediction(houses: SavedFit, new: Path) -> None:
+    found = predict_file(houses, new, level=0.8, num_samples=200, seed=3)
+    rows = pd.DataFrame(ENCODED, columns=["area", "town=Oslo", "town=Rome"], index=["a", 7, 7])
+    assert houses.posterior.provenance.input_names == tuple(rows.columns)
+    table_ = houses.posterior.predict(rows, 200, seed=3, raw=True).to_frame(0.8)
+    assert list(table_.index) == ["a", 7, 7]
+    assert [*table_.columns, RATIO] == list(found.columns)
+    for name, values in table_.items():
+        np.testing.assert_allclose(values, found.columns[str(name)], rtol=1e-6)
+
+
 # --- classes -------------------------------------------------------------------------------------
 
 
@@ -364,6 +375,10 @@ def test_classes(kinds: SavedFit, tmp_path: Path) -> None:
     x = torch.tensor([[0, 1, 35], [1, 0, 75], [1, 0, 140], [1, 0, 145]], dtype=torch.float64)
     expected = kinds.posterior.predict(x, seed=1, raw=True)
     probs = predicted[["predicted_p_large", "predicted_p_mid", "predicted_p_tiny"]].to_numpy()
+    frame = expected.to_frame()
+    assert [*frame.columns, RATIO] == list(found.columns)
+    assert list(frame["predicted_class"]) == list(predicted["predicted_class"])
+    np.testing.assert_allclose(frame["predicted_p_mid"], probs[:, 1], rtol=1e-5)
     np.testing.assert_allclose(probs, expected.probs, rtol=1e-5)
     np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-5)
     assert list(predicted["predicted_class"]) == [

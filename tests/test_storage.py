@@ -45,7 +45,7 @@ def assert_same(a: Posterior, b: Posterior, x: Tensor, y: Tensor) -> None:
     if a.has_log_prob:
         torch.testing.assert_close(a.log_q(20), b.log_q(20), rtol=0, atol=0)
     for name in ("method", "engine", "options", "seed", "wall_time", "num_parameters", "phases",
-                 "threads"):  # fmt: skip
+                 "threads", "input_names", "target_names", "class_names"):  # fmt: skip
         assert getattr(a.provenance, name) == getattr(b.provenance, name)
     np.testing.assert_array_equal(a.losses, b.losses)
     assert a.sample_stats.keys() == b.sample_stats.keys()
@@ -166,11 +166,31 @@ def test_phases_of_the_run_and_a_file_without_them(tmp_path: Path) -> None:
 
     def as_before(document: dict[str, Any]) -> None:
         header = json.loads(document["header"])
-        del header["phases"], header["threads"], header["processes"]
+        for name in ("phases", "threads", "processes", *stored.NAMES):
+            del header[name]
         document["header"] = json.dumps(header)
 
     older = load(changed(path, as_before)).provenance
     assert (older.phases, older.threads, older.processes) == ({}, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ({"input_names": ["a", "b"]}, r"x \[2, 3\] has another number of columns than of names"),
+        ({"class_names": "ab"}, "class_names is a str, not a list"),
+        ({"target_names": ["a", 1]}, "target_names is a int, not a str"),
+    ],
+)
+def test_names_that_are_none(names: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "fit.pt"
+    exact_posterior(linear_gaussian()).save(path)
+
+    def named(document: dict[str, Any]) -> None:
+        document["header"] = json.dumps({**json.loads(document["header"]), **names})
+
+    with pytest.raises(FileFormatError, match=reason):
+        load(changed(path, named))
 
 
 # Draws of any size

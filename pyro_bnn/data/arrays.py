@@ -16,6 +16,7 @@ ArrayLike = Any
 """A ``torch.Tensor``, a NumPy array, a pandas object or a (nested) list."""
 
 EXACT = 2**53  # up to here float64 has every whole number
+MOST_NAMES = 20  # of columns that a message lists
 HALF_BYTES = 4  # floating numbers of fewer bytes are of half precision or less
 
 
@@ -179,6 +180,62 @@ def column_names(values: ArrayLike) -> tuple[str, ...] | None:
     return None
 
 
+def column_order(
+    given: Sequence[str] | None, known: Sequence[str] | None, what: str
+) -> list[int] | None:
+    """Where the columns of a fit stand among those given, found by name.
+
+    Args:
+        given: Names of the columns that came; None where they have none.
+        known: Names of the columns of the fit; None where they had none.
+        what: What the columns are called in error messages, such as ``"x"``.
+
+    Returns:
+        The place of each column of the fit; None where they are in its order, or a side is without
+        names and columns are taken as they stand.
+
+    Raises:
+        DataError: If the names are not those of the fit; names both lists.
+    """
+    if given is None or known is None or tuple(given) == tuple(known):
+        return None
+    if sorted(given) != sorted(known) or len(set(given)) < len(given):
+        parts = (
+            ("missing", [name for name in known if name not in given]),
+            ("unknown", [name for name in given if name not in known]),
+        )
+        differs = ", ".join(f"{kind} are {listed(names)}" for kind, names in parts if names)
+        raise DataError(
+            f"{what} has the columns {listed(given)}, but the fit was to {listed(known)}: "
+            f"{differs or 'a name stands twice'}; pass the columns of the fit, in any order, or a "
+            "plain array in its order"
+        )
+    places = {name: place for place, name in enumerate(given)}
+    return [places[name] for name in known]
+
+
+def in_order(values: ArrayLike, known: Sequence[str] | None, what: str) -> ArrayLike:
+    """A data frame with its columns in the order of a fit; everything else as it is.
+
+    A frame whose columns are numbered from 0 has no names, as long as those of the fit are others.
+
+    Args:
+        values: What came.
+        known: Names of the columns of the fit, or None.
+        what: What the columns are called in error messages.
+
+    Raises:
+        DataError: If its names are not those of the fit; names both lists.
+    """
+    given = column_names(values)
+    if given is not None and known is not None and set(given) != set(known):
+        numbers = list(range(len(given)))
+        if len(given) == len(known) and list(values.columns) == numbers:
+            return values
+    order = column_order(given, known, what)
+    return values if order is None else values.iloc[:, order]
+
+
 def series_name(values: ArrayLike) -> str | None:
     """Return the name of a pandas series, or of the only column of a frame; None for all else."""
     names = column_names(values) or ()
@@ -303,6 +360,12 @@ def _column(values: Tensor, column: int, names: Sequence[str] | None) -> str:
     if names is None:
         return f"column {column}"
     return f"column {column} ({names[column]!r})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in quotes with commas between them, of many the first ones and how many more."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(map(repr, names[:MOST_NAMES])) + more
 
 
 def _rows(count: int) -> str:

@@ -21,6 +21,7 @@ from pyro_bnn.data.arrays import (
     series_name,
     to_tensor,
 )
+from pyro_bnn.data.labels import coded
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
@@ -31,13 +32,15 @@ class Dataset:
 
     Floating data get the dtype of the floating tensors given, so float64 tensors stay float64, and
     half precision becomes float32; NumPy arrays, pandas objects and lists get torch's default
-    dtype, float32. Whole numbers and truth values in y become int64: class labels (or counts).
+    dtype, float32. Whole numbers and truth values become int64: class labels (or counts) in y; in x
+    those that an embedding looks up, any other model gets them as floating numbers.
 
     Args:
         x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions, finite, in standardised units if
             ``inputs`` is given.
         y: Targets ``[N]`` or ``[N, O]``: floating for regression, in standardised units if
-            ``target`` is given; class labels ``[N]`` int64 from 0.
+            ``target`` is given; class labels ``[N]`` int64 from 0, or text: the ``class_names``,
+            without which those in y are the classes, in alphabetical order.
         inputs: Carries x back to the user's units; None if they are the user's.
         target: The same for y; None for class labels.
         input_names: The I names, taken from a pandas data frame where not given.
@@ -48,7 +51,7 @@ class Dataset:
 
     Raises:
         DataError: If there are no rows, a value is NaN or infinite or not a number, or a
-            label is negative or beyond ``class_names``.
+            label is negative or beyond ``class_names``, or a text none of them.
         ShapeError: If shapes do not fit each other.
 
     Example:
@@ -83,6 +86,7 @@ class Dataset:
         input_names = column_names(x) if input_names is None else tuple(input_names)
         target_names = column_names(y) if target_names is None else tuple(target_names)
         target_name = series_name(y) if target_name is None else target_name
+        y, class_names = coded(y, class_names)
         x = to_tensor(x, "x")
         y = to_tensor(y, "y").to(x.device)
         check_rows(x, y)
@@ -90,7 +94,8 @@ class Dataset:
             raise ShapeError(f"x has {x.shape[1]} columns but {len(input_names)} input_names")
         check_finite(x, "x", input_names)
         check_finite(y, "y")
-        x = cast(x, dtype, "x")
+        if x.is_floating_point() or inputs is not None:
+            x = cast(x, dtype, "x")
         if y.is_floating_point():
             y = cast(y, dtype, "y")
         else:
@@ -173,11 +178,11 @@ class Dataset:
     ) -> Dataset:
         """Return the data on another device or in another floating dtype.
 
-        Labels stay int64, and units keep their dtype.
+        Whole numbers stay int64, and units keep their dtype.
         """
         return replace(
             self,
-            x=self.x.to(device=device, dtype=dtype),
+            x=self.x.to(device=device, dtype=dtype if self.x.is_floating_point() else None),
             y=self.y.to(device=device, dtype=dtype if self.y.is_floating_point() else None),
             inputs=None if self.inputs is None else self.inputs.to(device),
             target=None if self.target is None else self.target.to(device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyro_bnn.data.arrays import EXACT, ArrayLike, to_numpy
+from pyro_bnn.data.arrays import EXACT, ArrayLike, listed, to_numpy
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 Task = Literal["regression", "classification", "counts"]
@@ -58,20 +59,38 @@ def infer_task(y: ArrayLike) -> Task:
 
     Returns:
         ``"regression"`` for floating numbers, ``"classification"`` for whole numbers, truth
-        values and text.
+        values and text; ``"counts"`` for several columns of 0 and 1 or truth values, which are
+        binary targets.
+
+    Raises:
+        DataError: If each row of several columns has a single 1, as classes in one-hot code.
 
     Example:
         >>> infer_task([0.5, 1.5]), infer_task([0, 1]), infer_task(["ill", "well"])
         ('regression', 'classification', 'classification')
     """
     if isinstance(y, Tensor):
-        return "regression" if y.is_floating_point() or y.is_complex() else "classification"
+        if y.is_floating_point() or y.is_complex():
+            return "regression"
+        y = y.cpu()
     array = to_numpy(y, "y")
     if array.dtype.kind == "O":  # Python objects: floating as soon as one of several numbers is
         is_number = all(value is None or isinstance(value, Real) for value in array.flat)
         is_floating = any(not isinstance(value, Integral | None) for value in array.flat)
         return "regression" if is_number and is_floating else "classification"
+    is_wide = array.dtype.kind in "biu" and array.ndim == 2 and array.shape[1] > 1
+    if is_wide and np.isin(array, (0, 1)).all():
+        return _binary_targets(array)
     return "regression" if array.dtype.kind in "fc" else "classification"
+
+
+def _binary_targets(array: np.ndarray[Any, Any]) -> Task:
+    if len(array) and (array.sum(1) == 1).all():
+        raise DataError(
+            f"y: each row of {list(array.shape)} has a single 1: of classes pass the labels, "
+            "y.argmax(1); of binary targets, any number of which may be 1, set task='counts'"
+        )
+    return "counts"
 
 
 def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
@@ -152,6 +171,62 @@ def encode_labels(
     return torch.tensor(labels.reshape(-1).astype(np.int64)), tuple(str(v) for v in values)
 
 
+def coded(
+    y: ArrayLike, class_names: Sequence[str] | None, what: str = "y"
+) -> tuple[ArrayLike, Sequence[str] | None]:
+    """Code class labels that are text; everything else stays as it is.
+
+    Args:
+        y: Targets as the user gave them.
+        class_names: Names of the classes 0 .. C-1; None for those that y has, in order.
+        what: What the target is called in error messages.
+
+    Returns:
+        Labels ``[N]`` int64 where y is text, else y, and the names.
+
+    Raises:
+        ShapeError: If text has another shape than ``[N]`` or ``[N, 1]``.
+        DataError: If a text is no class name; without names, as :func:`encode_labels`.
+
+    Example:
+        >>> coded(["well", "ill", "well"], ("ill", "odd", "well"))[0]
+        tensor([2, 0, 2])
+    """
+    if isinstance(y, Tensor):
+        return y, class_names
+    array = to_numpy(y, what)
+    is_text = array.dtype.kind in "SU"
+    if not is_text and array.dtype.kind == "O":
+        is_text = any(isinstance(value, str | bytes) for value in array.flat)
+    if not is_text:
+        return y, class_names
+    if class_names is None:
+        return encode_labels(array, what)
+    array = _one_column(array, what)
+    array = _decoded(array, what) if array.dtype.kind == "S" else array
+    places = {name: label for label, name in enumerate(class_names)}
+    unknown = [value for value in array.tolist() if value not in places]
+    if unknown:
+        raise DataError(
+            f"{what} holds {unknown[0]!r}, which is no class, in {len(unknown)} of {len(array)} "
+            f"rows: known are {listed(class_names)}"
+        )
+    return torch.tensor([places[value] for value in array.tolist()]), class_names
+
+
+def check_same_classes(given: Sequence[str] | None, known: Sequence[str] | None, what: str) -> None:
+    """Check that labels mean the same classes as those of a fit, where both have names.
+
+    Raises:
+        DataError: If they do not, as of rows without one of the classes that were coded alone.
+    """
+    if given is not None and known is not None and tuple(given) != tuple(known):
+        raise DataError(
+            f"{what} have the classes {listed(given)}, but those of the fit are {listed(known)}: "
+            "pass class_names, those of the fit, to their Dataset"
+        )
+
+
 def check_labels(labels: Int[Tensor, " N"], what: str = "y") -> None:
     """Check that labels are 0 .. C-1, every class present, C > 1.
 
@@ -179,7 +254,10 @@ def _one_column(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
-        raise ShapeError(f"{what}: class labels must be [N], got {list(y.shape)}")
+        raise ShapeError(
+            f"{what}: class labels must be [N], got {list(y.shape)}; several binary targets, or "
+            "counts, have task='counts', several numbers are floating"
+        )
     if len(y) == 0:
         raise DataError(f"{what}: the data are empty, there are no class labels")
     return y

@@ -27,6 +27,7 @@ from pyro_bnn.data.labels import (
     Task,
     array_labels,
     check_counts,
+    check_same_classes,
     check_task,
     infer_task,
     is_count,
@@ -52,6 +53,9 @@ class Split:
         train_rows: Where the training rows stood in the source, int64.
         test_rows: The same for the test rows.
         note: What a reader of results on these data should know; may be empty.
+
+    Raises:
+        DataError: If the classes of the test rows have other names than those of the training rows.
     """
 
     train: Dataset
@@ -62,6 +66,9 @@ class Split:
     train_rows: Tensor | None = None
     test_rows: Tensor | None = None
     note: str = ""
+
+    def __post_init__(self) -> None:
+        check_same_classes(self.test.class_names, self.train.class_names, "the test rows")
 
     def __repr__(self) -> str:
         return (
@@ -152,12 +159,13 @@ def from_arrays(
         x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions (standardised by channel), in any
             units: tensor, NumPy array, data frame or nested list.
         y: Targets ``[N]`` or ``[N, O]``, in any units. Text and truth values are classes; class
-            labels that are numbers must be 0 .. C-1.
+            labels that are numbers must be 0 .. C-1. Several columns of 0 and 1, or truth values,
+            are binary targets, ``"counts"`` for a ``Bernoulli`` likelihood.
         test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
         seed: Of the permutation, >= 0; the global random state is not touched.
         task: ``"regression"``, ``"classification"`` or ``"counts"``; by default floating y is
-            regression, anything else classification. Counts 0, 1, 2, ... are a regression whose y
-            stays as it is.
+            regression, several binary targets are counts, and anything else is classification.
+            Counts 0, 1, 2, ... are a regression whose y stays as it is.
 
     Returns:
         A split called ``"arrays"``.

@@ -63,7 +63,7 @@ def simulate(program: Program, x: Tensor, num_simulations: int, seed: int) -> Si
         DataError: If a simulation finds no data with two values.
         ModelError: If the likelihood is scaled, so that data are of another model than densities.
     """
-    x = x.to(device=program.device, dtype=program.dtype if x.is_floating_point() else x.dtype)
+    x = program.inputs(x)
     zs, ys, num_redrawn = [], [], 0
     for number in range(num_simulations):
         for attempt in range(MAX_REDRAWS):

@@ -34,7 +34,7 @@ from pyro_bnn.families import FAMILIES
 from pyro_bnn.infer.estimator import Estimator, is_factorised
 from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
-from pyro_bnn.posterior import Data, GuidePosterior, Posterior, _pair
+from pyro_bnn.posterior import Data, GuidePosterior, Posterior
 from pyro_bnn.program import Batch, GuideTerms, Params, Program
 
 NUM_NODES = 20  # of the quadrature of a prior, exact for polynomials of degree 39
@@ -187,7 +187,7 @@ def closed_form_elbo(posterior: GuidePosterior, data: Data) -> float:
         )
     estimator = Analytic(program)
     assert estimator.nodes is not None
-    x, y = _pair(data)
+    x, y = posterior.pair(data)
     batch = program.batch(posterior._inputs(x), y)
     named = {f"guide.{name}": value for name, value in guide.named_parameters()}
     params = {**named, **{f"model.{name}": value for name, value in posterior.params.items()}}
@@ -229,5 +229,5 @@ def description_length(
         elbo, error = closed_form_elbo(cast(GuidePosterior, posterior), data), 0.0
     else:
         elbo, error = posterior.elbo(data, seed=seed)
-    step = math.log2(precision) * _pair(data)[1].numel()
+    step = math.log2(precision) * posterior.pair(data)[1].numel()
     return -elbo / math.log(2) - step, error / math.log(2)

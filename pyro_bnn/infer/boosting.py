@@ -30,6 +30,7 @@ from pyro_bnn.infer.training import Training
 from pyro_bnn.latents import Marginals
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import GuideTerms, Program
+from pyro_bnn.provenance import of_data
 
 
 def boost(
@@ -138,8 +139,7 @@ def boost(
         wall_time=posterior.wall_time + time.perf_counter() - start,
         num_parameters=sum(p.numel() for p in mixture.parameters()),
         losses=losses / K - rest,
-        inputs=posterior.provenance.inputs,
-        target=posterior.provenance.target,
+        **of_data(posterior.provenance),
     )
     return GuidePosterior(growth.program, mixture, provenance)
 

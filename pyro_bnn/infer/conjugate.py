@@ -24,12 +24,13 @@ from pyro_bnn.infer.engine import (
     Init,
     as_dataset,
     check_positive_int,
+    program_of,
     starting_points,
     unchanged,
 )
 from pyro_bnn.models.linear_regression import ExactPosterior, LinearRegression
 from pyro_bnn.posterior import GuidePosterior, Provenance
-from pyro_bnn.program import Program
+from pyro_bnn.provenance import of_data
 
 
 class Ascent(ABC):
@@ -141,7 +142,7 @@ class ConjugateEngine(ABC):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         exact = model.exact_posterior(dataset)
         with isolated(seed), unchanged(model):
-            program = Program(model, dataset.x, dataset.y)
+            program = program_of(model, dataset)
             guide = self._guide(model)
             guide.setup(program.example.x[:1])
             guide.to(device=program.device, dtype=program.dtype)
@@ -178,8 +179,7 @@ class ConjugateEngine(ABC):
                     wall_time=saves.wall_time,
                     num_parameters=sum(p.numel() for p in guide.parameters()),
                     losses=np.asarray(ascent.losses),
-                    inputs=dataset.inputs,
-                    target=dataset.target,
+                    **of_data(dataset),
                     threads=saves.threads,
                 )
                 return GuidePosterior(program, own, provenance)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
-from pyro_bnn.effects import Model
+from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
+from pyro_bnn.effects import Model, base_distribution
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
@@ -23,7 +24,7 @@ GAIN_PER_NUMBER = 1e-8  # and for each weight of a large one
 TOLERANCE = 1e-3  # of outputs at the same weights: dtypes and devices differ by less
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
 
-Data: TypeAlias = "Dataset | tuple[Tensor, Tensor] | DataLoader[Any]"
+Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
 Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
 
 
@@ -55,6 +56,25 @@ def as_dataset(data: Data) -> Dataset:
     )
 
 
+def program_of(model: Model, data: Dataset) -> Program:
+    """The program of a model on all rows of its data.
+
+    Raises:
+        DataError: If y holds classes, with names or as text, and the likelihood is over numbers.
+        ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
+    """
+    program = Program(model, data.x, data.y)
+    if data.class_names is not None:
+        fn, _ = program.observed(program.initial, program.example.x)
+        if not base_distribution(fn).support.is_discrete:
+            raise DataError(
+                f"y holds the classes {listed(data.class_names)}, but the model's likelihood is a "
+                f"{program.likelihood_family.__name__}, over numbers: take likelihoods.Categorical("
+                f"{len(data.class_names)}), or pass the numbers as such"
+            )
+    return program
+
+
 def _check_sampler(loader: DataLoader[Any]) -> None:
     if not (isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)):
         return
@@ -67,15 +87,23 @@ def _check_sampler(loader: DataLoader[Any]) -> None:
 
 
 def pair_of(batch: object) -> tuple[Tensor, Tensor]:
-    """The pair (x, y) that a DataLoader yields.
+    """The pair (x, y) that a DataLoader yields, or the values of its dict with keys x and y.
 
     Raises:
         DataError: If it yields something else.
     """
+    if isinstance(batch, Mapping) and set(batch) == {"x", "y"}:
+        batch = (batch["x"], batch["y"])
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         what = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise DataError(f"the DataLoader yields pairs (x, y), but this one yields {what}")
-    return torch.as_tensor(batch[0]), torch.as_tensor(batch[1])
+        if isinstance(batch, Mapping):
+            what = f"a dict with {', '.join(map(repr, batch))}"
+        raise DataError(
+            f"the DataLoader yields pairs (x, y), or dicts with keys 'x' and 'y', but this one "
+            f"yields {what}"
+        )
+    x, y = (to_tensor(part, name) for part, name in zip(batch, ("x", "y"), strict=True))
+    return x, y
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pyro_bnn.infer.engine import (
     check_compile,
     check_positive_int,
     is_compiled,
+    program_of,
     unchanged,
 )
 from pyro_bnn.infer.lockstep import Lockstep
@@ -40,6 +41,7 @@ from pyro_bnn.infer.sampling import MassMatrix, Sampled, Sampling, first_mass
 from pyro_bnn.infer.starts import MAX_STARTS, find_starts, stream_seed
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Program
+from pyro_bnn.provenance import of_data
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -132,7 +134,7 @@ class HamiltonianSampler(ABC):
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):
-            program = Program(model, dataset.x, dataset.y)
+            program = program_of(model, dataset)
             target = of_one(program, program.batch(dataset.x, dataset.y))
             starts = self._starts(target, init, self.num_chains, seed)
             saves = Checkpoint.open(
@@ -281,8 +283,7 @@ class HamiltonianSampler(ABC):
             seed=seed,
             wall_time=saves.wall_time,
             num_parameters=program.num_latents,
-            inputs=dataset.inputs,
-            target=dataset.target,
+            **of_data(dataset),
             phases=result.phases,
             threads=saves.threads,
         )

@@ -27,9 +27,10 @@ from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.batches import Batches, batches_of
 from pyro_bnn.infer.checkpoint import Checkpoint, Interrupted, users_code
 from pyro_bnn.infer.descent import Descent
-from pyro_bnn.infer.engine import WINDOW, Data
+from pyro_bnn.infer.engine import WINDOW, Data, program_of
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Program
+from pyro_bnn.provenance import of_data
 
 if TYPE_CHECKING:
     from pyro_bnn.infer.svi import SVI
@@ -106,7 +107,7 @@ def run_stock_guide(
             "called, which SVI does not do: use AutoDelta, or AutoMultivariateNormal"
         )
     own = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    program = Program(model, dataset.x, dataset.y)
+    program = program_of(model, dataset)
     for parameter in frozen:  # Pyro thaws them
         program.params[parameter].requires_grad = False
     batch = program.batch(dataset.x, dataset.y)
@@ -129,8 +130,7 @@ def run_stock_guide(
             wall_time=saved.wall_time,
             num_parameters=sum(leaf.numel() for leaf in run.leaves),
             losses=np.asarray(run.losses),
-            inputs=dataset.inputs,
-            target=dataset.target,
+            **of_data(dataset),
             threads=saved.threads,
         )
         return DrawsPosterior(

@@ -37,6 +37,7 @@ from pyro_bnn.infer.engine import (
     check_compile,
     check_positive,
     check_positive_int,
+    program_of,
     unchanged,
 )
 from pyro_bnn.infer.estimators import WEIGHT_SAMPLING, EstimatorName, check_estimator
@@ -45,6 +46,7 @@ from pyro_bnn.infer.training import Training
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
+from pyro_bnn.provenance import of_data
 
 LEARNING_RATE = 1e-2
 
@@ -251,7 +253,7 @@ class SVI:
                     checkpoint=checkpoint,
                     resume=resume,
                 )
-            program = Program(model, dataset.x, dataset.y)
+            program = program_of(model, dataset)
             for name in frozen:
                 program.params[name].requires_grad = False
             batch = program.batch(dataset.x, dataset.y)
@@ -296,8 +298,7 @@ class SVI:
                     wall_time=saved.wall_time,
                     num_parameters=sum(p.numel() for p in run.parameters),
                     losses=np.asarray(run.losses),
-                    inputs=dataset.inputs,
-                    target=dataset.target,
+                    **of_data(dataset),
                     threads=saved.threads,
                 )
                 return GuidePosterior(program, copy.deepcopy(guide), provenance)

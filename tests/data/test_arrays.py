@@ -15,6 +15,7 @@ from pyro_bnn.data.arrays import (
     check_rows,
     column_names,
     float_dtype,
+    in_order,
     to_floating,
     to_numpy,
     to_tensor,
@@ -68,6 +69,62 @@ def test_data_frames_become_matrices_and_keep_their_names() -> None:
     assert_close(to_tensor(frame[["a"]], "x"), torch.tensor([[1], [2]]))
     assert column_names(frame) == ("a", "b")
     assert column_names(np.zeros((2, 2))) is None
+
+
+ROW = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("names", ["abc", "cab", "cba"])
+def test_columns_are_found_by_name_in_any_order(names: str) -> None:
+    frame = in_order(ROW[list(names)], ("a", "b", "c"), "x")
+    assert frame.to_numpy().tolist() == [[1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [
+        (ROW, None),  # the fit had no names
+        (ROW.to_numpy(), ("c", "b", "a")),  # these have none
+        (pd.DataFrame(ROW.to_numpy()), ("c", "b", "a")),  # numbers of columns are no names
+    ],
+    ids=["no names of the fit", "array", "numbered"],
+)
+def test_without_names_columns_stay_where_they_are(values: Any, known: Any) -> None:
+    assert np.asarray(in_order(values, known, "x")).tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_numbered_columns_of_a_fit_are_names() -> None:
+    fitted = pd.DataFrame(ROW.to_numpy())
+    again = in_order(fitted[[2, 0, 1]], column_names(fitted), "x")
+    assert again.to_numpy().tolist() == [[1.0, 2.0, 3.0]]
+    selected = column_names(fitted[[2, 0, 1]])  # a fit to these meets all of them, from 0
+    assert in_order(fitted, selected, "x").to_numpy().tolist() == [[3.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (
+            ROW.rename(columns={"a": "d"}),
+            "x has the columns 'd', 'b', 'c', but the fit was to 'a', 'b', 'c': "
+            "missing are 'a', unknown are 'd'; pass the columns of the fit, in any order",
+        ),
+        (ROW[["b", "a"]], "x has the columns 'b', 'a', but .* missing are 'c'; pass"),
+        (ROW.assign(d=0.0), "x has the columns 'a', 'b', 'c', 'd', but .*: unknown are 'd'; pass"),
+        (ROW[["a", "b", "b", "c"]], "'a', 'b', 'b', 'c', but .*: a name stands twice; pass"),
+        (pd.DataFrame([[1.0, 2.0]]), "'0', '1', but .*: missing are 'a', 'b', 'c', unknown are"),
+    ],
+    ids=["renamed", "fewer", "more", "twice", "numbered"],
+)
+def test_other_columns_are_refused_with_both_lists(frame: pd.DataFrame, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        in_order(frame, ("a", "b", "c"), "x")
+
+
+def test_of_many_columns_the_first_are_listed() -> None:
+    frame = pd.DataFrame(np.zeros((1, 30)), columns=[f"n{i}" for i in range(30)])
+    with pytest.raises(DataError, match=r"'n18', 'n19' and 10 more, but the fit was to 'a': "):
+        in_order(frame, ("a",), "x")
 
 
 def test_missing_values_of_pandas_become_nan() -> None:

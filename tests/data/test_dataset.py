@@ -35,9 +35,12 @@ def test_float64_tensors_stay_and_take_the_rest_along() -> None:
     assert data.x.dtype == data.y.dtype == torch.float64
 
 
-def test_whole_numbers_are_labels_in_y_and_numbers_in_x() -> None:
+def test_whole_numbers_stay_and_are_labels_in_y() -> None:
     data = Dataset([[1, 2], [3, 4]], [0, 2])
-    assert_close(data.x, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert_close(data.x, torch.tensor([[1, 2], [3, 4]]))
+    assert_close(data.to(dtype=torch.float64).x, data.x)
+    units = Standardiser(torch.zeros(2), torch.ones(2))
+    assert_close(Dataset([[1, 2]], [0.5], inputs=units).x, torch.tensor([[1.0, 2.0]]))
     assert_close(data.y, torch.tensor([0, 2]))
     assert data.num_classes == 3
     assert Dataset(X, [0, 1, 0], class_names=("a", "b", "c", "d")).num_classes == 4
@@ -124,7 +127,8 @@ NAN = float("nan")
         ((np.zeros((0, 2)), np.zeros(0)), DataError, "the data are empty"),
         (([[1.0, NAN]], [1.0]), DataError, "x holds NaN or infinity in column 1 (1 row) of 1"),
         ((X, [0.0, NAN, 1.0]), DataError, "y holds NaN or infinity in 1 row of 3, first in row 1"),
-        ((X, ["a", "b", "c"]), DataError, "y must hold real numbers, got dtype <U1"),
+        (([["a"]], [1.0]), DataError, "x must hold real numbers, got dtype <U1"),
+        ((X, [1j, 1j, 1j]), DataError, "y must hold real numbers, got dtype complex128"),
         (([[1e300]], [1.0]), DataError, "x does not fit torch.float32"),
         (([[1.0]], [1e300]), DataError, "y does not fit torch.float32"),
         ((X, [0, -1, 1]), DataError, "y: class labels must be 0 .. C-1, got -1; pass floating y"),
@@ -174,3 +178,37 @@ def test_a_part_without_rows_is_refused() -> None:
         random_rows(3, 0.1, 0, "fraction")
     with pytest.raises(DataError, match=r"test=0\.9 of 3 rows leaves 0 and 3 rows"):
         random_rows(3, 0.9, 0, "test")
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        ["ill", "well", "ill"],
+        np.array(["ill", "well", "ill"]),
+        np.array(["ill", "well", "ill"], dtype=object),
+        np.array([b"ill", b"well", b"ill"]),
+        pd.Series(["ill", "well", "ill"], dtype="category"),
+        [["ill"], ["well"], ["ill"]],
+    ],
+    ids=["list", "array", "objects", "bytes", "pandas", "column"],
+)
+def test_text_is_coded_by_the_names_of_the_classes(y: Any) -> None:
+    data = Dataset(X, y)
+    assert (data.y.tolist(), data.class_names) == ([0, 1, 0], ("ill", "well"))
+    names = ("well", "odd", "ill")
+    data = Dataset(X, y, class_names=names)
+    assert (data.y.tolist(), data.class_names, data.num_classes) == ([2, 0, 2], names, 3)
+
+
+@pytest.mark.parametrize(
+    ("y", "names", "error", "message"),
+    [
+        (["ill", "x", "y"], ("ill", "odd"), DataError, "y holds 'x', which is no class, in 2 of 3"),
+        (["ill", None, "ill"], ("ill", "odd"), DataError, "y holds None, which is no class, in 1"),
+        (["ill", None, "odd"], None, DataError, "y has 1 missing of 3 values"),
+        ([["a", "b"]] * 3, ("a", "b"), ShapeError, "y: class labels must be [N], got [3, 2]"),
+    ],
+)
+def test_text_that_is_no_class(y: Any, names: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        Dataset(X, y, class_names=names)

@@ -16,6 +16,7 @@ from pyro_bnn.data.split import (
     Table,
     check_index,
     from_arrays,
+    holds_counts,
     make_split,
     published_rows,
 )
@@ -244,7 +245,8 @@ Y10 = [float(i) for i in range(10)]
         (X10, Y10[:9], ShapeError, "x [10, 1] and y [9]"),
         (np.zeros((0, 1)), np.zeros(0), DataError, "the data are empty"),
         (X10, [[[v]] for v in Y10], ShapeError, "y must be [N] or [N, O], got [10, 1, 1]"),
-        (X10, [[0, 1]] * 10, ShapeError, "y: class labels must be [N], got [10, 2]"),
+        (X10, [[0, 2]] * 10, ShapeError, "y: class labels must be [N], got [10, 2]; several"),
+        (X10, [[0, 1], [1, 0]] * 5, DataError, "y: each row of [10, 2] has a single 1: of classes"),
         (X10, [1e160 * v for v in Y10], DataError, "whose square torch.float64 cannot hold"),
     ],
 )
@@ -337,3 +339,24 @@ def test_what_is_no_count_is_refused(bad: float) -> None:
     y = torch.cat([torch.ones(9), torch.tensor([bad])])
     with pytest.raises(DataError, match=rf"counts are whole numbers from 0, got {bad} in row 9"):
         from_arrays(torch.arange(10.0)[:, None], y, task="counts")
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, list, pd.DataFrame])
+@pytest.mark.parametrize("kind", [bool, int])
+def test_several_binary_targets_are_taken(convert: Any, kind: type) -> None:
+    y = [[kind(i % 2), kind(i % 3 == 0)] for i in range(10)]
+    split = from_arrays(X10, convert(y))
+    assert split.task == "regression"
+    assert split.train.target is None
+    assert split.train_rows is not None
+    assert_close(split.train.y, torch.tensor(y).float()[split.train_rows])
+    assert holds_counts(split)
+
+
+def test_classes_of_test_rows_are_those_of_the_training_rows() -> None:
+    train = Dataset(X10, ["ill", "odd", "well"] * 3 + ["ill"])
+    test = Dataset(X10[:2], ["well", "odd"])  # which it codes 1, 0
+    with pytest.raises(DataError, match="the test rows have the classes 'odd', 'well', but those"):
+        Split(train, test, "classification", "mine")
+    test = Dataset(X10[:2], ["well", "odd"], class_names=train.class_names)
+    assert Split(train, test, "classification", "mine").test.y.tolist() == [2, 1]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
-from pyro_bnn import SVI, guides, models, priors
+from pyro_bnn import NUTS, SVI, VON, Exact, guides, models, priors
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.infer.engine import (
@@ -38,6 +39,47 @@ def test_a_data_set_is_itself_and_pairs_and_loaders_become_one() -> None:
         converted = as_dataset(data)
         torch.testing.assert_close(converted.x, X)
         torch.testing.assert_close(converted.y, Y)
+
+
+class Named(TorchDataset[dict[str, Tensor]]):
+    """Rows by name, as many data sets give them."""
+
+    def __init__(self, **parts: Tensor) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts["x"])
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {name: values[row] for name, values in self.parts.items()}
+
+
+def test_loaders_of_dicts_with_x_and_y() -> None:
+    converted = as_dataset(DataLoader(Named(y=Y, x=X), batch_size=4))
+    torch.testing.assert_close(converted.x, X)
+    torch.testing.assert_close(converted.y, Y)
+    oracle = linear_gaussian()
+    loaders = [
+        DataLoader(rows, batch_size=8)
+        for rows in (TensorDataset(oracle.x, oracle.y), Named(x=oracle.x, y=oracle.y))
+    ]
+    engine = SVI(guides.AutoNormal, num_steps=3, compile=False)
+    fits = [engine.run(oracle.model, loader, progress=False) for loader in loaders]
+    assert fits[0].losses.tolist() == fits[1].losses.tolist()
+    for parts, what in (
+        ({"x": X, "target": Y}, "a dict with 'x', 'target'"),
+        ({"x": X, "y": Y, "weight": Y}, "a dict with 'x', 'y', 'weight'"),
+    ):
+        with pytest.raises(DataError, match=f"dicts with keys 'x' and 'y', but .* yields {what}"):
+            as_dataset(DataLoader(Named(**parts), batch_size=4))
+
+
+@pytest.mark.parametrize("engine", [SVI(guides.AutoNormal), NUTS(), Exact(), VON()])
+def test_classes_are_no_numbers(engine: Any) -> None:
+    """Else text would be fitted by its codes, numbers written as text too."""
+    for text in (["ill", "well"] * 5, ["1.5", "2.5"] * 5):
+        with pytest.raises(DataError, match=f"classes '{text[0]}', '{text[1]}', but .* a Normal, "):
+            engine.run(models.LinearRegression(1), (X, text), progress=False)
 
 
 def test_other_kinds_of_data_are_refused() -> None:
@@ -196,7 +238,7 @@ def test_loaders_that_do_not_yield_the_data_are_refused() -> None:
     part = DataLoader(rows, batch_size=4, sampler=RandomSampler(rows, num_samples=6))
     with pytest.raises(DataError, match="sampler draws 6 of the 10 rows of its data set"):
         as_dataset(part)
-    with pytest.raises(DataError, match=r"yields pairs \(x, y\), but this one yields 3 items"):
+    with pytest.raises(DataError, match=r"yields pairs \(x, y\), .* but this one yields 3 items"):
         as_dataset(DataLoader(TensorDataset(X, Y, Y), batch_size=4))
-    with pytest.raises(DataError, match=r"yields pairs \(x, y\), but this one yields Tensor"):
+    with pytest.raises(DataError, match=r"yields pairs \(x, y\), .* but this one yields Tensor"):
         as_dataset(DataLoader(cast(Any, X), batch_size=4))

@@ -25,13 +25,14 @@ from pyro_bnn.infer.engine import (
     as_dataset,
     check_positive,
     check_positive_int,
+    program_of,
     unchanged,
 )
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior import GuidePosterior, Provenance
-from pyro_bnn.program import Program
+from pyro_bnn.provenance import of_data
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -190,7 +191,7 @@ class NaturalEngine(ABC):
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):
-            program = Program(model, dataset.x, dataset.y)
+            program = program_of(model, dataset)
             if program.params:
                 fixed = ", ".join(program.params)
                 logger.warning(
@@ -240,8 +241,7 @@ class NaturalEngine(ABC):
                     wall_time=saved.wall_time,
                     num_parameters=sum(p.numel() for p in guide.parameters()),
                     losses=np.asarray(run.losses),
-                    inputs=dataset.inputs,
-                    target=dataset.target,
+                    **of_data(dataset),
                     threads=saved.threads,
                 )
                 return GuidePosterior(program, copy.deepcopy(guide), provenance)
