@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -187,6 +188,12 @@ def test_five_points_resolve_nothing(num_points: int, expected: list[str]) -> No
     scores = {"a": np.full(num_points, 5.0), "b": np.ones(num_points)}
     assert behind(scores) == expected
     assert behind(scores, {"a": 0.01, "b": 0.01}) == expected
+
+
+def test_a_method_is_behind_from_a_p_value_of_five_per_cent_down() -> None:
+    (place,) = rank({"a": np.zeros(9)})
+    for p_value, is_behind in ((0.05, True), (np.nextafter(0.05, 1), False)):
+        assert replace(place, p_value=p_value).is_behind == is_behind
 
 
 def test_an_impossible_point_is_behind_every_method_without_one() -> None:
