@@ -354,7 +354,7 @@ def test_the_table_is_that_of_the_prediction(houses: SavedFit, new: Path) -> Non
     assert houses.posterior.provenance.input_names == tuple(rows.columns)
     table_ = houses.posterior.predict(rows, 200, seed=3, raw=True).to_frame(0.8)
     assert list(table_.index) == ["a", 7, 7]
-    assert [*table_.columns, RATIO] == list(found.columns)
+    assert [*table_.columns, DISTANCE, P_VALUE, RATIO] == list(found.columns)
     for name, values in table_.items():
         np.testing.assert_allclose(values, found.columns[str(name)], rtol=1e-6)
 
@@ -376,7 +376,7 @@ def test_classes(kinds: SavedFit, tmp_path: Path) -> None:
     expected = kinds.posterior.predict(x, seed=1, raw=True)
     probs = predicted[["predicted_p_large", "predicted_p_mid", "predicted_p_tiny"]].to_numpy()
     frame = expected.to_frame()
-    assert [*frame.columns, RATIO] == list(found.columns)
+    assert [*frame.columns, DISTANCE, P_VALUE, RATIO] == list(found.columns)
     assert list(frame["predicted_class"]) == list(predicted["predicted_class"])
     np.testing.assert_allclose(frame["predicted_p_mid"], probs[:, 1], rtol=1e-5)
     np.testing.assert_allclose(probs, expected.probs, rtol=1e-5)
