@@ -24,6 +24,7 @@ from pyro_bnn.terminal import (
     plain_notes,
     refuse_idle,
     usage,
+    write_standard,
 )
 
 if TYPE_CHECKING:
@@ -367,11 +368,11 @@ def predict(
     """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
 
     FILE, which replaces earlier predictions but no other file, gets the columns of NEW.csv as they
-    are, then for numbers predicted_mean, _median, _sd,
-    _low and _high (the ends of the central interval), _sd_epistemic (what more data would remove)
-    and _sd_aleatoric (noise), of several targets predicted_TARGET_mean and so on for each; for
-    classes predicted_class, predicted_p_CLASS for each,
-    _entropy and _mutual_information (what more data would remove), in nats.
+    are; a device or pipe is written to, and - is standard output, with the words on standard error.
+    Then come for numbers predicted_mean, _median, _sd, _low and _high (the ends of the central
+    interval), _sd_epistemic (what more data would remove) and _sd_aleatoric (noise), of several
+    targets predicted_TARGET_mean and so on for each; for classes predicted_class, predicted_p_CLASS
+    for each, _entropy and _mutual_information (what more data would remove), in nats.
 
     distance_to_training is the Euclidean distance of the row's inputs, in the network's units, to
     the nearest training row, inf where it differs from all of them in a column in which these are
@@ -388,15 +389,22 @@ def predict(
     predictions are scored.
     """
     from pyro_bnn import predictions
+    from pyro_bnn.data.tables import STANDARD
     from pyro_bnn.saved_fit import SavedFit
 
-    predictions.check_out(out, new)
+    is_standard = out == STANDARD
+    if not is_standard:
+        predictions.check_out(out, new)
     saved = SavedFit.load(posterior)
     found = predictions.predict_file(saved, new, level=level, num_samples=samples, seed=seed)
-    predictions.write_predictions(found, out, new)
+    if is_standard:
+        write_standard(found.text)
+    else:
+        predictions.write_predictions(found, out, new)
     for line in found.summary():
-        typer.echo(line)
-    typer.echo(f"Wrote {out}")
+        typer.echo(line, err=is_standard)
+    if not is_standard:
+        typer.echo(f"Wrote {out}")
 
 
 @app.command(short_help="Check a method on data simulated from a network's prior.")

@@ -20,7 +20,8 @@ FLOOR = 256 << 20  # bytes of arrays that any file may have
 PACKED = 1032  # times its own size that a larger file may have: what deflate makes of equal numbers
 NUM_OBJECTS = 10_000
 DEPTH = 8
-NUM_STRINGS = 100_000
+NUM_ATTRIBUTES = 50_000
+NUM_STRINGS = 250_000  # the names of 100,000 columns stand there twice
 STRING_BYTES = 32 << 20
 MOST_REFERENCES = 32  # as many dimensions as an array may have
 FILTERS = {1, 2, 3}  # deflate, shuffle, Fletcher's checksum: those that need no plugin
@@ -58,7 +59,7 @@ class _Look:
     def __init__(self, size: int) -> None:
         self.size = size
         self.bound = max(FLOOR, min(PACKED * size, _memory()))
-        self.num_bytes = self.num_strings = self.string_bytes = 0
+        self.num_bytes = self.num_attributes = self.num_strings = self.string_bytes = 0
         self.seen: set[int] = set()
 
     def at(self, node: Any, depth: int) -> None:
@@ -112,15 +113,19 @@ class _Look:
             self._fits(math.prod(array.chunks) * array.dtype.itemsize)  # one at a time
         self._add(array.size * array.dtype.itemsize)
         if array.dtype.kind == "O":
+            if filters:  # a block would be unpacked for each of its strings
+                raise ValueError(f"{where} holds packed text")
             self._texts(array)
 
     def _texts(self, array: Any) -> None:
-        """Read strings of any length one by one, as all may be the same long one."""
+        """Read strings of any length a few at a time, as all may be the same long one."""
         self.num_strings += array.size
         if self.num_strings > NUM_STRINGS or array.ndim > 1:
             raise ValueError(f"{array.name!r:.50} holds {array.size} strings")
-        for place in range(array.size):
-            self._text(array[place] if array.ndim else array[()])
+        step = max(1, FLOOR // self.size)  # none is longer than the file
+        for start in range(0, array.size, step):
+            for value in array[start : start + step] if array.ndim else [array[()]]:
+                self._text(value)
 
     def _text(self, value: object) -> None:
         self.string_bytes += len(value) if isinstance(value, str | bytes) else 0
@@ -131,6 +136,9 @@ class _Look:
         """Attributes are numbers, few strings, and references to dimensions."""
         import h5py
 
+        self.num_attributes += len(node.attrs)
+        if self.num_attributes > NUM_ATTRIBUTES:
+            raise ValueError(f"it has more than {NUM_ATTRIBUTES} attributes")
         for name in node.attrs:
             attribute = node.attrs.get_id(name)
             count = math.prod(attribute.shape or ())

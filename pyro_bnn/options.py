@@ -187,14 +187,14 @@ NewRowsArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="NEW.csv",
         help="CSV or TSV file with the input columns of the fit, in any order; the target may be "
-        "there or not.",
+        "there or not. - is standard input.",
     ),
 ]
 PosteriorOption: TypeAlias = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Folder that 'pyro-bnn fit' wrote.")
 ]
 PredictionsOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FILE", help="CSV file of the predictions.")
+    Path, typer.Option(metavar="FILE", help="CSV file of the predictions; - is standard output.")
 ]
 LevelOption: TypeAlias = Annotated[
     float, typer.Option(metavar="P", help="Probability of the interval from low to high.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from pyro_bnn.effects import derived_seed
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.memory import GIB
 from pyro_bnn.prediction import Names, Prediction, column_starts, predict, require_level
-from pyro_bnn.report.files import check_writable, write_text
+from pyro_bnn.report.files import check_file, write_text
 from pyro_bnn.report.numbers import number
 from pyro_bnn.report.units import to_numpy
 from pyro_bnn.saved_fit import SavedFit
@@ -246,7 +247,7 @@ def check_out(out: Path, source: Path) -> None:
             empty and does not hold predictions.
         OutputError: If its folder cannot be written.
     """
-    if out.resolve() == source.resolve():
+    if os.path.realpath(out) == os.path.realpath(source):
         raise OptionError(f"{str(out)!r} is the file that is predicted: choose another --out")
     if out.is_dir():
         raise OptionError(f"{str(out)!r} is a folder: choose a file as --out")
@@ -255,7 +256,7 @@ def check_out(out: Path, source: Path) -> None:
             f"{str(out)!r} exists and holds no predictions, so it is not replaced: choose another "
             "--out, or remove it"
         )
-    check_writable(out.parent)
+    check_file(out)
 
 
 def _holds_predictions(path: Path) -> bool:

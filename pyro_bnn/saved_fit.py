@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,9 +20,10 @@ from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, holds_counts, make_split
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
+from pyro_bnn.files import output
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
-from pyro_bnn.report.files import check_writable, write_text
+from pyro_bnn.report.files import check_writable
 from pyro_bnn.report.numbers import number
 from pyro_bnn.uncertainty import Uncertainty
 
@@ -154,21 +154,19 @@ class SavedFit:
         document["seed"] = self.posterior.seed
         document["versions"] = dict(_versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        mark = secrets.token_hex(4)
-        parts = {name: folder / f".{name}.{mark}.part" for name in FILES}
         try:  # all are written before any takes its place
-            self.posterior.save(parts[POSTERIOR_FILE])
-            training_file.write(self.novelty, parts[TRAINING_FILE])
-            write_text(parts[FIT_FILE], text + "\n")
-            for name, part in parts.items():
-                part.replace(folder / name)
+            with (
+                output(folder / FIT_FILE) as fit,
+                output(folder / TRAINING_FILE) as training,
+                output(folder / POSTERIOR_FILE) as posterior,
+            ):
+                self.posterior.save(posterior)
+                training_file.write(self.novelty, training)
+                fit.write_text(text + "\n", encoding="utf-8")
         except OutputError:
             raise
         except OSError as error:
             raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
-        finally:
-            for part in parts.values():
-                part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path) -> SavedFit:

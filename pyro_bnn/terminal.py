@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,13 @@ def usage(error: Any) -> str:
     context = error.ctx
     where = PROGRAM if context is None else context.command_path
     return f"{error.format_message().rstrip('.')}; see '{where} --help'"
+
+
+def write_standard(text: str) -> None:
+    """Write data to standard output: UTF-8 as in a file, whatever a terminal would take."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    sys.stdout.write(text)
 
 
 def fail(message: str, code: int = 2) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from pyro_bnn.errors import (
     ShapeError,
     UnknownNameError,
 )
+from pyro_bnn.files import output
 from pyro_bnn.netcdf_checks import check_netcdf
 from pyro_bnn.netcdf_parts import write_tree
 
@@ -34,6 +34,7 @@ SAMPLE_GROUPS = (
     "posterior",
     "posterior_predictive",
     "log_likelihood",
+    "log_prior",
     "predictions",
     "log_likelihood_predictions",
     "sample_stats",
@@ -148,8 +149,8 @@ def with_options(tree: DataTree, attrs: Mapping[str, Any]) -> DataTree:
 def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     """Write a tree to one NetCDF file, compressed without loss, whole or not at all.
 
-    The file is written under a temporary name beside ``path`` and then renamed, so a failure leaves
-    what was there before. Arrays that lie in files are copied a part at a time.
+    A failure leaves what was there before; links are followed. Arrays that lie in files are copied
+    a part at a time.
 
     Args:
         tree: The tree; :func:`load_netcdf` returns its values, dtypes, dims, coords and attributes.
@@ -160,11 +161,10 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
         DataError: If the tree holds something NetCDF cannot.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        _require_room(partial, tree)
-        write_tree(tree, partial, _compression(tree))
-        partial.replace(path)
+        with output(path) as partial:
+            _require_room(partial, tree)
+            write_tree(tree, partial, _compression(tree))
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error}; give a file name in a folder that exists and is "
@@ -172,9 +172,6 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
         ) from error
     except (TypeError, ValueError) as error:
         raise DataError(f"the tree holds what NetCDF cannot store: {error}") from error
-    finally:
-        if partial.is_file():
-            partial.unlink()
 
 
 def _require_room(path: Path, tree: DataTree) -> None:

@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import re
-import secrets
 import struct
 import sys
 import zipfile
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from pyro_bnn import memory
 from pyro_bnn.errors import FileFormatError, OutputError
+from pyro_bnn.files import output
 from pyro_bnn.pickles import PICKLE_BYTES, check_pickle
 
 TEXT_BYTES = 32 << 20  # a JSON of 100,000 named columns has a third of it
@@ -72,8 +72,7 @@ def parse_json(text: str, where: str) -> Any:
 def write_tensors(document: dict[str, Any], path: Path) -> None:
     """Write a document that :func:`read_tensors` reads, whole or not at all.
 
-    It goes to a temporary file beside the target, which then takes its place, so that a failure
-    leaves what was there.
+    Links are followed, and what is no regular file is written to; see :func:`.files.output`.
 
     Args:
         document: Dicts and lists of tensors, numbers, strings and None.
@@ -84,14 +83,13 @@ def write_tensors(document: dict[str, Any], path: Path) -> None:
     """
     if not path.name:
         raise OutputError(f"cannot write {str(path)!r}: it names no file")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     crc = torch.serialization.get_crc32_options()
     try:
         torch.serialization.set_crc32_options(True)
-        with temporary.open("xb") as file:
-            torch.save(_with(_whole, document), file)
-        _records(temporary)
-        temporary.replace(path)
+        with output(path) as partial:
+            with partial.open("xb") as file:
+                torch.save(_with(_whole, document), file)
+            _records(partial)
     except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a disk that is full
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
@@ -101,8 +99,6 @@ def write_tensors(document: dict[str, Any], path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error}") from error
     finally:
         torch.serialization.set_crc32_options(crc)
-        if temporary.is_file():
-            temporary.unlink()
 
 
 def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:

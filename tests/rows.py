@@ -1,9 +1,11 @@
-"""Small data sets that are not standardised, for the tests of the command line's parts."""
+"""Small data sets that are not standardised, for the tests of the command line and its parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from pyro_bnn.data import Dataset, Split
@@ -28,3 +30,13 @@ def classes(num_classes: int) -> Split:
     """Twelve rows with three inputs, every class present."""
     generator = torch.Generator().manual_seed(0)
     return split_of(torch.randn(12, 3, generator=generator), torch.arange(12) % num_classes)
+
+
+def houses(num_rows: int = 80) -> pd.DataFrame:
+    """Prices by a number, a text and a truth value."""
+    generator = np.random.default_rng(0)
+    area = generator.uniform(30, 150, num_rows).round(1)
+    town = generator.choice(["Oslo", "Rome"], num_rows)
+    lift = generator.random(num_rows) < 0.5
+    price = 3000 * area + 50_000 * (town == "Rome") + generator.normal(0, 9_000, num_rows)
+    return pd.DataFrame({"area": area, "town": town, "lift": lift, "price": price.round()})

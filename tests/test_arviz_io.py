@@ -69,6 +69,7 @@ def full_tree(seed: int = 0) -> DataTree:
             "lp": rng.normal(size=(C, S)),
         },
         "optimization": {"elbo": np.linspace(-9, -1, 50)},
+        "log_prior": {"scale": rng.normal(size=(C, S))},
         "prior": {"scale": rng.gamma(2.0, size=(1, S))},
         "prior_predictive": {"y": rng.normal(size=(1, S, N))},
         "probes": {"f": rng.normal(size=(C, S, 3, 1))},

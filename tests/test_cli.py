@@ -17,7 +17,7 @@ import pytest
 import torch
 import typer
 
-from pyro_bnn import __version__, cli, jobs
+from pyro_bnn import cli, jobs
 from pyro_bnn.data import names
 from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.registry import KINDS, entries
@@ -54,21 +54,7 @@ def _threads_are_given_back() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any fit fails the test."""
-
-    def refuse(*args: Any, **options: Any) -> Any:
-        pytest.fail("a fit ran")
-
-    monkeypatch.setattr(jobs, "fit_all", refuse)
-
-
 # --- the program ---------------------------------------------------------------------------------
-
-
-def test_version() -> None:
-    assert run("--version") == (0, f"pyro-bnn {__version__}\n", "")
 
 
 @pytest.mark.parametrize(("args", "code"), [(["--version"], 0), (["nonsense"], 2)])
@@ -162,95 +148,9 @@ def test_list_respects_the_width(columns: int, monkeypatch: pytest.MonkeyPatch) 
     assert max(widths) <= max(min(columns, 100), widest_name + 34)
 
 
-# --- bad input -----------------------------------------------------------------------------------
+# --- on the way ----------------------------------------------------------------------------------
 
 DIABETES = ("compare", "--data", "diabetes", "--methods")
-SEE = "; see 'pyro-bnn compare --help'"
-
-
-@pytest.mark.usefixtures("no_fit")
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (("compare",), f"Missing option '--data'{SEE}"),
-        (("compare", "--data", "diabetes"), f"Missing option '--methods'{SEE}"),
-        (("compere",), "No such command 'compere'"),
-        (("list", "guides"), "unexpected extra argument"),
-        ((*DIABETES, "nuts", "--stpes", "3"), "No such option: --stpes"),
-        ((*DIABETES, "auto-normal", "--steps", "0"), "Invalid value for '--steps': "),
-        ((*DIABETES, "auto-normal", "--steps", "many"), "Invalid value for '--steps': "),
-        ((*DIABETES, "auto-normal", "--seed", "-1"), "Invalid value for '--seed': "),
-        ((*DIABETES, "auto-normal", "--batch-size", "0"), "Invalid value for '--batch-size': "),
-        ((*DIABETES, "auto-normal", "--threads", "0"), "Invalid value for '--threads': "),
-        ((*DIABETES, "nuts", "--chains", "0"), "Invalid value for '--chains': "),
-        ((*DIABETES, "nuts", "--warmup", "-1"), "Invalid value for '--warmup': "),
-        ((*DIABETES, "nuts", "--samples", "0"), "Invalid value for '--samples': "),
-        ((*DIABETES, "nuts", "--task", "ranking"), "Invalid value for '--task': "),
-        ((*DIABETES, "nuts", "--split", "20"), "split of diabetes must be a whole number 0 .. 19"),
-        ((*DIABETES, "nuts", "--hidden", "5,a"), "hidden layers are positive integers such as 50"),
-        ((*DIABETES, "auto-nromal"), "unknown method 'auto-nromal': did you mean 'auto-normal'?"),
-        ((*DIABETES, "nuts,NUTS"), "NUTS is named twice"),
-        ((*DIABETES, "nuts,"), "methods are names separated by commas"),
-        ((*DIABETES, "nuts", "--reference", "nust"), "'nust': did you mean 'nuts'?"),
-        ((*DIABETES, "nuts", "--reference", "auto-delta"), "AutoDelta is not among the methods"),
-        ((*DIABETES, "nuts", "--steps", "9"), "--steps does nothing for NUTS: leave it out"),
-        ((*DIABETES, "nuts", "--batch-size", "9"), "--batch-size does nothing for NUTS"),
-        ((*DIABETES, "auto-delta", "--warmup", "9"), "--warmup does nothing for AutoDelta"),
-        ((*DIABETES, "nuts@", "--seed", "1"), "a prior follows the @, as in nuts@half-cauchy-"),
-        ((*DIABETES, "nuts@normul"), "unknown prior 'normul': did you mean 'normal'?"),
-        ((*DIABETES, "nuts,nuts@normal"), "NUTS and NUTS @ Normal are the same fit"),
-        ((*DIABETES, "nuts@cauchy", "--reference", "nuts"), "NUTS is not among the methods NUTS @"),
-        ((*DIABETES, "nuts", "--model", "mpl"), "unknown model 'mpl': did you mean 'mlp'?"),
-        ((*DIABETES, "nuts", "--model", "rank1-mlp"), "NUTS holds the weights of Rank1MLP fixed"),
-        ((*DIABETES, "nuts", "--prior", "normul"), "unknown prior 'normul'"),
-        ((*DIABETES, "nuts", "--activation", "rely"), "unknown activation 'rely'"),
-        (
-            (*DIABETES, "nuts", "--likelihood", "bernoulli"),
-            "Bernoulli describes 2 classes, but the",
-        ),
-        ((*DIABETES, "nuts", "--target", "age"), "diabetes has its own target"),
-        (("compare", "--data", "diabets", "--methods", "nuts"), "did you mean 'diabetes'?"),
-        (("compare", "--data", "no.csv", "--methods", "nuts"), "no file or folder 'no.csv'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    args: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(*args)
-    assert (code, out) == (2, "")
-    assert err.startswith("pyro-bnn: ")
-    assert err.count("\n") == 1
-    assert line in err
-    assert list(tmp_path.iterdir()) == []  # no folder was made
-
-
-@pytest.mark.usefixtures("no_fit")
-@pytest.mark.parametrize(
-    ("text", "options", "line"),
-    [
-        ("a,b\n1,2\n", (), "rows.csv: 1 row is too few for 90 % training"),
-        ("a,b\n1,2\n3,nan\n" * 9, (), "'b'"),
-        ("a,b\n1,2\n3,x\n4\n", (), "line 4"),
-        ("a,b\n1,well\n2,well\n3,well\n", (), "one class only, 'well'"),
-        ("a,b\n1,2\n3,4\n5,6\n", ("--target", "c"), "unknown"),
-        ("", (), "is empty"),
-    ],
-)
-def test_data_that_cannot_be_used(
-    text: str,
-    options: tuple[str, ...],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("rows.csv").write_text(text, "utf-8")
-    code, out, err = run("compare", "--data", "rows.csv", "--methods", "auto-delta", *options)
-    assert (code, out) == (2, "")
-    assert err.startswith("pyro-bnn: ")
-    assert err.count("\n") == 1
-    assert line in err
 
 
 @pytest.mark.parametrize("command", [("fit", "--method"), ("compare", "--methods")])
@@ -273,30 +173,6 @@ def test_a_sampler_has_the_warmup_and_the_samples_that_were_asked_for(
     assert [(engine.warmup_steps, engine.num_samples) for engine in found] == [(warmup, samples)]
 
 
-@pytest.mark.usefixtures("no_fit")
-def test_folder_that_cannot_be_written_is_found_before_the_fit(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine", "utf-8")
-    folder = tmp_path / "file" / "report"
-    code, out, err = run(*DIABETES, "auto-normal", "--out", folder)
-    assert (code, out) == (2, "")
-    assert err == (
-        f"pyro-bnn: cannot write to the folder '{folder}': Not a directory; "
-        "choose another output folder\n"
-    )
-    assert (tmp_path / "file").read_text("utf-8") == "mine"
-
-
-def test_errors_of_several_lines_become_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def diverge(*args: Any, **options: Any) -> Any:
-        raise DivergenceError("the loss is not finite;\n    lower the step size\n")
-
-    monkeypatch.setattr(jobs, "fit_all", diverge)
-    code, _, err = run(*DIABETES, "auto-normal", "--out", tmp_path)
-    assert (code, err) == (2, "pyro-bnn: the loss is not finite; lower the step size\n")
-
-
 def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError("a bug")
@@ -304,15 +180,6 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jobs, "fit_all", fail)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run(*DIABETES, "auto-normal", "--out", tmp_path)
-
-
-def test_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any, **options: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(jobs, "fit_all", interrupt)
-    code, _, err = run(*DIABETES, "auto-normal", "--out", tmp_path)
-    assert (code, err) == (130, INTERRUPTED)
 
 
 def test_a_command_that_saves_nothing_says_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn import jobs
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.manifest import read_manifest
@@ -196,43 +194,6 @@ def test_an_error_of_the_data_of_a_run_that_begins_stays_one(tmp_path: Path, res
     with pytest.raises(DataError, match="a column is constant") as caught:
         Saves(tmp_path, resume).run(refuse, pytest.fail, "")
     assert caught.value is error
-
-
-@pytest.fixture
-def folder_in_use(tmp_path: Path) -> Path:
-    """The checkpoint of a fit by auto-delta, where a comparison would have its own."""
-    folder = tmp_path / "saved" / "auto-delta"
-    command = ("fit", *TINY, "--method", "auto-delta", "--out", tmp_path / "fit")
-    assert run(*command, "--checkpoint", folder).code == 0
-    return folder
-
-
-def refused(*args: str | Path) -> str:
-    code, out, err = run(*args)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    return err.removeprefix("pyro-bnn: ").rstrip()
-
-
-def test_what_cannot_go_on_is_refused_before_any_fit(
-    folder_in_use: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "fit_all", lambda *args, **more: pytest.fail("a fit ran"))
-    monkeypatch.chdir(folder_in_use.parent)
-    one = ("fit", *TINY, "--method", "auto-delta")
-    for command in (TWO, one):
-        said = refused(*command, "--resume")
-        assert said == "--resume needs --checkpoint FOLDER: where the run was saved"
-    expected = (
-        "{} holds a checkpoint already: add --resume to go on from it, or name another folder"
-    )
-    # of the comparison's second method, at which its first fit would be done
-    assert refused(*TWO, "--checkpoint", ".") == expected.format("auto-delta")
-    assert refused(*one, "--checkpoint", folder_in_use) == expected.format(folder_in_use)
-    assert "cannot write to the folder" in refused(*TWO, "--checkpoint", "auto-delta/manifest.json")
-    path = folder_in_use / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 9}))
-    assert "manifest.json is damaged" in refused(*TWO, "--checkpoint", ".", "--resume")
 
 
 def test_a_run_without_a_checkpoint_begins(tmp_path: Path) -> None:

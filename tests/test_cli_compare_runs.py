@@ -229,29 +229,3 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
         err == "pyro-bnn: split 0, seed 1: AutoDelta: the scores of 'AutoDelta' hold 3 NaN of 20\n"
     )
     assert "AutoDelta has 1 of 2 runs" in out
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (("--split", "1", "--splits", "0-1"), "--split and --splits are both given: leave one of"),
-        (("--seed", "0", "--seeds", "0,1"), "--seed and --seeds are both given: leave one of them"),
-        (("--splits", "1-0"), "--splits takes whole numbers from 0 such as 0-4 or 0,3,7; '1-0'"),
-        (("--seeds", "0,x"), "--seeds takes whole numbers from 0 such as 0-4 or 0,3,7, not '0,x'"),
-        (("--splits", "0,20"), "split of moons must be a whole number 0 .. 19"),
-        (("--jobs", "2"), "--jobs 2 does nothing beyond one for each run, and there is 1: leave"),
-        (("--seeds", "0-1", "--jobs", "3"), "one for each run, and there are 2: leave it out"),
-        (("--seeds", "0-99", "--jobs", "50", "--threads", "9"), "50 processes of 9 threads need"),
-    ],
-)
-def test_bad_options_are_one_line_before_any_fit(
-    options: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "fit_all", lambda *args, **more: pytest.fail("a fit ran"))
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(*MOONS, *METHODS, *options)
-    assert (code, out) == (2, "")
-    assert err.startswith("pyro-bnn: ")
-    assert err.count("\n") == 1
-    assert line in err
-    assert list(tmp_path.iterdir()) == []

@@ -85,22 +85,6 @@ def test_a_damaged_image_shape_is_refused(
         SavedFit.load(file.parent)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--hidden", "5"), "--hidden does nothing for LeNet: leave it out, or take the model dee"),
-        (("--width", "5"), "--width does nothing for LeNet: leave it out, or take the model ran"),
-        (("--model", "res-net", "--activation", "tanh"), "--activation does nothing for ResNet: l"),
-    ],
-)
-def test_options_of_layers_that_images_have_not_are_refused(
-    images: Path, options: tuple[str, ...], message: str
-) -> None:
-    found = fitted(images, *options)
-    assert found.code == 2
-    assert message in found.err
-
-
 @pytest.mark.slow("whole fits")
 def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
     compared_images("digits", tmp_path, num_train=40)

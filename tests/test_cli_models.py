@@ -51,31 +51,6 @@ def test_a_report_holds_the_truth_of_a_conjugate_model(rows: Path) -> None:
     assert abs(elbo["Exact"] - elbo["CAVI"] - float(gap)) < 4 * table["elbo_error"]["CAVI"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--hidden", "5"), "--hidden does nothing for LinearRegression: leave it out"),
-        (("--activation", "relu"), "--activation does nothing for LinearRegression: leave it out"),
-        (("--steps", "5"), "--steps does nothing for CAVI: leave it out"),
-        (
-            ("--depth", "8"),
-            "--depth does nothing for LinearRegression: leave it out, or take the model "
-            "rank1-res-net or res-net",
-        ),
-        (("--width", "8"), "--width does nothing for LinearRegression: leave it out, or take"),
-        (("--estimator", "flipout"), "--estimator flipout does nothing for CAVI: it takes indep"),
-        (("--likelihood", "student-t"), "no closed form with the StudentT likelihood, of another"),
-        (("--prior", "laplace"), "no closed form under the Laplace prior of 'weight'"),
-    ],
-)
-def test_options_that_the_model_lacks_are_refused(
-    rows: Path, options: tuple[str, ...], message: str
-) -> None:
-    found = compared(rows, "--model", "linear-regression", "--methods", "cavi", *options)
-    assert found.code == 2
-    assert message in found.err
-
-
 def test_an_estimator_is_used_and_refused_before_the_first_fit(rows: Path) -> None:
     options = ("--estimator", "analytic", "--steps", "4", "--hidden", "3")
     found = compared(rows, "--methods", "auto-delta,auto-normal", *options)

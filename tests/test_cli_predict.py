@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shlex
 import subprocess
 import sys
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -17,6 +21,7 @@ import torch
 
 from pyro_bnn import cli
 from pyro_bnn.saved_fit import SavedFit
+from tests.rows import houses
 
 SCRIPT = Path(sys.executable).parent / "pyro-bnn"
 TINY = ("--hidden", "6", "--steps", "200")
@@ -37,15 +42,6 @@ def run(*args: str | Path) -> Result:
         code = cli.main([str(arg) for arg in args])
     torch.set_num_threads(threads)  # the commands own their process and set them for good
     return Result(code, out.getvalue(), err.getvalue())
-
-
-def houses(num_rows: int = 80) -> pd.DataFrame:
-    generator = np.random.default_rng(0)
-    area = generator.uniform(30, 150, num_rows).round(1)
-    town = generator.choice(["Oslo", "Rome"], num_rows)
-    lift = generator.random(num_rows) < 0.5
-    price = 3000 * area + 50_000 * (town == "Rome") + generator.normal(0, 9_000, num_rows)
-    return pd.DataFrame({"area": area, "town": town, "lift": lift, "price": price.round()})
 
 
 class Fitted(NamedTuple):
@@ -130,6 +126,58 @@ def test_the_held_out_rows_score_as_the_fit_said(fitted: Fitted, tmp_path: Path)
     assert f"log score {log_score} nats a row, RMSE {rmse.split(' ')[0]}, 95 % interval" in line
 
 
+def test_standard_input_and_output_take_the_place_of_files(
+    fitted: Fitted, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(new.parent)
+    fit = ("--posterior", fitted.folder / "fit")
+    code, said, _ = run("predict", new, *fit, "--out", "out.csv")
+    assert code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(new.read_bytes())))
+    code, out, err = run("predict", "-", *fit, "--out", "-")
+    assert (code, out) == (0, Path("out.csv").read_text())
+    assert err == said.replace("Wrote out.csv\n", "")  # the words
+    assert sorted(path.name for path in new.parent.iterdir()) == ["new.csv", "out.csv"]
+
+
+@pytest.mark.slow("processes of their own")
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
+def test_predictions_go_through_pipes(fitted: Fitted, new: Path) -> None:
+    """UTF-8 where the terminal is not, and quietly where the reader of a pipe has gone."""
+    new.write_text(new.read_text().replace("r1", "größe") + "Oslo,r,True,80\n" * 9_000)
+    command = shlex.join([str(SCRIPT), "predict", "-", "--posterior", str(fitted.folder / "fit")])
+    done = subprocess.run(
+        f"{command} --samples 2 --out - < {new} | head -2",
+        shell=True,
+        cwd=new.parent,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().splitlines()[1].startswith("Rome,größe,True,80,")
+    assert b"Traceback" not in done.stderr
+    assert b"Exception" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_predictions_are_written_into_a_pipe_and_where_a_link_leads(
+    fitted: Fitted, new: Path
+) -> None:
+    pipe, link, found = new.with_name("pipe"), new.with_name("link"), list[str]()
+    os.mkfifo(pipe)
+    link.symlink_to("out.csv")
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    for out in (pipe, link):
+        code, said, err = run("predict", new, "--posterior", fitted.folder / "fit", "--out", out)
+        assert (code, err) == (0, "")
+        assert said.endswith(f"Wrote {out}\n")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    reader.join(20)
+    assert found == [new.with_name("out.csv").read_text()]
+
+
 @pytest.mark.slow("processes of its own")
 def test_another_process_writes_the_same_bytes(
     tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,59 +224,3 @@ def test_all_rows_and_classes(tmp_path: Path) -> None:
     assert found["uncertainty_vs_training"].median() == pytest.approx(1, rel=0.2)
     assert (found["distance_to_training"] == 0).all()  # they are the training rows
     assert (found["distance_p_value"] == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (("fit", "--data", "houses.csv"), "Missing option '--method'"),
-        (
-            ("fit", "--data", "houses.csv", "--method", "nuts,auto-normal"),
-            "one method is fitted, not",
-        ),
-        ((*FIT, "--chains", "3"), "--chains does nothing for AutoNormal: leave it out"),
-        ((*FIT, "--all-rows", "--split", "1"), "--split does nothing for --all-rows: leave it out"),
-        ((*FIT, "--target", "prize"), "did you mean 'price'?"),
-        (
-            (*FIT, "--likelihood", "categorical"),
-            "Categorical describes 2 classes, but the target h",
-        ),
-        ((*FIT, "--out", "houses.csv/fit"), "cannot write to the folder 'houses.csv/fit'"),
-        (("predict", "new.csv"), "Missing option '--posterior'"),
-        (("predict", "--posterior", "fit"), "Missing argument 'NEW.csv'"),
-        (("predict", "new.csv", "--posterior", "none"), "'none' is not a folder of 'pyro-bnn fit'"),
-        (("predict", "no.csv", "--posterior", "fit"), "no file 'no.csv'; check the path"),
-        (
-            ("predict", "houses.csv", "--posterior", "fit", "--out", "houses.csv"),
-            "is the file that",
-        ),
-        (("predict", "new.csv", "--posterior", "fit", "--level", "1"), "between 0 and 1, such as"),
-        (
-            ("predict", "new.csv", "--posterior", "fit", "--samples", "1"),
-            "Invalid value for '--sam",
-        ),
-        (("predict", "new.csv", "--posterior", "fit"), "lacks column 'lift' of the fit; it has"),
-        (("predict", "odd.csv", "--posterior", "fit"), "first 'Paris' in line 3; known are 'Oslo'"),
-        (("predict", "gap.csv", "--posterior", "fit"), "missing values: 'area' in 1 row of 1, fir"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    args: tuple[str, ...],
-    line: str,
-    fitted: Fitted,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    houses(30).to_csv("houses.csv", index=False)
-    Path("new.csv").write_text("area,town\n80,Rome\n")
-    Path("odd.csv").write_text("area,town,lift\n80,Rome,1\n80,Paris,1\n")
-    Path("gap.csv").write_text("area,town,lift\n,Rome,1\n")
-    Path("fit").symlink_to(fitted.folder / "fit")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    code, out, err = run(*args)
-    assert (code, out) == (2, "")
-    assert err.startswith("pyro-bnn: ")
-    assert err.count("\n") == 1
-    assert line in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -42,24 +42,3 @@ def test_a_prior_at_inputs_of_data(along: str, tmp_path: Path) -> None:
     assert said.startswith("Data:  rows, split 0: 27 training and 3 held-out rows, 2 inputs\n")
     assert "Model: MLP 2-3-1 relu, Normal(fan_in) prior, Bernoulli likelihood\n" in said
     assert out.read_bytes().startswith(PNG)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--prior", "cauchi"), "unknown prior 'cauchi': did you mean 'cauchy'?"),
-        (("--prior", "pretrained"), "the prior Pretrained needs net, which the command line does"),
-        (("--prior", "flat"), "nothing can be drawn from the flat prior"),
-        (("--prior", "normal,,cauchy"), "priors are names separated by commas, such as normal,cau"),
-        (("--model", "rank1-mlp"), "which are point estimates: give them priors"),
-        (("--target", "y"), "--target does nothing for a line without data: leave it out"),
-        (("--draws", "399"), "Invalid value for '--draws'"),
-        (("--out", "prior.txt"), "a picture ends in .png, .svg, .pdf, not 'prior.txt'"),
-    ],
-)
-def test_refusals_take_one_line(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    code, _, err = run("prior", "--out", tmp_path / "prior.png", *args)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())

@@ -75,22 +75,6 @@ def test_names_and_reference(folder: Path, tmp_path: Path) -> None:
     )
 
 
-def test_bad_files_are_one_line_and_exit_code_2(folder: Path, tmp_path: Path) -> None:
-    guide, out = folder / "auto-normal.nc", tmp_path / "out"
-    (tmp_path / "text.nc").write_text("a,b", "utf-8")
-    for args, words in (
-        ([tmp_path / "none.nc"], "there is no file"),
-        ([tmp_path / "text.nc"], "is truncated or not NetCDF"),
-        ([guide, guide], "are both called 'AutoNormal': give them names"),
-        ([guide, "--reference", "nut"], "unknown reference 'nut'"),
-        ([f"={guide}"], "expected FILE or NAME=FILE"),
-        ([], "Missing argument 'FILE...'"),
-    ):
-        code, printed, err = run("report", *args, "--out", out)
-        assert (code, printed, err.count("\n")) == (2, "", 1), err
-        assert words in err
-
-
 def test_help_names_every_option() -> None:
     code, out, err = run("report", "--help")
     assert (code, err) == (0, "")

@@ -90,25 +90,6 @@ def test_an_engine_with_a_density_is_asked_for_probabilities(rows: Path) -> None
     assert "VOGN: 20 simulated data sets, probabilities of true values under q" in said
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--method", "auto-delta", "--ranks"), "--ranks does nothing for AutoDelta, which has no"),
-        (("--method", "auto-delta", "--simulations", "5"), "num_simulations=5 is too few"),
-        (("--method", "auto-delta", "--draws", "100"), "take num_draws=99"),
-        (("--method", "auto-delta", "--warmup", "5"), "--warmup does nothing for AutoDelta"),
-        (("--method", "auto-delta,nuts"), "one method is fitted, not AutoDelta, NUTS"),
-        (("--method", "auto-delta", "--prior", "flat"), "nothing can be drawn from the flat prior"),
-        (("--method", "auto-rank1-mixture"), "which are point estimates: give them priors"),
-    ],
-)
-def test_refusals_take_one_line(args: tuple[str, ...], message: str, rows: Path) -> None:
-    code, _, err = run("sbc", "--data", rows, "--out", rows.with_name("ranks"), *args)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_help_names_every_option_and_its_default() -> None:
     code, out, _ = run("sbc", "--help")
     assert code == 0

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Rooms of one line may import each other and those of the lines above.
 ROOMS = (
     ("errors",),
-    ("pages", "netcdf_checks", "netcdf_parts"),
+    ("files", "pages", "netcdf_checks", "netcdf_parts"),
     ("data",),
     ("models", "layers", "priors", "likelihoods"),
     (

@@ -58,7 +58,8 @@ def read_new_rows(
     """Read the rows of a CSV file that has the columns of a fit, in any order.
 
     Args:
-        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`.
+        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`. It is read once,
+            and may be a pipe; ``-`` is standard input.
         columns: Input columns of the fit; the file may have others beside them.
         target: Name of the target, or of several, whose columns may be absent.
         class_names: Names of the classes, where the target is one.
@@ -68,7 +69,7 @@ def read_new_rows(
             the target has a missing value, text among numbers, a number that is not finite, or a
             category or class that the fit has not seen (names the column and the first line).
     """
-    text = read_text(path)
+    text = read_text(path, once=True)
     separator = find_separator(text)
     header, lines = read_structure(text, separator, path, min_columns=1)
     absent = [column.name for column in columns if column.name not in header]

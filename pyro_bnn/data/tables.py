@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,23 +14,34 @@ from jaxtyping import Float
 
 from pyro_bnn.data.arrays import EXACT
 from pyro_bnn.errors import DataError
+from pyro_bnn.files import is_stream
 
+STANDARD = Path("-")  # input or output
 BLOCK = 1 << 24  # characters that are read at once
 LONGEST_LINE = 1 << 26  # characters; a row of a million numbers has a third of them
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, once: bool = False) -> str:
     """Read a text file.
+
+    Args:
+        path: The file.
+        once: Whether a pipe or device is read too, which can be read only once, and standard input
+            where the path is ``-``.
 
     Raises:
         DataError: If it is missing, cannot be read, is empty, is not UTF-8 text, or has a line of
             more than 64 Mi characters, which ends the reading.
     """
-    if not path.is_file():
+    is_standard = once and path == STANDARD
+    if not (is_standard or path.is_file() or (once and is_stream(path))):
         raise DataError(f"no file {str(path)!r}; check the path")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        source = contextlib.nullcontext(sys.stdin.buffer) if is_standard else path.open("rb")
+        with source as stream:
+            file = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
             text = "".join(_blocks(file, path))
+            file.detach()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{str(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8"

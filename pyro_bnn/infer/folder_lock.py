@@ -14,14 +14,12 @@ try:
 except ImportError:  # of Windows, where runs are not told apart
     fcntl = None  # type: ignore[assignment]
 
-NAME = "pyro-bnn.lock"
-
 
 class FolderLock:
     """Held from its making until :meth:`release`, or until the process ends, however it does.
 
-    The file that carries the lock is removed with it; one that a killed process left means nothing.
-    Where the folder cannot be written, or its disk knows no locks, nothing is held.
+    The folder itself is locked, so that no end of a run leaves a file of it. On a network file
+    system that tells apart runs of one machine. Where the disk knows no locks, nothing is held.
 
     Args:
         folder: The folder, which exists.
@@ -31,13 +29,10 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
-        handle = None if fcntl is None else self._locked()
+        handle = None if fcntl is None else _locked(folder)
         # in whatever way a run ends, a second one in the same process is not refused
         self._release = (
-            None
-            if handle is None
-            else weakref.finalize(self, _free, handle, self._path, os.getpid())
+            None if handle is None else weakref.finalize(self, _free, handle, os.getpid())
         )
 
     def release(self) -> None:
@@ -45,42 +40,30 @@ class FolderLock:
         if self._release is not None:
             self._release()
 
-    def _locked(self) -> int | None:
-        while True:
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            try:
-                handle = os.open(self._path, flags, 0o666)
-            except OSError:
-                return None
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(handle)
-                raise OptionError(
-                    f"another run is saving to {self._path.parent}: wait for its end, or pass "
-                    "another folder"
-                ) from None
-            except OSError:
-                os.close(handle)
-                return None
-            if _is_at(handle, self._path):
-                return handle
-            os.close(handle)  # its run ended and removed it between the two calls
 
-
-def _is_at(handle: int, path: Path) -> bool:
+def _locked(folder: Path) -> int | None:
+    """An open handle of the folder that holds its lock; None where it cannot have one."""
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        return False
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise OptionError(
+            f"another run is saving to {folder}: wait for its end, or pass another folder"
+        ) from None
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
-def _free(handle: int, path: Path, process: int) -> None:
-    """Remove the file while it is locked, then unlock it, which reaches forked children too."""
+def _free(handle: int, process: int) -> None:
+    """Unlock, which reaches forked children too."""
     if os.getpid() != process:  # one of these
         return
-    with contextlib.suppress(OSError):
-        path.unlink()
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)

@@ -12,7 +12,9 @@ from pyro_bnn.infer.state_files import Written, check_json, read_json
 NAME = "manifest.json"
 FORMAT, VERSION = "pyro_bnn checkpoint", 1
 _STATE = re.compile(r"pyro-bnn-state-([0-9]{1,12})\.pt", re.ASCII)
-_OURS = re.compile(rf"{_STATE.pattern}(\.tmp)?", re.ASCII)  # a name that no user's file has
+_OURS = re.compile(  # names that no user's file has
+    rf"{_STATE.pattern}|\.({_STATE.pattern}|{re.escape(NAME)})\.[0-9a-f]{{8}}\.tmp", re.ASCII
+)
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "engine": str,
     "options": dict,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError, OptionError, OutputError
+from pyro_bnn.files import whole
 from pyro_bnn.untrusted import check_archive
 
 LIMIT = 1 << 20  # bytes of a file of JSON
@@ -59,21 +60,11 @@ def write_json(values: dict[str, Any], path: Path) -> None:
 
 
 def _write(path: Path, save: Callable[[Any], object]) -> Written:
-    """Write beside the target, wait for the disk, and move: a reader sees the old or the new."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # of a run that was killed
-    try:
-        with temporary.open("xb") as file:  # follows no link
-            sink = _Sink(file)
-            save(sink)
-            if sink.error is not None:
-                raise sink.error
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    with whole(path) as partial, partial.open("xb") as file:
+        sink = _Sink(file)
+        save(sink)
+        if sink.error is not None:
+            raise sink.error
     return Written(sink.size, sink.hash.hexdigest())
 
 
@@ -99,17 +90,6 @@ class _Sink:
 
     def flush(self) -> None:
         pass
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the folder's names are on the disk, where folders can be opened."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pyro_bnn.errors import BNNWarning, OutputError
+from pyro_bnn.files import followed, is_stream, output
 
 OF_A_RUN = ("*.nc", "split-*-seed-*/")
 
@@ -44,18 +46,37 @@ def check_writable(folder: str | Path) -> Path:
     return folder
 
 
+def check_file(path: Path) -> None:
+    """Checks that a file can be written, as `check_writable` does its folder; or a device or pipe.
+
+    Raises:
+        OutputError: If it cannot; says why.
+    """
+    try:
+        if is_stream(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        folder = followed(path).parent
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
+        ) from error
+    check_writable(folder)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8; an old file stays until the new one is complete.
+
+    Links are followed, and what is no regular file is written to; see `pyro_bnn.files.output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with output(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
+from pyro_bnn.files import output
 from pyro_bnn.prior_checks import PriorPredictive, TailIndex, tail_index
-from pyro_bnn.report.files import check_writable
+from pyro_bnn.report.files import check_file
 from pyro_bnn.report.numbers import number, with_error
 from pyro_bnn.report.theme import LIGHT, Theme, canvas, hide_unused, wrap_name
 from pyro_bnn.report.units import to_numpy
@@ -253,7 +253,7 @@ def check_picture(path: Path) -> None:
         raise OptionError(f"a picture ends in {', '.join(SUFFIXES)}, not {path.name!r}")
     if path.is_dir():
         raise OutputError(f"{str(path)!r} is a folder: name the picture in it")
-    check_writable(path.parent)
+    check_file(path)
 
 
 def save_picture(figure: Figure, path: Path) -> None:
@@ -262,12 +262,10 @@ def save_picture(figure: Figure, path: Path) -> None:
     Raises:
         OutputError: If it cannot be written; says why.
     """
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
-        figure.savefig(partial, dpi=150)
-        partial.replace(path)
+        with output(path) as partial:
+            figure.savefig(partial, dpi=150, format=path.suffix[1:].lower())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
         ) from error

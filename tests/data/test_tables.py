@@ -1,6 +1,10 @@
 """Text tables: numbers exactly, faults with their line."""
 
+import io
+import os
 import re
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +58,26 @@ def test_missing_and_binary_files(path: Path) -> None:
     path.write_bytes(b"1 2\n\xff\xfe")
     with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 4\)"):
         read_text(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_and_standard_input_are_read_where_once_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that needs the text twice would wait for a second writer, so it refuses a pipe."""
+    pipe, text = tmp_path / "pipe", "größe\n1\n"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("-")):
+        with pytest.raises(DataError, match=f"no file '{path}'"):
+            read_text(path)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"\xef\xbb\xbf" + text.encode(),))
+    writer.start()
+    assert read_text(pipe, once=True) == text
+    writer.join()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "latin-1"))
+    assert read_text(Path("-"), once=True) == text
+    with pytest.raises(DataError, match="'-' is empty"):
+        read_text(Path("-"), once=True)
 
 
 def test_a_file_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_densities_that_differ_by_more_than_a_thousandth_are_of_another_model(
     opened(tmp_path).step(Walk())
     assert opened(tmp_path, resume=True, identify=lambda: identity(prior=1.0003)).restore(Walk())
     with pytest.raises(SiteError, match="is of another model: its sites are the same, but not its"):
-        opened(tmp_path, resume=True, identify=lambda: identity(prior=1.003))
+        opened(tmp_path, resume=True, identify=lambda: identity(prior=1.0008))
 
 
 def test_another_prior_of_one_site_among_many_is_refused(tmp_path: Path) -> None:
@@ -484,13 +484,12 @@ def test_the_lock_of_a_process_that_was_killed_means_nothing(tmp_path: Path) -> 
         raise AssertionError("a step")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert (tmp_path / "pyro-bnn.lock").exists()
+    assert list(tmp_path.iterdir()) == []
     walked(tmp_path)
-    assert not (tmp_path / "pyro-bnn.lock").exists()
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
-    theirs = dict.fromkeys(("state-1.pt", "state-2.pt.tmp", "manifest.json.old"), b"theirs")
+    theirs = dict.fromkeys(("state-1.pt", ".state-2.pt.0f.tmp", "manifest.json.old"), b"theirs")
     for name, content in theirs.items():
         (tmp_path / name).write_bytes(content)
     walked(tmp_path)

@@ -112,10 +112,10 @@ def test_a_disk_that_is_full_is_an_error_that_says_so(
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"state": "the old one"}
 
 
-def test_what_a_killed_run_left_is_replaced_and_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_state_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("of somebody else")
-    (tmp_path / "state.tmp").symlink_to(victim)
+    (tmp_path / "state").symlink_to(victim)
     expected = write_state(STATE, tmp_path / "state")
     assert victim.read_text() == "of somebody else"
     read_state(tmp_path / "state", expected)
