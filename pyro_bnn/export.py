@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,18 +17,22 @@ from pyro_bnn.draws import Draws
 from pyro_bnn.effects import derived_seed
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
+from pyro_bnn.prediction import predict
 
 if TYPE_CHECKING:
+    from xarray import DataTree
+
     from pyro_bnn.posterior import Posterior
     from pyro_bnn.prediction import Prediction
-    from pyro_bnn.program import Program
+    from pyro_bnn.program import Params, Program
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the groups and attributes below; a reader refuses files of a newer one."""
 NAMED_POINTS = 8
 PRIOR_DRAWS = 200
 TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # of the objective of each step
 Groups = dict[str, dict[str, NDArray[Any]]]
+Array = TypeVar("Array", Tensor, NDArray[Any])
 
 
 def arviz_groups(
@@ -53,27 +58,27 @@ def arviz_groups(
         whole: Tensor = value.unflatten(0, (chains, -1))
         return whole.cpu().numpy()  # of a file a view, which maps it
 
-    def predict(data: Dataset) -> Prediction:
+    def predicted(data: Dataset) -> Prediction:
         return posterior.predict(data.x, num_samples, seed, memory=memory, disk=True)
 
     def log_likelihood(data: Dataset) -> NDArray[Any]:
         return by_chain(posterior.log_likelihood(data, num_samples, seed, memory=memory))
 
-    train_prediction = predict(train)
+    train_prediction = predicted(train)
     groups: Groups = {
         "posterior": site_summaries(posterior, draws, include_weights=include_weights),
-        "posterior_predictive": {"y": by_chain(train_prediction.draws)},
+        "posterior_predictive": {"y": of_targets(by_chain(train_prediction.draws))},
         "log_likelihood": {"y": log_likelihood(train)},
-        "observed_data": {"y": _columns(train.y)},
+        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
         "constant_data": {"x": train.x.cpu().numpy()},
     }
     groups["posterior"]["f"] = by_chain(
         posterior.function_draws(points.x[:num_points], num_samples, seed)
     )
     if test is not None:
-        prediction = predict(test)
+        prediction = predicted(test)
         groups["predictions"] = {
-            "y": by_chain(prediction.draws),
+            "y": of_targets(by_chain(prediction.draws)),
             "f": by_chain(prediction.function_draws),
         }
         if test.y.ndim == 2 and test.y.shape[1] > 1 and prediction.has_target_densities:
@@ -82,38 +87,28 @@ def arviz_groups(
         given_draw = {
             "y_mean": prediction.means,
             "y_variance": prediction.variances,
-            "probs": prediction.class_probs,
         }
-        groups["predictions"] |= {k: by_chain(v) for k, v in given_draw.items() if v is not None}
+        groups["predictions"] |= {
+            name: of_targets(by_chain(value))
+            for name, value in given_draw.items()
+            if value is not None
+        }
+        if prediction.class_probs is not None:
+            groups["predictions"]["probs"] = by_chain(prediction.class_probs)
         groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
-        groups["test_data"] = {"y": _columns(test.y)}
+        groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
         groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
     if stats := _sample_stats(posterior, train, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
         name = TRACE_NAMES.get(posterior.objective, "objective")
         groups["optimization"] = {name: -np.asarray(posterior.losses)}
-    groups |= _prior_groups(posterior, train, points, num_points, seed)
-    inputs = [f"x_dim_{i}" for i in range(train.x.ndim - 1)]
-    dims = {
-        "f": ["point", "f_output"],
-        "predictions": {
-            "f": ["test_row", "f_output"],
-            "y": ["test_row", "output"],
-            "y_mean": ["test_row", "output"],
-            "y_variance": ["test_row", "output"],
-            "y_log_density": ["test_row", "output"],
-            "probs": ["test_row", "class"],
-        },
-        "y": ["row", "output"],
-        "x": ["row", *inputs],
-        "predictions_constant_data": {"x": ["test_row", *inputs]},
-        "test_data": {"y": ["test_row", "output"]},
-        "log_likelihood": {"y": ["row"]},
-        "log_likelihood_predictions": {"y": ["test_row"]},
-    }
+    if not posterior.program.latents.improper:
+        groups["log_prior"] = _log_priors(posterior, draws, train)
+        groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
     rows = "train" if test is None else "test"
-    coords = {"point": [f"{rows} {i}" for i in range(num_points)]}
+    coords = {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
+    dims = dims_of(train)
     attrs = {
         "format_version": FORMAT_VERSION,
         "method": posterior.method,
@@ -137,6 +132,73 @@ def arviz_groups(
         "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
     return groups, dims, coords, attrs
+
+
+def dims_of(train: Dataset) -> dict[str, Any]:
+    """The dimensions of all groups over rows like these, as ``datatree`` takes them.
+
+    Those of y have an axis of outputs where there are several targets only: most of ArviZ's
+    functions of y know of none.
+    """
+    outputs = ["output"] if of_targets(train.y).ndim > 1 else []
+    inputs = input_dims(train.x)
+    return {
+        "f": ["point", "f_output"],
+        "predictions": {
+            "f": ["test_row", "f_output"],
+            **{name: ["test_row", *outputs] for name in ("y", "y_mean", "y_variance")},
+            "y_log_density": ["test_row", *outputs],
+            "probs": ["test_row", "class"],
+        },
+        "y": ["row", *outputs],
+        "x": ["row", *inputs],
+        "predictions_constant_data": {"x": ["test_row", *inputs]},
+        "test_data": {"y": ["test_row", *outputs]},
+        "log_likelihood": {"y": ["row"]},
+        "log_likelihood_predictions": {"y": ["test_row"]},
+    }
+
+
+def input_dims(x: Tensor) -> list[str]:
+    """Names of the dimensions of one row of inputs ``[N, I]``, or of images."""
+    return ["input"] if x.ndim == 2 else [f"x_dim_{i}" for i in range(x.ndim - 1)]
+
+
+def of_targets(values: Array) -> Array:
+    """Values ``[..., N]`` of one target, or ``[..., N, O]`` of several, out of ``[..., N, O]``."""
+    return values[..., 0] if values.ndim > 1 and values.shape[-1] == 1 else values
+
+
+def _labels(data: Dataset) -> dict[str, Sequence[str]]:
+    """Names of inputs, of several targets and of classes, where they are known."""
+    names = {
+        "input": data.input_names,
+        "output": data.target_names,
+        "class": data.class_names,
+    }
+    return {dim: labels for dim, labels in names.items() if labels is not None}
+
+
+def with_units(tree: DataTree, train: Dataset) -> DataTree:
+    """The tree with the units of x and y in their attributes.
+
+    Where they were standardised, ``units`` says so, and of one target ``loc`` and ``scale`` lead
+    back to the user's: ``loc + scale * y``. Those of inputs and of several targets, which may be
+    many, are in the options of the tree, as ``rows``. ``long_name`` is the target's name.
+    """
+    of_y: dict[str, Any] = {}
+    if train.target is not None:
+        of_y["units"] = "standardised"
+        if train.target.loc.numel() == 1:
+            of_y |= {name: float(getattr(train.target, name)) for name in ("loc", "scale")}
+    if train.target_name is not None:
+        of_y["long_name"] = train.target_name
+    of_x = {} if train.inputs is None else {"units": "standardised"}
+    for name, own in (("x", of_x), ("y", of_y), ("y_mean", of_y)):
+        for group in tree.children.values():
+            if name in group.data_vars and "log_likelihood" not in str(group.name):
+                group[name].attrs.update(own)
+    return tree
 
 
 def site_summaries(
@@ -177,24 +239,44 @@ def _sample_stats(
     return {name: value[:, chosen] for name, value in posterior.sample_stats.items()}
 
 
+def _log_priors(posterior: Posterior, draws: Draws, train: Dataset) -> dict[str, NDArray[Any]]:
+    """Log density ``[C, S]`` of each site under its prior, by name."""
+    program = posterior.program
+
+    def log_priors(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        return (program.log_priors(z, rows[0], params),)
+
+    row = program.inputs(train.x[:1])  # its shape alone matters
+    (values,) = posterior.chunks.over(
+        "log priors", log_priors, draws, (row,), posterior.params
+    ).together(GIB)
+    by_site = _by_chain(values.cpu().numpy(), draws)  # [C, S, sites]
+    return {site.name: by_site[..., i] for i, site in enumerate(program.sites)}
+
+
 def _prior_groups(
-    posterior: Posterior, train: Dataset, points: Dataset, num_points: int, seed: int
+    posterior: Posterior, train: Dataset, points: Dataset, num_points: int, seed: int, memory: int
 ) -> Groups:
     program, params = posterior.program, posterior.params
-    if program.latents.improper:
-        return {}
     x = program.inputs(points.x[:num_points])
     z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(derived_seed(seed, 3))  # apart from the draws of z
-        f, y = program.predictive(_with_members(posterior, z, seed), x, params)
-        draws = y.sample()
-    if draws.ndim == 2:
-        draws = draws.unsqueeze(-1)
+    whole = _with_members(posterior, z, seed)
+    with torch.no_grad():
+        f = program.function(whole, x, params)
+    y = predict(
+        program,
+        params,
+        Draws.of(whole),
+        train.x.to(x),
+        seed=derived_seed(seed, 3),  # apart from the draws of z
+        memory=memory,
+        chunks=posterior.chunks,
+        disk=True,
+    ).draws
     of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
     return {
         "prior": {**of_sites, "f": f.unsqueeze(0).cpu().numpy()},
-        "prior_predictive": {"y_at_points": draws.unsqueeze(0).cpu().numpy()},
+        "prior_predictive": {"y": of_targets(y.unsqueeze(0).cpu().numpy())},
     }
 
 
@@ -257,8 +339,3 @@ def _digest(values: Tensor) -> str:
     """SHA-256 of point estimates: whether two posteriors hold the same, without storing them."""
     array = np.ascontiguousarray(values.detach().double().cpu().numpy())
     return hashlib.sha256(f"{array.shape}".encode() + array.tobytes()).hexdigest()
-
-
-def _columns(y: Tensor) -> NDArray[Any]:
-    values = y.cpu().numpy()
-    return values[:, None] if values.ndim == 1 else values

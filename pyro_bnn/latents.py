@@ -135,6 +135,11 @@ class Latents:
                 total = total + site.log_abs_det_jacobian_of(parts[site.name])
         return total
 
+    def log_priors(self, run: Evaluate) -> Tensor:
+        """Log density ``[K]`` of each site's value under its prior, in the order of the sites."""
+        messages = [run.latent[site.name] for site in self.sites]
+        return torch.stack([(log_prob(msg) * msg["scale"]).sum() for msg in messages])
+
     def _split(self, z: Tensor) -> dict[str, Tensor]:
         """Entries ``[..., n]`` of all sites, by name, out of z ``[..., P]``."""
         # one split, whose gradient is one concatenation; a slice a site would cost a sum each

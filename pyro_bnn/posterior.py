@@ -492,12 +492,22 @@ class Posterior(ABC):
         """The posterior as an ArviZ ``DataTree``.
 
         Groups: ``posterior`` (hyper-parameters, the norm of each weight tensor, f at up to eight
-        rows), ``posterior_predictive``, ``log_likelihood``, ``observed_data``, ``constant_data``;
+        rows), ``posterior_predictive``, ``log_likelihood``, ``log_prior`` (a density a site),
+        ``observed_data``, ``constant_data``;
         with ``test`` also ``predictions``, ``predictions_constant_data``, ``test_data``,
         ``log_likelihood_predictions``; ``sample_stats`` (for an approximation ``log_p`` and
         ``log_q``), ``optimization``, ``prior``, ``prior_predictive``. Beside y and f,
         ``predictions`` has the mean and variance of y, or the class probabilities, given each draw;
         with these ``pyro_bnn.report.compare_files`` makes the report from saved trees alone.
+        Under a flat prior there is no group of the prior.
+
+        Inputs, classes and several targets have their names as coordinates where they are known. x
+        and y are in the model's units, which their attributes name.
+
+        The draws of an approximation (where ``sample_stats`` has ``log_q``) are not those of the
+        posterior, so ``arviz.loo`` and ``arviz.compare`` of the tree score neither: use
+        ``arviz.loo_approximate_posterior``, or :func:`pyro_bnn.arviz_io.loo_approximate`, which
+        refuses an approximation that is too far away.
 
         Args:
             train: Training rows.
@@ -514,7 +524,7 @@ class Posterior(ABC):
             OutputError: If the disk has no room.
         """
         from pyro_bnn.arviz_io import datatree
-        from pyro_bnn.export import arviz_groups
+        from pyro_bnn.export import arviz_groups, with_units
 
         for rows in (train, test):
             if rows is not None:
@@ -528,7 +538,7 @@ class Posterior(ABC):
             seed=seed,
             memory=memory,
         )
-        return datatree(groups, dims=dims, coords=coords, attrs=attrs)
+        return with_units(datatree(groups, dims=dims, coords=coords, attrs=attrs), train)
 
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file that :meth:`load` reads; the model is not in it.

@@ -17,7 +17,7 @@ from pyro_bnn.diagnostics.simulations import proper_program
 from pyro_bnn.draws import Draws
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError, ShapeError
-from pyro_bnn.export import site_summaries
+from pyro_bnn.export import input_dims, of_targets, site_summaries
 from pyro_bnn.posterior import NUM_SAMPLES, DrawsPosterior, Provenance
 from pyro_bnn.prediction import Prediction, require_finite
 
@@ -80,13 +80,13 @@ class PriorPredictive:
         return datatree(
             {
                 "prior": {**sites, "f": _one_chain(self.function_draws)},
-                "prior_predictive": {"y": _one_chain(self.draws)},
+                "prior_predictive": {"y": of_targets(_one_chain(self.draws))},
                 "constant_data": {"x": self.x.cpu().numpy()},
             },
             dims={
                 "f": ["row", "f_output"],
-                "y": ["row", "output"],
-                "x": ["row", *(f"x_dim_{i}" for i in range(self.x.ndim - 1))],
+                "y": ["row", "output"][: of_targets(self.draws).ndim - 1],
+                "x": ["row", *input_dims(self.x)],
             },
             attrs={"model": describe(self.prior.model), "seed": self.prior.seed},
         )

@@ -309,6 +309,13 @@ class Program:
         z, params = self._split(z, params)
         return self.latents.log_prior(self._run(z, x[:1], None, params), z)
 
+    def log_priors(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Log density ``[..., K]`` of the values of each of the K sites, without Jacobians."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_priors(row, x, params), z)
+        z, params = self._split(z, params)
+        return self.latents.log_priors(self._run(z, x[:1], None, params))
+
     def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
         if z.ndim == 2:

@@ -1,8 +1,9 @@
 """Run the tests of ``pyro_bnn.arviz_io`` under ArviZ 1.x, which needs Python 3.12 or newer.
 
 ``python tests/run_arviz1.py`` looks for such a Python on the path and among pyenv's versions, makes
-``.venv-arviz1`` with ArviZ and without torch and Pyro, and runs pytest there. It exits with
-pytest's status; with 0 and one line where there is no such Python.
+``.venv-arviz1`` with ArviZ and without torch and Pyro, has trees of posteriors written by the
+Python that runs it, which has both, and runs pytest there. It exits with pytest's status; with 0
+and one line where there is no such Python.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-arviz1"
 REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "matplotlib")
-TESTED = ("pyro_bnn/arviz_io.py", "pyro_bnn/trees.py", "tests/test_arviz_io.py")
+TESTED = (
+    "pyro_bnn/arviz_io.py",
+    "pyro_bnn/trees.py",
+    "tests/test_arviz_io.py",
+    "tests/test_arviz_on_posteriors.py",
+)
 
 SUITS = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))"
 READY = (
@@ -63,13 +70,19 @@ def main() -> int:
             if subprocess.run(command, cwd=ROOT, check=False).returncode:
                 sys.stderr.write(f"test-arviz1: failed to make {VENV.name}: {command}\n")
                 return 1
-    # conftest.py and the installed package may need torch, which this environment has not
-    done = subprocess.run(
-        [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *TESTED],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    with tempfile.TemporaryDirectory() as trees:
+        command = [sys.executable, "-m", "tests.arviz_trees", trees]
+        if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode:
+            sys.stderr.write("test-arviz1: failed to write trees of posteriors\n")
+            return 1
+        # conftest.py and the installed package may need torch, which this environment has not
+        done = subprocess.run(
+            [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *TESTED],
+            cwd=ROOT,
+            env={**env, "PYRO_BNN_TREES": trees},
+            check=False,
+        )
     return done.returncode
 
 

@@ -1,38 +1,40 @@
-"""ArviZ's own functions take the tree of a posterior as it is."""
+"""ArviZ's own functions take the tree of a posterior as it is, also one that was read from a file.
+
+Nothing here needs torch where ``PYRO_BNN_TREES`` names a folder of ``tests.arviz_trees``: so it
+runs under ArviZ 1.x too.
+"""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pytest
-import torch
+from matplotlib import pyplot as plt
 from xarray import DataTree
 
-import pyro_bnn as bnn
-from pyro_bnn.arviz_io import arviz, load_netcdf, save_netcdf
+from pyro_bnn.arviz_io import arviz, load_netcdf, loo_approximate
+from tests import arviz_trees
 
 mpl.use("Agg")
 
+REGRESSION = ("AutoNormal", "NUTS")
+
 
 @pytest.fixture(scope="module")
-def trees() -> dict[str, DataTree]:
-    x = torch.linspace(-1, 1, 24).unsqueeze(-1)
-    split = bnn.data.from_arrays(x, torch.sin(3 * x[:, 0]), test_fraction=0.25, seed=0)
-    model = bnn.models.MLP(1, hidden=(4,), likelihood=bnn.likelihoods.Normal(2.0))
-    engines: dict[str, bnn.SVI | bnn.NUTS] = {
-        "AutoNormal": bnn.SVI(bnn.guides.AutoNormal, num_steps=200),
-        "NUTS": bnn.NUTS(num_chains=2, warmup_steps=20, num_samples=100, max_tree_depth=4),
-    }
-    return {
-        name: engine.run(model, split.train, progress=False).to_arviz(
-            split.train, split.test, num_samples=200
-        )
-        for name, engine in engines.items()
-    }
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DataTree]:
+    folder = os.environ.get("PYRO_BNN_TREES")
+    if folder is None:
+        folder = str(tmp_path_factory.mktemp("trees"))
+        arviz_trees.write(Path(folder))
+    return {name: load_netcdf(Path(folder, f"{name}.nc")) for name in arviz_trees.NAMES}
 
 
 @pytest.mark.slow("whole fits")
-@pytest.mark.parametrize("name", ["AutoNormal", "NUTS"])
+@pytest.mark.parametrize("name", REGRESSION)
 def test_summary_has_a_row_for_each_named_point(trees: dict[str, DataTree], name: str) -> None:
     summary = arviz().summary(trees[name], var_names=["f"])
     assert len(summary) == trees[name]["posterior"].sizes["point"]
@@ -47,19 +49,65 @@ def test_loo_lies_below_the_training_score(trees: dict[str, DataTree]) -> None:
     assert arviz().loo(tree).elpd < training_score  # leaving a row out cannot help on average
 
 
-@pytest.mark.parametrize("plot", ["plot_trace_dist", "plot_rank_dist", "plot_ppc_dist"])
-@pytest.mark.parametrize("name", ["AutoNormal", "NUTS"])
-def test_plots_take_the_tree(trees: dict[str, DataTree], name: str, plot: str) -> None:
-    options = {} if plot == "plot_ppc_dist" else {"var_names": ["f"]}
-    drawn = getattr(arviz(), plot)(trees[name], **options)
-    assert len(drawn.viz["figure"].item().axes) >= 1
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+def test_the_loo_of_an_approximation_is_arvizs_approximate_one(trees: dict[str, DataTree]) -> None:
+    """Its draws are not of the posterior, which ``az.loo`` takes them for."""
+    tree = trees["CAVI"]
+    stats = tree["sample_stats"]
+    theirs = arviz().loo_approximate_posterior(tree, stats["log_p"], stats["log_q"])
+    assert theirs.elpd == pytest.approx(loo_approximate(tree).elpd, rel=1e-6)
+    assert abs(theirs.elpd - arviz().loo(tree).elpd) > 0.1
 
 
-def test_netcdf_reads_back_identical(
-    trees: dict[str, DataTree], tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("name", REGRESSION)
+def test_metrics_are_of_the_predictive_mean(trees: dict[str, DataTree], name: str) -> None:
+    tree = trees[name]
+    y, draws = (np.asarray(tree[f"{g}/y"]) for g in ("observed_data", "posterior_predictive"))
+    expected = np.sqrt(np.square(draws.mean((0, 1)) - y).mean())
+    assert arviz().metrics(tree, kind="rmse", round_to="none").mean == pytest.approx(expected)
+
+
+def test_accuracy_is_of_the_labels(trees: dict[str, DataTree]) -> None:
+    tree = trees["classes"]
+    y, draws = (np.asarray(tree[f"{g}/y"]) for g in ("observed_data", "posterior_predictive"))
+    found = arviz().metrics(tree, kind="acc", round_to="none").mean
+    assert found == pytest.approx(((draws.mean((0, 1)) > 0.5) == y).mean())
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_the_sensitivity_to_the_prior_is_that_of_each_quantity(
+    trees: dict[str, DataTree], name: str
 ) -> None:
-    for name, tree in trees.items():
-        path = tmp_path_factory.mktemp("netcdf") / f"{name}.nc"
-        save_netcdf(tree, path)
-        read = load_netcdf(path)
-        assert read.identical(tree)
+    names = [str(n) for n in trees[name]["posterior"].data_vars if str(n).startswith("norm ")]
+    table = arviz().psense_summary(trees[name], var_names=names)
+    assert list(table.index) == names
+    assert np.isfinite(table[["prior", "likelihood"]]).all(axis=None)
+
+
+PLOTS: dict[str, dict[str, Any]] = {
+    "plot_trace_dist": {"var_names": ["f"]},
+    "plot_rank_dist": {"var_names": ["f"]},
+    "plot_ppc_dist": {},
+    "plot_ppc_interval": {},
+    "plot_ppc_pit": {},
+    "plot_loo_interval": {},
+    "plot_loo_pit": {},
+    "plot_psense_dist": {"var_names": ["norm layers.0.weight"]},
+    "plot_psense_quantities": {"var_names": ["norm layers.0.weight"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.parametrize("plot", PLOTS)
+@pytest.mark.parametrize("name", REGRESSION)
+def test_plots_take_the_tree(
+    trees: dict[str, DataTree], name: str, plot: str, request: pytest.FixtureRequest
+) -> None:
+    if (name, plot) == ("AutoNormal", "plot_rank_dist") and arviz().__name__ == "arviz":
+        # arviz-plots 1.x: its ranks are over chains, and an approximation has one
+        request.applymarker(pytest.mark.xfail(strict=True, reason="ArviZ 1.x on one chain"))
+    if not hasattr(arviz(), plot):
+        pytest.skip(f"{arviz().__name__} has no {plot}")
+    drawn = getattr(arviz(), plot)(trees[name], **PLOTS[plot])
+    assert len(drawn.viz["figure"].item().axes) >= 1
+    plt.close("all")

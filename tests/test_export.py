@@ -15,7 +15,7 @@ import scipy.special
 import torch
 import xarray as xr
 from pyro.nn import PyroModule, PyroSample
-from scipy.stats import norm
+from scipy.stats import halfnorm, lognorm, norm
 
 from pyro_bnn import (
     SVI,
@@ -40,6 +40,7 @@ ALWAYS = {
     "log_likelihood",
     "observed_data",
     "constant_data",
+    "log_prior",
     "prior",
     "prior_predictive",
 }
@@ -77,20 +78,22 @@ def test_dimensions_have_names() -> None:
     draws = ("chain", "draw")
     dims = {
         "posterior/f": (*draws, "point", "f_output"),
-        "posterior_predictive/y": (*draws, "row", "output"),
+        "posterior_predictive/y": (*draws, "row"),
         "log_likelihood/y": (*draws, "row"),
-        "observed_data/y": ("row", "output"),
-        "constant_data/x": ("row", "x_dim_0"),
-        "predictions/y": (*draws, "test_row", "output"),
+        "observed_data/y": ("row",),
+        "constant_data/x": ("row", "input"),
+        "predictions/y": (*draws, "test_row"),
         "predictions/f": (*draws, "test_row", "f_output"),
-        "predictions/y_mean": (*draws, "test_row", "output"),
-        "predictions/y_variance": (*draws, "test_row", "output"),
-        "predictions_constant_data/x": ("test_row", "x_dim_0"),
-        "test_data/y": ("test_row", "output"),
+        "predictions/y_mean": (*draws, "test_row"),
+        "predictions/y_variance": (*draws, "test_row"),
+        "predictions_constant_data/x": ("test_row", "input"),
+        "test_data/y": ("test_row",),
         "log_likelihood_predictions/y": (*draws, "test_row"),
         "sample_stats/log_p": draws,
         "sample_stats/log_q": draws,
         "prior/f": (*draws, "point", "f_output"),
+        "prior_predictive/y": (*draws, "row"),
+        "log_prior/w": draws,
     }
     assert {name: tree[name].dims for name in dims} == dims
     assert tree["posterior/f"].shape == (1, 10, 8, 1)
@@ -108,8 +111,8 @@ def test_values_are_those_of_the_posterior() -> None:
     f = z @ design(test.x).T
     np.testing.assert_allclose(values(tree, "predictions/f")[0, :, :, 0], f)
     np.testing.assert_allclose(values(tree, "posterior/f")[0, :, :, 0], f[:, :8])
-    np.testing.assert_allclose(values(tree, "predictions/y_mean")[0, :, :, 0], f)
-    variances = np.full((1, 10, 11, 1), oracle.noise**2)
+    np.testing.assert_allclose(values(tree, "predictions/y_mean")[0], f)
+    variances = np.full((1, 10, 11), oracle.noise**2)
     np.testing.assert_allclose(values(tree, "predictions/y_variance"), variances)
     log_likelihood = log_normal(test.y - f, oracle.noise)
     np.testing.assert_allclose(values(tree, "log_likelihood_predictions/y")[0], log_likelihood)
@@ -117,11 +120,11 @@ def test_values_are_those_of_the_posterior() -> None:
     np.testing.assert_allclose(values(tree, "log_likelihood/y")[0], log_likelihood)
     norm = z[:, :3].square().sum(-1).sqrt()
     np.testing.assert_allclose(values(tree, "posterior/norm w")[0], norm)
-    np.testing.assert_array_equal(values(tree, "observed_data/y")[:, 0], train.y)
-    np.testing.assert_array_equal(values(tree, "test_data/y")[:, 0], test.y)
+    np.testing.assert_array_equal(values(tree, "observed_data/y"), train.y)
+    np.testing.assert_array_equal(values(tree, "test_data/y"), test.y)
     np.testing.assert_array_equal(values(tree, "constant_data/x"), train.x)
     np.testing.assert_array_equal(values(tree, "predictions_constant_data/x"), test.x)
-    residual = values(tree, "posterior_predictive/y")[0, :, :, 0] - (z @ design(train.x).T).numpy()
+    residual = values(tree, "posterior_predictive/y")[0] - (z @ design(train.x).T).numpy()
     assert abs(residual.std() / oracle.noise - 1) < 5 / np.sqrt(2 * residual.size)
 
 
@@ -135,6 +138,24 @@ def test_log_p_and_log_q_are_in_the_same_coordinates() -> None:
     np.testing.assert_allclose(log_p, oracle.log_joint(z), rtol=1e-10)
     np.testing.assert_allclose(log_q, oracle.log_posterior(z), rtol=1e-8)
     np.testing.assert_allclose(log_p - log_q, oracle.log_evidence, rtol=1e-9)
+
+
+def test_the_log_prior_is_the_density_of_each_sites_value() -> None:
+    """Without Jacobians: power-scaling of a prior is of the density that the user wrote."""
+    train, _ = train_and_test()
+    oracle = linear_gaussian()
+    tree = exact_posterior(oracle).to_arviz(train, num_samples=6, include_weights=True)
+    for name in ("w", "b"):
+        weights = values(tree, f"posterior/{name}").reshape(1, 6, -1)
+        expected = norm.logpdf(weights, scale=oracle.prior_scale).sum(-1)
+        np.testing.assert_allclose(values(tree, f"log_prior/{name}"), expected, rtol=1e-10)
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(MixedModel(), train, progress=False)
+    tree = posterior.to_arviz(train, num_samples=15)
+    expected = halfnorm.logpdf(values(tree, "posterior/noise"))
+    np.testing.assert_allclose(values(tree, "log_prior/noise"), expected, rtol=1e-10)
+    gain = values(tree, "posterior/gain")  # of two groups
+    expected = lognorm(0.3, scale=np.exp(-0.5)).logpdf(gain).sum(-1)
+    np.testing.assert_allclose(values(tree, "log_prior/gain"), expected, rtol=1e-10)
 
 
 def test_log_p_of_constrained_sites_has_its_jacobian() -> None:
@@ -187,8 +208,9 @@ def test_the_prior_is_that_of_the_model() -> None:
     variance = oracle.prior_scale**2 * design(train.x[:8]).square().sum(-1).numpy()
     z_scores = (f**2 / variance).mean(0) - 1
     assert np.abs(z_scores / np.sqrt(2 / len(f))).max() < 5
-    y = values(tree, "prior_predictive/y_at_points")[0, :, :, 0]
-    noise = (y - f) / oracle.noise
+    y = values(tree, "prior_predictive/y")[0]  # [S, N]
+    assert y.shape == (len(f), len(train))
+    noise = (y[:, :8] - f) / oracle.noise  # the same draws of the weights
     assert abs((noise**2).mean() - 1) < 5 * np.sqrt(2 / noise.size)
 
 
@@ -197,7 +219,8 @@ def test_an_improper_prior_has_no_prior_groups() -> None:
     model = models.MLP(3, hidden=(), prior=priors.Flat(), likelihood=likelihoods.Normal(0.5))
     posterior = SVI(guides.AutoDelta, num_steps=2).run(model.double(), train, progress=False)
     tree = posterior.to_arviz(train, num_samples=3)
-    assert set(tree.children) == (ALWAYS - {"prior", "prior_predictive"}) | {"optimization"}
+    of_prior = {"prior", "prior_predictive", "log_prior"}
+    assert set(tree.children) == (ALWAYS - of_prior) | {"optimization"}
 
 
 def test_classes() -> None:
@@ -208,8 +231,8 @@ def test_classes() -> None:
     posterior = SVI(guides.AutoNormal, num_steps=2).run(model, data, progress=False)
     tree = posterior.to_arviz(data, data, num_samples=5)
     assert tree["predictions/f"].shape == (1, 5, 20, 2)
-    assert tree["predictions/y"].shape == (1, 5, 20, 1)
-    np.testing.assert_array_equal(values(tree, "observed_data/y")[:, 0], labels)
+    assert tree["predictions/y"].shape == (1, 5, 20)
+    np.testing.assert_array_equal(values(tree, "observed_data/y"), labels)
     probs, f = values(tree, "predictions/probs"), values(tree, "predictions/f")
     assert tuple(tree["predictions/probs"].dims)[2:] == ("test_row", "class")
     np.testing.assert_allclose(probs, scipy.special.softmax(f, -1), rtol=1e-12)
@@ -257,6 +280,16 @@ def test_attributes_hold_units_and_names() -> None:
     assert split.train.inputs is not None
     assert rows["target"] == {k: float(getattr(split.train.target, k)) for k in ("loc", "scale")}
     assert rows["inputs"]["loc"] == split.train.inputs.loc.tolist()
+    tree = posterior.to_arviz(split.train, split.test, 3)
+    assert list(tree["constant_data/x"].coords["input"].values) == ["a", "b"]
+    assert list(tree["predictions_constant_data/x"].coords["input"].values) == ["a", "b"]
+    assert tree["constant_data/x"].attrs == {"units": "standardised"}
+    of_y = {"units": "standardised", **rows["target"], "long_name": "mass (kg)"}
+    everywhere = ("observed_data/y", "test_data/y", "posterior_predictive/y", "predictions/y_mean")
+    assert [tree[name].attrs for name in everywhere] == [of_y] * 4
+    assert tree["log_likelihood/y"].attrs == {}
+    back = rows["target"]["loc"] + rows["target"]["scale"] * values(tree, "observed_data/y")
+    assert set(back.round(5)) <= set(y)
     pair = arviz_io.options(posterior.to_arviz(Dataset(split.train.x, split.train.y), None, 3))
     assert (pair["rows"]["inputs"], pair["rows"]["target"]) == (None, None)
 

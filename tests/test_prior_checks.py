@@ -59,7 +59,7 @@ def test_the_tree_has_the_groups_of_arviz(linear: PriorPredictive) -> None:
     assert set(tree.children) == {"prior", "prior_predictive", "constant_data"}
     assert tree["prior/f"].dims == ("chain", "draw", "row", "f_output")
     np.testing.assert_allclose(tree["prior/f"][0].values, linear.function_draws.numpy())
-    np.testing.assert_allclose(tree["prior_predictive/y"][0].values, linear.draws.numpy())
+    np.testing.assert_allclose(tree["prior_predictive/y"][0].values, linear.draws[..., 0].numpy())
     np.testing.assert_allclose(tree["constant_data/x"].values, X.numpy())
     norm = linear.prior.sample(NUM_DRAWS)["layers.0.weight"].flatten(1).norm(dim=1)
     np.testing.assert_allclose(tree["prior/norm layers.0.weight"][0].values, norm.numpy())
@@ -73,7 +73,7 @@ def test_classes_are_drawn_too() -> None:
     assert found.function_draws.shape == (40, 3, 3)
     assert found.draws.shape == (40, 3, 1)
     assert set(found.draws.unique().tolist()) <= {0, 1, 2}
-    assert found.to_arviz()["prior_predictive/y"].shape == (1, 40, 3, 1)
+    assert found.to_arviz()["prior_predictive/y"].shape == (1, 40, 3)
 
 
 @pytest.mark.parametrize(

@@ -10,29 +10,20 @@ from torch import Tensor
 
 from pyro_bnn.arviz_io import datatree
 from pyro_bnn.data import Dataset
-from pyro_bnn.export import FORMAT_VERSION, NAMED_POINTS, _columns, _rows
+from pyro_bnn.export import (
+    FORMAT_VERSION,
+    NAMED_POINTS,
+    _labels,
+    _rows,
+    dims_of,
+    of_targets,
+    with_units,
+)
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
     from pyro_bnn.diagnostics.gaussian_process import GaussianProcess
-
-DIMS: dict[str, Any] = {
-    "f": ["point", "f_output"],
-    "predictions": {
-        "f": ["test_row", "f_output"],
-        "y": ["test_row", "output"],
-        "y_mean": ["test_row", "output"],
-        "y_variance": ["test_row", "output"],
-        "y_log_density": ["test_row", "output"],
-    },
-    "y": ["row", "output"],
-    "x": ["row", "x_dim_0"],
-    "predictions_constant_data": {"x": ["test_row", "x_dim_0"]},
-    "test_data": {"y": ["test_row", "output"]},
-    "log_likelihood": {"y": ["row"]},
-    "log_likelihood_predictions": {"y": ["test_row"]},
-}
 
 
 def tree(
@@ -50,28 +41,31 @@ def tree(
     at_points = posterior.predict(points.x, num_samples, seed)
     groups = {
         "posterior": {"f": chain(at_points.function_draws[:, :NAMED_POINTS])},
-        "posterior_predictive": {"y": chain(posterior.predict(train.x, num_samples, seed).draws)},
+        "posterior_predictive": {
+            "y": of_targets(chain(posterior.predict(train.x, num_samples, seed).draws))
+        },
         "log_likelihood": {"y": log_likelihood(train)},
-        "observed_data": {"y": _columns(train.y)},
+        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
         "constant_data": {"x": train.x.cpu().numpy()},
     }
     if test is not None:
         groups["predictions"] = {
-            "y": chain(at_points.draws),
+            "y": of_targets(chain(at_points.draws)),
             "f": chain(at_points.function_draws),
-            "y_mean": chain(at_points.function_draws),  # given a draw
-            "y_variance": chain(posterior.noise.square().expand_as(at_points.draws)),
+            "y_mean": of_targets(chain(at_points.function_draws)),  # given a draw
+            "y_variance": of_targets(chain(posterior.noise.square().expand_as(at_points.draws))),
         }
         if test.y.ndim == 2 and test.y.shape[1] > 1:
             densities = chain(at_points.target_log_likelihood(test.y))
             groups["predictions"]["y_log_density"] = densities
         groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
-        groups["test_data"] = {"y": _columns(test.y)}
+        groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
         groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
     rows = "train" if test is None else "test"
     names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
     attrs = _attrs(posterior, train, points) | {"draws_seed": seed}
-    return datatree(groups, dims=DIMS, coords={"point": names}, attrs=attrs)
+    coords = {"point": names, **_labels(train)}
+    return with_units(datatree(groups, dims=dims_of(train), coords=coords, attrs=attrs), train)
 
 
 def _attrs(posterior: GaussianProcess, train: Dataset, points: Dataset) -> dict[str, Any]:

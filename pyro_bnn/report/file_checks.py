@@ -106,12 +106,12 @@ def check_arrays(tree: DataTree, task: str) -> None:
     num_train = _array(tree, "constant_data/x", (), None).shape[:1]
     rows = _array(tree, "predictions_constant_data/x", (), None).shape[:1]
     _require(rows == (num_test,), "held-out x and f differ in their rows")
-    y = _array(tree, "test_data/y", (), 2)
+    y = _targets(tree, "test_data/y", ())
     _require(len(y) == num_test, "held-out y and f differ in their rows")
-    train = _array(tree, "observed_data/y", (), 2)
+    train = _targets(tree, "observed_data/y", ())
     _require(train.shape[:1] == num_train, "training x and y differ in their rows")
     of_y = (*draws, *y.shape)
-    _of_shape(_array(tree, "predictions/y", DRAWS, 4), of_y, "predictions/y")
+    _of_shape(_targets(tree, "predictions/y", DRAWS), of_y, "predictions/y")
     if task == "classification":
         probs = _array(tree, "predictions/probs", DRAWS, 4)
         _of_shape(probs[..., 0], of_y[:-1], "predictions/probs")
@@ -122,7 +122,7 @@ def check_arrays(tree: DataTree, task: str) -> None:
         _require(int(y.max()) < max(2, probs.shape[-1]), "a label of y has no probability")
     else:
         for name in GIVEN_DRAW:
-            _of_shape(_array(tree, f"predictions/{name}", DRAWS, 4), of_y, name)
+            _of_shape(_targets(tree, f"predictions/{name}", DRAWS), of_y, name)
         if OF_TARGETS in tree["predictions"].data_vars:
             _of_shape(_array(tree, f"predictions/{OF_TARGETS}", DRAWS, 4), of_y, OF_TARGETS)
         is_number = all(values.dtype.kind in "fiu" for values in (y, train))  # counts are whole
@@ -155,6 +155,14 @@ def _array(tree: DataTree, name: str, dims: Sequence[str], ndim: int | None) -> 
     if values.ndim != (ndim or values.ndim) or not values.ndim:
         raise ValueError(f"{name} has shape {list(values.shape)}")
     return np.asarray(values)
+
+
+def _targets(tree: DataTree, name: str, dims: Sequence[str]) -> np.ndarray:
+    """Values of y ``[..., N, O]``; of one target files have that axis in version 1 only."""
+    values = _array(tree, name, dims, None)
+    values = values[..., None] if values.ndim == len(dims) + 1 else values
+    _require(values.ndim == len(dims) + 2, f"{name} has shape {list(values.shape)}")
+    return values
 
 
 def _of_shape(values: np.ndarray, shape: tuple[int, ...], name: str) -> None:

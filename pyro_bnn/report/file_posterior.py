@@ -327,6 +327,9 @@ class FilePosterior:
         def of_rows(name: str) -> Tensor:
             return self._draws(name)[:, chosen][:, :, rows].flatten(0, 1)
 
+        def of_y(name: str) -> Tensor:
+            return _columns(of_rows(name), 2)
+
         is_number = not _has(self._tree, "predictions/probs")
         log_likelihood = of_rows("log_likelihood_predictions/y")
         observed = self.split.test.y[rows]
@@ -343,10 +346,10 @@ class FilePosterior:
             of_targets = partial(of_observed, densities=of_rows(f"predictions/{OF_TARGETS}"))
 
         return Prediction(
-            draws=of_rows("predictions/y"),
+            draws=of_y("predictions/y"),
             function_draws=of_rows("predictions/f"),
-            means=of_rows("predictions/y_mean") if is_number else None,
-            variances=of_rows("predictions/y_variance") if is_number else None,
+            means=of_y("predictions/y_mean") if is_number else None,
+            variances=of_y("predictions/y_variance") if is_number else None,
             class_probs=None if is_number else of_rows("predictions/probs"),
             _log_likelihood=of_observed,
             _target_log_likelihood=of_targets,
@@ -495,7 +498,7 @@ def _split(tree: DataTree, saved: Mapping[str, Any], path: Path) -> Split:
             y_ = y_.to(torch.float64)  # counts
         return Dataset(
             inputs_,
-            y_[:, 0] if rows["y_ndim"] == 1 else y_,
+            _columns(y_)[:, 0] if rows["y_ndim"] == 1 else _columns(y_),
             inputs,
             target,
             rows["input_names"],
@@ -516,5 +519,6 @@ def _units(values: Mapping[str, Any] | None) -> Standardiser | None:
     return Standardiser(loc, scale)
 
 
-def _columns(y: Tensor) -> Tensor:
-    return y.reshape(len(y), -1)
+def _columns(y: Tensor, ndim: int = 1) -> Tensor:
+    """Targets ``[..., O]`` after so many axes; files of one target have no axis of it."""
+    return y.reshape(*y.shape[:ndim], -1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from pyro_bnn import arviz_io
 from pyro_bnn.effects import derived_seed
+from pyro_bnn.export import of_targets
 from pyro_bnn.posterior import DrawsPosterior
 from pyro_bnn.report.units import to_numpy
 
@@ -62,7 +63,7 @@ def _with_probes(tree: DataTree, comparison: Comparison, posterior: PosteriorLik
     f = to_numpy(posterior.function_draws(x, count, comparison.seed, group_by_chain=True))
     added = arviz_io.datatree(
         {"probes": {"f": f}, "probes_constant_data": {"x": to_numpy(x)}},
-        dims={"f": ["probe", "f_output"], "x": ["probe"]},
+        dims={"f": ["probe", "f_output"], "x": ["probe", "input"]},
     )
     for group in added.children:
         tree[group] = added[group].to_dataset()
@@ -86,6 +87,7 @@ def _with_scored_draws(
     y = whole.reshape(chains, -1, *whole.shape[1:]).copy()  # [C, S, N, O]
     chosen = posterior.chosen(num_draws, seed).numpy()
     y[:, chosen] = scored.reshape(chains, -1, *scored.shape[1:])
+    y = of_targets(y)
     assert np.shape(tree["predictions/y"]) == y.shape
     predictions = tree["predictions"].to_dataset()
     tree["predictions"] = predictions.assign(y=predictions["y"].copy(data=y))

@@ -510,6 +510,29 @@ def changed_file(
     return make
 
 
+@pytest.mark.parametrize("of", ["folder", "folder_of_classes"])
+def test_files_of_version_1_have_an_axis_of_one_target(
+    of: str, tmp_path: Path, request: pytest.FixtureRequest, trees: dict[Path, DataTree]
+) -> None:
+    """As the package wrote them until it left that axis out, without densities of the prior."""
+    new, old = request.getfixturevalue(of) / "mean-field.nc", tmp_path / "mean-field.nc"
+    tree = arviz_io.load_netcdf(new)
+    for group in ("observed_data", "test_data", "posterior_predictive", "predictions"):
+        data = tree[group].to_dataset()
+        of_y = {name: data[name] for name in ("y", "y_mean", "y_variance") if name in data}
+        tree[group] = data.assign({k: v.expand_dims("output", -1) for k, v in of_y.items()})
+    del tree["log_prior"]
+    trees[old] = arviz_io.with_options(tree, {"format_version": 1})
+    assert trees[old]["predictions/y"].ndim == 4
+    assert trees[old]["test_data/y"].ndim == 2
+    one, two = (compare_files([path]) for path in (new, old))
+    pd.testing.assert_frame_equal(one.table, two.table)
+    x = one.split.test.x[:3]
+    (first,), (second,) = (found.posteriors.values() for found in (one, two))
+    assert first.predict(x, 50).draws.shape == (50, 3, 1)
+    assert_array_equal(first.predict(x, 50).draws, second.predict(x, 50).draws)
+
+
 def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "table.nc"
     text.write_text("a,b\n1,2\n", "utf-8")
@@ -535,7 +558,7 @@ def test_files_that_were_changed_are_refused(
     def newer(tree: DataTree, options: dict[str, Any]) -> None:
         options["format_version"] = 99
 
-    with pytest.raises(FileFormatError, match="has format version 99, this package reads 1"):
+    with pytest.raises(FileFormatError, match="has format version 99, this package reads 2"):
         read(changed_file(path, newer))
 
     def without_rows(tree: DataTree, options: dict[str, Any]) -> None:
