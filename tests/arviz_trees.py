@@ -39,7 +39,7 @@ def write(folder: Path) -> None:
         ("CAVI", bnn.CAVI(), linear, (features, noisy)),
     ):
         split = bnn.data.from_arrays(*rows, test_fraction=0.25, seed=0)
-        posterior = engine.run(model, split.train, progress=False)  # type: ignore[attr-defined]
+        posterior = engine.run(model, split.train, progress=False)
         num_samples = 200 if model is not linear else 2_000
         tree = posterior.to_arviz(split.train, split.test, num_samples)
         save_netcdf(tree, folder / f"{name}.nc")
