@@ -67,6 +67,19 @@ def test_metrics_are_of_the_predictive_mean(trees: dict[str, DataTree], name: st
     assert arviz().metrics(tree, kind="rmse", round_to="none").mean == pytest.approx(expected)
 
 
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.parametrize("name", REGRESSION)
+def test_metrics_of_leave_one_out_weigh_the_draws_of_each_row(
+    trees: dict[str, DataTree], name: str
+) -> None:
+    """By ArviZ's own weights, applied here by hand."""
+    tree = trees[name]
+    means, _ = arviz().loo_expectations(tree, var_name="y", kind="mean")
+    expected = np.sqrt(np.square(means - tree["observed_data/y"]).mean())
+    found = arviz().loo_metrics(tree, kind="rmse", round_to="none")
+    assert found.mean == pytest.approx(float(expected))
+
+
 def test_accuracy_is_of_the_labels(trees: dict[str, DataTree]) -> None:
     tree = trees["classes"]
     y, draws = (np.asarray(tree[f"{g}/y"]) for g in ("observed_data", "posterior_predictive"))
@@ -90,14 +103,19 @@ PLOTS: dict[str, dict[str, Any]] = {
     "plot_ppc_dist": {},
     "plot_ppc_interval": {},
     "plot_ppc_pit": {},
+    "plot_ppc_pava": {},
+    "plot_ppc_censored": {},
+    "plot_ppc_dist_pit": {},
     "plot_loo_interval": {},
     "plot_loo_pit": {},
+    "plot_loo_pava": {},
     "plot_psense_dist": {"var_names": ["norm layers.0.weight"]},
     "plot_psense_quantities": {"var_names": ["norm layers.0.weight"]},
 }
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.filterwarnings("ignore:No status variable found:UserWarning")  # nothing is censored
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("name", REGRESSION)
 def test_plots_take_the_tree(
