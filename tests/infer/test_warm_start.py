@@ -314,6 +314,9 @@ def test_a_posterior_of_another_network_is_refused() -> None:
         start_guide(guide, other, init, 0)
     with pytest.raises(SiteError, match="its network has other outputs at the same weights"):
         starting_points(other, init, 2, 0)
+    slightly = Program(mlp(activation=lambda h: 1.01 * h.relu()), X, Y)
+    with pytest.raises(SiteError, match="its network has other outputs at the same weights"):
+        starting_points(slightly, init, 2, 0)
     wider = models.MLP(3, hidden=(5,)).double()
     with pytest.raises(
         SiteError, match=r"init is a posterior over .* \(4, 3\).* model has .* \(5, 3"
