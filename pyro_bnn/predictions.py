@@ -292,13 +292,12 @@ def _rows_at_once(num_draws: int, num_targets: int) -> int:
 
 def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
-    posterior = fit.posterior
-    inputs, target = posterior.provenance.inputs, posterior.provenance.target
+    posterior, target = fit.posterior, fit.posterior.provenance.target
     return predict(
         posterior.program,
         posterior.params,
         z,
-        x if inputs is None else inputs.transform(x),
+        _in_its_units(fit, x),
         seed=seed,
         memory=GIB,
         target=target,
@@ -315,9 +314,17 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray | None:
     """
     if fit.novelty is None:
         return None
-    inputs = fit.posterior.provenance.inputs
-    x = x if inputs is None else inputs.transform(x)
-    return fit.novelty.distance(to_numpy(torch.nan_to_num(x.float())))  # beyond it the largest
+    x = torch.nan_to_num(_in_its_units(fit, x).float())  # beyond float32: the largest
+    return fit.novelty.distance(to_numpy(x.flatten(1)))
+
+
+def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
+    """Rows ``[N, I]`` in the user's units as the fit had its training inputs: ``[N, C, H, W]`` where
+    these were images, and in the units of the model."""
+    posterior = fit.posterior
+    x = x.reshape(-1, *posterior.program.example.x.shape[1:])
+    inputs = posterior.provenance.inputs
+    return x if inputs is None else inputs.transform(x)
 
 
 Block: TypeAlias = "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"

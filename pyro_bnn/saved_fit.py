@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -211,16 +212,21 @@ def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, 
     path = Path(data).expanduser()
     if data not in names() and path.suffix.lower() in (".csv", ".tsv"):
         return read_columns(path, target, split.task)
-    known = split.train.input_names or [f"x{i}" for i in range(split.train.x.shape[1])]
-    return tuple(Column(name) for name in known)
+    return tuple(map(Column, _input_names(split.train)))
+
+
+def _input_names(data: Dataset) -> Sequence[str]:
+    """The names of the inputs, or ``x0, x1, ...``; of images, of every pixel in a row."""
+    num_inputs = math.prod(data.x.shape[1:])
+    known = data.input_names
+    return known if known and len(known) == num_inputs else [f"x{i}" for i in range(num_inputs)]
 
 
 def _check_precision(split: Split) -> None:
     data = split.train
-    known = data.input_names or [f"x{i}" for i in range(data.x.shape[1])]
     targets = _target_names(data) or (data.target_name or "y",)
     parts = (
-        (data.inputs, data.x, [f"column {name!r}" for name in known]),
+        (data.inputs, data.x, [f"column {name!r}" for name in _input_names(data)]),
         (data.target, data.y, [f"target {name!r}" for name in targets]),
     )
     for units, values, names_ in parts:

@@ -37,7 +37,7 @@ def novelty(x: Float[Tensor, "N ..."], columns: Sequence[Column], seed: int) -> 
     if len(rows) > most:
         sample = np.random.default_rng(seed).choice(len(rows), most, replace=False)
         rows = rows[torch.as_tensor(sample, device=x.device)]
-    return Novelty(to_numpy(rows.float()), _sizes(columns) if x.ndim == 2 else None)
+    return Novelty(to_numpy(rows.float()), _sizes(columns))
 
 
 def write(novelty: Novelty | None, path: Path) -> None:

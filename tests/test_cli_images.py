@@ -65,6 +65,27 @@ def test_a_saved_fit_of_images_predicts_rows_of_pixels(images: Path, fit: Path) 
     assert len(table) == 40
 
 
+def test_images_of_an_array_file_are_read_back_as_rows_of_their_pixels(tmp_path: Path) -> None:
+    """In rows of C, then H, then W; the training rows are at no distance from themselves."""
+    generator = np.random.default_rng(0)
+    x = 3 + 2 * generator.normal(size=(40, 2, 4, 4)).astype("f4")
+    y = (x.mean((1, 2, 3)) > 3).astype(int)
+    np.savez(tmp_path / "images.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    told = fitted(tmp_path / "images.npz")
+    assert (told.code, told.err) == (0, "")
+    pixels = pd.DataFrame(x.reshape(40, 32), columns=[f"x{i}" for i in range(32)])
+    pixels.to_csv(tmp_path / "pixels.csv", index=False)
+    out = tmp_path / "predictions.csv"
+    told = run("predict", tmp_path / "pixels.csv", "--posterior", tmp_path / "fit", "--out", out)
+    assert (told.code, told.err) == (0, "")
+    table = pd.read_csv(out)
+    posterior = SavedFit.load(tmp_path / "fit").posterior
+    expected = posterior.predict(torch.tensor(x), num_samples=1, raw=True).probs[:, 1]
+    np.testing.assert_allclose(table["predicted_p_1"], expected, rtol=1e-5)
+    is_training = np.arange(40) < 30
+    np.testing.assert_array_equal(table["distance_to_training"] < 1e-5, is_training)
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
