@@ -319,8 +319,10 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray | None:
 
 
 def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
-    """Rows ``[N, I]`` in the user's units as the fit had its training inputs: ``[N, C, H, W]`` where
-    these were images, and in the units of the model."""
+    """Rows ``[N, I]`` in the user's units, in the units and the shape of the training inputs.
+
+    Images ``[N, C, H, W]`` are rows of C, then H, then W pixels in a file.
+    """
     posterior = fit.posterior
     x = x.reshape(-1, *posterior.program.example.x.shape[1:])
     inputs = posterior.provenance.inputs

@@ -24,7 +24,7 @@ from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.files import output
 from pyro_bnn.networks import Network
 from pyro_bnn.posterior import Posterior
-from pyro_bnn.report.files import check_writable
+from pyro_bnn.report.files import made_folder
 from pyro_bnn.report.numbers import number
 from pyro_bnn.uncertainty import Uncertainty
 
@@ -143,7 +143,7 @@ class SavedFit:
         Raises:
             OutputError: If a file cannot be written.
         """
-        folder = check_writable(folder)
+        folder = made_folder(folder)
         plain = dataclasses.replace(self, posterior=None, novelty=None)  # type: ignore[arg-type]  # not copied
         document = {
             "format": fit_file.FORMAT,

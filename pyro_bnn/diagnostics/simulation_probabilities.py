@@ -259,9 +259,9 @@ class SimulationProbabilities:
         """
         import pandas as pd
 
-        from pyro_bnn.report.files import check_writable, write_text
+        from pyro_bnn.report.files import made_folder, write_text
 
-        folder = check_writable(folder)
+        folder = made_folder(folder)
         values = pd.DataFrame(self.probabilities, columns=list(self.names))
         stems = ("probabilities.png", "probabilities.csv", "table.csv")
         paths = [folder / stem for stem in stems]

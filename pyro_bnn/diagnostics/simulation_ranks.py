@@ -206,9 +206,9 @@ class SimulationRanks:
         """
         import pandas as pd
 
-        from pyro_bnn.report.files import check_writable, write_text
+        from pyro_bnn.report.files import made_folder, write_text
 
-        folder = check_writable(folder)
+        folder = made_folder(folder)
         ranks = pd.DataFrame(self.ranks, columns=list(self.names)).rename_axis("simulation")
         paths = [folder / name for name in ("ranks.png", "ranks.csv", "table.csv")]
         self.figure.savefig(paths[0], dpi=150)

@@ -13,7 +13,7 @@ from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
-from pyro_bnn.report.files import check_writable, file_names, warn_of_others, write_text
+from pyro_bnn.report.files import file_names, made_folder, warn_of_others, write_text
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.off_data import find_probes
 from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
@@ -134,7 +134,6 @@ class Comparison:
         from pyro_bnn.report.html import render
 
         path = Path(path)
-        check_writable(path.parent)
         write_text(path, render(self, command))
         return path
 
@@ -158,7 +157,7 @@ class Comparison:
         from pyro_bnn import arviz_io
         from pyro_bnn.report.to_files import tree_of
 
-        folder = check_writable(folder)
+        folder = made_folder(folder)
         files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
         for name, file in files.items():
             arviz_io.save_netcdf(tree_of(self, name), folder / file)

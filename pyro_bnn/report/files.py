@@ -7,7 +7,8 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyro_bnn.errors import BNNWarning, OutputError
@@ -16,34 +17,57 @@ from pyro_bnn.files import followed, is_stream, output
 OF_A_RUN = ("*.nc", "split-*-seed-*/")
 
 
-def check_writable(folder: str | Path) -> Path:
-    """Makes a folder and checks that files can be written to it; call it BEFORE a long fit.
+def check_writable(folder: str | Path) -> None:
+    """Checks that files can be written to a folder; call it BEFORE a long fit.
+
+    A folder that does not exist is not made: its first parent that does is checked.
 
     Args:
-        folder: Folder of the output; made with its parents where it does not exist.
-
-    Returns:
-        The folder.
+        folder: Folder of the output.
 
     Raises:
         OutputError: If it cannot be made or written; says why.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as scratch:
-        ...     check_writable(Path(scratch) / "report").name
-        'report'
+        ...     check_writable(Path(scratch) / "report")
+        ...     (Path(scratch) / "report").exists()
+        False
+    """
+    there = Path(folder).absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    with _refused(folder), tempfile.TemporaryFile(dir=there):
+        pass
+
+
+def made_folder(folder: str | Path) -> Path:
+    """A folder of the output, made with its parents where it does not exist.
+
+    Raises:
+        OutputError: If it cannot be made or written; says why.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as scratch:
+        ...     made_folder(Path(scratch) / "report").is_dir()
+        True
     """
     folder = Path(folder)
-    try:
+    with _refused(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+    check_writable(folder)
+    return folder
+
+
+@contextmanager
+def _refused(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OutputError(
             f"cannot write to the folder {str(folder)!r}: {error.strerror or error}; "
             "choose another output folder"
         ) from error
-    return folder
 
 
 def check_file(path: Path) -> None:
@@ -68,12 +92,15 @@ def check_file(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8; an old file stays until the new one is complete.
 
-    Links are followed, and what is no regular file is written to; see `pyro_bnn.files.output`.
+    Its folder is made where there is none. Links are followed, and what is no regular file is
+    written to; see `pyro_bnn.files.output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
     """
     try:
+        if not is_stream(path):
+            followed(path).parent.mkdir(parents=True, exist_ok=True)
         with output(path) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:

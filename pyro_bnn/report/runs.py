@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report.compare import Comparison
-from pyro_bnn.report.files import check_writable, warn_of_others, write_text
+from pyro_bnn.report.files import made_folder, warn_of_others, write_text
 from pyro_bnn.report.findings import Verdict
 from pyro_bnn.report.run_table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.run_verdicts import run_verdicts
@@ -200,7 +200,7 @@ class RepeatedComparison:
         """
         from pyro_bnn.report.runs_page import render_runs
 
-        folder = check_writable(folder)
+        folder = made_folder(folder)
         links = {
             run.name: f"{run.folder}/index.html"
             for run in self.runs

@@ -5,13 +5,23 @@ from pathlib import Path
 import pytest
 
 from pyro_bnn.errors import BNNWarning, OutputError
-from pyro_bnn.report.files import check_writable, file_names, warn_of_others, write_text
+from pyro_bnn.report.files import (
+    check_writable,
+    file_names,
+    made_folder,
+    warn_of_others,
+    write_text,
+)
 
 
-def test_a_new_folder_is_made_with_its_parents_and_left_empty(tmp_path: Path) -> None:
-    folder = check_writable(tmp_path / "a" / "b")
-    assert folder.is_dir()
+def test_a_new_folder_is_checked_before_the_work_and_made_after_it(tmp_path: Path) -> None:
+    """A run that fails between the two leaves nothing behind."""
+    check_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    folder = made_folder(tmp_path / "a" / "b")
     assert list(folder.iterdir()) == []
+    write_text(tmp_path / "c" / "d.txt", "text")
+    assert (tmp_path / "c" / "d.txt").read_text() == "text"
 
 
 def test_a_file_in_the_way_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -21,6 +31,8 @@ def test_a_file_in_the_way_is_refused_before_any_work(tmp_path: Path) -> None:
             OutputError, match=r"cannot write to the folder .*taken.*choose another"
         ):
             check_writable(path)
+        with pytest.raises(OutputError, match="cannot write to the folder"):
+            made_folder(path)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
