@@ -12,8 +12,10 @@ import copy
 import functools
 import logging
 import operator
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -257,10 +259,16 @@ def compile_graph(
         simplify(graph)
         lay_out(graph)
         _end_with_writes(graph, num_state)
-        options = _IN_ORDER if in_order else _OPTIONS
+        options = {
+            **(_IN_ORDER if in_order else _OPTIONS),
+            # pays from the fifth graph on, and a fit has one or two
+            "cpp_cache_precompile_headers": os.environ.get(PRECOMPILE, "0") == "1",
+        }
         compiled = _compiled(graph, examples, options, in_cpp=in_order)
     return Graph(cast(TensorFunction, compiled), shapes)
 
+
+PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
 
 _EVERY: dict[str, Any] = {
     "size_asserts": False,  # of inputs, whose shapes chose the graph
@@ -316,6 +324,8 @@ def _lowered(
     from torch._inductor import compile_fx, config
     from torch._inductor.virtualized import V
 
+    from pyro_bnn.kernels import in_one_file
+
     mode = detect_fake_mode(examples)
     own = GraphModule(graph, copy.deepcopy(graph.graph))  # which the compiler rewrites
     outputs = cast(Sequence[Any], graph.graph.output_node().args[0])
@@ -323,6 +333,7 @@ def _lowered(
         config.patch(dict(options)),
         enable_python_dispatcher(),
         V.set_fake_mode(mode),
+        nullcontext() if in_cpp else in_one_file(),
         tracing(TracingContext(mode)),
     ):
         compiled = compile_fx.compile_fx_forward(

@@ -8,6 +8,7 @@ figures of soak tests as JSON.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 import torch
 
 from pyro_bnn.capture import Captured
+
+os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"  # tests compile many graphs
 
 Record: TypeAlias = Callable[..., None]
 

@@ -21,7 +21,7 @@ ROOMS = (
     ("models", "layers", "priors", "likelihoods"),
     (
         *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
-        *("cuda_graph", "noise", "recording", "layout"),
+        *("cuda_graph", "noise", "recording", "kernels", "layout"),
     ),
     ("guides",),
     (
