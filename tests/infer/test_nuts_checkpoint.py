@@ -338,11 +338,19 @@ def test_a_step_is_made_as_that_of_the_checkpoint(
     assert made[2][0] is False
 
 
-@pytest.mark.slow("compiles")
+@pytest.mark.parametrize(
+    "fixture", ["interpreted", pytest.param("oracle", id="compiled", marks=pytest.mark.soak)]
+)
 def test_a_compiled_run_that_is_stopped_goes_on(
-    oracle: LinearGaussian, stops: Stops, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fixture: str,
+    request: pytest.FixtureRequest,
+    oracle: LinearGaussian,
+    stops: Stops,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where the batch has shrunk, with the bits of one that was not stopped."""
+    request.getfixturevalue(fixture)
     hmc = HMC(num_chains=4, warmup_steps=3, num_samples=5, num_steps=4, compile=True)
     run = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False)
     expected = run()

@@ -377,6 +377,7 @@ def test_the_last_good_state_is_at_most_one_window_old() -> None:
     assert len(posterior.losses) == 170
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("compile", [False, True])
 def test_an_infinite_kl_is_named(compile: bool) -> None:  # noqa: A002
     oracle = linear_gaussian()

@@ -469,16 +469,34 @@ def test_a_stock_guide_whose_parameters_appear_later_is_refused(
         fit(lambda: ORACLE.model, tmp_path, guide=lambda model: guide, resume=True)
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_gradients_alone_go_on_on_the_path_of_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"batch_size": 8, "compile": True, "optimizer": torch.optim.AdamW}
+    posterior = resumed_is_uninterrupted(mlp, options, [14], tmp_path, monkeypatch)
+    assert posterior.options["compiled"]
+    assert end_state(tmp_path / "parts")["compile_path"] == "compiled"
+
+
 @pytest.mark.slow("compiles")
+@pytest.mark.parametrize(
+    ("optimizer", "stops"),
+    [
+        (None, [2, 14]),  # the whole step, stopped while scales are held and after
+        pytest.param(torch.optim.AdamW, [14], marks=pytest.mark.soak),  # the gradient alone
+    ],
+)
 def test_compiled_steps_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    optimizer: Any,
+    stops: list[int],
 ) -> None:
     """The graph was made for 8 rows; the run is resumed before a batch of 4."""
-    # the whole step, stopped while scales are held and after, and the gradient alone
-    for optimizer, stops in ((None, [2, 14]), (torch.optim.AdamW, [14])):
-        options = {"batch_size": 8, "compile": True, "loc_warmup": 5, "optimizer": optimizer}
-        folder = tmp_path / str(optimizer)
-        posterior = resumed_is_uninterrupted(mlp, options, stops, folder, monkeypatch)
-        assert posterior.options["compiled"]
-        assert end_state(folder / "parts")["compile_path"] == "compiled"
+    options = {"batch_size": 8, "compile": True, "loc_warmup": 5, "optimizer": optimizer}
+    posterior = resumed_is_uninterrupted(mlp, options, stops, tmp_path, monkeypatch)
+    assert posterior.options["compiled"]
+    assert end_state(tmp_path / "parts")["compile_path"] == "compiled"
     assert not [record for record in caplog.records if "not bit for bit" in record.message]
