@@ -23,6 +23,7 @@ from pyro_bnn.guides.guide import (
     check_init_scale,
     positive_parameter,
 )
+from pyro_bnn.handled import module_of
 from pyro_bnn.latents import Marginals
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
@@ -503,7 +504,8 @@ def _rank1_layers(model: Model) -> dict[str, Rank1Layer]:
     Raises:
         SiteError: If there is none.
     """
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    inner = module_of(model)
+    modules = () if inner is None else inner.named_modules()
     layers = {name: module for name, module in modules if isinstance(module, Rank1Layer)}
     if not layers:
         raise SiteError(

@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
+from pyro_bnn.handled import module_of
 from pyro_bnn.likelihoods import as_columns, match_observation
 
 logger = logging.getLogger("pyro_bnn")
 
 Model = Callable[..., Any]
+
+ENUMERATION = "https://pyro.ai/examples/enumeration.html"
 
 _COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
 
@@ -132,7 +135,8 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 @contextmanager
 def still_frozen(model: Model) -> Iterator[None]:
     """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    module = module_of(model)
+    parameters = () if module is None else module.parameters()
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         yield
@@ -185,11 +189,7 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
         if name == "y":  # sampled because y was None
             continue
         fn = node["fn"]
-        if not fn.has_rsample and _base(fn.support).is_discrete:
-            raise SiteError(
-                f"the latent site {name!r} is discrete ({type(fn).__name__}); sum it out in the "
-                "model, every latent site has to be continuous"
-            )
+        _check_support(name, fn)
         u = biject_to(fn.support).inv(node["value"])
         sites.append(Site(name, node["value"].shape, fn.support, start, start + u.numel(), u.shape))
         start += u.numel()
@@ -201,6 +201,31 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
     messages = {site.name: nodes[site.name] for site in sites}
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
     return ModelTrace(tuple(sites), messages, params)
+
+
+def _check_support(name: str, fn: Distribution) -> None:
+    """Check that there is a map from unconstrained numbers onto the support of a latent site."""
+    kind = type(base_distribution(fn)).__name__
+    if not fn.has_rsample and _base(fn.support).is_discrete:
+        raise SiteError(
+            f"the latent site {name!r} is discrete ({kind}); sum it out in the model, as by "
+            "pyro.distributions.MixtureSameFamily, since every latent site has to be continuous. "
+            'Guides leave out a site with infer={"enumerate": "parallel"}, which '
+            f"pyro.infer.TraceEnum_ELBO sums out: {ENUMERATION}"
+        )
+    try:
+        biject_to(fn.support)
+    except NotImplementedError as error:
+        if type(_base(fn.support)) is type(dist.constraints.sphere):
+            raise SiteError(
+                f"the latent site {name!r} lies on a sphere ({kind}), onto which no numbers map "
+                "one to one: take a ProjectedNormal, and fit the model poutine.reparam(model, "
+                f"{{{name!r}: ProjectedNormalReparam()}}), of pyro.infer.reparam"
+            ) from error
+        raise SiteError(
+            f"the latent site {name!r} ({kind}) has the support {fn.support}, for which torch has "
+            "no map from unconstrained numbers: write it as a function of sites that have one"
+        ) from error
 
 
 def sampled_like(model: Model, x: Tensor) -> Tensor | None:
@@ -273,30 +298,49 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
             raise ModelError(
                 f'the model has no sample site named "y"; it should end with{CORRECTED}'
             )
+        if nodes["y"]["is_observed"]:
+            raise ModelError(
+                'the model observes "y" without being given it, as under pyro.condition: pass y '
+                "with the data, run(model, (x, y)), and condition on other sites"
+            )
         _check_rows(free, num_rows)
         _check_plate(free, poutine.trace(model).get_trace(x[:1]))
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
-    _check_observed(observed)
-    _check_shared(observed)
+        _check_observed(observed, model, x, y)
     with isolated():
         return trace_model(model, x), y
 
 
-def _check_observed(trace: poutine.Trace) -> None:
-    """Check that y is observed, and nothing else but factors, such as a penalty on parameters."""
+def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) -> None:
+    """Check that y is observed, and that no other site belongs to rows.
+
+    Observed beside it are factors, such as a penalty on parameters, and sites held at values: by
+    ``pyro.condition``, or by a reparameterisation.
+    """
     if not trace.nodes["y"]["is_observed"]:
         raise ModelError(f'the site "y" does not observe y: pass obs=y, as in{CORRECTED}')
+    nodes: Mapping[str, Any] = trace.nodes
     others = [
         name
         for name in trace.observation_nodes
-        if name not in ("y", "f") and not _is_deterministic(trace.nodes[name])
-        if not isinstance(trace.nodes[name]["fn"], dist.Unit)
+        if name not in ("y", "f") and not _is_deterministic(nodes[name])
+        if not isinstance(nodes[name]["fn"], dist.Unit)
     ]
-    if others:
+    in_rows = [n for n in others if _in_rows(nodes[n]) and not _is_point(nodes[n]["fn"])]
+    if not in_rows:
+        _check_shared(trace)
+    if others and not in_rows:
+        names = [n for n in trace.stochastic_nodes if type(nodes[n]["fn"]).__name__ != "_Subsample"]
+        values = {name: nodes[name]["value"] for name in names}
+        runs = [evaluate(model, values, *rows) for rows in ((x, y), (x[:1], y[:1]))]
+        terms = [{n: log_prob(run.given[n]).sum() for n in others} for run in runs]
+        in_rows = [name for name in others if not torch.equal(*(term[name] for term in terms))]
+    if in_rows:
         raise ModelError(
-            f'the model observes {", ".join(map(repr, others))} beside "y"; one observed site is '
-            f"supported: put what belongs to one row into one distribution{CORRECTED}"
+            f'the model observes {", ".join(map(repr, in_rows))} beside "y"; one site observed in '
+            "the rows is supported: put what belongs to one row into one distribution. A site "
+            f"whose density is that of no row may be held at a value by pyro.condition{CORRECTED}"
         )
 
 
@@ -349,7 +393,7 @@ def _check_shared(trace: poutine.Trace) -> None:
     for name in [*trace.stochastic_nodes, *trace.observation_nodes]:
         if name in ("y", "f") or _is_deterministic(nodes[name]):
             continue
-        if "data" in [frame.name for frame in nodes[name]["cond_indep_stack"]]:
+        if _in_rows(nodes[name]) and not _is_point(nodes[name]["fn"]):
             if isinstance(nodes[name]["fn"], dist.Unit):
                 raise ModelError(
                     f'the factor {name!r} lies inside the plate "data", which scales it with the '
@@ -363,9 +407,8 @@ def _check_shared(trace: poutine.Trace) -> None:
 
 def _check_modules(model: Model) -> None:
     """Refuse modules that cannot be batched over draws."""
-    if not isinstance(model, nn.Module):
-        return
-    for name, module in model.named_modules():
+    inner = module_of(model)
+    for name, module in () if inner is None else inner.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise ModelError(
                 f"{name} is a {type(module).__name__} in training mode: its output for a row "
@@ -391,6 +434,8 @@ class Evaluate(Messenger):
         latent: Message (fn, value, scale, mask) of each latent site.
         observed: Message of the site ``"y"``.
         factors: Message of each ``pyro.factor`` statement.
+        given: Message of each other observed site: a latent site under ``pyro.condition``, what a
+            reparameterised site became.
         f: Network output ``[N, F]``.
     """
 
@@ -404,6 +449,7 @@ class Evaluate(Messenger):
         self.latent: dict[str, dict[str, Any]] = {}
         self.observed: dict[str, Any] = {}
         self.factors: dict[str, dict[str, Any]] = {}
+        self.given: dict[str, dict[str, Any]] = {}
         self.f: Tensor | None = None
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
@@ -435,6 +481,15 @@ class Evaluate(Messenger):
             self.f = as_columns(msg["value"])
         elif isinstance(msg["fn"], dist.Unit):
             self.factors[name] = msg
+        elif msg["is_observed"] and not _is_deterministic(msg):
+            self.given[name] = msg
+
+    def log_given(self, like: Tensor) -> Tensor:
+        """Log density ``[]`` of the values that sites are held at, given the latent ones."""
+        total = like.new_zeros(())
+        for msg in self.given.values():
+            total = total + (log_prob(msg) * msg["scale"]).sum()
+        return total
 
 
 def require_factors_of_parameters(run: Evaluate) -> None:
@@ -503,11 +558,26 @@ def evaluate(
         _without_registration_warnings(),
         evaluation,
     ):
-        if isinstance(model, nn.Module) and module_params:
-            torch.func.functional_call(model, dict(module_params), args)
-        else:
+        module = module_of(model)
+        if module is None or not module_params:
             model(*args)
+        elif module is model:
+            torch.func.functional_call(module, dict(module_params), args)
+        else:
+            named = {f"module.{name}": value for name, value in module_params.items()}
+            torch.func.functional_call(_Handled(module, model), named, args)
     return evaluation
+
+
+class _Handled(nn.Module):
+    """A model under handlers as a module, so that values can stand in for its parameters."""
+
+    def __init__(self, module: nn.Module, model: Model) -> None:
+        super().__init__()
+        self.module, self.model = module, model
+
+    def forward(self, *args: Any) -> None:
+        self.model(*args)
 
 
 def log_prob(msg: Mapping[str, Any]) -> Tensor:
@@ -621,6 +691,17 @@ def _base(support: constraints.Constraint) -> constraints.Constraint:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
+
+
+def _in_rows(node: Mapping[str, Any]) -> bool:
+    return "data" in [frame.name for frame in node["cond_indep_stack"]]
+
+
+def _is_point(fn: Distribution) -> bool:
+    """Whether it is a value that a reparameterisation has made."""
+    while isinstance(fn, dist.MaskedDistribution | torch.distributions.Independent):
+        fn = cast(Distribution, fn.base_dist)
+    return isinstance(fn, dist.Delta)
 
 
 def _is_deterministic(node: Mapping[str, Any]) -> bool:

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
-
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
+from pyro_bnn.handled import module_of
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.engine import unchanged
 from pyro_bnn.infer.estimators import ESTIMATORS, WEIGHT_SAMPLING, serves
@@ -317,7 +316,8 @@ def fit_all(
 
 def _holds_fixed(engine: Any, model: Model) -> bool:
     """Whether an engine leaves point-estimated parameters of its model as they are."""
-    has_any = isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters())
+    module = module_of(model)
+    has_any = module is not None and any(p.requires_grad for p in module.parameters())
     return has_any and not takes(engine, "guide")
 
 

@@ -10,12 +10,12 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import transform_to
 from torch.utils._pytree import tree_map
 
@@ -39,6 +39,7 @@ from pyro_bnn.effects import (
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.families import Marginal
+from pyro_bnn.handled import module_of
 from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.snapshot import Snapshot
@@ -154,6 +155,10 @@ class Program:
     of that map. The likelihood of a batch of B rows is scaled by N/B, unless the model's plate
     scales it already.
 
+    A latent site that ``pyro.condition(model, data)`` holds at a value has no coordinates: it is a
+    constant, and its density, given the sites that are left, is part of the joint and of the prior.
+    Under ``poutine.reparam(model, config)`` the sites are those that it makes.
+
     A z may be followed by values of parameters of the model, ``[P + Q]``: the parameters in
     ``member_params`` take these values at this draw, so that the members of a mixture have their
     own.
@@ -200,8 +205,8 @@ class Program:
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
         self.member_params: tuple[str, ...] = ()
-        if isinstance(model, nn.Module):
-            for name, parameter in model.named_parameters():
+        if (module := module_of(model)) is not None:
+            for name, parameter in module.named_parameters():
                 trainable = parameter.requires_grad  # one that the user froze stays frozen
                 self.params[name] = parameter.detach().clone().requires_grad_(trainable)
         self._store_constraints = _store_params(model, trace.param_messages)
@@ -300,14 +305,17 @@ class Program:
         z, params = self._split(z, params)
         run = self._run(z, batch.x, batch.y, params)
         rows, scale = self._log_likelihood(run)
-        return rows.sum() * scale + self.latents.log_prior(run, z, jacobian=jacobian)
+        return rows.sum() * scale + self._log_prior(run, z, jacobian=jacobian)
 
     def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
-        """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only."""
+        """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only.
+
+        Of a model under ``pyro.condition``, the density of z and of the values together.
+        """
         if z.ndim == 2:
             return self._vmap(lambda row: self.log_prior(row, x, params), z)
         z, params = self._split(z, params)
-        return self.latents.log_prior(self._run(z, x[:1], None, params), z)
+        return self._log_prior(self._run(z, x[:1], None, params), z)
 
     def log_priors(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Log density ``[..., K]`` of the values of each of the K sites, without Jacobians."""
@@ -456,7 +464,7 @@ class Program:
             x, y = (batch.x[:1], batch.y[:1]) if by_row or estimate is not None else batch
             z, own_params = self._split(z, model_params)
             run = self._run(z, x, y, own_params)
-            prior = self.latents.log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
+            prior = self._log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
             has_factors = bool(run.factors)
             rows, scale = self._log_likelihood(run)
             return rows, prior, _log_factors(run, like=z)
@@ -596,6 +604,11 @@ class Program:
             start = stop
         return z[: self.num_latents], params
 
+    def _log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
+        """Log density ``[]`` of z ``[P]`` and of the values that other sites are held at."""
+        log_prior = self.latents.log_prior(run, z, **how)
+        return log_prior + run.log_given(like=z) if run.given else log_prior
+
     def _log_likelihood(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
         """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
 
@@ -682,7 +695,8 @@ def _store_params(
     model: Model, messages: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
     """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
-    own = {id(p) for p in model.parameters()} if isinstance(model, nn.Module) else set()
+    module = module_of(model)
+    own = set() if module is None else {id(p) for p in module.parameters()}
     params = {}
     for name, msg in messages.items():
         value = cast(Tensor, msg["value"])
@@ -719,11 +733,11 @@ def _input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.devi
 
 def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
     """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
-    if isinstance(model, nn.Module):
-        for tensor in [*model.parameters(), *model.buffers()]:
+    if (inner := module_of(model)) is not None:
+        for tensor in [*inner.parameters(), *inner.buffers()]:
             if tensor.is_floating_point():
                 return tensor.dtype, tensor.device
-        for module in model.modules():
+        for module in inner.modules():
             own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
             for prior in [getattr(module, "distribution", None), *own]:
                 if not isinstance(prior, Distribution):

@@ -9,6 +9,7 @@ from typing import Any
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
+from pyro_bnn.handled import module_of
 from pyro_bnn.priors import PriorModule
 from pyro_bnn.priors.prior import map_tensors
 
@@ -28,10 +29,11 @@ class Snapshot:
     def __init__(self, model: Callable[..., Any]) -> None:
         self.buffers: dict[str, Tensor] = {}
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
-        if not isinstance(model, nn.Module):
+        inner = module_of(model)
+        if inner is None:
             return
-        self.buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
-        for module in model.modules():
+        self.buffers = {name: value.detach().clone() for name, value in inner.named_buffers()}
+        for module in inner.modules():
             held: dict[str, Any] = {"training": module.training}
             if isinstance(module, PriorModule):
                 held["distribution"] = _copied(module.distribution)

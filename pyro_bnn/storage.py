@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_bnn import guides, memory
@@ -18,6 +18,7 @@ from pyro_bnn.effects import Model
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
+from pyro_bnn.handled import module_of
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.program import Params, Program
 from pyro_bnn.stored import Stored
@@ -248,12 +249,13 @@ def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> 
 
 
 def _buffers(model: Model) -> dict[str, Tensor]:
-    if not isinstance(model, nn.Module):
+    module = module_of(model)
+    if module is None:
         return {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     return {
         name: value.detach().clone()
-        for name, value in model.state_dict().items()
+        for name, value in module.state_dict().items()
         if isinstance(value, Tensor) and name not in parameters
     }
 

@@ -18,7 +18,7 @@ ROOMS = (
     ("errors",),
     ("files", "pages", "netcdf_checks", "netcdf_parts"),
     ("data",),
-    ("models", "layers", "priors", "likelihoods"),
+    ("models", "layers", "priors", "likelihoods", "handled"),
     (
         *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
         *("cuda_graph", "noise", "recording", "kernels", "layout"),

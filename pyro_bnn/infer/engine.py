@@ -14,6 +14,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
 from pyro_bnn.effects import Model, base_distribution
 from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.handled import module_of
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program import Program
@@ -109,7 +110,8 @@ def pair_of(batch: object) -> tuple[Tensor, Tensor]:
 @contextmanager
 def unchanged(model: Model) -> Iterator[None]:
     """Give a model its parameters, with value, gradient and flag, back."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    module = module_of(model)
+    modules = [] if module is None else list(module.modules())
     own = [(module._parameters, dict(module._parameters)) for module in modules]
     parameters = dict.fromkeys(p for _, before in own for p in before.values() if p is not None)
     values = [(p, p.detach().clone(), p.grad, p.requires_grad) for p in parameters]

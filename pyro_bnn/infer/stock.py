@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, base_distribution, isolated, require_sites, without_validation
 from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.handled import module_of
 from pyro_bnn.infer.batches import Batches, batches_of
 from pyro_bnn.infer.checkpoint import Checkpoint, Interrupted, users_code
 from pyro_bnn.infer.descent import Descent
@@ -71,7 +72,7 @@ class _ScaleLatents(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if isinstance(msg["fn"], dist.Unit):
             self._factors[msg["name"]] = float(msg["fn"].log_factor.detach().sum())
-        elif msg["name"] != "y" and self.weight != 1.0:
+        elif not msg["is_observed"] and self.weight != 1.0:
             msg["scale"] = msg["scale"] * self.weight
 
 
@@ -106,7 +107,7 @@ def run_stock_guide(
             "AutoLaplaceApproximation is a point estimate until its laplace_approximation() is "
             "called, which SVI does not do: use AutoDelta, or AutoMultivariateNormal"
         )
-    own = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    own = _named_parameters(model)
     program = program_of(model, dataset)
     for parameter in frozen:  # Pyro thaws them
         program.params[parameter].requires_grad = False
@@ -169,8 +170,7 @@ class _StockRun:
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
         self._model = _ScaleLikelihood(program.num_data)(program.model)
         # parameters of a plain module inside the model have no pyro.param statement
-        model = program.model
-        self._own = list(model.parameters()) if isinstance(model, nn.Module) else []
+        self._own = list(_named_parameters(program.model).values())
         self._descent: Descent | None = None
         self._last_good: tuple[int, list[Tensor]] = (0, [])
 
@@ -308,6 +308,11 @@ class _StockRun:
         )
 
 
+def _named_parameters(model: Model) -> dict[str, nn.Parameter]:
+    module = module_of(model)
+    return {} if module is None else dict(module.named_parameters())
+
+
 def _check_covers(guide: Any, x: Tensor, y: Tensor, program: Program) -> None:
     """Check that the guide samples every site of the model.
 
@@ -320,8 +325,7 @@ def _check_covers(guide: Any, x: Tensor, y: Tensor, program: Program) -> None:
 
 def _with_live_params(program: Program) -> Program:
     """Set the point parameters of ``pyro.param`` statements to the values in the store."""
-    model = program.model
-    own = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    own = _named_parameters(program.model)
     with torch.no_grad():
         for name, value in pyro.get_param_store().named_parameters():
             if name in program.params and name not in own:

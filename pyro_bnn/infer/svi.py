@@ -27,6 +27,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import Guide
+from pyro_bnn.handled import module_of
 from pyro_bnn.infer.batches import batches_of
 from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
 from pyro_bnn.infer.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
@@ -239,7 +240,7 @@ class SVI:
                         "init_loc_fn"
                     )
                 self._loc_warmup(guide)
-                own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+                own = model if module_of(model) is None else copy.deepcopy(model)
                 guide = make_guide(self.guide, own)
                 return run_stock_guide(
                     self,
@@ -457,7 +458,8 @@ def make_guide(spec: GuideSpec, model: Model) -> Any:
 
 
 def _frozen(model: Model) -> list[str]:
-    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    module = module_of(model)
+    named = () if module is None else module.named_parameters()
     return [name for name, parameter in named if not parameter.requires_grad]
 
 

@@ -16,9 +16,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroSample
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_bnn.errors import ShapeError
+from pyro_bnn.handled import module_of
 from pyro_bnn.priors.normal import Normal
 from pyro_bnn.priors.prior import HierarchicalPrior, ModulePrior, PriorLike, PriorModule, as_prior
 
@@ -148,5 +149,6 @@ def value_of(attribute: Tensor | Hierarchy) -> Tensor:
 
 def hierarchies(model: object) -> dict[str, Hierarchy]:
     """The hierarchies in a model, by the name of the weight."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
+    module = module_of(model)
+    modules = () if module is None else module.modules()
     return {m.weight_name: m for m in modules if isinstance(m, Hierarchy)}

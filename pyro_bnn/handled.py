@@ -1,0 +1,37 @@
+"""Models under Pyro's handlers, such as ``pyro.condition(model, data)``: what is inside them."""
+
+from __future__ import annotations
+
+import functools
+
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.reparam_messenger import ReparamHandler
+from torch import nn
+
+
+def unhandled(model: object) -> tuple[object, tuple[Messenger, ...]]:
+    """The model inside handlers and ``functools.partial``, and the handlers, the outermost first.
+
+    Args:
+        model: Pyro model, such as ``pyro.condition(model, data)`` or
+            ``poutine.reparam(model, config)``.
+    """
+    handlers: list[Messenger] = []
+    while not isinstance(model, nn.Module):
+        if isinstance(model, ReparamHandler):
+            handlers.append(model.msngr)
+            model = model.fn
+        elif not isinstance(model, functools.partial):
+            break
+        elif model.args and isinstance(model.args[0], Messenger):  # of Messenger.__call__
+            handlers.append(model.args[0])
+            model = model.args[1]
+        else:
+            model = model.func
+    return model, tuple(handlers)
+
+
+def module_of(model: object) -> nn.Module | None:
+    """The module that a model is, or that its handlers are around; None of a plain function."""
+    inner, _ = unhandled(model)
+    return inner if isinstance(inner, nn.Module) else None
