@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, TypeAlias, cast
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -320,11 +319,9 @@ class AutoComposite(Guide):
         z = pyro.sample(f"{self._pyro_name}_z", self.get_posterior(), infer={"is_auxiliary": True})
 
         def distribution(site: Site) -> Distribution:
-            if self._is_point(site):
-                return dist.Delta(site.value(z), event_dim=len(site.shape))
-            return self._delta(site, z)
+            return self.point(site, z, has_density=not self._is_point(site))
 
-        return self.sample_sites(distribution)
+        return self.sample_sites(distribution, *args, **kwargs)
 
     # Starts
 

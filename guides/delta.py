@@ -62,9 +62,9 @@ class AutoDelta(Guide):
         with torch.no_grad():
             return self.latents.constrain(self.loc.detach().expand(len(quantiles), -1))
 
-    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Set every site of the model to its estimate."""
         self.setup(*args, **kwargs)
         return self.sample_sites(
-            lambda site: dist.Delta(site.value(self.loc), event_dim=len(site.shape))
+            lambda site: self.point(site, self.loc, has_density=False), *args, **kwargs
         )

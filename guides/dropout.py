@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -359,18 +360,16 @@ class AutoDropout(Guide):
         if self.has_log_prob:
             return super().forward(*args, **kwargs)
         self.setup(*args, **kwargs)
-        z = self.transport(self.draw_noise(1)).squeeze(0)
+        z = self.transport(self.sample_noise(self.noise_dim))
         q, latents = self.components(), cast(Latents, self.latents)
         log_q = -self.entropy() - latents.expected_log_prior(q)
         for block, _ in latents.closed_forms(q.cauchy, q.others).expected:
             log_q = log_q + block.log_prob(z)  # which Pyro has in place of its expectation
-        first = (self._weights or self._noise)[0]
-
-        def point(site: Site) -> Distribution:
-            log_density = log_q if site.name == first else 0.0
-            return dist.Delta(site.value(z), log_density=log_density, event_dim=len(site.shape))
-
-        return self.sample_sites(point)
+        density = dist.Delta(z, log_q, event_dim=1)
+        z = pyro.sample(f"{self._pyro_name}_z", density, infer={"is_auxiliary": True})
+        return self.sample_sites(
+            lambda site: self.point(site, z, has_density=False), *args, **kwargs
+        )
 
     # State
 

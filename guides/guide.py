@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -14,13 +14,17 @@ import torch
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from pyro.infer.autoguide import init_to_median
-from pyro.nn import PyroModule, PyroParam
+from pyro.distributions.util import sum_rightmost
+from pyro.infer.autoguide import AutoGuide, init_to_median
+from pyro.nn import PyroParam
+from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor, nn
+from torch.distributions import biject_to
 
 from pyro_bnn.effects import (
     Evaluate,
     Model,
+    ModelTrace,
     Site,
     evaluate,
     is_real,
@@ -34,6 +38,7 @@ from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.program import GuideTerms, Params, _store_params
 
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
+CreatePlates: TypeAlias = Callable[..., "pyro.plate | Iterable[pyro.plate]"]
 ELBO = "ELBO"  # name of the objective of most guides
 LOG_JOINT = "log joint"  # and of point estimates
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 20  # most draws, and numbers, that are made at once
@@ -41,7 +46,7 @@ BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 20  # most draws, and numbers, that are m
 _instances = itertools.count()
 
 
-class Guide(PyroModule):
+class Guide(AutoGuide):
     r"""Base of all guides: a density q over the flat unconstrained vector z ``[P]`` of a model.
 
     A subclass makes its parameters in ``make_parameters``, maps standard normal noise to draws in
@@ -49,12 +54,19 @@ class Guide(PyroModule):
     forms. Each instance has a name of its own, so that guides of one model never share
     parameters, not even in Pyro's global parameter store.
 
+    A Pyro guide as those of ``pyro.infer.autoguide``: it may be a part of an ``AutoGuideList``,
+    makes as many draws as an outer plate of particles has, and of a site in a subsampled plate it
+    has all N values, of which a step takes those of its B rows. A site that the model marks with
+    ``infer={"enumerate": ...}`` it leaves to ``pyro.infer.TraceEnum_ELBO``.
+
     Args:
         model: Pyro model.
         init_loc_fn: Start of each site: a Pyro initialisation strategy such as
             ``pyro.infer.autoguide.init_to_median``, called with the site. Default: for weights a
             draw from the prior, which breaks the symmetry of hidden units; for positive and other
             constrained sites the prior's median.
+        create_plates: Function of the model's arguments that returns a ``pyro.plate``, or several,
+            to use in place of plates made by the guide, as for stock Pyro's guides.
 
     Attributes:
         has_log_prob: Whether q has a density.
@@ -84,17 +96,24 @@ class Guide(PyroModule):
     warms_up_components: ClassVar[bool] = False
 
     def __init__(
-        self, model: Model, init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None
+        self,
+        model: Model,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
+        *,
+        create_plates: CreatePlates | None = None,
     ) -> None:
-        super().__init__(name=f"{type(self).__name__}_{next(_instances)}")
-        self.__dict__["model"] = model  # not a submodule: its parameters are not the guide's
+        init: Any = super().__init__
+        init(model, create_plates=create_plates)
+        self._pyro_name = f"{type(self).__name__}_{next(_instances)}"
         self.init_loc_fn = init_loc_fn
         self.latents: Latents | None = None
-        self._plates: dict[str, tuple[Any, ...]] = {}  # of each site
+        self._frames: dict[str, tuple[Any, ...]] = {}  # of each site, its plates
+        self._rows: dict[str, Tensor] = {}  # of each subsampled plate, those of this call
         self._event_dims: dict[str, int] = {}
         # start and constraint of the model's pyro.param statements
         self._store: dict[str, tuple[Tensor, constraints.Constraint]] = {}
         self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
         self._shapes: list[tuple[str, list[int], int]] = []  # name, shape, length in z
 
     # To be written by a subclass
@@ -238,29 +257,69 @@ class Guide(PyroModule):
             self._set_up(*args, **kwargs)
 
     def _set_up(self, *args: Any, **kwargs: Any) -> None:
+        self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
+        self._kwargs = kwargs
         with isolated():
-            trace = trace_model(self.model, *args, **kwargs)
-        shapes = [(site.name, list(site.shape), site.stop - site.start) for site in trace.sites]
+            trace = self._traced()
+        messages = trace.messages
+        self._frames = {
+            name: tuple(frame for frame in msg["cond_indep_stack"] if frame.vectorized)
+            for name, msg in messages.items()
+        }
+        self._event_dims = {name: msg["fn"].event_dim for name, msg in messages.items()}
+        self._prototype_frames = {f.name: f for own in self._frames.values() for f in own}
+        sites = self._whole(trace.sites)
+        shapes = [(site.name, list(site.shape), site.stop - site.start) for site in sites]
         if self._shapes and self._shapes != shapes:
             raise SiteError(
                 f"the guide's state is of a model with sites {_listed(self._shapes)}, but this "
                 f"model has {_listed(shapes)}"
             )
-        latents = Latents(trace.sites)
-        self._plates = {k: tuple(m["cond_indep_stack"]) for k, m in trace.messages.items()}
-        self._event_dims = {k: m["fn"].event_dim for k, m in trace.messages.items()}
+        latents = Latents(sites)
         self._store = {
             name: (value.detach(), constraint)
             for name, (value, constraint) in _store_params(self.model, trace.param_messages).items()
         }
-        self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-        run = self._pass_through_model(latents, trace.messages)
-        self.check_model(trace.sites, run)
+        run = self._pass_through_model(latents, messages)
+        self.check_model(sites, run)
         if not self._shapes:
-            values = {name: self._initial_value(msg) for name, msg in trace.messages.items()}
             self._shapes = shapes
-            self.make_parameters(latents.unconstrain(values).detach().clone())
+            self.make_parameters(self._start(trace))
         self.latents = latents
+
+    def _traced(self) -> ModelTrace:
+        """One run of the model, with the arguments of the set-up."""
+        return trace_model(self.model, *self._args, leave_enumerated=True, **self._kwargs)
+
+    def _start(self, trace: ModelTrace) -> Tensor:
+        """Where z ``[P]`` starts, of a run of the model."""
+        values = {
+            name: self._repeated(name, self._initial_value(msg))
+            for name, msg in trace.messages.items()
+        }
+        return Latents(self._whole(trace.sites)).unconstrain(values).detach().clone()
+
+    def _whole(self, sites: Sequence[Site]) -> tuple[Site, ...]:
+        """The sites over all N values of their plates, where the model has B of them at a time."""
+        whole, start = [], 0
+        for site in sites:
+            shape = self._repeated(site.name, torch.empty(site.shape)).shape
+            unconstrained = site.unconstrained_shape
+            after = self._event_dims[site.name] + len(unconstrained) - len(site.shape)
+            unconstrained = self._repeated(site.name, torch.empty(unconstrained), after).shape
+            stop = start + unconstrained.numel()
+            whole.append(Site(site.name, shape, site.support, start, stop, unconstrained))
+            start = stop
+        return tuple(whole)
+
+    def _repeated(self, name: str, value: Tensor, event_dim: int | None = None) -> Tensor:
+        """A site's value with its B rows repeated up to the N of each subsampled plate."""
+        event_dim = self._event_dims[name] if event_dim is None else event_dim
+        for frame in self._frames[name]:
+            if frame.full_size not in (None, frame.size):
+                repeat: Any = periodic_repeat
+                value = repeat(value, frame.full_size, frame.dim - event_dim).contiguous()
+        return value
 
     def _initial_value(self, message: Mapping[str, Any]) -> Tensor:
         msg = dict(message)
@@ -275,7 +334,7 @@ class Guide(PyroModule):
         self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
     ) -> Evaluate:
         values = {name: msg["value"].detach().requires_grad_() for name, msg in messages.items()}
-        run = evaluate(self.model, values, *self._args)
+        run = evaluate(self.model, values, *self._args, kwargs=self._kwargs)
         latents.find_closed_forms(run)
         return run
 
@@ -446,6 +505,11 @@ class Guide(PyroModule):
             raise SiteError(f"{type(self).__name__} is a point estimate: its KL is infinite")
         if self.latents is None:
             raise SiteError(f"call guide.setup(x) before {type(self).__name__}.kl()")
+        if any(f.full_size not in (None, f.size) for f in self._prototype_frames.values()):
+            raise SiteError(
+                "the model subsamples latent sites, whose prior is of some of them at a time: take "
+                "the KL of a guide of the model over all rows"
+            )
         latents = self.latents
         with torch.no_grad():
             entropy, q, blocks = self.entropy(), self.components(), None
@@ -471,7 +535,14 @@ class Guide(PyroModule):
         given = {} if params is None else params
         store = {k: (given.get(k, start), c) for k, (start, c) in self._store.items()}
         module = {k: v for k, v in given.items() if k not in store}
-        return evaluate(self.model, values, *self._args, module_params=module, store_params=store)
+        return evaluate(
+            self.model,
+            values,
+            *self._args,
+            kwargs=self._kwargs,
+            module_params=module,
+            store_params=store,
+        )
 
     # Summaries, as Pyro's autoguides have them
 
@@ -503,29 +574,77 @@ class Guide(PyroModule):
         """Sample every site of the model, as Pyro's engines ask of a guide."""
         self.setup(*args, **kwargs)
         z = pyro.sample(f"{self._pyro_name}_z", self.get_posterior(), infer={"is_auxiliary": True})
-        return self.sample_sites(lambda site: self._delta(site, z))
+        return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)
 
-    def _delta(self, site: Site, z: Tensor) -> Distribution:
-        value = site.value(z)
-        return dist.Delta(
-            value, log_density=-site.log_abs_det_jacobian(z), event_dim=len(site.shape)
-        )
+    def sample_noise(self, length: int) -> Tensor:
+        """Standard normal noise ``[..., length]`` as a Pyro statement that has no density."""
+        zeros = next(self.parameters()).new_zeros(length)
+        with poutine.mask(mask=False):
+            return pyro.sample(
+                f"{self._pyro_name}_noise",
+                dist.Normal(zeros, 1.0).to_event(1),
+                infer={"is_auxiliary": True},
+            )
 
-    def sample_sites(self, distribution: Callable[[Site], Distribution]) -> dict[str, Tensor]:
-        """Pyro sample statements for all sites, inside the plates of the model."""
-        latents = cast(Latents, self.latents)
-        plates: dict[str, Any] = {}
+    def point(self, site: Site, z: Tensor, *, has_density: bool = True) -> Distribution:
+        """Point mass at a site's value of draws z ``[..., P]``, as in its plates.
+
+        Its log density makes that of z one of the value; without ``has_density`` it is 0.
+        """
+        u, event_dim = self.unconstrained(site, z), self.event_dim(site)
+        if site.is_real:
+            return dist.Delta(u, event_dim=event_dim)
+        transform = biject_to(site.support)
+        value = transform(u)
+        if not has_density:
+            return dist.Delta(value, event_dim=event_dim)
+        log_det = transform.log_abs_det_jacobian(u, value)
+        log_det = sum_rightmost(log_det, log_det.ndim - value.ndim + event_dim)
+        return dist.Delta(value, log_density=-log_det, event_dim=event_dim)
+
+    def unconstrained(self, site: Site, z: Tensor) -> Tensor:
+        """A site's unconstrained value of draws z ``[..., P]``, as in its plates.
+
+        Dimensions of z before the last are plates around the guide, such as that of particles, and
+        size 1 where a plate of the model may be. Of a subsampled plate only the rows are taken.
+        """
+        shape = site.unconstrained_shape
+        event_dim = self.event_dim(site) + len(shape) - len(site.shape)
+        batch = (*z.shape[:-1], *(1,) * event_dim)
+        u = z[..., site.start : site.stop].reshape(torch.broadcast_shapes(shape, batch))
+        for frame in self._frames[site.name]:
+            if frame.name in self._rows:
+                u = u.index_select(frame.dim - event_dim, self._rows[frame.name].to(u.device))
+        return u
+
+    def event_dim(self, site: Site) -> int:
+        """Event dimensions of a site under the guide: all that are of no plate."""
+        return self._event_dims[site.name] if self._frames[site.name] else len(site.shape)
+
+    def sample_sites(
+        self, distribution: Callable[[Site], Distribution], *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Pyro sample statements for all sites, inside the plates of the model.
+
+        Args:
+            distribution: Of each site; see :meth:`point`.
+            args: The model's arguments.
+            kwargs: The model's keyword arguments.
+        """
+        create_plates: Any = self._create_plates
+        plates = create_plates(*args, **kwargs)
+        frames = self._prototype_frames.values()
+        self._rows = {
+            frame.name: plates[frame.name].indices
+            for frame in frames
+            if frame.full_size not in (None, frame.size)
+        }
         values = {}
-        for site in latents.sites:
+        for site in cast(Latents, self.latents).sites:
             with ExitStack() as stack:
-                for frame in self._plates[site.name]:
-                    if frame.name not in plates:
-                        plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
+                for frame in self._frames[site.name]:
                     stack.enter_context(plates[frame.name])
-                fn = distribution(site)
-                if self._plates[site.name]:
-                    fn = _in_plates(fn, self._event_dims[site.name])
-                values[site.name] = pyro.sample(site.name, fn)
+                values[site.name] = pyro.sample(site.name, distribution(site))
         return values
 
     # State
@@ -551,6 +670,9 @@ class Guide(PyroModule):
             like = next(v for v in state_dict.values() if isinstance(v, Tensor))
             self.make_parameters(like.new_zeros(self.num_latents))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "master": None}  # a weak reference to the list that it is in
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         copied = type(self).__new__(type(self))
@@ -587,23 +709,6 @@ def check_init_scale(init_scale: float) -> float:
     if not (isinstance(init_scale, int | float) and 0 < init_scale < float("inf")):
         raise OptionError(f"init_scale is a positive standard deviation, not {init_scale!r}")
     return float(init_scale)
-
-
-def _in_plates(fn: Distribution, event_dim: int) -> Distribution:
-    """The distribution with only ``event_dim`` dimensions as event, the rest as batch."""
-    if isinstance(fn, dist.Delta):
-        log_density = fn.log_density.reshape(
-            fn.log_density.shape + (1,) * (fn.event_dim - event_dim)
-        )
-        count = fn.v.shape[: fn.v.ndim - event_dim].numel()
-        shape = fn.v.shape[: fn.v.ndim - event_dim]
-        return dist.Delta(
-            fn.v, log_density=(log_density / count).expand(shape), event_dim=event_dim
-        )
-    base = fn
-    while isinstance(base, torch.distributions.Independent):
-        base = base.base_dist
-    return cast(Distribution, base.to_event(event_dim - len(base.event_shape)))
 
 
 def _listed(shapes: Sequence[Any]) -> str:

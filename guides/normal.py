@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_bnn.effects import Model, Site
-from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.guide import CreatePlates, Guide, check_init_scale, positive_parameter
 
 
 class AutoNormal(Guide):
@@ -31,6 +31,7 @@ class AutoNormal(Guide):
         model: Pyro model.
         init_loc_fn: Start of the means; default a draw from the prior.
         init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+        create_plates: As stock Pyro's guides take it; see :class:`Guide`.
 
     Raises:
         OptionError: If ``init_scale`` is not positive.
@@ -47,8 +48,10 @@ class AutoNormal(Guide):
         model: Model,
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         init_scale: float = 0.01,
+        *,
+        create_plates: CreatePlates | None = None,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
+        super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
         self.init_scale = check_init_scale(init_scale)
 
     def make_parameters(self, loc: Tensor) -> None:
@@ -97,14 +100,15 @@ class AutoNormal(Guide):
         loc, scale = self.loc, self.scale
 
         def distribution(site: Site) -> Distribution:
-            normal = dist.Normal(site.unconstrained(loc), site.unconstrained(scale))
+            normal = dist.Normal(self.unconstrained(site, loc), self.unconstrained(site, scale))
+            event_dim = self.event_dim(site)
             if site.is_real:
-                return cast(Distribution, normal.to_event(len(site.shape)))
+                return cast(Distribution, normal.to_event(event_dim))
             transform = biject_to(site.support)
             # no more event dimensions than the transform has: those of plates stay batch
             transformed = dist.TransformedDistribution(
                 normal.to_event(transform.domain.event_dim), [transform]
             )
-            return cast(Distribution, transformed.to_event(len(site.shape) - transformed.event_dim))
+            return cast(Distribution, transformed.to_event(event_dim - transformed.event_dim))
 
-        return self.sample_sites(distribution)
+        return self.sample_sites(distribution, *args, **kwargs)

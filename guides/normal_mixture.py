@@ -11,7 +11,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model, isolated, trace_model
+from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.components import Components, pick
 from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_parameter
@@ -110,15 +110,13 @@ class AutoNormalMixture(Guide):
 
     def _starts(self, loc: Tensor) -> Tensor:
         """Starts ``[K, P]``: a given one, and of each other component a run of the model."""
-        if not self._args:  # of a state dict, which brings its own
+        if not self._event_dims:  # of a state dict, which brings its own
             return loc.repeat(self.num_components, 1)
         starts = [loc]
         with isolated():  # the caller's random state decides, and stays
-            trace_model(self.model, *self._args)  # whose draws are those of the first
+            self._traced()  # whose draws are those of the first
             for _ in range(self.num_components - 1):
-                trace = trace_model(self.model, *self._args)
-                values = {name: self._initial_value(msg) for name, msg in trace.messages.items()}
-                start = Latents(trace.sites).unconstrain(values).detach().to(loc)
+                start = self._start(self._traced()).to(loc)
                 starts.append(start + self.init_scale * torch.randn(start.shape).to(loc))
         return torch.stack(starts)
 
@@ -240,7 +238,7 @@ class AutoNormalMixture(Guide):
         log_weights = cast(Tensor, q.log_weights)
         component = dist.Categorical(logits=log_weights)
         k = pyro.sample(f"{name}_component", component, infer={"is_auxiliary": True})
-        z = q.loc[k] + q.scale[k] * torch.randn_like(q.loc[k])
+        z = q.loc[k] + q.scale[k] * self.sample_noise(self.num_latents)
         rest = self.log_prob(z) - log_weights[k].detach()  # whose mean gradient is 0
         z = pyro.sample(f"{name}_z", dist.Delta(z, rest, event_dim=1), infer={"is_auxiliary": True})
-        return self.sample_sites(lambda site: self._delta(site, z))
+        return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)

@@ -170,8 +170,16 @@ def without_validation() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(validates)
 
 
-def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
+def trace_model(
+    model: Model, *args: Any, leave_enumerated: bool = False, **kwargs: Any
+) -> ModelTrace:
     """Run a model once and list its latent sites; it draws from torch's global generator.
+
+    Args:
+        model: Pyro model.
+        args: Its arguments.
+        leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
+        kwargs: Its keyword arguments.
 
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
@@ -186,9 +194,11 @@ def trace_model(model: Model, *args: Any, **kwargs: Any) -> ModelTrace:
         node = nodes[name]
         if node["infer"].get("is_auxiliary") or type(node["fn"]).__name__ == "_Subsample":
             continue
-        if name == "y":  # sampled because y was None
+        if name == "y" and _in_rows(node):  # sampled because y was None
             continue
         fn = node["fn"]
+        if leave_enumerated and node["infer"].get("enumerate"):
+            continue
         _check_support(name, fn)
         u = biject_to(fn.support).inv(node["value"])
         sites.append(Site(name, node["value"].shape, fn.support, start, start + u.numel(), u.shape))
@@ -538,6 +548,7 @@ def evaluate(
     model: Model,
     values: Mapping[str, Tensor | None],
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     module_params: Mapping[str, Tensor] | None = None,
     store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
 ) -> Evaluate:
@@ -547,6 +558,7 @@ def evaluate(
         model: Pyro model.
         values: Value of every latent site; None draws it from its prior.
         args: The model's arguments: x, or x and y as the likelihood takes it.
+        kwargs: Its keyword arguments.
         module_params: Values that stand in for the model's own parameters and buffers, by name.
         store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
     """
@@ -559,13 +571,14 @@ def evaluate(
         evaluation,
     ):
         module = module_of(model)
+        named = {} if kwargs is None else dict(kwargs)
         if module is None or not module_params:
-            model(*args)
+            model(*args, **named)
         elif module is model:
-            torch.func.functional_call(module, dict(module_params), args)
+            torch.func.functional_call(module, dict(module_params), args, named)
         else:
-            named = {f"module.{name}": value for name, value in module_params.items()}
-            torch.func.functional_call(_Handled(module, model), named, args)
+            params = {f"module.{name}": value for name, value in module_params.items()}
+            torch.func.functional_call(_Handled(module, model), params, args, named)
     return evaluation
 
 
@@ -576,8 +589,8 @@ class _Handled(nn.Module):
         super().__init__()
         self.module, self.model = module, model
 
-    def forward(self, *args: Any) -> None:
-        self.model(*args)
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        self.model(*args, **kwargs)
 
 
 def log_prob(msg: Mapping[str, Any]) -> Tensor:

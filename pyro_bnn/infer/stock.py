@@ -19,6 +19,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch does not export it
 from tqdm.auto import tqdm
 
 from pyro_bnn.data import Dataset
@@ -92,21 +93,18 @@ def run_stock_guide(
     """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
 
     The caller has isolated the random state and the parameter store, and made a model for this
-    fit: its parameters are trained but those named ``frozen``.
+    fit: its parameters are trained but those named ``frozen``. Of ``AutoLaplaceApproximation`` the
+    mode is trained, and the draws are of the Gaussian around it.
 
     Raises:
         DivergenceError: If the loss becomes NaN or infinite; holds the last good posterior.
-        OptionError: If the guide is a Laplace approximation, which training does not make.
+        DivergenceError: If the log joint is not curved downwards where a Laplace approximation
+            ended.
         SiteError: If the guide does not cover a site of the model.
     """
     start = time.perf_counter()
     name = getattr(guide, "__name__", type(guide).__name__)
     logger.warning("%s is a guide of stock Pyro and runs through plain Pyro, which is slower", name)
-    if isinstance(guide, AutoLaplaceApproximation):
-        raise OptionError(
-            "AutoLaplaceApproximation is a point estimate until its laplace_approximation() is "
-            "called, which SVI does not do: use AutoDelta, or AutoMultivariateNormal"
-        )
     own = _named_parameters(model)
     program = program_of(model, dataset)
     for parameter in frozen:  # Pyro thaws them
@@ -122,7 +120,8 @@ def run_stock_guide(
 
     def posterior() -> DrawsPosterior:
         trained = _with_live_params(Program(model, dataset.x, dataset.y))
-        z, log_q = _draws(guide, batch.x, batch.y, trained, seed)
+        q = _laplace(guide, batch) if isinstance(guide, AutoLaplaceApproximation) else guide
+        z, log_q = _draws(q, batch.x, batch.y, trained, seed)
         provenance = Provenance(
             method=name,
             engine="SVI",
@@ -306,6 +305,22 @@ class _StockRun:
             f"{what}; the state of step {good} is kept in error.posterior. Lower learning_rate, "
             "set clip_norm, or standardise the data"
         )
+
+
+def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
+    """The Gaussian around a trained mode, by the curvature of the log joint of all rows.
+
+    Raises:
+        DivergenceError: If that is no maximum.
+    """
+    make: Any = guide.laplace_approximation
+    try:
+        return make(*batch)
+    except LinAlgError as error:
+        raise DivergenceError(
+            "the log joint is not curved downwards where training of AutoLaplaceApproximation "
+            "ended, which is no maximum: raise num_steps, or lower learning_rate"
+        ) from error
 
 
 def _named_parameters(model: Model) -> dict[str, nn.Parameter]:

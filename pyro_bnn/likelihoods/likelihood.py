@@ -36,7 +36,8 @@ class Likelihood(PyroModule):
         """Sample or observe the site ``"y"``.
 
         Args:
-            f: Network output ``[N, F]``; ``[N]`` is one column.
+            f: Network output ``[N, F]``; ``[N]`` is one column. Under an outer plate of S draws
+                ``[S, N, F]``.
             y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
 
         Returns:
@@ -50,7 +51,7 @@ class Likelihood(PyroModule):
         distribution = self.distribution(f)
         if y is not None:
             y = match_observation(y, distribution)
-        with pyro.plate("data", f.shape[0]):
+        with pyro.plate("data", f.shape[-2]):
             return pyro.sample("y", distribution, obs=y)
 
 
@@ -68,7 +69,7 @@ def match_observation(y: Tensor, distribution: Distribution) -> Tensor:
     Raises:
         ShapeError: If y does not have one row for each row of f, or the wrong number of targets.
     """
-    expected, given = distribution.shape(), y.shape
+    expected, given = distribution.batch_shape[-1:] + distribution.event_shape, y.shape
     if y.ndim == 1 and len(expected) == 2 and expected[1] == 1:
         y = y.unsqueeze(-1)
     elif y.ndim == 2 and len(expected) == 1 and y.shape[1] == 1:

@@ -66,6 +66,8 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
 def positive(likelihood: PyroModule, name: str, num_targets: int) -> Tensor:
     """The attribute's value ``[]`` or ``[O]``, sampled where it has a prior.
 
+    Under an outer plate of S draws it is ``[S, 1, 1]`` or ``[S, 1, O]``.
+
     Raises:
         ShapeError: If it is a vector of another length than the number of targets O.
     """
@@ -80,7 +82,22 @@ def positive(likelihood: PyroModule, name: str, num_targets: int) -> Tensor:
             f"{name} of the {type(likelihood).__name__} likelihood is for {shape[0]} targets, but "
             f"the network has outputs for {num_targets}: pass one number for all, or one a target"
         )
-    return cast(Tensor, getattr(likelihood, name))
+    value = cast(Tensor, getattr(likelihood, name))
+    event_dim = 0 if not shape and (prior is None or num_targets == 1) else 1
+    value = in_plates(value, event_dim)
+    return value.unsqueeze(-1) if event_dim < value.ndim and not event_dim else value
+
+
+def in_plates(value: Tensor, event_dim: int) -> Tensor:
+    """A site's value under an outer plate of draws as ``[S, 1, *event]``; else as it is.
+
+    ``pyro.infer.Predictive(parallel=True)`` leaves the 1, the plate of rows, out where the value
+    has event dimensions.
+    """
+    batch = value.shape[: value.ndim - event_dim]
+    if len(batch) != 1:
+        return value
+    return value.reshape(*batch, 1, *value.shape[1:])
 
 
 class _PriorOfTargets:

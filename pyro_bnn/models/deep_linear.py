@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import pyro
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroModule
@@ -19,6 +18,7 @@ from pyro_bnn.layers import Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.models.perceptron import ACTIVATIONS, feed_forward, layer_sizes, require_columns
 from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors import Priors, match_priors
@@ -113,7 +113,7 @@ class DeepLinear(PyroModule):
             ShapeError: If x does not have ``num_inputs`` columns.
         """
         require_columns(x, self.num_inputs)
-        f = pyro.deterministic("f", self.network(x))
+        f = record_output(self, self.network, x)
         return cast(Tensor, self.likelihood(f, y))
 
     def product_matrix(self, z: Mapping[str, Tensor]) -> Float[Tensor, "*S F I"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, cast
 
-import pyro
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.from_network import _like
+from pyro_bnn.models.outputs import record_output
 
 if TYPE_CHECKING:
     from pyro_bnn.data import Dataset
@@ -61,6 +61,11 @@ class DropoutModule(PyroModule):
             ModelError: If the network does not map the rows of x to ``[N, F]``, or a dropout layer
                 is given something else than rows.
         """
+        f = record_output(self, self.network, x)
+        return cast(Tensor, self.likelihood(f, y))
+
+    def network(self, x: Tensor) -> Tensor:
+        """Sample the masks: the network's output f ``[N, F]`` at inputs x."""
         for layer in self._layers:
             layer.num_rows, layer.num_calls = x.shape[0], 0
         f = self.net(x)
@@ -73,8 +78,7 @@ class DropoutModule(PyroModule):
                 "[N, F], one row for each row of x, or [N]; end the network with "
                 "torch.nn.Flatten() or a squeeze of the extra dimensions"
             )
-        f = pyro.deterministic("f", columns)
-        return cast(Tensor, self.likelihood(f, y))
+        return columns
 
     def posterior(self, data: Dataset | tuple[Any, Any]) -> GuidePosterior:
         """MC dropout of the network as it is: its own weights, masks drawn from their prior.

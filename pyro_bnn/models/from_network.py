@@ -17,6 +17,7 @@ from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.fan_in import NORMS, suited_to_layers
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.priors import (
     Cauchy,
     HalfCauchyScale,
@@ -86,6 +87,11 @@ class BayesianModule(PyroModule):
         Raises:
             ModelError: If the network does not map the rows of x to ``[N, F]``.
         """
+        f = record_output(self, self.network, x)
+        return cast(Tensor, self.likelihood(f, y))
+
+    def network(self, x: Tensor) -> Tensor:
+        """Sample the matched parameters: the network's output f ``[N, F]`` at inputs x."""
         values: dict[str, Tensor] = {}
         for name, prior in zip(self.sites, self.priors, strict=True):
             if isinstance(prior, Hierarchy):
@@ -101,8 +107,7 @@ class BayesianModule(PyroModule):
                 "[N, F], one row for each row of x, or [N]; end the network with "
                 "torch.nn.Flatten() or a squeeze of the extra dimensions"
             )
-        f = pyro.deterministic("f", columns)
-        return cast(Tensor, self.likelihood(f, y))
+        return columns
 
 
 def bayesian(

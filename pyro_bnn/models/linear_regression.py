@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias, cast
 
-import pyro
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroModule
@@ -23,6 +22,7 @@ from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.description import _base
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.models.perceptron import layer_sizes, require_columns
 from pyro_bnn.priors import Hierarchy, PriorModule, Priors, assign_prior, match_priors, value_of
 from pyro_bnn.priors import Normal as NormalPrior
@@ -162,7 +162,7 @@ class LinearRegression(PyroModule):
             ShapeError: If x does not have ``num_inputs`` columns.
         """
         require_columns(x, self.num_inputs)
-        f = pyro.deterministic("f", self.network(x))
+        f = record_output(self, self.network, x)
         return cast(Tensor, self.likelihood(f, y))
 
     def exact_posterior(self, data: Rows) -> ExactPosterior:

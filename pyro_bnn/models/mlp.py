@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import pyro
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from pyro_bnn.layers import Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.models.perceptron import (
     Activation,
     activation_function,
@@ -111,5 +111,5 @@ class MLP(PyroModule):
             ShapeError: If x does not have ``num_inputs`` columns.
         """
         require_columns(x, self.num_inputs)
-        f = pyro.deterministic("f", self.network(x))
+        f = record_output(self, self.network, x)
         return cast(Tensor, self.likelihood(f, y))

@@ -22,6 +22,7 @@ from pyro_bnn.layers import Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.models.perceptron import (
     Activation,
     activation_function,
@@ -153,7 +154,7 @@ class Rank1MLP(PyroModule):
         require_columns(x, self.num_inputs)
         if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
             pyro.factor("weight_prior", self.weight_log_prior())
-        f = pyro.deterministic("f", self.network(x))
+        f = record_output(self, self.network, x)
         return cast(Tensor, self.likelihood(f, y))
 
     def _weights(self) -> list[Tensor]:

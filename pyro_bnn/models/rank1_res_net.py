@@ -23,6 +23,7 @@ from pyro_bnn.layers import Rank1Conv2d, Rank1Layer, Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.from_network import suited_to_norms
 from pyro_bnn.models.images import Images, image_likelihood
+from pyro_bnn.models.outputs import record_output
 from pyro_bnn.models.rank1_parts import (
     WEIGHT_PRIOR,
     factor_priors,
@@ -146,7 +147,7 @@ class Rank1ResNet(PyroModule):
         """
         if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
             pyro.factor("weight_prior", self.weight_log_prior())
-        f = pyro.deterministic("f", self.network(x))
+        f = record_output(self, self.network, x)
         return cast(Tensor, self.likelihood(f, y))
 
     def _weights(self) -> list[Tensor]:

@@ -348,9 +348,36 @@ def test_a_guide_with_a_point_mass_has_no_density(guide: Any) -> None:
     assert posterior.elbo_kind == "none"
 
 
-def test_a_laplace_approximation_is_refused() -> None:
-    with pytest.raises(OptionError, match="AutoLaplaceApproximation is a point estimate until its"):
-        run(linear_gaussian().model, autoguide.AutoLaplaceApproximation, num_steps=1)
+def test_a_laplace_approximation_is_the_gaussian_at_the_mode() -> None:
+    oracle = linear_gaussian()
+    guide = autoguide.AutoLaplaceApproximation(oracle.model)
+    posterior = run(oracle.model, guide, num_steps=400, learning_rate=0.05)
+    torch.testing.assert_close(guide.loc.detach(), oracle.mean, rtol=0, atol=1e-3)
+    z = posterior.unconstrained(20)
+    exact = torch.distributions.MultivariateNormal(guide.loc.detach(), oracle.covariance)
+    torch.testing.assert_close(posterior.log_q(20), exact.log_prob(z), rtol=1e-7, atol=1e-7)
+    assert posterior.provenance.method == "AutoLaplaceApproximation"
+    # its draws are of that Gaussian
+    white = (z - oracle.mean) @ torch.linalg.cholesky(oracle.precision)
+    assert 0.5 < float(white.square().mean()) < 1.7  # chi-squared, of 80 numbers
+
+
+def test_a_laplace_approximation_where_there_is_no_maximum() -> None:
+    """-log of a Cauchy density is curved downwards beyond 1, and rows of zeros say nothing."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Cauchy(one(0.0), one(1.0)).expand([3, 1]).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, one(1.0)).to_event(1), obs=y)
+
+    def far(site: dict[str, Any]) -> Tensor:
+        return torch.full((3, 1), 3.0, dtype=torch.float64)
+
+    guide = functools.partial(autoguide.AutoLaplaceApproximation, init_loc_fn=far)
+    rows = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    with pytest.raises(DivergenceError, match="the log joint is not curved downwards where"):
+        run(model, guide, data=rows, num_steps=1)
 
 
 # Divergence that Pyro's own checks would meet first
