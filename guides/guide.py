@@ -672,7 +672,8 @@ class Guide(AutoGuide):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "master": None}  # a weak reference to the list that it is in
+        state: Any = super(AutoGuide, self).__getstate__()  # AutoGuide's would take the model away
+        return {**state, "master": None}  # a weak reference to the list that it is in
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         copied = type(self).__new__(type(self))

@@ -6,6 +6,7 @@ its draws, one at a time, and that estimates from the blocks of a partition aver
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -430,6 +431,19 @@ def test_a_guide_in_a_list_of_stock_pyros(make: type[Guide]) -> None:
     start = guide[0].centre()
     svi.step(oracle.x, oracle.y)
     assert bool((guide[0].centre() != start).all())
+
+
+def test_a_guide_is_pickled_without_its_list() -> None:
+    model, (x, _) = models.MLP(3, hidden=(2,)), plain_pyro.data()
+    guide: Any = AutoGuideList(model)
+    guide.append(AutoNormal(model))
+    guide(x)
+    assert guide[0].master() is guide
+    part: AutoNormal = pickle.loads(pickle.dumps(guide[0]))
+    assert part.master is None
+    assert guide[0].model is not None
+    assert_close(part.sample(3), guide[0].sample(3), rtol=0, atol=0)
+    assert {*part(x)} == {*guide[0](x)}
 
 
 def test_a_list_shares_its_plates() -> None:
