@@ -303,12 +303,15 @@ class Guide(AutoGuide):
         """The sites over all N values of their plates, where the model has B of them at a time."""
         whole, start = [], 0
         for site in sites:
-            shape = self._repeated(site.name, torch.empty(site.shape)).shape
-            unconstrained = site.unconstrained_shape
-            after = self._event_dims[site.name] + len(unconstrained) - len(site.shape)
-            unconstrained = self._repeated(site.name, torch.empty(unconstrained), after).shape
-            stop = start + unconstrained.numel()
-            whole.append(Site(site.name, shape, site.support, start, stop, unconstrained))
+            value, u = (
+                torch.empty(shape, device="meta")
+                for shape in (site.shape, site.unconstrained_shape)
+            )
+            event_dim = self._event_dims[site.name]
+            value = self._repeated(site.name, value)
+            u = self._repeated(site.name, u, event_dim + u.ndim - value.ndim)
+            stop = start + u.numel()
+            whole.append(Site(site.name, value.shape, site.support, start, stop, u.shape))
             start = stop
         return tuple(whole)
 

@@ -35,8 +35,9 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.testing import assert_close
 
+import pyro_bnn as bnn
 from pyro_bnn import likelihoods, models, priors
-from pyro_bnn.errors import ModelError, SiteError
+from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
 from pyro_bnn.program import Program
 from tests import laws, plain_pyro
@@ -158,6 +159,9 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "horseshoe": lambda: models.MLP(3, hidden=(2,), prior=priors.Horseshoe()),
     "hierarchy of any network": lambda: models.bayesian(
         plain_pyro.linear_net(), priors.HalfCauchyScale()
+    ),
+    "dropout": lambda: models.bayesian_dropout(
+        torch.nn.Sequential(plain_pyro.linear_net(), torch.nn.Dropout(0.3))
     ),
     "point estimates": lambda: models.bayesian(plain_pyro.linear_net(), {"2.*": priors.Normal()}),
     "held noise": lambda: pyro.condition(
@@ -294,6 +298,18 @@ def test_centred_hierarchies_are_refused_under_a_plate_of_draws() -> None:
         elbo.loss(model, AutoNormal(model), x, y)
 
 
+def test_priors_of_an_earlier_fit_under_a_plate_of_draws() -> None:
+    with plain_pyro.default_dtype(torch.float64):
+        model, (x, y) = models.MLP(3, hidden=(2,)), plain_pyro.data()
+        engine = bnn.SVI(AutoNormal, num_steps=2, compile=False)
+        earlier = engine.run(model, (x, y), progress=False)
+        carried = models.MLP(3, hidden=(2,), prior={"*": priors.FromPosterior(earlier)})
+        law_of_particles(carried, made(AutoNormal, carried, x), x, y)
+        later = priors.continued(model, earlier)
+        with pytest.raises(OptionError, match="outer plate of draws, leave vectorize_particles"):
+            law_of_particles(later, made(AutoNormal, later, x), x, y)
+
+
 # --- plates of the user's, subsampled -------------------------------------------------------------
 
 NUM_ROWS, SIZE = 6, 2
@@ -301,11 +317,12 @@ ROWS = torch.linspace(-1.5, 2.0, NUM_ROWS, dtype=torch.float64)
 
 
 def local(x: Tensor, subsample: Tensor | None = None, *, full_size: int = NUM_ROWS) -> None:
-    """A positive number and a real one a row, rows independent: x ~ N(z + log gain, 1)."""
+    """A real number, a positive one and shares a row: x ~ N(z + log gain + share, 1)."""
     with pyro.plate("rows", full_size, subsample=subsample, dim=-1):
         z = pyro.sample("z", dist.Normal(one(0.0), one(1.0)))
         gain = pyro.sample("gain", dist.LogNormal(one(0.3), one(0.5)))
-        pyro.sample("x", dist.Normal(z + gain.log(), one(1.0)), obs=x)
+        share = pyro.sample("share", dist.Dirichlet(torch.ones(3, dtype=torch.float64)))
+        pyro.sample("x", dist.Normal(z + gain.log() + share[..., 0], one(1.0)), obs=x)
 
 
 def same_rows(_: Tensor, subsample: Tensor | None = None, *, full_size: int = NUM_ROWS) -> Any:
@@ -323,8 +340,14 @@ def test_blocks_of_rows_average_to_the_whole(name: str) -> None:
     block = PARTITION[0]
     guide.setup(ROWS[block], block, full_size=NUM_ROWS)
     guide.to(torch.float64)
-    assert guide.num_latents == 2 * NUM_ROWS
-    assert {name: tuple(shape) for name, shape, _ in guide._shapes} == {"z": (6,), "gain": (6,)}
+    assert guide.num_latents == (1 + 1 + 2) * NUM_ROWS
+    assert guide.latents is not None
+    start = guide.latents.constrain(guide.centre())
+    assert {name: tuple(value.shape) for name, value in start.items()} == {
+        "z": (6,),
+        "gain": (6,),
+        "share": (6, 3),
+    }
     with torch.no_grad():
         for parameter in guide.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -449,12 +472,13 @@ def test_a_guide_is_pickled_without_its_list() -> None:
 def test_a_list_shares_its_plates() -> None:
     guide: Any = AutoGuideList(local, create_plates=same_rows)
     guide.append(AutoNormal(poutine.block(local, expose=["z"])))
-    guide.append(AutoMultivariateNormal(poutine.block(local, expose=["gain"])))
+    guide.append(AutoMultivariateNormal(poutine.block(local, expose=["gain", "share"])))
     for rows in PARTITION:
         drawn: Any = poutine.trace(guide).get_trace(ROWS[rows], rows).nodes
         assert drawn["z"]["value"].shape == drawn["gain"]["value"].shape == (SIZE,)
         assert drawn["rows"]["value"].tolist() == rows.tolist()
-    assert guide[0].num_latents == guide[1].num_latents == NUM_ROWS
+    assert guide[0].num_latents == NUM_ROWS
+    assert guide[1].num_latents == (1 + 2) * NUM_ROWS
 
 
 def test_a_part_may_not_have_plates_of_its_own() -> None:

@@ -174,7 +174,8 @@ class SiteGaussian(TorchDistribution):
             raise OptionError(
                 f"the earlier posterior has one {self.site.name!r}, which is no prior of "
                 f"{math.prod(batch_shape)}: carry it on for as many targets as it was fitted to, "
-                "or give another prior, such as pyro.distributions.HalfNormal(1.0)"
+                "or give another prior, such as pyro.distributions.HalfNormal(1.0). Under an "
+                "outer plate of draws, leave vectorize_particles and parallel at False"
             )
         return self
 
