@@ -23,7 +23,7 @@ from pyro_bnn.guides.guide import (
     check_init_scale,
     positive_parameter,
 )
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import model_name, module_of
 from pyro_bnn.latents import Marginals
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
@@ -510,7 +510,7 @@ def _rank1_layers(model: Model) -> dict[str, Rank1Layer]:
     if not layers:
         raise SiteError(
             f"AutoRank1Mixture is a posterior over the factors of rank-1 layers, and "
-            f"{getattr(model, '__name__', type(model).__name__)} has none: use "
+            f"{model_name(model)} has none: use "
             "pyro_bnn.models.Rank1MLP or Rank1ResNet, or layers.Rank1Linear or Rank1Conv2d in a "
             "model of your own"
         )

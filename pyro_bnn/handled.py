@@ -31,6 +31,19 @@ def unhandled(model: object) -> tuple[object, tuple[Messenger, ...]]:
     return model, tuple(handlers)
 
 
+def with_handlers(name: str, model: object) -> str:
+    """The name of what is inside, and the handlers around it: ``MLP under condition``."""
+    _, handlers = unhandled(model)
+    words = [type(handler).__name__.removesuffix("Messenger").lower() for handler in handlers]
+    return " under ".join([name, *reversed(words)])
+
+
+def model_name(model: object) -> str:
+    """The name of a model's function or class, and the handlers around it."""
+    inner, _ = unhandled(model)
+    return with_handlers(getattr(inner, "__name__", type(inner).__name__), model)
+
+
 def module_of(model: object) -> nn.Module | None:
     """The module that a model is, or that its handlers are around; None of a plain function."""
     inner, _ = unhandled(model)

@@ -39,7 +39,7 @@ from pyro_bnn.effects import (
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.families import Marginal
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import model_name, module_of
 from pyro_bnn.latents import Latents, Marginals
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.snapshot import Snapshot
@@ -653,7 +653,7 @@ class Program:
             self._is_batched = False
             logger.warning(
                 "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
-                getattr(self.model, "__name__", type(self.model).__name__),
+                model_name(self.model),
                 reason,
             )
         return cast(T, tree_map(lambda *values: torch.stack(values), *rows))

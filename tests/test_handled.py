@@ -16,10 +16,10 @@ from pyro.infer.reparam import LocScaleReparam, ProjectedNormalReparam
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import NUTS, SVI, bayesian, models, priors
-from pyro_bnn.errors import ModelError, SiteError
+from pyro_bnn import NUTS, SVI, bayesian, models, priors, registry
+from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
-from pyro_bnn.handled import module_of, unhandled
+from pyro_bnn.handled import model_name, module_of, unhandled
 from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Program
@@ -85,6 +85,7 @@ def test_the_description_names_the_handlers() -> None:
     net = models.MLP(3, hidden=(4,))
     model = pyro.condition(poutine.reparam(net, config={}), data={})
     assert describe(model) == f"{describe(net)} under reparam under condition"
+    assert model_name(model) == "MLP under reparam under condition"
     assert describe(pyro.condition(with_noise, data=NOISE)) == "with_noise under condition"
 
 
@@ -195,6 +196,34 @@ def test_a_fit_of_a_conditioned_model_goes_through_a_file(tmp_path: Path) -> Non
     other = pyro.condition(net, data={"likelihood.scale": torch.tensor(0.6)})
     with pytest.raises(SiteError, match="but not its densities at the same weights"):
         Posterior.load(tmp_path / "fit.pt", other)
+
+
+@pytest.mark.parametrize("name", registry.entries("engine"))
+def test_engines_run_on_a_conditioned_and_reparameterised_network(name: str) -> None:
+    engine = registry.entries("engine")[name]
+    few = {"num_steps": 2, "warmup_steps": 2, "num_samples": 2, "num_chains": 2, "compile": False}
+    options: dict[str, Any] = {k: v for k, v in few.items() if k in engine.__dataclass_fields__}
+    if name == "svi":
+        options["guide"] = AutoNormal
+    inner = poutine.reparam(
+        models.MLP(3, hidden=(4,)), config={"layers.0.weight": LocScaleReparam(0.0)}
+    )
+    model = pyro.condition(inner, data={"likelihood.scale": torch.tensor(0.5)})
+    run = functools.partial(engine(**options).run, model, plain_pyro.data(), progress=False)
+    if name in ("exact", "cavi"):
+        with pytest.raises(
+            OptionError, match=r"LinearRegression, .*not MLP under reparam under co"
+        ):
+            run()
+        return
+    posterior = run()
+    assert {*posterior.sample(2)} == {
+        "layers.0.weight_decentered",
+        "layers.0.bias",
+        "layers.1.weight",
+        "layers.1.bias",
+    }
+    assert posterior.predict(plain_pyro.data()[0]).mean.shape == (12, 1)
 
 
 # --- reparameterised sites ------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from torch.nn.functional import linear
 from pyro_bnn.effects import base_distribution, isolated, trace_model
 from pyro_bnn.errors import OptionError
 from pyro_bnn.families import FAMILIES
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.estimator import Estimator, is_factorised
 from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
@@ -104,7 +105,7 @@ def why_not(program: Program) -> str:
     """What of a model keeps its ELBO from a closed form; empty where nothing does."""
     model = program.model
     if type(model) is not MLP:
-        return f"this is {getattr(model, '__name__', type(model).__name__)}"
+        return f"this is {model_name(model)}"
     if len(model.layers) != 2:
         return f"this has {len(model.layers) - 1} hidden layers"
     if model.activation not in (torch.relu, torch.nn.functional.relu):

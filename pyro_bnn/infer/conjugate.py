@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted, State
 from pyro_bnn.infer.engine import (
     Data,
@@ -134,7 +135,7 @@ class ConjugateEngine(ABC):
         if not isinstance(model, LinearRegression):
             raise OptionError(
                 f"{name} is for models.LinearRegression, whose posterior has a closed form, not "
-                f"{type(model).__name__}: take SVI or NUTS"
+                f"{model_name(model)}: take SVI or NUTS"
             )
         if init is not None and not self._has_start:
             raise OptionError(f"init would have no effect on {name}, which has no start: leave it")

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoint import Checkpoint, users_code
 from pyro_bnn.infer.engine import WINDOW, is_compiled
@@ -92,7 +93,7 @@ class Training:
         compiled = automatic if path is None else path == "compiled"
         is_whole = compiled and self.descent.make_pure()
         model = self.program.model
-        name = f"{type(self.guide).__name__} on {getattr(model, '__name__', type(model).__name__)}"
+        name = f"{type(self.guide).__name__} on {model_name(model)}"
         self._step = Captured(
             value_and_grad(self._loss, n),
             name,

@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.handled import unhandled
+from pyro_bnn.handled import model_name, unhandled, with_handlers
 from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.priors import Hierarchy, PriorModule
@@ -46,13 +46,11 @@ def describe(model: object) -> str:
     own = getattr(model, "describe", None)
     if callable(own):
         return str(own())
-    inner, handlers = unhandled(model)
-    if handlers:
-        names = [type(handler).__name__.removesuffix("Messenger").lower() for handler in handlers]
-        return " under ".join([describe(inner), *reversed(names)])
-    model = inner  # without a functools.partial
+    inner, _ = unhandled(model)
+    if inner is not model:
+        return with_handlers(describe(inner), model)
     if not isinstance(model, nn.Module):
-        return str(getattr(model, "__name__", type(model).__name__))
+        return model_name(model)
     parts = [" ".join([_name(model), *_sizes(model), *_activation(model)])]
     if priors := list(dict.fromkeys(_priors(model))):
         words = " and ".join(priors) if len(priors) <= MAX_PRIORS else f"{len(priors)} different"
