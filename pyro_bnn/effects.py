@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,10 +127,23 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     Args:
         seed: Seed of torch's global generators inside, or None to leave them at their state.
     """
-    with torch.random.fork_rng(), pyro.get_param_store().scope():
+    with torch.random.fork_rng(), empty_store():
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """Put Pyro's parameters aside, and back, as the caller's trace of them has them."""
+    store = pyro.get_param_store()
+    shown = [value for _, value in store.named_parameters() if hasattr(value, "unconstrained")]
+    try:
+        with store.scope():
+            yield
+    finally:
+        for value in shown:  # which the store's scope takes from them
+            value.unconstrained = weakref.ref(value)
 
 
 @contextmanager
@@ -185,7 +199,7 @@ def trace_model(
         SiteError: If a latent site is discrete, or the model has none.
     """
     quiet = _without_registration_warnings()
-    with poutine.block(), pyro.get_param_store().scope(), still_frozen(model), quiet:
+    with poutine.block(), empty_store(), still_frozen(model), quiet:
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
@@ -566,7 +580,7 @@ def evaluate(
     with (
         poutine.block(),  # a handler around the engine is none of the model's
         without_validation(),
-        pyro.get_param_store().scope(),
+        empty_store(),
         _without_registration_warnings(),
         evaluation,
     ):

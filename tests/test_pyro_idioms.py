@@ -38,7 +38,13 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.errors import ModelError, OptionError, SiteError
-from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
+from pyro_bnn.guides import (
+    AutoDelta,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoNormalMixture,
+    Guide,
+)
 from pyro_bnn.program import Program
 from tests import laws, plain_pyro
 from tests.collection import EVERY_KIND, OF_ENGINES
@@ -473,7 +479,12 @@ def test_a_list_shares_its_plates() -> None:
     guide: Any = AutoGuideList(local, create_plates=same_rows)
     guide.append(AutoNormal(poutine.block(local, expose=["z"])))
     guide.append(AutoMultivariateNormal(poutine.block(local, expose=["gain", "share"])))
-    for rows in PARTITION:
+    svi = SVI(local, guide, Adam({"lr": 0.01}), Trace_ELBO())
+    for rows in PARTITION:  # the first step makes the parameters, too
+        before = [value.detach().clone() for value in guide.parameters()]
+        svi.step(ROWS[rows], rows)
+        for value, after in zip(before, guide.parameters(), strict=bool(before)):
+            assert bool((value != after).any())
         drawn: Any = poutine.trace(guide).get_trace(ROWS[rows], rows).nodes
         assert drawn["z"]["value"].shape == drawn["gain"]["value"].shape == (SIZE,)
         assert drawn["rows"]["value"].tolist() == rows.tolist()
@@ -601,6 +612,16 @@ def test_supports_without_a_map_are_refused_by_name() -> None:
         AutoNormal(on_sphere).setup()
     with pytest.raises(SiteError, match=r"'c' \(Odd\) has the support .*no map from"):
         AutoNormal(unknown).setup()
+
+
+def test_components_start_apart_where_the_model_has_no_arguments() -> None:
+    def model() -> None:
+        pyro.sample("x", dist.Normal(one(0.0), one(1.0)).expand([2]).to_event(1))
+
+    guide = AutoNormalMixture(model, num_components=3)
+    guide()
+    assert len(guide.loc.detach().unique(dim=0)) == 3
+    assert float(guide.loc.detach().std(0).min()) > 0.1  # draws of the prior, not jitter
 
 
 def test_call_returns_a_tuple_as_the_tracer_asks() -> None:
