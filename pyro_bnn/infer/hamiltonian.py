@@ -238,8 +238,9 @@ class HamiltonianSampler(ABC):
         program, potential, data, _ = target
         num_chains, num_draws = len(starts), self.warmup_steps + self.num_samples
         path, is_over = (None, False) if saves is None else (saves.compile_path, saves.is_complete)
+        steps = min(TYPICAL_STEPS, self._limit)
         compiled = is_compiled(
-            self.compile, OPERATIONS * TYPICAL_STEPS * num_draws, num_chains * program.num_latents
+            self.compile, OPERATIONS * steps * num_draws, num_chains * program.num_latents
         )
         set_up = time.perf_counter()
         model = getattr(program.model, "__name__", type(program.model).__name__)

@@ -70,7 +70,7 @@ def test_compiled_each_data_set_has_its_chain(
 
 @pytest.mark.usefixtures("uncaptured")
 def test_auto_compiles_where_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By sizes alone: calls by the number of draws, numbers by those of all chains."""
+    """By sizes alone: calls by draws and the steps that each may take, numbers by all chains."""
     oracle = linear_gaussian()
     asked: list[tuple[object, int, int]] = []
 
@@ -79,11 +79,16 @@ def test_auto_compiles_where_the_run_is_long(monkeypatch: pytest.MonkeyPatch) ->
         return False
 
     monkeypatch.setattr(hamiltonian, "is_compiled", is_compiled)
-    for num_samples in (1, 7):
-        hmc = HMC(num_chains=2, warmup_steps=2, num_samples=num_samples, num_steps=2)
-        run = hmc.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    chains: dict[str, Any] = {"num_chains": 2, "warmup_steps": 2}
+    for engine_of_draws in (
+        NUTS(num_samples=1, **chains),
+        NUTS(num_samples=7, **chains),
+        HMC(num_samples=1, num_steps=2, **chains),
+    ):
+        run = engine_of_draws.run(oracle.model, (oracle.x, oracle.y), progress=False)
         assert run.options["compiled"] is False
-    (option, few, numbers), (_, many, _) = asked
+    (option, few, numbers), (_, many, _), (_, short, _) = asked
     assert (option, numbers, many) == ("auto", 2 * 4, 3 * few)
+    assert short == few * 2 / hamiltonian.TYPICAL_STEPS
     assert not engine.is_compiled("auto", few, numbers)
     assert engine.is_compiled("auto", 1_300 * few // 3, numbers)  # at the defaults
