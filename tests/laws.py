@@ -395,7 +395,7 @@ def stock_pyro_trains_it(cls: MakeGuide, given: Problem) -> None:
         return float(evaluate(noise, rows)[0])
 
     before = loss()
-    _train_with_stock_pyro(given, guide, 200)
+    _train_with_stock_pyro(given, guide, 60)
     assert loss() < before - 1.0
     pyro.clear_param_store()
 
