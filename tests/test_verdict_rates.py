@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import verdicts
+from benchmarks.verdict_rates import spread
 from benchmarks.verdict_rates._rate import Rate
 
 
@@ -45,3 +47,11 @@ def test_every_subject_simulates(subject: str) -> None:
         assert 0 <= rate.given <= rate.simulated
         assert rate.simulated > 0
     assert {rate.is_true for rate in rates} == {False, True}
+
+
+def test_mean_field_is_too_wide_at_the_data_and_too_narrow_off_it() -> None:
+    """Foong et al. 2020: the reason for probes."""
+    rng = np.random.default_rng(1)
+    found = [spread.mean_field(1_000, 500, rng) for _ in range(5)]
+    assert all("too wide" in rows and "sd ratio" not in rows for rows, _ in found)
+    assert all("sd ratio" in probes for _, probes in found)
