@@ -294,6 +294,7 @@ def test_netcdf_keeps_nan_infinity_and_long_options(tmp_path: Path) -> None:
     assert arviz_io.options(back) == attrs
 
 
+@pytest.mark.slow("a second or more")
 def test_a_loaded_file_is_closed_and_can_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     arviz_io.save_netcdf(full_tree(0), path)
@@ -412,6 +413,7 @@ def test_arviz_has_the_interface_of_1() -> None:
     assert az.__name__ == ("arviz" if sys.version_info >= (3, 12) else "arviz.preview")
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("plot", ["plot_trace_dist", "plot_rank_dist", "plot_ppc_dist"])
 def test_plots_take_the_tree(plot: str) -> None:
     drawn = getattr(arviz_io.arviz(), plot)(full_tree())

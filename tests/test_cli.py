@@ -315,6 +315,7 @@ def test_the_table_holds_every_method(moons: Run) -> None:
     assert np.isfinite(table.loc["AutoNormal", "distance"])  # to NUTS, the default reference
 
 
+@pytest.mark.slow("a second or more")
 def test_netcdf_reads_back(moons: Run) -> None:
     from pyro_bnn import arviz_io
 

@@ -307,6 +307,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.args) or "none")
 def test_exit_code_and_message(case: Case, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "fit_all", case.fit)

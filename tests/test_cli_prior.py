@@ -13,6 +13,7 @@ from tests.test_cli_sbc import run
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow("a second or more")
 def test_priors_without_data(tmp_path: Path) -> None:
     out = tmp_path / "prior.png"
     small = ("--hidden", "3", "--draws", "400")

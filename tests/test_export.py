@@ -359,6 +359,7 @@ def test_draws_without_statistics_have_no_sample_stats() -> None:
     assert set(posterior.to_arviz(train, num_samples=4).children) == ALWAYS
 
 
+@pytest.mark.slow("a second or more")
 def test_arrays_beyond_the_bound_are_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -567,6 +567,7 @@ def test_arrays_of_a_large_netcdf_file_fit_into_the_memory(
         netcdf_checks.check_netcdf(path)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -620,6 +621,7 @@ def test_report_files_of_wrong_options(
         read_all([path])
 
 
+@pytest.mark.slow("a second or more")
 def test_whole_numbers_are_targets_too(targets: dict[str, Target], tmp_path: Path) -> None:
     path = tmp_path / "nuts.nc"
     path.write_bytes(targets["nuts.nc"].content)

@@ -238,6 +238,7 @@ def test_every_guide_is_looked_at() -> None:
     assert seen >= set(python_files(ROOT / "guides"))
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     "folder", ["pyro_bnn", "tests", *(path.name for path in ROOT.glob("benchmarks"))]
 )

@@ -99,6 +99,7 @@ def test_wide_products_stay() -> None:
     ]
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     ("num_rows", "num_inputs", "num_outputs"),
     rest_in_soak(

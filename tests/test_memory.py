@@ -181,6 +181,7 @@ def test_the_number_that_fits_is_one_of_whole_chains(num_chains: int, hint: str)
         draws_at_once(24, 32, 100, memory=100 + 7 * 50, result_bytes=24 * 50, num_chains=num_chains)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_number_that_is_named_is_not_refused_where_draws_are_of_chains() -> None:
     x = torch.linspace(-1, 1, 60).reshape(20, 3)
     program = Program(models.MLP(3, hidden=(4,)), x, x[:, 0])

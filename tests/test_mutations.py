@@ -38,6 +38,7 @@ def test_text_that_is_not_there_once_is_refused() -> None:
             mutation.applied(text)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_test_that_sees_a_bug_is_named_and_the_copy_is_mended(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     root.mkdir()

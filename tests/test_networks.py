@@ -242,6 +242,7 @@ def test_factors_stay_near_one(prior: str) -> None:
 MADE_OF_A_FIT = {"from-posterior": "posterior", "pretrained": "net"}  # with the argument it needs
 
 
+@pytest.mark.slow("a second or more")
 def test_every_prior_makes_every_model() -> None:
     from pyro_bnn.registry import entries
 

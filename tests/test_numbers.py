@@ -117,6 +117,7 @@ def test_duplicated_rows_count_as_often_as_they_stand_there() -> None:
     assert len(split.train) + len(split.test) == 3 * len(X)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.filterwarnings("ignore:.*one value in all 1 training rows")
 @pytest.mark.parametrize(
     ("num_rows", "num_inputs"), [(2, 3), (8, 90)], ids=["one row", "more columns than rows"]

@@ -369,6 +369,7 @@ def test_levels_of_a_table_lie_between_0_and_1(level: float) -> None:
         exact_posterior(oracle).predict(oracle.x, 5).to_frame(level)
 
 
+@pytest.mark.slow("a second or more")
 def test_drawn_labels_have_the_predictive_probabilities() -> None:
     model = models.MLP(3, hidden=(4,), likelihood=likelihoods.Categorical(3)).double()
     x, y = inputs(), torch.tensor([0, 1, 2, 0, 1, 2, 0])
@@ -591,6 +592,7 @@ def test_beyond_the_bound_moments_and_densities_stream(raw: bool) -> None:
     assert streamed.class_probs is None
 
 
+@pytest.mark.slow("a second or more")
 def test_beyond_the_bound_class_probabilities_stream() -> None:
     x = inputs(40)
     posterior = categorical(x)
@@ -618,6 +620,7 @@ def test_probabilities_of_classes_are_not_kept_beside_their_logits() -> None:
     assert prediction.class_probs is not prediction.class_probs
 
 
+@pytest.mark.slow("a second or more")
 def test_beyond_the_bound_draws_are_refused_with_what_fits() -> None:
     x, y = inputs(40), inputs(40)[:, 0]
     posterior = of_a_guide(x, y)

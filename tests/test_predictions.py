@@ -411,6 +411,7 @@ def test_levels_lie_between_0_and_1(houses: SavedFit, new: Path, level: float) -
         predict_file(houses, new, level=level)
 
 
+@pytest.mark.slow("a second or more")
 def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
     path = tmp_path / "houses.csv"
     table().to_csv(path, index=False)

@@ -143,6 +143,7 @@ except OutputError as error:
 """
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
 @pytest.mark.parametrize("name", ["fit.pt", "fit.nc"])
 def test_a_disk_that_is_full_leaves_what_was_there(name: str, tmp_path: Path) -> None:

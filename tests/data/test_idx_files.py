@@ -113,6 +113,7 @@ def test_without_the_variable_it_says_what_to_put_where(monkeypatch: pytest.Monk
         load_mnist("mnist", 1)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the files of MNIST in $PYRO_BNN_DATA/mnist")
 def test_mnist_is_what_was_published() -> None:
     split = load_mnist()

@@ -212,6 +212,7 @@ anything = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow("a second or more")
 @reproducible
 @given(x=anything, y=anything)
 def test_objects_of_any_kind_work_or_are_refused(x: Any, y: Any) -> None:

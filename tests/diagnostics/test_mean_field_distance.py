@@ -62,6 +62,7 @@ def test_draws_without_correlations_are_as_far_from_both(num_weights: int) -> No
         assert (found.gaussian_bias > 3 * np.abs(found.gaussian)).all()
 
 
+@pytest.mark.slow("a second or more")
 def test_correlations_show_in_both_distances() -> None:
     covariance = correlated(10)
     found = mean_field_distance(draws_of(covariance, 800))

@@ -112,6 +112,7 @@ def prior_draws(model: models.MLP, x: Tensor, num_samples: int) -> Tensor:
     return f.reshape(num_samples, len(x), -1)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(("hidden", "num_samples"), [((7,), 1_500), ((256, 256), 500)])
 def test_prior_draws_of_the_model_have_this_covariance(
     hidden: tuple[int, ...], num_samples: int

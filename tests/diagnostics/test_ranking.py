@@ -100,6 +100,7 @@ def test_the_error_holds_for_skewed_and_heavy_tailed_scores(
     assert given <= stats.binom.ppf(0.999, repeats, 0.05)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_error_holds_beside_methods_that_are_behind() -> None:
     """Three are far behind and leave the test, which goes on with the four equal ones."""
     rng = np.random.default_rng(2)
@@ -145,6 +146,7 @@ def test_the_p_value_of_two_methods_by_hand() -> None:
     assert places["a"] > 0.9
 
 
+@pytest.mark.slow("a second or more")
 def test_draws_of_one_posterior_do_not_separate_methods() -> None:
     rng = np.random.default_rng(6)
     given = by_rows_alone = 0

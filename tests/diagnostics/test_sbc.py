@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("uncaptured")
 # --- right and wrong posteriors -------------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 def test_ranks_of_the_exact_posterior_are_uniform() -> None:
     found = calibrate(Conjugate(), num_simulations=200)
     assert found.names == NAMES

@@ -86,6 +86,7 @@ def test_a_guide_starts_with_twice_the_precision_in_random_directions() -> None:
     assert guide.options() == {"init_scale": 0.5, "rank": 2}
 
 
+@pytest.mark.slow("a second or more")
 def test_svi_reaches_the_posterior_from_its_start() -> None:
     """Of rank P - 1 it contains every Gaussian: the smallest eigenvalue is the diagonal's."""
     oracle = linear_gaussian()

@@ -306,6 +306,7 @@ def test_exact_means_and_mean_field_variances_are_the_optimum() -> None:
     assert elbo == pytest.approx(oracle.log_evidence - gap, rel=1e-12)
 
 
+@pytest.mark.slow("a second or more")
 def test_svi_reaches_the_optimum() -> None:
     oracle = linear_gaussian()
     guide = AutoRadial(oracle.model)

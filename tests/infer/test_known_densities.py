@@ -92,6 +92,7 @@ def assert_means(values: Tensor, expected: Tensor | float, *, least_ess: float) 
 # --- Gaussians -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     ("kernel", "limit"), [(nuts_kernel, 1024), (hmc_kernel, 6)], ids=["NUTS", "HMC"]
 )

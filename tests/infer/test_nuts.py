@@ -38,6 +38,7 @@ def posterior(oracle: LinearGaussian) -> DrawsPosterior:
 # --- the exact posterior -------------------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 def test_moments_of_the_linear_gaussian_posterior(
     posterior: DrawsPosterior, oracle: LinearGaussian
 ) -> None:

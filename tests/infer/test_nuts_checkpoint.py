@@ -126,6 +126,7 @@ def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> N
     np.testing.assert_array_equal(run.result().stats, expected.stats)
 
 
+@pytest.mark.slow("a second or more")
 @KINDS
 def test_another_run_goes_on_from_every_phase(
     kernel: Any, limit: int, kind: Any, tmp_path: Path
@@ -273,6 +274,7 @@ def test_a_run_that_is_stopped_twice(oracle: LinearGaussian, stops: Stops, tmp_p
     assert names == {hamiltonian.DRAWS, "manifest.json", state_in(tmp_path).name}
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("uncaptured")
 def test_draws_in_the_file_alone(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -387,6 +389,7 @@ def test_saving_at_every_step_changes_nothing(
     assert_equal(run, nuts.run(oracle.model, data, progress=False))
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("uncaptured")
 def test_without_a_checkpoint_ctrl_c_keeps_the_draws_so_far(
     oracle: LinearGaussian, stops: Stops
@@ -438,6 +441,7 @@ def test_point_parameters_and_starts_of_a_posterior(stops: Stops, tmp_path: Path
     assert float(run.params["shift"]) == 2
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("uncaptured")
 def test_a_loader_in_its_order_goes_on_and_in_another_is_refused(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path

@@ -97,6 +97,7 @@ def test_trees_under_a_low_rank_mass_matrix() -> None:
     assert set(range(1, 7)) <= set(count(runs, "tree_depth"))
 
 
+@pytest.mark.slow("a second or more")
 def test_trees_on_a_bent_ridge() -> None:
     sizes = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5]
     runs = compared(banana(0.2), diagonal(1, 1), sizes, depth=10)

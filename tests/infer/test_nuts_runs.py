@@ -33,6 +33,7 @@ def draws_of(nuts: NUTS, oracle: LinearGaussian, **options: Any) -> Tensor:
     return all_draws(nuts.run(oracle.model, (oracle.x, oracle.y), progress=False, **options))
 
 
+@pytest.mark.slow("a second or more")
 @quick  # captured steps repeat in test_lockstep, compiled ones in test_nuts_checkpoint
 def test_draws_repeat_for_a_seed(oracle: LinearGaussian) -> None:
     nuts = NUTS(num_chains=5, warmup_steps=12, num_samples=8, compile=False)  # drops chains

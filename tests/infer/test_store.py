@@ -214,6 +214,7 @@ def maps_of(folder: Path) -> int:
     return sum(str(folder) in line for line in opened + maps)
 
 
+@pytest.mark.slow("a second or more")
 @linux_alone
 def test_the_file_lives_as_long_as_a_view_of_it(folder: Path) -> None:
     z = torch.randn(2, 3, 4)

@@ -124,6 +124,7 @@ def test_the_kl_weight_ends_at_one() -> None:
     torch.testing.assert_close(posterior.unconstrained(1)[0], z, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow("a second or more")
 def test_particles_lower_the_variance_by_their_number() -> None:
     oracle = linear_gaussian()
     start = {"w": torch.ones(3, 1), "b": torch.ones(1)}

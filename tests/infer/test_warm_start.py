@@ -233,6 +233,7 @@ def test_entries_without_spread_keep_their_scales() -> None:
 # Stage after stage
 
 
+@pytest.mark.slow("a second or more")
 def test_from_an_estimate_over_mean_field_and_low_rank_to_nuts() -> None:
     """Each stage starts at the one before and ends at its own optimum, whose ELBO is known."""
     oracle = linear_gaussian()

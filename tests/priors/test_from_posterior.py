@@ -150,6 +150,7 @@ def fit(request: pytest.FixtureRequest) -> Posterior:
     return engine.run(network(prior), rows(), progress=False)
 
 
+@pytest.mark.slow("a second or more")
 def test_every_gaussian_guide_is_carried_on_whole(fit: Posterior) -> None:
     """The prior of task 2 is q of task 1 in z: hierarchies and positive sites included."""
     assert isinstance(fit, GuidePosterior)

@@ -211,6 +211,7 @@ def test_fits_are_saved_and_told_from_those_of_another_prior(prior: Prior, tmp_p
         Posterior.load(path, mlp(priors.Normal(3.0)))
 
 
+@pytest.mark.slow("a second or more")
 def test_nuts_samples_weights_of_every_prior_by_pattern() -> None:
     """With hardly any data the posterior is the prior: variances, each by its own prior."""
     net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)).double()

@@ -170,6 +170,7 @@ def test_a_shift_of_all_logits_which_the_data_cannot_see_is_no_defect() -> None:
 # --- of the package's own chains -----------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 def test_saturated_trees_of_nuts_are_said(tmp_path: Any) -> None:
     split = regression_split(num_rows=40)
     model = models.MLP(3, hidden=(2,), likelihood=likelihoods.Normal(0.5))

@@ -56,6 +56,7 @@ def test_an_unknown_figure_suggests_the_nearest(regression: Comparison) -> None:
         regression.figures["score"]
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("kind", ["regression", "one_input", "classes"])
 def test_every_figure_draws_light_and_dark_and_says_what_it_shows(
     kind: str, request: pytest.FixtureRequest

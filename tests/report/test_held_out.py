@@ -108,6 +108,7 @@ def test_a_point_estimate_is_seen_and_keeps_its_noise() -> None:
     assert not held_out(LinearPosterior(posterior.split), posterior.split, 500, 0).is_point
 
 
+@pytest.mark.slow("a second or more")
 def test_the_error_of_the_log_score_is_its_sd_over_seeds_of_the_draws() -> None:
     posterior = LinearPosterior(regression_split(num_rows=80))
     found = [held_out(posterior, posterior.split, 100, seed) for seed in range(200)]

@@ -119,6 +119,7 @@ def test_the_error_holds_for_all_settings(
     assert found.given <= stats.binom.ppf(0.999, found.simulated, 0.05)
 
 
+@pytest.mark.slow("a second or more")
 def test_a_method_that_is_behind_in_many_splits_is_found() -> None:
     found = rates.power_over_splits(num_methods=7, num_splits=10, gap=7.0, simulated=100)
     assert found.given >= 90

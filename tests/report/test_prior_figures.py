@@ -77,6 +77,7 @@ def draws(prior: Any, line: Any) -> Any:
     return prior_predictive(model, line.x, 1_000)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_picture_holds_bands_draws_and_histogram(tmp_path: Path) -> None:
     (line,) = lines(torch.tensor([[-2.0], [2.0]]))
     found = {"Gaussian": draws(priors.Normal(1.0), line), "Cauchy": draws(priors.Cauchy(), line)}

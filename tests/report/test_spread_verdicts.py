@@ -60,6 +60,7 @@ def spoken(comparison: Comparison) -> dict[str, str]:
 SPLIT = regression_split(120)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_exact_posterior_is_not_spoken_of() -> None:
     assert spoken(compared(SPLIT, None)) == {}
     assert spoken(compared(class_split(), None)) == {}
@@ -139,6 +140,7 @@ def test_another_shape_with_the_mean_and_the_spread_speaks_as_such() -> None:
     assert "modes or tails may be missing" in texts["distance"]
 
 
+@pytest.mark.slow("a second or more")
 def test_probabilities_that_hardly_vary_are_not_compared() -> None:
     """At rows where the reference is sure to 0.01, a ratio of spreads does not matter."""
     comparison = compared(class_split(900), None, spread=0.2)

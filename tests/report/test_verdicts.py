@@ -54,6 +54,7 @@ def _calibrated(noise: float = 0.5) -> Split:
     return from_arrays(x, y, test_fraction=0.25)
 
 
+@pytest.mark.slow("a second or more")
 def test_a_good_fit_on_calibrated_data_has_no_warning() -> None:
     findings = _findings(_calibrated(), losses=losses())
     assert [finding for finding in findings if finding.is_warning] == []
@@ -165,6 +166,7 @@ def test_the_objective_of_an_improper_prior_is_not_called_an_elbo() -> None:
     assert "it: not converged, its smoothed objective (no ELBO, as its prior is improper)" in text
 
 
+@pytest.mark.slow("a second or more")
 def test_a_gain_below_half_a_nat_or_within_its_error_is_no_verdict() -> None:
     precise = 300.0 - 0.0005 * np.arange(4_000.0)  # half a nat, without noise
     assert _texts(_findings(losses=precise), "trend") == []
@@ -176,6 +178,7 @@ def test_a_gain_below_half_a_nat_or_within_its_error_is_no_verdict() -> None:
     assert not any("cannot be excluded" in note for note in flat.notes)
 
 
+@pytest.mark.slow("a second or more")
 def test_what_was_not_judged_is_said_and_never_passed() -> None:
     posteriors = {
         "short": LinearPosterior(SPLIT, losses=losses(num_steps=150)),
@@ -235,6 +238,7 @@ def test_narrow_intervals_of_a_reference_that_disagrees_are_not_laid_to_the_mode
     assert "a converged reference of the same model" in text
 
 
+@pytest.mark.slow("a second or more")
 def test_wide_intervals_are_reported_as_such() -> None:
     findings = _findings(_calibrated(noise=0.1))  # the model's is 0.5
     (text,) = _texts(findings, "coverage")

@@ -43,6 +43,7 @@ def by_library(method: str, rows: Path) -> Any:
     return engine.run(models.MLP(2, hidden=(3,)), train, seed=2, progress=False)
 
 
+@pytest.mark.slow("a second or more")
 @EACH
 def test_a_fit_is_saved_and_predicts_as_that_of_the_library(
     method: str, rows: Path, tmp_path: Path

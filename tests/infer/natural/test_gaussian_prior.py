@@ -61,6 +61,7 @@ def test_the_prior_of_a_learned_scale_counts_once_however_often_the_data_do() ->
     torch.testing.assert_close((run.mean - start) * run.q.values / 0.1, slope)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])
 def test_learned_noise_is_learned(cls: Any) -> None:
     """The noise that data were made with is in the middle of its posterior; losses are the ELBO."""
