@@ -17,6 +17,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.handled import module_of
 from pyro_bnn.priors.from_posterior import SiteGaussian, gaussian_of, moments_of, site_gaussian
 
 if TYPE_CHECKING:
@@ -61,15 +62,16 @@ def continued(model: Model, posterior: Posterior) -> ContinuedModel:
         >>> list(both.sample(3)) == list(first.sample(3))
         True
     """
-    if isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters()):
-        names = ", ".join(name for name, p in model.named_parameters() if p.requires_grad)
+    module = module_of(model)
+    trained = {} if module is None else dict(module.named_parameters())
+    if names := ", ".join(name for name, p in trained.items() if p.requires_grad):
         raise OptionError(
             f"{names} are point estimates, of which a posterior knows no uncertainty to carry on: "
             "hold them fixed with requires_grad_(False), or give the sites their prior by "
             "prior=priors.FromPosterior(posterior)"
         )
-    if isinstance(model, nn.Module):
-        _require_params(model, posterior)
+    if module is not None:
+        _require_params(module, posterior)
     gaussian = gaussian_of(posterior) or moments_of(posterior, full=True)
     return ContinuedModel(
         model, posterior.program.sites, gaussian.loc, gaussian.scale, gaussian.scale_tril
