@@ -31,6 +31,7 @@ from pyro_bnn.effects import (
     isolated,
     require_sites,
     trace_model,
+    with_gradients,
 )
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.families import Marginal
@@ -336,9 +337,13 @@ class Guide(AutoGuide):
     def _pass_through_model(
         self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
     ) -> Evaluate:
-        values = {name: msg["value"].detach().requires_grad_() for name, msg in messages.items()}
-        run = evaluate(self.model, values, *self._args, kwargs=self._kwargs)
-        latents.find_closed_forms(run)
+        with with_gradients():
+            values = {
+                name: msg["value"].detach().clone().requires_grad_()
+                for name, msg in messages.items()
+            }
+            run = evaluate(self.model, values, *self._args, kwargs=self._kwargs)
+            latents.find_closed_forms(run)
         return run
 
     def take_sites(self, sites: Sequence[Site], run: Evaluate) -> None:
@@ -677,6 +682,12 @@ class Guide(AutoGuide):
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super(AutoGuide, self).__getstate__()  # AutoGuide's would take the model away
         return {**state, "master": None}  # a weak reference to the list that it is in
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # the store would give it the parameters of a guide that got its name here
+        name = f"{type(self).__name__}_{next(_instances)}"
+        restore: Any = super().__setstate__
+        restore({**state, "_pyro_name": name})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         copied = type(self).__new__(type(self))

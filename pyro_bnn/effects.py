@@ -22,12 +22,13 @@ from pyro import poutine
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.distributions.util import scale_and_mask
 from pyro.ops.provenance import detach_provenance
+from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
 
 logger = logging.getLogger("pyro_bnn")
@@ -144,6 +145,13 @@ def empty_store() -> Iterator[None]:
     finally:
         for value in shown:  # which the store's scope takes from them
             value.unconstrained = weakref.ref(value)
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Record gradients, which show what depends on what, also under the caller's ``no_grad``."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -324,16 +332,45 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
             )
         if nodes["y"]["is_observed"]:
             raise ModelError(
-                'the model observes "y" without being given it, as under pyro.condition: pass y '
-                "with the data, run(model, (x, y)), and condition on other sites"
+                'the model observes "y" without being given it, as where pyro.condition holds it, '
+                "or poutine.reparam takes all sites: pass y with the data, run(model, (x, y)), and "
+                "name other sites to the handler"
             )
+        _check_held(free)
         _check_rows(free, num_rows)
         _check_plate(free, poutine.trace(model).get_trace(x[:1]))
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = poutine.trace(model).get_trace(x, y)
+        _check_names(model, {*free.nodes, *observed.nodes})
         _check_observed(observed, model, x, y)
     with isolated():
         return trace_model(model, x), y
+
+
+def _check_held(trace: poutine.Trace) -> None:
+    """Check that no site is held at a value which is computed from other sites."""
+    nodes: Mapping[str, Any] = trace.nodes
+    for name in trace.observation_nodes:
+        if not _is_point(nodes[name]["fn"]):
+            continue
+        value, point = nodes[name]["value"], _innermost(nodes[name]["fn"]).v
+        if value is not point and not torch.equal(value, point):
+            raise ModelError(
+                f"{name!r} is computed from other sites, so that it has no density at a value at "
+                "which pyro.condition holds it: condition on the sites that it is made of"
+            )
+
+
+def _check_names(model: Model, sites: Collection[str]) -> None:
+    """Check that the model has every site that a handler around it names."""
+    for handler in unhandled(model)[1]:
+        data = handler.data if isinstance(handler, ConditionMessenger) else {}
+        if isinstance(data, Mapping) and (unknown := [name for name in data if name not in sites]):
+            known = [name for name in sites if not name.startswith("_")]
+            raise ModelError(
+                f"pyro.condition holds {', '.join(map(repr, unknown))}, which the model does not "
+                f"have; its sites are {', '.join(sorted(known))}"
+            )
 
 
 def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) -> None:
@@ -526,18 +563,30 @@ def require_factors_of_parameters(run: Evaluate) -> None:
         ModelError: If one depends on a latent site.
     """
     for name, msg in run.factors.items():
-        term = log_prob(msg)
-        values = [value for value in (m["value"] for m in run.latent.values()) if value.numel()]
-        if term.requires_grad and any(
-            grad is not None
-            for grad in torch.autograd.grad(
-                term.sum(), values, retain_graph=True, allow_unused=True
-            )
-        ):
+        if _depends_on_latents(msg, run):
             raise ModelError(
                 f"the factor {name!r} depends on a latent site: write its density into that site's "
                 "prior; a factor may penalise point-estimated parameters"
             )
+
+
+def held_given_latents(run: Evaluate) -> frozenset[str]:
+    """Names of the held sites whose density depends on latent sites, such as a weight on its scale.
+
+    Args:
+        run: The model, evaluated at values that require gradients.
+    """
+    return frozenset(name for name, msg in run.given.items() if _depends_on_latents(msg, run))
+
+
+def _depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
+    """Whether a site's density depends on the value of a latent site."""
+    term = log_prob(msg)
+    if not term.requires_grad:
+        return False
+    values = [value for value in (m["value"] for m in run.latent.values()) if value.numel()]
+    grads = torch.autograd.grad(term.sum(), values, retain_graph=True, allow_unused=True)
+    return any(grad is not None for grad in grads)
 
 
 def require_fixed_supports(run: Evaluate) -> None:
@@ -725,10 +774,15 @@ def _in_rows(node: Mapping[str, Any]) -> bool:
 
 
 def _is_point(fn: Distribution) -> bool:
-    """Whether it is a value that a reparameterisation has made."""
+    """Whether it is a value computed from other sites: a deterministic one, or reparameterised."""
+    return isinstance(_innermost(fn), dist.Delta)
+
+
+def _innermost(fn: Distribution) -> Any:
+    """The distribution inside ``to_event`` and masks."""
     while isinstance(fn, dist.MaskedDistribution | torch.distributions.Independent):
         fn = cast(Distribution, fn.base_dist)
-    return isinstance(fn, dist.Delta)
+    return fn
 
 
 def _is_deterministic(node: Mapping[str, Any]) -> bool:

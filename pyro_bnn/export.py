@@ -105,7 +105,8 @@ def arviz_groups(
         groups["optimization"] = {name: -np.asarray(posterior.losses)}
     if not posterior.program.latents.improper:
         groups["log_prior"] = _log_priors(posterior, draws, train)
-        groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
+        if not posterior.program.held_given_latents:  # draws of the prior would not be given them
+            groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
     rows = "train" if test is None else "test"
     coords = {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
     dims = dims_of(train)

@@ -108,7 +108,7 @@ def prior_predictive(
 
     Raises:
         ModelError: If the model has point-estimated parameters, which no prior is there to draw.
-        SiteError: If a prior is flat.
+        SiteError: If a prior is flat, or a held site's density depends on other sites.
         OptionError: If ``num_samples`` is not a positive integer.
         DataError: If x holds no numbers, or NaN or infinite values.
         ShapeError: If x has no rows.

@@ -28,6 +28,7 @@ from pyro_bnn.effects import (
     check_model,
     distribution_tensors,
     evaluate,
+    held_given_latents,
     isolated,
     log_prob,
     require_factors_of_parameters,
@@ -35,6 +36,7 @@ from pyro_bnn.effects import (
     sampled_like,
     takes,
     unvalidated,
+    with_gradients,
     with_tensors,
 )
 from pyro_bnn.errors import DataError, ModelError, ShapeError
@@ -183,6 +185,8 @@ class Program:
         params: The model's point-estimated parameters by name, unconstrained, as clones: engines
             train those that require gradients and leave the user's model as it is.
         member_params: Names of the parameters that draws may carry after z.
+        held_given_latents: Names of the held sites whose density depends on latent sites; then the
+            prior of these is not their density given the values.
         x_dtype: Of the inputs: ``dtype``, or that of whole numbers which the model alone takes.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
@@ -217,10 +221,13 @@ class Program:
         )
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
-        probe = self._run(self.initial.clone().requires_grad_(), x[:1], y[:1], _leaves(self.params))
-        require_fixed_supports(probe)
-        require_factors_of_parameters(probe)
-        self.latents.find_closed_forms(probe)
+        with with_gradients():
+            z, leaves = self.initial.clone().requires_grad_(), _leaves(self.params)
+            probe = self._run(z, x[:1].clone(), y[:1].clone(), leaves)
+            require_fixed_supports(probe)
+            require_factors_of_parameters(probe)
+            self.held_given_latents = held_given_latents(probe)
+            self.latents.find_closed_forms(probe)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set

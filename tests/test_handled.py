@@ -16,7 +16,7 @@ from pyro.infer.reparam import LocScaleReparam, ProjectedNormalReparam
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import NUTS, SVI, bayesian, models, priors, registry
+from pyro_bnn import NUTS, SVI, Dataset, bayesian, models, prior_predictive, priors, registry
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro_bnn.handled import model_name, module_of, unhandled
@@ -296,6 +296,53 @@ def test_what_is_observed_outside_the_rows_may_not_depend_on_them() -> None:
     z = torch.randn(3, dtype=torch.float64)
     expected = log_normal(z, 1.0).sum() + log_normal(z.sum(), 0.1)
     assert_close(program.log_prior(z, x), expected)
+
+
+def test_what_is_computed_from_other_sites_is_not_held() -> None:
+    x, y = plain_pyro.data()
+    weight = torch.ones(4, 3)
+    net = models.MLP(3, hidden=(4,), prior=priors.HalfCauchyScale())
+    refused = pytest.raises(ModelError, match=r"'layers.0.weight' is computed from other sites")
+    with refused:
+        Program(pyro.condition(net, data={"layers.0.weight": weight}), x, y)
+    inner = poutine.reparam(
+        models.MLP(3, hidden=(4,)), config={"layers.0.weight": LocScaleReparam(0.0)}
+    )
+    with refused:
+        Program(pyro.condition(inner, data={"layers.0.weight": weight}), x, y)
+    raw = Program(pyro.condition(net, data={"layers.0.weight.raw": weight}), x, y)
+    assert "layers.0.weight.scale" in [site.name for site in raw.sites]
+
+
+def test_a_held_name_is_that_of_a_site() -> None:
+    x, y = plain_pyro.data()
+    net = models.MLP(3, hidden=(4,))
+    expected = r"holds 'layer.0.bias', which the model does not have; its sites are .*layers.0.bias"
+    with pytest.raises(ModelError, match=expected):
+        Program(pyro.condition(net, data={"layer.0.bias": torch.zeros(4)}), x, y)
+
+
+def test_nothing_is_drawn_from_the_prior_given_what_depends_on_it() -> None:
+    x, y = (value.double() for value in plain_pyro.data())
+    held = pyro.condition(hierarchical, data={"w": one(3.0).reshape(1)})
+    with pytest.raises(SiteError, match="density of w, held at a value, depends on other sites"):
+        prior_predictive(held, x, num_samples=5)
+    posterior = SHORT(AutoNormal).run(held, (x, y), progress=False)
+    groups = {node.name for node in posterior.to_arviz(Dataset(x, y)).subtree}
+    assert "log_prior" in groups
+    assert not {"prior", "prior_predictive"} & groups
+    other = pyro.condition(with_noise, data=NOISE)  # whose density does not
+    assert prior_predictive(other, x, num_samples=5).function_draws.shape == (5, 12, 1)
+    posterior = SHORT(AutoNormal).run(other, (x, y), progress=False)
+    assert "prior" in {node.name for node in posterior.to_arviz(Dataset(x, y)).subtree}
+
+
+def test_point_estimates_inside_a_handler_are_not_continued() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    held = pyro.condition(bayesian(net, {"2.*": priors.Normal()}), data={"2.bias": torch.zeros(1)})
+    posterior = SHORT(AutoNormal).run(held, plain_pyro.data(), progress=False)
+    with pytest.raises(OptionError, match=r"net.0.weight, net.0.bias are point estimates"):
+        priors.continued(held, posterior)
 
 
 def test_y_is_passed_with_the_data() -> None:

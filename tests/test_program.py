@@ -508,6 +508,25 @@ def test_a_prior_that_depends_on_a_parameter_follows_it() -> None:
             assert_close(program.log_prior(z, x, params), expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_prior_that_depends_on_a_site_follows_it_where_no_gradients_are_recorded(
+    without: Callable[[], Any],
+) -> None:
+    with default_dtype(torch.float64):
+        x, y = data()
+        model = models.MLP(3, hidden=(2,), prior=priors.HalfCauchyScale(centred=True))
+        usual = Program(model, x, y)
+        guide, other = guides.AutoNormal(model), guides.AutoNormal(model)
+        other.setup(x)
+        with without():
+            program = Program(model, x, y)
+            guide.setup(x)
+        z = torch.randn(usual.num_latents)
+        assert_close(program.log_prior(z, x), usual.log_prior(z, x), rtol=0, atol=0)
+        other.load_state_dict(guide.state_dict())
+        assert guide.kl(10) == other.kl(10)
+
+
 def test_tied_weights_stay_tied_as_sites_and_as_parameters() -> None:
     with default_dtype(torch.float64):
         x, y = data()

@@ -475,6 +475,21 @@ def test_a_guide_is_pickled_without_its_list() -> None:
     assert {*part(x)} == {*guide[0](x)}
 
 
+def test_a_pickled_guide_shares_no_parameters_with_one_made_where_it_is_loaded() -> None:
+    """Pyro's store would give it those of the guide that has its name."""
+    model, (x, y) = models.MLP(3, hidden=(2,)), plain_pyro.data()
+    saved, other = AutoNormal(model), AutoNormal(model, init_scale=0.5)
+    for guide in (saved, other):
+        guide.setup(x)
+    stored = pickle.dumps(saved)
+    other._pyro_name = saved._pyro_name  # as in another process, which counts from 0 again
+    SVI(model, other, Adam({"lr": 0.01}), Trace_ELBO()).step(x, y)
+    loaded: AutoNormal = pickle.loads(stored)
+    loaded(x)
+    assert_close(loaded.scale.detach(), saved.scale.detach(), rtol=0, atol=0)
+    assert bool((other.scale.detach() > 0.4).all())
+
+
 def test_a_list_shares_its_plates() -> None:
     guide: Any = AutoGuideList(local, create_plates=same_rows)
     guide.append(AutoNormal(poutine.block(local, expose=["z"])))

@@ -108,7 +108,7 @@ def simulation_based_calibration(
         DivergenceError: If the engine fails on too many of the simulated data sets.
         ModelError: If the model has point-estimated parameters, or scales its likelihood.
         OptionError: If a number is out of range, or the engine keeps fewer draws than are ranked.
-        SiteError: If a prior is improper.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
 
     References:
         Talts, Betancourt, Simpson, Vehtari & Gelman, "Validating Bayesian Inference Algorithms

@@ -31,7 +31,7 @@ def proper_program(model: Model, x: Tensor) -> Program:
 
     Raises:
         ModelError: If it has point-estimated parameters.
-        SiteError: If a prior is improper.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
     """
     like = sampled_like(model, x[:1])
     x = x if like is None else x.to(like)
@@ -49,6 +49,11 @@ def proper_program(model: Model, x: Tensor) -> Program:
         raise SiteError(
             f"nothing can be drawn from the flat prior of {', '.join(improper)}: give it a proper "
             "one, such as pyro_bnn.priors.Normal()"
+        )
+    if tied := sorted(program.held_given_latents):
+        raise SiteError(
+            f"the density of {', '.join(tied)}, held at a value, depends on other sites, of which "
+            "draws from the prior are none given the value: take the model without it"
         )
     return program
 

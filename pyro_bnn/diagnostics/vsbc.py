@@ -103,7 +103,7 @@ def variational_calibration(
         DivergenceError: If the fit fails on too many of the simulated data sets.
         ModelError: If the model has point-estimated parameters, or scales its likelihood.
         OptionError: If a number is out of range, or the engine makes no guide with a density.
-        SiteError: If a prior is improper.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
 
     References:
         Yao, Vehtari, Simpson & Gelman, "Yes, but Did It Work?: Evaluating Variational Inference",
