@@ -45,6 +45,7 @@ from pyro_bnn.guides import (
     AutoNormalMixture,
     Guide,
 )
+from pyro_bnn.priors.hierarchy import Hierarchy
 from pyro_bnn.program import Program
 from tests import laws, plain_pyro
 from tests.collection import EVERY_KIND, OF_ENGINES
@@ -302,6 +303,30 @@ def test_centred_hierarchies_are_refused_under_a_plate_of_draws() -> None:
     elbo = Trace_ELBO(num_particles=2, vectorize_particles=True)
     with pytest.raises(ModelError, match=r"prior of layers.0.weight is centred.*centred=False"):
         elbo.loss(model, AutoNormal(model), x, y)
+
+
+class TwoLevels(Hierarchy):
+    """A half-Cauchy scale as two inverse gammas, the second given the first."""
+
+    def sample_scale(self, name: str) -> Tensor:
+        rate = pyro.sample(f"{name}.rate", dist.InverseGamma(one(0.5), one(1.0)))
+        return pyro.sample(f"{name}.variance", dist.InverseGamma(one(0.5), 1 / rate)).sqrt()
+
+
+class OfTwoLevels:
+    """Its prior."""
+
+    def hierarchy(self, shape: torch.Size) -> Hierarchy:
+        return TwoLevels(shape)
+
+
+def test_priors_that_depend_on_another_site_are_refused_under_a_plate_of_draws() -> None:
+    with plain_pyro.default_dtype(torch.float64):
+        prior: Any = OfTwoLevels()
+        model, (x, y) = models.MLP(3, hidden=(2,), prior=prior), plain_pyro.data()
+        elbo = Trace_ELBO(num_particles=2, vectorize_particles=True)
+        with pytest.raises(ModelError, match=r"prior of layers.0.weight.variance depends on anot"):
+            elbo.loss(model, AutoNormal(model), x, y)
 
 
 def test_priors_of_an_earlier_fit_under_a_plate_of_draws() -> None:

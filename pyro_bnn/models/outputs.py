@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_bnn.errors import ModelError
 from pyro_bnn.likelihoods.scale import in_plates
 from pyro_bnn.priors.hierarchy import hierarchies
+from pyro_bnn.priors.prior import map_tensors
 
 Network: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -38,8 +39,8 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         dimension for the plate ``"data"``.
 
     Raises:
-        ModelError: If the plate of draws has the dimension of the plate ``"data"``, or a prior is
-            centred, whose sites are not independent.
+        ModelError: If the plate of draws has the dimension of the plate ``"data"``, or the prior of
+            a site depends on another, as that of a centred hierarchy.
     """
     plates = _plates()
     if not plates:
@@ -67,7 +68,7 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
     before = [value.shape[: value.ndim - len(shapes[name])] for name, value in values.items()]
     batch = torch.broadcast_shapes(*before)
 
-    def one(draw: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def one(draw: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], list[list[Tensor]]]:
         with (
             poutine.block(hide_types=["sample", "observe"]),
             poutine.trace() as tracer,
@@ -77,17 +78,37 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         cache.clear()
         recorded: Mapping[str, Any] = tracer.trace.nodes
         names = [n for n in tracer.trace.observation_nodes if n not in shapes]
-        return f, {name: recorded[name]["value"] for name in names}
+        priors = [_tensors(recorded[name]["fn"]) for name in shapes]
+        return f, {name: recorded[name]["value"] for name in names}, priors
 
     rows = {n: v.expand((*batch, *shapes[n])).reshape(-1, *shapes[n]) for n, v in values.items()}
     with warnings.catch_warnings():  # of kernels that torch batches by a loop of its own
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        f, weights = torch.func.vmap(one)(rows)
+        f, weights, priors = torch.func.vmap(one)(rows)
+    for name, at_draws in zip(shapes, priors, strict=True):
+        at_one = _tensors(nodes[name]["fn"])
+        if any(bool((a != b).any()) for a, b in zip(at_draws, at_one, strict=True)):
+            raise ModelError(
+                f"the prior of {name} depends on another site, and cannot be sampled under an "
+                "outer plate of draws: leave vectorize_particles and parallel at False"
+            )
     for name, value in weights.items():  # of hierarchical priors
         ndim = value.ndim - 1
         pyro.deterministic(name, value.reshape(*batch, *value.shape[1:]), event_dim=ndim)
     pyro.deterministic("f", f.reshape(*batch, *f.shape[1:]), event_dim=2)
     return f.reshape(*batch[:-1], *f.shape[1:])
+
+
+def _tensors(fn: Any) -> list[Tensor]:
+    """All tensors that a distribution is made of, in a fixed order."""
+    found: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        found.append(value)
+        return value
+
+    map_tensors(fn, keep, {})
+    return found
 
 
 class _Given(Messenger):
