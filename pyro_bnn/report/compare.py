@@ -134,6 +134,7 @@ class Comparison:
         from pyro_bnn.report.html import render
 
         path = Path(path)
+        made_folder(path.parent)
         write_text(path, render(self, command))
         return path
 

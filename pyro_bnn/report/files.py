@@ -92,8 +92,18 @@ def check_file(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8; an old file stays until the new one is complete.
 
-    Its folder is made where there is none. Links are followed, and what is no regular file is
-    written to; see `pyro_bnn.files.output`.
+    Raises:
+        OutputError: If it cannot be written; says why.
+    """
+    with written(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write to, whose contents are at ``path`` in the end; its folder is made.
+
+    Links are followed, and what is no regular file is written to; see `pyro_bnn.files.output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
@@ -102,7 +112,7 @@ def write_text(path: Path, text: str) -> None:
         if not is_stream(path):
             followed(path).parent.mkdir(parents=True, exist_ok=True)
         with output(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+            yield partial
     except OSError as error:
         raise OutputError(
             f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"

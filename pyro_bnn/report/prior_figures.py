@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
-from pyro_bnn.files import output
 from pyro_bnn.prior_checks import PriorPredictive, TailIndex, tail_index
-from pyro_bnn.report.files import check_file
+from pyro_bnn.report.files import check_file, written
 from pyro_bnn.report.numbers import number, with_error
 from pyro_bnn.report.theme import LIGHT, Theme, canvas, hide_unused, wrap_name
 from pyro_bnn.report.units import to_numpy
@@ -262,10 +261,5 @@ def save_picture(figure: Figure, path: Path) -> None:
     Raises:
         OutputError: If it cannot be written; says why.
     """
-    try:
-        with output(path) as partial:
-            figure.savefig(partial, dpi=150, format=path.suffix[1:].lower())
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
-        ) from error
+    with written(path) as partial:
+        figure.savefig(partial, dpi=150, format=path.suffix[1:].lower())
