@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections import Counter
@@ -311,23 +312,30 @@ def test_paper_is_light_and_no_figure_is_cut(
     assert set(Counter(pages_of_figures).values()) == {1}
 
 
-def pictures_of(pdf: bytes) -> tuple[list[int], dict[int, float]]:
-    """Images in a PDF: their numbers, once for each page they are drawn on, and mean brightness."""
+def pictures_of(pdf: bytes) -> tuple[list[str], dict[str, float]]:
+    """Images in a PDF by their contents, which a busy browser may write twice.
+
+    Returns:
+        Each image once for each page it is drawn on, and the mean brightness of each.
+    """
     objects = {
         int(number): body
         for number, body in re.findall(rb"(?:^|\n)(\d+) 0 obj\n(.*?)\nendobj", pdf, re.DOTALL)
     }
     images = {
-        number: np.frombuffer(zlib.decompress(body.split(b"stream\n", 1)[1]), np.uint8).mean()
+        number: zlib.decompress(body.split(b"stream\n", 1)[1])
         for number, body in objects.items()
         if b"/Subtype /Image" in body and b"/DeviceGray" not in body  # a mask is grey
     }
+    names = {number: hashlib.sha256(pixels).hexdigest() for number, pixels in images.items()}
     pages = [body for body in objects.values() if re.search(rb"/Type /Page\b(?!s)", body)]
     assert pages
-    drawn = [int(n) for page in pages for n in re.findall(rb"/X\d+ (\d+) 0 R", page)]
-    return [number for number in drawn if number in images], {
-        number: float(mean) for number, mean in images.items()
+    drawn = [{int(n) for n in re.findall(rb"/X\d+ (\d+) 0 R", page)} for page in pages]
+    on_pages = [name for page in drawn for name in {names[n] for n in page & names.keys()}]
+    means = {
+        names[n]: float(np.frombuffer(pixels, np.uint8).mean()) for n, pixels in images.items()
     }
+    return on_pages, means
 
 
 WITHOUT_BUTTONS = """document.querySelectorAll("button").forEach((it) =>
