@@ -7,7 +7,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[1-9]*/bin/python3)
 NOTEBOOKS = $(wildcard tutorials/*.ipynb)

@@ -126,23 +126,34 @@ def predict(found: Result, path: Path) -> None:
 
 
 def nuts(found: Result, path: Path) -> None:
-    """Effective samples a second of every entry; a hollow dot where R-hat is above 1.05."""
-    values: dict[str, list[float]] = {}
-    apart = []
-    for r in found["rows"]:
-        caches = f", {r['cache']} caches" if r["cache"] else ""
-        name = f"{r['contender']}, {r['warmup']} + {r['draws']:,} draws{caches}"
-        values[name] = [r["ess_per_second"]] * 3
-        if not r["rhat"] <= MAX_RHAT:
-            apart.append(name)
-    names = list(values)[::-1]
-    with canvas(LIGHT, 10, 1.3 + 0.3 * len(names)) as (figure, axes):
-        ax = axes[0]
-        dots(ax, names, values)
-        places = [names.index(name) for name in apart]
-        ax.plot([values[name][0] for name in apart], places, "o", color=LIGHT.paper, markersize=3)
-        ax.set_xlabel("smallest ESS of a logit, a second (hollow: R-hat > 1.05)")
-        ax.set_title(f"NUTS on {found['net']}, two moons, compiling and warm-up included")
+    """Effective samples a second of every entry, a panel a posterior and its chains.
+
+    Dots are medians, lines the range of the rounds; a dot is hollow where R-hat is above 1.05.
+    """
+    cases = list(dict.fromkeys((r["target"], r["chains"]) for r in found["rows"]))
+    counts = [sum((r["target"], r["chains"]) == case for r in found["rows"]) for case in cases]
+    shape = (10, 0.9 * len(cases) + 0.34 * sum(counts), len(cases), 1)
+    with canvas(LIGHT, *shape, height_ratios=[count + 1 for count in counts]) as (figure, axes):
+        for ax, case in zip(axes, cases, strict=True):
+            rows = [r for r in found["rows"] if (r["target"], r["chains"]) == case]
+            names = [r["contender"] + f", {r['cache']} caches" * bool(r["cache"]) for r in rows]
+            values = {
+                name: (min(speeds), r["ess_per_second"], max(speeds))
+                for name, r in zip(names, rows, strict=True)
+                for speeds in [r["all_ess_per_second"]]
+            }
+            names.reverse()
+            dots(ax, names, values)
+            apart = [
+                (r["ess_per_second"], len(rows) - 1 - place)
+                for place, r in enumerate(rows)
+                if not r["rhat"] <= MAX_RHAT
+            ]
+            for dot in apart:
+                ax.plot(*dot, "o", color=LIGHT.paper, markersize=3)
+            target, chains = case
+            ax.set_title(f"{target}, {found['nets'][target]}, chains: {chains}")
+        axes[-1].set_xlabel("smallest bulk ESS of an output, a second (hollow: R-hat > 1.05)")
         figure.savefig(path, dpi=DPI)
 
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import _moons
-from benchmarks._moons import Array
+from benchmarks._posteriors import NOISE_SD, TARGETS, Array, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,7 @@ class Options:
     """What a run samples.
 
     Attributes:
+        target: Name of the posterior, in ``TARGETS``.
         chains: Number of chains C.
         warmup: Warm-up draws of each chain.
         draws: Draws S of each chain that are kept.
@@ -36,6 +36,7 @@ class Options:
         threads: CPU threads.
     """
 
+    target: str
     chains: int
     warmup: int
     draws: int
@@ -49,7 +50,7 @@ class Drawn(NamedTuple):
     """What a sampler has when its clock stops.
 
     Attributes:
-        function_draws: Makes the logits ``[C, S, 50, 1]``, off the clock.
+        function_draws: Makes the outputs ``[C, S, M, 1]`` at the points, off the clock.
         phases: Seconds of each phase that the library tells apart.
         steps: Mean leapfrog steps of a kept draw; None where the library does not say.
         divergences: Kept draws whose trajectory diverged; None where the library does not say.
@@ -61,22 +62,22 @@ class Drawn(NamedTuple):
     divergences: int | None = None
 
 
-Sampler = Callable[[Options], Drawn]
+Sampler = Callable[[Target, Options], Drawn]
 
 
 def pyro_bnn() -> Sampler:
-    """``bnn.NUTS`` on ``bnn.models.MLP``."""
+    """``bnn.NUTS`` at its defaults on ``bnn.models.MLP``."""
     bnn, torch = (importlib.import_module(name) for name in ("pyro_bnn", "torch"))
-    x, y, points = (torch.from_numpy(a) for a in (*_moons.arrays(), _moons.points()))
 
-    def sample(options: Options) -> Drawn:
+    def sample(target: Target, options: Options) -> Drawn:
+        x, y, points = map(torch.from_numpy, (*target.arrays(), target.points()))
         nuts = bnn.NUTS(
             num_chains=options.chains,
             warmup_steps=options.warmup,
             num_samples=options.draws,
             max_tree_depth=options.depth,
         )
-        posterior = nuts.run(our_model(), (x, y), seed=options.seed, progress=False)
+        posterior = nuts.run(our_model(target), (x, y), seed=options.seed, progress=False)
         total = options.chains * options.draws
 
         def function_draws() -> Array:
@@ -94,21 +95,21 @@ def pyro_bnn() -> Sampler:
     return sample
 
 
-def our_model() -> Any:
-    """The network and its priors, both at this package's defaults."""
+def our_model(target: Target) -> Any:
+    """The network and its priors, and the noise, at this package's defaults."""
     bnn = importlib.import_module("pyro_bnn")
-    inputs, *hidden, _ = _moons.SIZES
-    return bnn.models.MLP(inputs, hidden=tuple(hidden), likelihood=bnn.likelihoods.Bernoulli())
+    inputs, *hidden, _ = target.sizes
+    likelihood = bnn.likelihoods.Bernoulli() if target.is_binary else bnn.likelihoods.Normal()
+    return bnn.models.MLP(inputs, hidden=tuple(hidden), likelihood=likelihood)
 
 
 def stock_pyro() -> Sampler:
     """``pyro.infer.MCMC`` of ``pyro.infer.NUTS`` at its defaults, without a progress bar."""
     infer, torch = (importlib.import_module(name) for name in ("pyro.infer", "torch"))
     pyro = importlib.import_module("pyro")
-    model = pyro_model()
-    x, y = (torch.from_numpy(a) for a in _moons.arrays())
 
-    def sample(options: Options) -> Drawn:
+    def sample(target: Target, options: Options) -> Drawn:
+        x, y = map(torch.from_numpy, target.arrays())
         pyro.set_rng_seed(options.seed)
         phases: dict[str, float] = defaultdict(float)
         last = time.perf_counter()
@@ -120,7 +121,7 @@ def stock_pyro() -> Sampler:
             last = now
 
         mcmc = infer.MCMC(
-            infer.NUTS(model, max_tree_depth=options.depth),
+            infer.NUTS(pyro_model(target), max_tree_depth=options.depth),
             num_samples=options.draws,
             warmup_steps=options.warmup,
             num_chains=options.chains,
@@ -130,25 +131,29 @@ def stock_pyro() -> Sampler:
         mcmc.run(x, y)
         weights = mcmc.get_samples(group_by_chain=True)
         divergences = sum(map(len, mcmc.diagnostics()["divergences"].values()))
-        return Drawn(lambda: _moons.function_draws(weights), dict(phases), divergences=divergences)
+        return Drawn(lambda: target.function_draws(weights), dict(phases), divergences=divergences)
 
     return sample
 
 
-def pyro_model() -> Callable[..., Any]:
+def pyro_model(target: Target) -> Callable[..., Any]:
     """The model as a function of stock Pyro, which costs Pyro less than a ``PyroModule``."""
     pyro, torch = (importlib.import_module(name) for name in ("pyro", "torch"))
     dist = importlib.import_module("pyro.distributions")
     sites = {
         name: dist.Normal(torch.zeros(()), torch.tensor(sd)).expand(shape).to_event(len(shape))
-        for name, shape, sd in _moons.priors()
+        for name, shape, sd in target.priors()
     }
 
     def model(x: Any, y: Any = None) -> None:
         weights = {name: pyro.sample(name, prior) for name, prior in sites.items()}
-        f = _moons.logits(weights, x, torch.relu)
+        f = target.outputs(weights, x, torch.relu)
+        if target.is_binary:
+            noise = dist.Bernoulli(logits=f)
+        else:
+            noise = dist.Normal(f, pyro.sample(NOISE_SD, dist.HalfNormal(torch.tensor(1.0))))
         with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+            pyro.sample("y", noise, obs=y)
 
     return model
 
@@ -157,8 +162,6 @@ def numpyro() -> Sampler:
     """``numpyro.infer.MCMC`` of ``numpyro.infer.NUTS`` at its defaults, without a progress bar."""
     jax, infer = (importlib.import_module(name) for name in ("jax", "numpyro.infer"))
     library = importlib.import_module("numpyro")
-    model = numpyro_model()
-    x, y = _moons.arrays()
     phases: dict[str, float] = defaultdict(float)
 
     def listen(event: str, seconds: float, **_: Any) -> None:
@@ -167,14 +170,15 @@ def numpyro() -> Sampler:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
 
-    def sample(options: Options) -> Drawn:
+    def sample(target: Target, options: Options) -> Drawn:
+        x, y = target.arrays()
         if options.method == "parallel":
             library.set_host_device_count(options.chains)
             if (devices := jax.local_device_count()) != options.chains:
                 raise RuntimeError(f"{options.chains} parallel chains would share {devices}")
         start = time.perf_counter()
         mcmc = infer.MCMC(
-            infer.NUTS(model, max_tree_depth=options.depth),
+            infer.NUTS(numpyro_model(target), max_tree_depth=options.depth),
             num_warmup=options.warmup,
             num_samples=options.draws,
             num_chains=options.chains,
@@ -187,7 +191,7 @@ def numpyro() -> Sampler:
         phases["warm-up and sampling"] = time.perf_counter() - start - phases["compile"]
         extra = mcmc.get_extra_fields()
         return Drawn(
-            lambda: _moons.function_draws(weights),
+            lambda: target.function_draws(weights),
             dict(phases),
             float(extra["num_steps"].mean()),
             int(extra["diverging"].sum()),
@@ -196,7 +200,7 @@ def numpyro() -> Sampler:
     return sample
 
 
-def numpyro_model() -> Callable[..., Any]:
+def numpyro_model(target: Target) -> Callable[..., Any]:
     """The model as a function of NumPyro."""
     names = ("numpyro", "numpyro.distributions", "jax.nn")
     library, dist, nn = (importlib.import_module(name) for name in names)
@@ -204,11 +208,15 @@ def numpyro_model() -> Callable[..., Any]:
     def model(x: Any, y: Any = None) -> None:
         weights = {
             name: library.sample(name, dist.Normal(0.0, sd).expand(shape).to_event(len(shape)))
-            for name, shape, sd in _moons.priors()
+            for name, shape, sd in target.priors()
         }
-        f = _moons.logits(weights, x, nn.relu)
+        f = target.outputs(weights, x, nn.relu)
+        if target.is_binary:
+            noise = dist.Bernoulli(logits=f)
+        else:
+            noise = dist.Normal(f, library.sample(NOISE_SD, dist.HalfNormal(1.0)))
         with library.plate("data", len(x)):
-            library.sample("y", dist.Bernoulli(logits=f), obs=y)
+            library.sample("y", noise, obs=y)
 
     return model
 
@@ -230,7 +238,7 @@ def main(argv: Sequence[str]) -> None:
     set_threads(wanted.threads)
     imported = time.time()  # the clock of the process that started this one
     start = time.perf_counter()
-    drawn = sample(wanted)
+    drawn = sample(TARGETS[wanted.target], wanted)
     seconds = time.perf_counter() - start
     np.save(out, drawn.function_draws())
     found = {

@@ -1,7 +1,8 @@
-"""Effective samples a second of NUTS, a fresh process each time: compiling and warm-up included.
+"""NUTS by this package, NumPyro and Pyro, to as many draws: compiling and warm-up included.
 
-Two moons, 2-20-20-1, 501 weights; the smallest bulk ESS of the logit over 50 points, divided by the
-wall time from imported libraries to draws in memory, by this package, NumPyro and Pyro in turn.
+Two networks, and on each as many chains, warm-up steps and draws for every library, each run in a
+fresh process. The smallest bulk ESS of the network's output over some points, divided by the wall
+time from imported libraries to draws in memory; several rounds, and their range.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _moons, _plots, _settings, _tables
+from benchmarks import _plots, _settings, _tables
 from benchmarks._peers import installed
+from benchmarks._posteriors import DIABETES, MOONS, TARGETS
 from benchmarks._sampling import Options
 from benchmarks._settings import Settings
 from pyro_bnn.diagnostics.convergence import function_convergence
 
-WAYS = ((64, 100), (256, 60), (512, 60))  # ours: chains, and the warm-up of each
-DRAWS = 200
-MANY_DRAWS = 2_000
-MANY_DRAWS_CHAINS = 64  # more chains make that run longer, and hardly more efficient
-PEER_WARMUP = 200
-FINALISTS = 2  # of a library's ways, which run with filled caches and with many draws
-ROUNDS = 1
+CASES = (
+    Options(target=DIABETES.name, chains=4, warmup=300, draws=300),
+    Options(target=MOONS.name, chains=1, warmup=200, draws=200),
+    Options(target=MOONS.name, chains=4, warmup=200, draws=200),
+    Options(target=MOONS.name, chains=64, warmup=100, draws=200),
+)
+QUICK = (Options(target=MOONS.name, chains=1, warmup=10, draws=10, depth=3),)
+ONE_BY_ONE = 4  # chains up to which NumPyro's other ways are tried: they take longer with every one
+ROUNDS = 3
+CACHES = ("empty", "filled")
 
 Row = dict[str, Any]
 
@@ -45,46 +50,37 @@ class Entry:
     Attributes:
         contender: For the tables.
         library: Its name there.
-        options: Chains, warm-up and draws.
-        package: Package that has to be installed, or None.
+        options: Posterior, chains, warm-up and draws.
     """
 
     contender: str
     library: str
     options: Options
-    package: str | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it keeps what it compiled, so that a second process is quicker."""
+        return self.library != "pyro"
 
 
-def ours(settings: Settings) -> list[Entry]:
-    """This package with several numbers of chains, as NumPyro has."""
-    ways = ((4, 8),) if settings.quick else WAYS
-    options = [replace(common(settings), chains=c, warmup=w) for c, w in ways]
-    return [Entry(f"pyro_bnn, {o.chains} chains", "pyro_bnn", o) for o in options]
-
-
-def common(settings: Settings) -> Options:
-    """Options of a peer, but for its chains."""
-    if settings.quick:
-        return Options(chains=1, warmup=10, draws=10, depth=3)
-    return Options(chains=1, warmup=PEER_WARMUP, draws=DRAWS)
-
-
-def peers(settings: Settings) -> list[Entry]:
-    """Every way of NumPyro, and Pyro, at their defaults."""
-    options = common(settings)
-    ways = [("parallel", 2), ("parallel", 16), ("parallel", 64), ("parallel", 256)]
-    ways += [("sequential", 4), ("vectorized", 4), ("vectorized", 16)]
-    entries = [
-        Entry(
-            f"NumPyro, {chains} {method} chains",
-            "numpyro",
-            replace(options, chains=chains, method=method),
-            package="numpyro",
-        )
-        for method, chains in (ways[:1] if settings.quick else ways)
-    ]
-    entries.append(Entry("Pyro, 1 chain", "pyro", options))
-    return [entry for entry in entries if entry.package is None or installed(entry.package)]
+def entries(case: Options) -> list[Entry]:
+    """Everyone who runs one case: Pyro where it is one chain, NumPyro in the ways that it has."""
+    found = [Entry("pyro_bnn", "pyro_bnn", case)]
+    if installed("numpyro"):
+        ways = ["parallel"]
+        if 1 < case.chains <= ONE_BY_ONE:
+            ways += ["sequential", "vectorized"]
+        found += [
+            Entry(
+                f"NumPyro, {way}" if case.chains > 1 else "NumPyro",
+                "numpyro",
+                replace(case, method=way),
+            )
+            for way in ways
+        ]
+    if case.chains == 1:
+        found.append(Entry("Pyro", "pyro", case))
+    return found
 
 
 def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
@@ -108,13 +104,12 @@ def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         convergence = function_convergence(np.load(out))
     found = json.loads(done.stdout.splitlines()[-1])
-    if "capture" in found["phases"] and options.chains > 4:
-        raise RuntimeError(f"{' '.join(command)} was not compiled:\n{done.stderr}")
     return {
         "import_seconds": found.pop("imported") - started,
         "process_seconds": process_seconds,
         **found,
         "ess": convergence.smallest_ess,
+        "ess_tail": convergence.smallest_ess_tail,
         "ess_per_second": convergence.smallest_ess / found["seconds"],
         "rhat": convergence.worst_rhat,
     }
@@ -130,37 +125,26 @@ def caches(folder: Path) -> dict[str, str]:
     }
 
 
-class Turns:
-    """All entries in turn, round by round, with a cache a round and an entry.
+def rows_of(case: Options, settings: Settings, folder: Path) -> list[Row]:
+    """A row an entry and state of its caches: all entries in turn, round by round.
 
     Args:
+        case: What all sample.
         settings: Rounds and threads.
-        folder: Folder of the caches.
+        folder: Folder of the caches, each of which starts empty and is filled by the first run.
     """
-
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
-
-    def rows(self, entries: Sequence[Entry], *, filled: bool = False) -> list[Row]:
-        """Medians over the rounds, a row an entry.
-
-        Args:
-            entries: Who runs.
-            filled: Whether they find the caches of their last call, or empty ones.
-        """
-        every: list[list[Row]] = [[] for _ in entries]
-        state = "filled" if filled else "empty"
-        for turn in range(self.settings.rounds):
-            for entry, found in zip(entries, every, strict=True):
-                cache = self.folder / _name(f"{entry.contender}, {entry.options}, {turn}")
-                if not filled and cache.exists():
-                    raise ValueError(f"{entry.contender} has filled its cache before")
-                found.append(sampled(entry, self.settings.threads, turn, cache))
-                print(f"  {entry.contender}, {state} cache: {found[-1]}", flush=True)
-        return [
-            row_of(entry, "" if entry.library == "pyro" else state, found)  # Pyro compiles nothing
-            for entry, found in zip(entries, every, strict=True)
-        ]
+    found: dict[tuple[Entry, str], list[Row]] = {}
+    for turn in range(settings.rounds):
+        for entry in entries(case):
+            cache = folder / _name(f"{entry.contender}, {entry.options}, {turn}")
+            for state in CACHES if entry.compiles else CACHES[:1]:
+                row = sampled(entry, settings.threads, turn, cache)
+                print(f"  {entry.contender}, {case.target}, {state} caches: {row}", flush=True)
+                found.setdefault((entry, state), []).append(row)
+    return [
+        row_of(entry, state if entry.compiles else "", rounds)
+        for (entry, state), rounds in found.items()
+    ]
 
 
 def _name(text: str) -> str:
@@ -169,12 +153,8 @@ def _name(text: str) -> str:
 
 
 def row_of(entry: Entry, cache: str, rounds: Sequence[Row]) -> Row:
-    """Medians of the figures of one entry."""
+    """Medians of the figures of one entry, the range of its speed and time, its worst R-hat."""
     options = entry.options
-    phases = {
-        name: statistics.median(found["phases"][name] for found in rounds)
-        for name in rounds[0]["phases"]
-    }
     figures = {
         key: None if value is None else statistics.median(found[key] for found in rounds)
         for key, value in rounds[0].items()
@@ -183,106 +163,77 @@ def row_of(entry: Entry, cache: str, rounds: Sequence[Row]) -> Row:
     return {
         "contender": entry.contender,
         "library": entry.library,
+        "target": options.target,
         "cache": cache,
         "chains": options.chains,
         "warmup": options.warmup,
         "draws": options.draws,
         **figures,
-        "phases": phases,
+        "rhat": max(found["rhat"] for found in rounds),
+        "all_seconds": [found["seconds"] for found in rounds],
+        "all_ess_per_second": [found["ess_per_second"] for found in rounds],
+        "phases": {
+            name: statistics.median(found["phases"][name] for found in rounds)
+            for name in rounds[0]["phases"]
+        },
     }
 
 
-def ranked(rows: Sequence[Row]) -> list[int]:
-    """Places of the rows, those with R-hat of at most 1.05 before others, most ESS/s first."""
-    return sorted(
-        range(len(rows)),
-        key=lambda n: (not rows[n]["rhat"] <= _plots.MAX_RHAT, -rows[n]["ess_per_second"]),
-    )
+def ratios_of(rows: Sequence[Row]) -> list[Row]:
+    """This package over the best way of each peer, by time and by ESS/s, case by case.
+
+    A ratio is of medians; its range is that of the ratios of single rounds. NumPyro's best way is
+    that of the most ESS/s from caches of the same state.
+    """
+    found = []
+    for mine in (row for row in rows if row["library"] == "pyro_bnn"):
+        for library in ("numpyro", "pyro"):
+            theirs = [
+                row
+                for row in rows
+                if row["library"] == library
+                and all(row[key] == mine[key] for key in ("target", "chains"))
+                and row["cache"] in (mine["cache"], "")
+            ]
+            if theirs:
+                best = max(theirs, key=lambda row: row["ess_per_second"])
+                found.append(ratio(mine, best))
+    return found
 
 
-def best(rows: Sequence[Row], library: str) -> Row | None:
-    """The row of a library that is ranked first."""
-    own = [row for row in rows if row["library"] == library]
-    return own[ranked(own)[0]] if own else None
-
-
-def finalists(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Entry]:
-    """The best entries by their rows, one of each contender: with the warm-up that serves it."""
-    chosen: dict[str, Entry] = {}
-    for place in ranked(rows):
-        chosen.setdefault(entries[place].contender, entries[place])
-    return list(chosen.values())[:FINALISTS]
+def ratio(mine: Row, theirs: Row) -> Row:
+    """Time and ESS/s of one row over those of another."""
+    times = [a / b for a, b in zip(mine["all_seconds"], theirs["all_seconds"], strict=True)]
+    speeds = [
+        a / b for a, b in zip(mine["all_ess_per_second"], theirs["all_ess_per_second"], strict=True)
+    ]
+    return {
+        **{key: mine[key] for key in ("target", "chains", "warmup", "draws", "cache")},
+        "library": theirs["library"],
+        "peer": theirs["contender"],
+        "time": mine["seconds"] / theirs["seconds"],
+        "time_range": [min(times), max(times)],
+        "speed": mine["ess_per_second"] / theirs["ess_per_second"],
+        "speed_range": [min(speeds), max(speeds)],
+        "rhat": [mine["rhat"], theirs["rhat"]],
+    }
 
 
 def measure(settings: Settings) -> tuple[list[Row], list[Row]]:
-    """Rows of all entries, and the ratios of this package's ESS/s to those of its peers."""
-    mine, others = ours(settings), peers(settings)
-    numpyro = [entry for entry in others if entry.library == "numpyro"]
+    """Rows of all entries of all cases, and this package's ratios to its peers."""
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        turns = Turns(settings, Path(folder))
-        cold = turns.rows([*mine, *others])
-        own, found = cold[: len(mine)], cold[len(mine) : len(mine) + len(numpyro)]
-        if numpyro:
-            # so that it is not NumPyro's longer warm-up that makes the difference
-            warmup = mine[ranked(own)[0]].options.warmup
-            short = [
-                replace(entry, options=replace(entry.options, warmup=warmup))
-                for entry in finalists(numpyro, found)
-                if entry.options.warmup != warmup
-            ]
-            numpyro += short
-            rows = turns.rows(short)
-            cold += rows
-            found += rows
-        cached = turns.rows([*finalists(mine, own), *finalists(numpyro, found)], filled=True)
-        many = 20 if settings.quick else MANY_DRAWS
-        last = [*finalists(*few_chains(mine, own)), *finalists(*few_chains(numpyro, found))]
-        long = turns.rows(
-            [replace(entry, options=replace(entry.options, draws=many)) for entry in last]
-        )
-    ratios = [
-        *ratio("cold", cold, "numpyro"),
-        *ratio("cached", cached, "numpyro"),
-        *ratio("long", long, "numpyro"),
-        *ratio("pyro", cold, "pyro"),
-    ]
-    return [*cold, *cached, *long], ratios
-
-
-def few_chains(
-    entries: Sequence[Entry], rows: Sequence[Row]
-) -> tuple[tuple[Entry, ...], tuple[Row, ...]]:
-    """Entries of at most ``MANY_DRAWS_CHAINS`` chains, and their rows; all where there are none."""
-    pairs = list(zip(entries, rows, strict=True))
-    few = [pair for pair in pairs if pair[0].options.chains <= MANY_DRAWS_CHAINS] or pairs
-    return tuple(entry for entry, _ in few), tuple(row for _, row in few)
-
-
-def ratio(case: str, rows: Sequence[Row], library: str) -> list[Row]:
-    """This package's ESS/s over that of a library's best row; nothing where it did not run."""
-    mine, theirs = best(rows, "pyro_bnn"), best(rows, library)
-    if mine is None or theirs is None:
-        return []
-    return [
-        {
-            "case": case,
-            "own": mine["contender"],
-            "peer": theirs["contender"],
-            "warmup": theirs["warmup"],
-            "draws": theirs["draws"],
-            "ratio": mine["ess_per_second"] / theirs["ess_per_second"],
-            "rhat": [mine["rhat"], theirs["rhat"]],
-        }
-    ]
+        for case in QUICK if settings.quick else CASES:
+            rows += rows_of(case, settings, Path(folder))
+    return rows, ratios_of(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure, print, and write ``nuts.json`` and ``nuts.png``."""
     settings = _settings.parse("nuts", __doc__, argv, rounds=ROUNDS)
     rows, ratios = measure(settings)
-    found = _settings.result(
-        "nuts", settings, rows, net=_moons.NET, points=len(_moons.points()), ratios=ratios
-    )
+    nets = {name: target.net for name, target in TARGETS.items()}
+    found = _settings.result("nuts", settings, rows, nets=nets, ratios=ratios)
     print(_tables.nuts(found))
     if settings.out is not None:
         _settings.write(found, settings.out)

@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 by_test.setdefault(item.nodeid.partition("[")[0], item)
         kept = list(by_test.values())
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        left = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
         items[:] = kept
 
 
