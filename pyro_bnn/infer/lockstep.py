@@ -30,6 +30,7 @@ from pyro_bnn.infer.step_size import DualAveraging
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
 BLOCK = 16  # steps between two looks at chains that no longer adapt
+FEW_CHAINS = 8  # up to which those that are done go along to the end, and cost hardly anything
 # of the draws of a block; where they would take more, a look after every step
 BLOCK_BYTES = 1 << 25
 
@@ -138,7 +139,8 @@ class Lockstep:
             self._iterate,
             name,
             compiled=compiled,
-            rows=dict.fromkeys(own, 0),  # tensors with a row a chain
+            # tensors with a row a chain; of few chains a graph of their own number compiles sooner
+            rows=dict.fromkeys(own, 0) if len(starts) > FEW_CHAINS else {},
             num_state=num_state,
             strict=strict,
             in_order=True,

@@ -184,13 +184,26 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
 
 @pytest.mark.slow("records a step for the compiler")
 @pytest.mark.usefixtures("interpreted")
-def test_dropping_chains_needs_no_other_compilation(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropping_chains_needs_no_other_compilation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 5)
     chains = lockstep(nuts_kernel, standard, torch.ones(6, P), compiled=True)
     graphs = chains._captured._by_rows
+    assert chains.serves(3)
     chains.keep(np.array([0, 3, 5]))
     chains.step()
     assert sum(map(len, graphs.values())) == 1
     assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_few_chains_have_a_graph_of_their_own_number_and_go_along_to_the_end() -> None:
+    few = lockstep(hmc_kernel, standard, torch.ones(lockstep_module.FEW_CHAINS, P), compiled=True)
+    assert not few.serves(lockstep_module.FEW_CHAINS - 1)
+    assert few._captured._by_rows == {}
+    many = torch.ones(lockstep_module.FEW_CHAINS + 1, P)
+    assert lockstep(hmc_kernel, standard, many, compiled=True).serves(2)
 
 
 @pytest.mark.slow("samples chains")
