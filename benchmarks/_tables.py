@@ -137,7 +137,7 @@ def scaling(found: Result) -> str:
 
 
 def nuts(found: Result) -> str:
-    """The ratios to each peer's best way; then a row an entry, with its phases."""
+    """The ratios to each peer; then a row an entry, with its phases."""
     ratios = [
         [
             _case(r, found["nets"]),
@@ -283,12 +283,12 @@ def nuts_goals(found: Result) -> Iterator[list[str]]:
     for r in found["ratios"]:
         caches = f", caches {r['cache']}"
         if r["library"] == "numpyro" and r["chains"] == DEFAULT_CHAINS:
-            text = f"NUTS, time over NumPyro's best way, {_case(r, found['nets'])}{caches}"
+            text = f"NUTS, time over NumPyro's, {_case(r, found['nets'])}{caches}"
             yield goal(text, r["time"], 1 if r["cache"] == "empty" else 0.6)
         elif r["library"] == "pyro" or r["chains"] > DEFAULT_CHAINS:
             name, bounds = ("Pyro", {"empty": 30, "filled": 30})
             if r["library"] == "numpyro":
-                name, bounds = "NumPyro's best way", {"empty": 3, "filled": 5}
+                name, bounds = "NumPyro", {"empty": 3, "filled": 5}
             text = f"NUTS, ESS/s over {name}, {_case(r, found['nets'])}{caches}"
             yield goal(text, r["speed"], bounds[r["cache"]], least=True)
 

@@ -36,7 +36,6 @@ CASES = (
     Options(target=MOONS.name, chains=64, warmup=100, draws=200),
 )
 QUICK = (Options(target=MOONS.name, chains=1, warmup=10, draws=10, depth=3),)
-ONE_BY_ONE = 4  # chains up to which NumPyro's other ways are tried: they take longer with every one
 ROUNDS = 3
 CACHES = ("empty", "filled")
 
@@ -64,20 +63,10 @@ class Entry:
 
 
 def entries(case: Options) -> list[Entry]:
-    """Everyone who runs one case: Pyro where it is one chain, NumPyro in the ways that it has."""
+    """Everyone who runs one case: Pyro where it is one chain, NumPyro with a device a chain."""
     found = [Entry("pyro_bnn", "pyro_bnn", case)]
     if installed("numpyro"):
-        ways = ["parallel"]
-        if 1 < case.chains <= ONE_BY_ONE:
-            ways += ["sequential", "vectorized"]
-        found += [
-            Entry(
-                f"NumPyro, {way}" if case.chains > 1 else "NumPyro",
-                "numpyro",
-                replace(case, method=way),
-            )
-            for way in ways
-        ]
+        found.append(Entry("NumPyro", "numpyro", replace(case, method="parallel")))
     if case.chains == 1:
         found.append(Entry("Pyro", "pyro", case))
     return found
@@ -180,24 +169,20 @@ def row_of(entry: Entry, cache: str, rounds: Sequence[Row]) -> Row:
 
 
 def ratios_of(rows: Sequence[Row]) -> list[Row]:
-    """This package over the best way of each peer, by time and by ESS/s, case by case.
+    """This package over each peer, by time and by ESS/s, case by case, from caches of one state.
 
-    A ratio is of medians; its range is that of the ratios of single rounds. NumPyro's best way is
-    that of the most ESS/s from caches of the same state.
+    A ratio is of medians; its range is that of the ratios of single rounds.
     """
     found = []
     for mine in (row for row in rows if row["library"] == "pyro_bnn"):
         for library in ("numpyro", "pyro"):
-            theirs = [
-                row
+            found += [
+                ratio(mine, row)
                 for row in rows
                 if row["library"] == library
                 and all(row[key] == mine[key] for key in ("target", "chains"))
                 and row["cache"] in (mine["cache"], "")
             ]
-            if theirs:
-                best = max(theirs, key=lambda row: row["ess_per_second"])
-                found.append(ratio(mine, best))
     return found
 
 

@@ -133,7 +133,7 @@ def compare(
     checkpoint: CheckpointOption = None,
     resume: ResumeOption = False,
     threads: opt.ThreadsOption = 1,
-    num_jobs: opt.JobsOption = 1,
+    num_jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Fit one Bayesian network by several methods, compare them, and write a report.
@@ -145,7 +145,7 @@ def compare(
 
     With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
     index.html and table.csv over all: means with their errors over splits, paired differences.
-    --jobs runs some of them side by side, to the same numbers.
+    Runs, or the fits of a single one, go side by side, a process on each core, where they are long.
 
     --checkpoint saves each method in a folder of its own: with --resume those that were done are
     not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
@@ -165,7 +165,8 @@ def compare(
     )
     numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
     all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
-    repeats.require_jobs(num_jobs, len(numbers) * len(all_seeds), threads)
+    num_runs = len(numbers) * len(all_seeds)
+    processes = repeats.number_of_jobs(num_jobs, engines, num_runs, threads)
     what = networks.task_of(task, likelihood)
     data_of = {number: load(data, target=target, task=what, split=number) for number in numbers}
     if max_rows is not None:
@@ -201,14 +202,14 @@ def compare(
     for line in networks.describe(rows, models, choice):
         say(line)
     torch.set_num_threads(threads)
-    if len(numbers) * len(all_seeds) > 1:
-        repeated = repeats.run_all(plan, data_of, all_seeds, out, num_processes=num_jobs)
+    if num_runs > 1:
+        repeated = repeats.run_all(plan, data_of, all_seeds, out, num_processes=processes)
         typer.echo(f"\n{repeated.summary()}\n")
         folders = [f"{run.folder}/index.html" for run in repeated.runs if run.methods]
         files = ["index.html", "table.csv", "runs.csv", *folders]
         lost = repeats.lost_lines(repeated.runs)
     else:
-        comparison, without = plan.run(models, rows, all_seeds[0], out)
+        comparison, without = plan.run(models, rows, all_seeds[0], out, num_processes=processes)
         typer.echo(f"\n{comparison.summary()}\n")
         trees = [f"{name}.nc" for name in file_names(comparison.posteriors).values()]
         files = ["index.html", "table.csv", *trees]

@@ -16,11 +16,13 @@ from pyro_bnn.handled import module_of
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.engine import unchanged
 from pyro_bnn.infer.estimators import ESTIMATORS, WEIGHT_SAMPLING, serves
+from pyro_bnn.infer.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Program
 from pyro_bnn.registry import entries, kebab_case, lookup
 from pyro_bnn.resuming import Saves
 
+SECONDS_A_STEP = 1e-3
 OPTION_WORDS: Mapping[str, str] = {
     "num_steps": "steps",
     "batch_size": "rows a step",
@@ -287,31 +289,77 @@ def fit_all(
     """
     posteriors: dict[str, Posterior] = {}
     diverged: list[str] = []
-    width = max(len(name) for name in engines)
-    for name, engine in engines.items():
-        start: dict[str, Any] = {}
-        if _holds_fixed(engine, models[name]):
-            earlier = [other for other in _trained(name, engines, models) if other in posteriors]
-            if not earlier:
-                diverged.append(f"{name}: no fit of its network is left to take weights from")
-                say(f"{name:{width}}  left out: no fit of its network to take weights from")
-                continue
-            start = {"init": posteriors[earlier[0]]}
-            say(f"{name:{width}}  starts from {earlier[0]}, whose point estimates it holds fixed")
-        run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
+    for name in engines:
         save = Saves() if saves is None else saves[name]
+        run = partial(fit, name, engines, models, split, seed=seed, progress=progress, say=say)
         try:
-            posterior = save.run(run, say, f"{name:{width}}  ")
+            posteriors[name] = run(save=save, earlier=posteriors)
         except DivergenceError as error:
             diverged.append(f"{name}: {error}")
-            say(f"{name:{width}}  diverged: {error}")
-            continue
-        posteriors[name] = posterior
-        how = ", ".join([_name(engine), *_numbers(engine, len(split.train))])
-        say(f"{name:{width}}  {posterior.wall_time:6.1f} s  ({how})")
     if not posteriors:
         raise DivergenceError("; ".join(diverged))
     return posteriors, diverged
+
+
+def fit(
+    name: str,
+    engines: Mapping[str, Engine],
+    models: Mapping[str, Model],
+    split: Split,
+    *,
+    seed: int,
+    progress: bool,
+    say: Callable[[str], object],
+    save: Saves,
+    earlier: Mapping[str, Posterior],
+) -> Posterior:
+    """Run one engine of several; see :func:`fit_all`.
+
+    Args:
+        name: Its method.
+        engines: By name of the method.
+        models: The model of each.
+        split: Its training rows are fitted.
+        seed: Seed of the run.
+        progress: Whether to show a progress bar.
+        say: Gets a line when it is done, or why it is not.
+        save: Where it is saved, and whether it goes on from there.
+        earlier: Posteriors of the methods before it.
+
+    Raises:
+        DivergenceError: If it diverged, or has nothing to start from.
+        OptionError: If the checkpoint is of another run.
+    """
+    width = max(len(other) for other in engines)
+    engine = engines[name]
+    start: dict[str, Any] = {}
+    if has_to_wait(name, engines, models):
+        there = [other for other in _trained(name, engines, models) if other in earlier]
+        if not there:
+            say(f"{name:{width}}  left out: no fit of its network to take weights from")
+            raise DivergenceError("no fit of its network is left to take weights from")
+        start = {"init": earlier[there[0]]}
+        say(f"{name:{width}}  starts from {there[0]}, whose point estimates it holds fixed")
+    run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
+    try:
+        posterior = save.run(run, say, f"{name:{width}}  ")
+    except DivergenceError as error:
+        say(f"{name:{width}}  diverged: {error}")
+        raise
+    how = ", ".join([_name(engine), *_numbers(engine, len(split.train))])
+    say(f"{name:{width}}  {posterior.wall_time:6.1f} s  ({how})")
+    return posterior
+
+
+def expected_seconds(engine: Any) -> float:
+    """Seconds of a run, by its numbers alone and very roughly: a millisecond a step."""
+    draws = getattr(engine, "warmup_steps", 0) + getattr(engine, "num_samples", 0)
+    return SECONDS_A_STEP * (getattr(engine, "num_steps", 0) + TYPICAL_STEPS * draws)
+
+
+def has_to_wait(name: str, engines: Mapping[str, Any], models: Mapping[str, Model]) -> bool:
+    """Whether an engine starts from the posterior of a method before it."""
+    return _holds_fixed(engines[name], models[name])
 
 
 def _holds_fixed(engine: Any, model: Model) -> bool:

@@ -149,13 +149,14 @@ ThreadsOption: TypeAlias = Annotated[
     int, typer.Option(metavar="N", min=1, help="CPU threads of torch; 1 is best for small nets.")
 ]
 JobsOption: TypeAlias = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--jobs",
         metavar="N",
         min=1,
-        help="Runs over splits and seeds at a time, each in a process of its own with the threads "
-        "of --threads; together they have at most as many threads as there are cores.",
+        help="Fits at a time, or runs over splits and seeds where there are several, each in a "
+        "process of its own with the threads of --threads; the numbers are the same.",
+        show_default="the cores, where that saves more than the processes take to begin",
     ),
 ]
 QuietOption: TypeAlias = Annotated[

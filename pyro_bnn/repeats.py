@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pyro_bnn import jobs, networks, resuming
+from pyro_bnn import jobs, networks, resuming, side_by_side
 from pyro_bnn.data import Split
 from pyro_bnn.effects import Model
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
-from pyro_bnn.provenance import one_of_processes
+from pyro_bnn.posterior import Posterior
 from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
 from pyro_bnn.report.files import file_names
 from pyro_bnn.resuming import Saves
 
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
+STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,13 @@ class Plan:
         return made
 
     def run(
-        self, models: Mapping[str, Model], rows: Split, seed: int, out: Path
+        self,
+        models: Mapping[str, Model],
+        rows: Split,
+        seed: int,
+        out: Path,
+        *,
+        num_processes: int = 1,
     ) -> tuple[Comparison, dict[str, str]]:
         """Fits all methods, compares them and writes the report.
 
@@ -81,6 +90,8 @@ class Plan:
             rows: Training and held-out rows.
             seed: Seed of all fits and draws.
             out: Folder of the report.
+            num_processes: Fits at a time, each in a process of its own with as many threads as
+                torch has here; one runs in this process.
 
         Returns:
             The comparison, and the methods that have no posterior with the reason.
@@ -90,21 +101,85 @@ class Plan:
             DataError: If a held-out log score is NaN.
             OptionError: If a checkpoint is of another run.
         """
-        posteriors, diverged = jobs.fit_all(
-            self.engines,
-            models,
-            rows,
-            seed=seed,
-            progress=self.progress,
-            say=self.say,
-            saves=self.saves_of_each(),
-        )
-        self.say("Comparing ...")
-        judge = self.reference if self.reference in posteriors else None
-        comparison = compare(posteriors, rows, reference=judge, seed=seed)
-        comparison.save(out, command=self.command)
+        with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:  # of what processes return
+            if num_processes == 1:
+                posteriors, diverged = jobs.fit_all(
+                    self.engines,
+                    models,
+                    rows,
+                    seed=seed,
+                    progress=self.progress,
+                    say=self.say,
+                    saves=self.saves_of_each(),
+                )
+            else:
+                posteriors, diverged = self._fit_side_by_side(
+                    models, rows, seed, Path(folder), num_processes
+                )
+            self.say("Comparing ...")
+            judge = self.reference if self.reference in posteriors else None
+            comparison = compare(posteriors, rows, reference=judge, seed=seed)
+            comparison.save(out, command=self.command)
         parts = (line.partition(": ") for line in diverged)
         return comparison, {name: reason for name, _, reason in parts}
+
+    def _fit_side_by_side(
+        self, models: Mapping[str, Model], rows: Split, seed: int, folder: Path, num_processes: int
+    ) -> tuple[dict[str, Posterior], list[str]]:
+        """What :func:`jobs.fit_all` does, by processes: the longest fits begin first.
+
+        Engines that start from the posterior of another one run here, after these.
+        """
+        waits = [name for name in self.engines if jobs.has_to_wait(name, self.engines, models)]
+        alone = [name for name in self.engines if name not in waits]
+        alone.sort(key=lambda name: -jobs.expected_seconds(self.engines[name]))
+        paths = {name: folder / f"{stem}.pt" for name, stem in file_names(self.methods).items()}
+        reasons: dict[str, str | None] = side_by_side.run(
+            {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in alone},
+            num_processes,
+            torch.get_num_threads(),
+            self.say,
+            progress=self.progress,
+        )
+        found = {
+            name: Posterior.load(paths[name], models[name])
+            for name in alone
+            if reasons[name] is None
+        }
+        for name in waits:
+            run = partial(jobs.fit, name, self.engines, models, rows, seed=seed, earlier=found)
+            save = self.saves_of_each()[name]
+            try:
+                found[name] = run(progress=self.progress, say=self.say, save=save)
+            except DivergenceError as error:
+                reasons[name] = str(error)
+        lost = [f"{name}: {reasons[name]}" for name in self.engines if name not in found]
+        if not found:
+            raise DivergenceError("; ".join(lost))
+        return {name: found[name] for name in self.engines if name in found}, lost
+
+
+def _fit_one(
+    plan: Plan, rows: Split, seed: int, name: str, path: Path, say: side_by_side.Say
+) -> str | None:
+    """One fit of a plan, saved to a file; the reason where there is none."""
+    with plan.notes():
+        try:
+            posterior = jobs.fit(
+                name,
+                plan.engines,
+                plan.models(rows, seed),
+                rows,
+                seed=seed,
+                progress=plan.progress,
+                say=say,
+                save=plan.saves_of_each()[name],
+                earlier={},
+            )
+        except DivergenceError as error:
+            return str(error)
+    posterior.save(path)
+    return None
 
 
 def run_all(
@@ -133,23 +208,21 @@ def run_all(
         OptionError: If a checkpoint is of another run, or the processes have more threads together
             than there are cores.
     """
-    from joblib import Parallel, delayed, parallel_config
-
     threads = require_cores(num_processes, torch.get_num_threads())
     total = len(splits) * len(seeds)
-    numbered = [
-        (f"Run {i} of {total}", rows, seed)
+    numbered = {
+        f"Run {i} of {total}": (rows, seed)
         for i, (rows, seed) in enumerate(itertools.product(splits.values(), seeds), start=1)
-    ]
+    }
     if num_processes == 1:
-        runs = [_run_alone(plan, *run, out) for run in numbered]
+        runs = [_run_alone(plan, title, *run, out) for title, run in numbered.items()]
     else:
-        quiet = dataclasses.replace(plan, progress=False)
-        with parallel_config("loky", inner_max_num_threads=threads):
-            runs = Parallel(n_jobs=num_processes)(
-                delayed(_run_beside_others)(num_processes, threads, quiet, *run, out)
-                for run in numbered
-            )
+        tasks = {
+            title: partial(_run_beside_others, plan, title, *run, out)
+            for title, run in numbered.items()
+        }
+        beside = side_by_side.run(tasks, num_processes, threads, plan.say, progress=plan.progress)
+        runs = list(beside.values())
     if not any(run.methods for run in runs):
         raise DivergenceError("; ".join(lost_lines(runs)))
     repeated = compare_runs(runs)
@@ -169,19 +242,40 @@ def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -
     resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
 
 
-def require_jobs(num_jobs: int, num_runs: int, threads: int) -> None:
-    """Refuse a number of jobs that the runs do not use, or the machine has no cores for.
+def number_of_jobs(
+    asked: int | None, engines: Mapping[str, Any], num_runs: int, threads: int
+) -> int:
+    """How many processes fit side by side: runs where there are several, else methods.
+
+    Args:
+        asked: What the command says; None for as many as there are cores for, where they save
+            more time than they take to begin.
+        engines: By name of the method.
+        num_runs: Runs over splits and seeds.
+        threads: CPU threads of each process.
 
     Raises:
-        OptionError: If there are more jobs than runs, or than cores for the threads of each.
+        OptionError: If there are more jobs than fits, or than cores for the threads of each.
     """
-    if num_jobs > num_runs:
+    from joblib import cpu_count
+
+    num_tasks = num_runs if num_runs > 1 else len(engines)
+    if asked is None:
+        seconds = [jobs.expected_seconds(engine) for engine in engines.values()]
+        if num_runs > 1:
+            seconds = [sum(seconds)] * num_runs
+        most = max(1, min(num_tasks, cpu_count() // threads))
+        saved = sum(seconds) - max(sum(seconds) / most, *seconds)
+        return most if saved > STARTING else 1
+    if asked > num_tasks:
+        what, are = ("run", "runs") if num_runs > 1 else ("method", "methods")
         raise OptionError(
-            f"--jobs {num_jobs} does nothing beyond one for each run, and there "
-            f"{'is' if num_runs == 1 else 'are'} {num_runs}: leave it out, or name more --splits "
-            "or --seeds"
+            f"--jobs {asked} does nothing beyond one for each {what}, and there "
+            f"{f'is 1 {what}' if num_tasks == 1 else f'are {num_tasks} {are}'}: leave it out, or "
+            f"name more {'--splits or --seeds' if num_runs > 1 else '--methods'}"
         )
-    require_cores(num_jobs, threads)
+    require_cores(asked, threads)
+    return asked
 
 
 def require_cores(num_processes: int, threads: int) -> int:
@@ -207,16 +301,16 @@ def _run_alone(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run
 
 
 def _run_beside_others(
-    num_processes: int, threads: int, plan: Plan, title: str, rows: Split, seed: int, out: Path
+    plan: Plan, title: str, rows: Split, seed: int, out: Path, say: side_by_side.Say
 ) -> Run:
     """A run whose every line says which it is, as those of the others come between them."""
 
-    def say(line: str) -> None:
-        plan.say(f"{title}: {line}")
+    def say_which(line: str) -> None:
+        say(f"{title}: {line}")
 
-    with one_of_processes(num_processes, threads), plan.notes():
-        say(_description(rows, seed))
-        return _run(dataclasses.replace(plan, say=say), rows, seed, out)
+    with plan.notes():
+        say_which(_description(rows, seed))
+        return _run(dataclasses.replace(plan, say=say_which), rows, seed, out)
 
 
 def _description(rows: Split, seed: int) -> str:

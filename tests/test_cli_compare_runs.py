@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from joblib.externals.loky import get_reusable_executor
 from numpy.testing import assert_allclose
 
-from pyro_bnn import jobs, repeats, report
+from pyro_bnn import arviz_io, jobs, repeats, report
 from pyro_bnn.errors import DataError, DivergenceError
 from tests.command_line import Result, run
 
@@ -112,15 +111,12 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
 
 @pytest.mark.slow("processes of its own")
 @pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
-def test_runs_side_by_side_are_the_same(
-    four: tuple[Result, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    get_reusable_executor().shutdown()  # processes of an earlier test, which write where it did
-    code, _, err = run(
+def test_runs_side_by_side_are_the_same(four: tuple[Result, Path], tmp_path: Path) -> None:
+    code, out, err = run(
         *MOONS, *METHODS, "--splits", "0-1", "--seeds", "5", "--jobs", "2", "--out", tmp_path
     )
     assert (code, err) == (0, "")
-    said = capfd.readouterr().out.splitlines()  # by the processes
+    said = out.splitlines()
     for i in (1, 2):
         (first, *rest, last) = [line for line in said if line.startswith(f"Run {i} of 2: ")]
         assert first.endswith(f": split {i - 1}, seed 5, 180 training and 20 held-out rows")
@@ -136,6 +132,39 @@ def test_runs_side_by_side_are_the_same(
         beside.drop(columns=clock), alone.drop(columns=clock), check_exact=True
     )
     assert "--jobs 2" in (tmp_path / "split-1-seed-5" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow("processes of its own")
+@pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
+@pytest.mark.usefixtures("plain_pages")
+def test_methods_side_by_side_are_the_same(tmp_path: Path) -> None:
+    command = ["compare", "--data", "diabetes", "--hidden", "3", "--steps", "30"]
+    command += ["--methods", "auto-delta,nuts,auto-multivariate-normal", "--warmup", "10"]
+    command += ["--samples", "20", "--chains", "2"]
+    alone = run(*command, "--jobs", "1", "--out", tmp_path / "alone")
+    beside = run(*command, "--jobs", "2", "--out", tmp_path / "beside")
+    assert (alone.code, beside.code, beside.err) == (0, 0, "")
+
+    def fits(said: str) -> set[str]:
+        lines = re.sub(r"\d+\.\d s", "? s", said).splitlines()
+        return {line for line in lines if "(SVI" in line or "(NUTS" in line}
+
+    assert fits(alone.out) == fits(beside.out)
+    assert len(fits(alone.out)) == 3
+    own, other = (
+        pd.read_csv(tmp_path / name / "table.csv", index_col="method")
+        for name in ("alone", "beside")
+    )
+    assert (own["processes"] == 1).all()
+    assert (other["processes"] == 2).all()
+    clock = ["seconds", "processes"]
+    pd.testing.assert_frame_equal(own.drop(columns=clock), other.drop(columns=clock))
+    for name in ("auto-delta", "nuts"):
+        first, second = (
+            arviz_io.load_netcdf(tmp_path / way / f"{name}.nc")["posterior/f"]
+            for way in ("alone", "beside")
+        )
+        np.testing.assert_array_equal(first, second)
 
 
 @pytest.fixture

@@ -162,8 +162,8 @@ CASES = [
         (("--splits", "1-0"), "--splits takes whole numbers from 0 such as 0-4 or 0,3,7; '1-0'"),
         (("--seeds", "0,x"), "--seeds takes whole numbers from 0 such as 0-4 or 0,3,7, not '0,x'"),
         (("--splits", "0,20"), "split of moons must be a whole number 0 .. 19"),
-        (("--jobs", "2"), "--jobs 2 does nothing beyond one for each run, and there is 1: leave"),
-        (("--seeds", "0-1", "--jobs", "3"), "one for each run, and there are 2: leave it out"),
+        (("--jobs", "3"), "--jobs 3 does nothing beyond one for each method, and there are 2 me"),
+        (("--seeds", "0-1", "--jobs", "3"), "one for each run, and there are 2 runs: leave it out"),
         (("--seeds", "0-99", "--jobs", "50", "--threads", "9"), "50 processes of 9 threads need"),
     ),
     # models

@@ -37,7 +37,7 @@ ROOMS = (
     (
         *("registry", "catalogue", "options", "terminal", "jobs", "networks", "saved_fit"),
         *("fit_file", "training_file", "resuming"),
-        *("uncertainty", "predictions", "repeats", "cli", "__main__"),
+        *("uncertainty", "predictions", "side_by_side", "repeats", "cli", "__main__"),
     ),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}

@@ -17,9 +17,18 @@ import torch
 
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import OptionError
+from pyro_bnn.guides import AutoNormal
+from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.networks import NetworkOptions
 from pyro_bnn.provenance import Provenance, one_of_processes
-from pyro_bnn.repeats import Plan, numbers, one_or_several, require_cores, run_all
+from pyro_bnn.repeats import (
+    Plan,
+    number_of_jobs,
+    numbers,
+    one_or_several,
+    require_cores,
+    run_all,
+)
 from pyro_bnn.report.run_table import AVERAGED, AVERAGED_ALWAYS, LARGEST
 
 
@@ -89,6 +98,36 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         require_cores(3, 2)
 
 
+def test_fits_go_side_by_side_where_that_saves_more_than_processes_take_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 4)
+
+    def number(*steps: int, runs: int = 1, threads: int = 1, asked: int | None = None) -> int:
+        engines = {str(i): SVI(AutoNormal, num_steps=n) for i, n in enumerate(steps)}
+        return number_of_jobs(asked, engines, runs, threads)
+
+    assert number(10_000, 10_000, 10_000) == 3  # one for each method
+    assert number(*[10_000] * 9) == 4  # one for each core
+    assert number(*[10_000] * 9, threads=2) == 2
+    assert number(*[10_000] * 9, threads=8) == 1
+    assert number(100, 100) == number(10_000) == number(20_000, 100) == 1  # nothing to be saved
+    assert number(10_000, runs=3) == 3
+    assert number(10, 10, runs=3) == 1
+    assert number(10, 10, asked=2) == 2
+    nuts = {"a": NUTS(warmup_steps=100, num_samples=100), "b": SVI(AutoNormal, num_steps=10_000)}
+    assert number_of_jobs(None, nuts, 1, 1) == 2
+    for asked, runs, said in [
+        (3, 1, "--jobs 3 does nothing beyond one for each method, and there are 2 methods"),
+        (3, 2, "--jobs 3 does nothing beyond one for each run, and there are 2 runs"),
+        (5, 9, "5 processes of 1 threads need 5 cores"),
+    ]:
+        with pytest.raises(OptionError, match=said):
+            number(10, 10, runs=runs, asked=asked)
+    with pytest.raises(OptionError, match="there is 1 method: leave it out, or name more --m"):
+        number(10, asked=2)
+
+
 def test_a_run_knows_that_it_is_one_of_several() -> None:
     before = torch.get_num_threads()
     with one_of_processes(3, before + 1):
@@ -104,7 +143,7 @@ class WithoutFits(Plan):
     def models(self, rows: Split, seed: int) -> dict[str, Any]:
         return {}
 
-    def run(self, models: Any, rows: Split, seed: int, out: Path) -> Any:
+    def run(self, models: Any, rows: Split, seed: int, out: Path, *, num_processes: int = 1) -> Any:
         pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
         provenance = Provenance("NUTS", "NUTS")
         record = {

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+SMALLEST = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 _PLAIN = ("weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "differentiable")
 
 
@@ -107,19 +108,38 @@ class Adam:
         """
         n = len(parameters)
         new: list[list[Tensor]] = [[], [], []]
-        for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
+        for i, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             rate, inverse_root, on = controls[3 * i : 3 * i + 3]
             m, v = moments[i], moments[n + i]
+            g = without_traces(gradient)
             # the form of the two whose terms do not cancel
             near_m, near_g = m + (1 - self._beta1) * (g - m), g + self._beta1 * (m - g)
             new_m = near_m if self._beta1 >= 0.5 else near_g
             new_v = v + (1 - self._beta2) * (g * g - v)
+            new_m, new_v = without_traces(new_m), without_traces(new_v, power=2)
             new_p = p - rate * new_m / (new_v.sqrt() * inverse_root + self._eps)
             moves = is_finite & (on > 0)
             pairs = ((new_p, p), (new_m, m), (new_v, v))
             for values, (moved, stays) in zip(new, pairs, strict=True):
                 values.append(torch.where(moves, moved, stays))
         return [*new[0], *new[1], *new[2]]
+
+
+def without_traces(values: Tensor, power: int = 1) -> Tensor:
+    """Gradients or their averages, 0 where they are so small that their squares are not normal.
+
+    Weights that the data do not need shrink for ever, by the same share a step, as do the averages
+    of gradients that have ceased. Below 1e-38 a processor takes a hundred times as long for each.
+    A gradient of 1e-16 moves Adam by 1e-8 of its step size.
+
+    Args:
+        values: The numbers.
+        power: Of the gradients: 2 for averages of their squares.
+    """
+    tiny = SMALLEST.get(values.dtype, 0.0)
+    # squares times 1 - beta2 are normal, and squares fade by a tenth in 10 steps or more
+    least = 1e3 * math.sqrt(tiny) if power == 1 else 1.2 * tiny
+    return torch.nn.functional.hardshrink(values, least)
 
 
 def clip(gradients: Sequence[Tensor], max_norm: float, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.adam import Adam, clip
+from pyro_bnn.infer.adam import Adam, clip, without_traces
 
+AVERAGES = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "square_avg": 2}
+"""Moving averages in the states of torch's optimisers, of which power of the gradient."""
+FADING = 10  # steps between two looks at averages that fade
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 Schedule: TypeAlias = Literal["cosine", "constant"]
 
@@ -79,6 +82,11 @@ class Descent:
 
     def step(self, step: int) -> None:
         """Step number ``step``, from 0, with the gradients in ``.grad``."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = without_traces(parameter.grad)
+        if step % FADING == 0:
+            self._forget_traces()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         if self._schedule == "cosine":
@@ -91,6 +99,12 @@ class Descent:
         self.adam.store_counts()
         self._optimizer.step()
         self.adam.read_counts()
+
+    def _forget_traces(self) -> None:
+        for state in self._optimizer.state.values():
+            for name in AVERAGES.keys() & state.keys():
+                if isinstance(state[name], Tensor):  # SGD without momentum has None
+                    state[name].copy_(without_traces(state[name], AVERAGES[name]))
 
     # A checkpoint's two methods
 
