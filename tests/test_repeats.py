@@ -15,10 +15,12 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
 
+from pyro_bnn import jobs
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides import AutoNormal
+from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
+from pyro_bnn.jobs import find_methods
 from pyro_bnn.networks import NetworkOptions
 from pyro_bnn.provenance import Provenance, one_of_processes
 from pyro_bnn.repeats import (
@@ -158,6 +160,47 @@ class WithoutFits(Plan):
         }
         table = pd.DataFrame([record], index=pd.Index(["NUTS"], name="method"))
         return SimpleNamespace(split=rows, seed=seed, table=table, findings=()), {}
+
+
+def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In this process: the longest first, and one that needs another's weights after it."""
+    ran: list[str] = []
+
+    def in_turn(tasks: Any, processes: int, threads: int, say: Any, *, progress: bool) -> Any:
+        ran.extend(tasks)
+        assert processes == 2
+        return {name: task(say) for name, task in tasks.items()}
+
+    monkeypatch.setattr("pyro_bnn.side_by_side.run", in_turn)
+    x = np.linspace(-1, 1, 24).reshape(12, 2)
+    rows = from_arrays(x, x[:, 0])
+    methods = find_methods("auto-normal,nuts,auto-delta")
+    engines = {
+        "AutoNormal": SVI(AutoNormal, num_steps=20, learning_rate=1e30, schedule="constant"),
+        "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
+        "AutoDelta": SVI(AutoDelta, num_steps=10),
+    }
+    plan = Plan(
+        methods=methods, engines=engines, choice=NetworkOptions(hidden="2"), reference=None,
+        progress=False, say=str, command="",
+    )  # fmt: skip
+    models = plan.models(rows, 0)
+    found, lost = plan._fit_side_by_side(models, rows, 0, tmp_path, 2)
+    assert ran == ["NUTS", "AutoNormal", "AutoDelta"]
+    assert list(found) == ["NUTS", "AutoDelta"]
+    (line,) = lost
+    assert line.startswith("AutoNormal: ")
+    alone = engines["AutoDelta"].run(models["AutoDelta"], rows.train, progress=False)
+    assert torch.equal(found["AutoDelta"].unconstrained(1), alone.unconstrained(1))
+    np.testing.assert_array_equal(found["AutoDelta"].losses, alone.losses)
+
+    monkeypatch.setattr(jobs, "has_to_wait", lambda name, *_: name == "AutoDelta")
+    ran.clear()
+    found, _ = plan._fit_side_by_side(models, rows, 0, tmp_path, 2)
+    assert ran == ["NUTS", "AutoNormal"]
+    assert "AutoDelta" not in found  # nothing trained its network
 
 
 @pytest.mark.slow("processes")
