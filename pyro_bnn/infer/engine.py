@@ -19,9 +19,9 @@ from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program import Program
 
-COMPILE_TIME = 10.0  # seconds, with an empty cache
-GAIN_PER_CALL = 5e-4  # seconds that a compiled step of a small network saves
-GAIN_PER_NUMBER = 1e-8  # and for each weight of a large one
+COMPILE_TIME = 7.0  # seconds, with an empty cache
+GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves
+GAIN_PER_NUMBER = 1e-8  # and for each parameter of a large one
 TOLERANCE = 1e-3  # of outputs at the same weights: dtypes and devices differ by less
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
 
@@ -145,7 +145,7 @@ def is_compiled(option: Literal["auto"] | bool, num_calls: int, num_numbers: int
     Args:
         option: The engine's option ``compile``.
         num_calls: How often the graph is replayed.
-        num_numbers: Entries of its largest vectors, such as P.
+        num_numbers: Parameters that it moves.
     """
     if option != "auto":
         return option

@@ -46,7 +46,7 @@ from pyro_bnn.provenance import of_data
 logger = logging.getLogger("pyro_bnn")
 
 TYPICAL_STEPS = 64  # of leapfrog a draw
-OPERATIONS = 4  # times those of a step of SVI, by which engine.is_compiled counts
+OPERATIONS = 2  # times those of a step of SVI, by which engine.is_compiled counts
 DRAWS = "pyro-bnn-draws.bin"  # in the folder of a checkpoint
 DTYPES: dict[str, type[np.generic]] = {
     "tree_depth": np.int64,

@@ -89,7 +89,8 @@ class Training:
 
     def _make_steps(self, path: str | None, *, rows_vary: bool) -> None:
         svi, n = self.svi, len(self.parameters)
-        automatic = is_compiled(svi.compile, svi.num_steps, self._num_normals)
+        num_numbers = sum(parameter.numel() for parameter in self.parameters)
+        automatic = is_compiled(svi.compile, svi.num_steps, num_numbers)
         compiled = automatic if path is None else path == "compiled"
         is_whole = compiled and self.descent.make_pure()
         model = self.program.model
