@@ -19,11 +19,10 @@ References:
 
 from __future__ import annotations
 
-import copy
 import functools
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt16
 
 FAMILY_WISE_ERROR = 0.05  # chance that any method is called behind of which none is better
 NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an error of 0.003
@@ -113,42 +112,37 @@ def resampled(
     first, second = np.triu_indices(num_methods, 1)
     squares = sums**2
     of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
-    counts, after = _first_counts(num_groups)
-    rng, at_a_time = copy.deepcopy(after), len(counts)
     found = np.empty((NUM_SIMULATED, num_pairs))
-    for start in range(0, NUM_SIMULATED, at_a_time):
-        part = found[start : start + at_a_time]
-        if start:
-            counts = _counts(rng, num_groups, len(part))
+    start = 0
+    for drawn, normal in _resamples(num_groups, num_methods):
+        counts, part = drawn.astype(float), found[start : start + len(drawn)]
         total = counts @ sums  # [b, P]
         spread = counts @ squares - total**2 / num_groups
         spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
         variance = spread * num_groups / max(num_groups - 1, 1) + of_draws
-        if draws_errors.any() or len(part) < NUM_SIMULATED:  # or another part is drawn after it
-            normal = rng.standard_normal((len(part), num_methods)) * draws_errors * num_rows
-            total += normal[:, first] - normal[:, second]
+        error = normal * draws_errors * num_rows  # [b, K]
+        total += error[:, first] - error[:, second]
         np.divide(total, np.sqrt(variance), out=part, where=variance > 0)
         part[~(variance > 0)] = 0.0
+        start += len(drawn)
     return found
 
 
 @functools.lru_cache(maxsize=1)
-def _first_counts(num_groups: int) -> tuple[Float[np.ndarray, "B G"], np.random.Generator]:
-    """The counts of the first resamples, the same for all scores, and the generator after them."""
+def _resamples(
+    num_groups: int, num_methods: int
+) -> list[tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]]:
+    """How often each resample draws each group, and normal errors, by parts; always the same."""
     rng = np.random.default_rng(0)
-    counts = _counts(rng, num_groups, min(max(MAX_COUNTS // num_groups, 1), NUM_SIMULATED))
-    counts.flags.writeable = False
-    return counts, rng
-
-
-def _counts(
-    rng: np.random.Generator, num_groups: int, num_resamples: int
-) -> Float[np.ndarray, "B G"]:
-    """How often each group is drawn in each resample."""
-    drawn = rng.integers(num_groups, size=(num_resamples, num_groups))
-    drawn += np.arange(num_resamples)[:, None] * num_groups
-    counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-    return counts.astype(float)
+    at_a_time = max(MAX_COUNTS // num_groups, 1)
+    parts = []
+    for start in range(0, NUM_SIMULATED, at_a_time):
+        num = min(at_a_time, NUM_SIMULATED - start)
+        drawn = rng.integers(num_groups, size=(num, num_groups))
+        drawn += np.arange(num)[:, None] * num_groups
+        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        parts.append((counts.astype(np.uint16), rng.standard_normal((num, num_methods))))
+    return parts
 
 
 @functools.lru_cache(maxsize=1)
