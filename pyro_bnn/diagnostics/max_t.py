@@ -19,8 +19,10 @@ References:
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt16
 
 FAMILY_WISE_ERROR = 0.05  # chance that any method is called behind of which none is better
 NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an error of 0.003
@@ -57,12 +59,13 @@ def p_values(
     first, second = np.triu_indices(num_methods, 1)
     strongest = t.max(0)  # [K]
     order = np.argsort(-strongest)
-    rivals = np.full((len(equal), num_methods), -np.inf)  # [B, K], the largest over j
-    for k in range(num_methods):
-        against = np.concatenate([equal[:, second == k], -equal[:, first == k]], axis=1)
-        rivals[:, k] = against.max(1, initial=-np.inf)
-    largest = np.maximum.accumulate(rivals[:, order[::-1]], axis=1)[:, ::-1]  # over those left
-    p = (1 + (largest >= strongest[order]).sum(0)) / (len(equal) + 1)
+    by_pair = np.ascontiguousarray(equal.T)  # [P, B], the draws of a pair side by side
+    rivals = np.full((num_methods, len(equal)), -np.inf)  # [K, B], the largest over j
+    for pair, (j, k) in enumerate(zip(first, second, strict=True)):
+        np.maximum(rivals[k], by_pair[pair], out=rivals[k])
+        np.maximum(rivals[j], -by_pair[pair], out=rivals[j])
+    largest = np.maximum.accumulate(rivals[order[::-1]], axis=0)[::-1]  # over those left
+    p = (1 + (largest >= strongest[order, None]).sum(1)) / (len(equal) + 1)
     adjusted = np.empty(num_methods)
     adjusted[order] = np.maximum.accumulate(p)
     return adjusted
@@ -109,25 +112,40 @@ def resampled(
     first, second = np.triu_indices(num_methods, 1)
     squares = sums**2
     of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
-    rng = np.random.default_rng(0)
-    at_a_time = max(MAX_COUNTS // num_groups, 1)
     found = np.empty((NUM_SIMULATED, num_pairs))
-    for start in range(0, NUM_SIMULATED, at_a_time):
-        part = found[start : start + at_a_time]
-        drawn = rng.integers(num_groups, size=(len(part), num_groups))
-        drawn += np.arange(len(part))[:, None] * num_groups
-        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(float)
+    start = 0
+    for drawn, normal in _resamples(num_groups, num_methods):
+        counts, part = drawn.astype(float), found[start : start + len(drawn)]
         total = counts @ sums  # [b, P]
         spread = counts @ squares - total**2 / num_groups
         spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
         variance = spread * num_groups / max(num_groups - 1, 1) + of_draws
-        normal = rng.standard_normal((len(part), num_methods)) * draws_errors * num_rows
-        total += normal[:, first] - normal[:, second]
+        error = normal * draws_errors * num_rows  # [b, K]
+        total += error[:, first] - error[:, second]
         np.divide(total, np.sqrt(variance), out=part, where=variance > 0)
         part[~(variance > 0)] = 0.0
+        start += len(drawn)
     return found
 
 
+@functools.lru_cache(maxsize=1)
+def _resamples(
+    num_groups: int, num_methods: int
+) -> list[tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]]:
+    """How often each resample draws each group, and normal errors, by parts; always the same."""
+    rng = np.random.default_rng(0)
+    at_a_time = max(MAX_COUNTS // num_groups, 1)
+    parts = []
+    for start in range(0, NUM_SIMULATED, at_a_time):
+        num = min(at_a_time, NUM_SIMULATED - start)
+        drawn = rng.integers(num_groups, size=(num, num_groups))
+        drawn += np.arange(num)[:, None] * num_groups
+        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        parts.append((counts.astype(np.uint16), rng.standard_normal((num, num_methods))))
+    return parts
+
+
+@functools.lru_cache(maxsize=1)
 def gaussian(num_methods: int, num_repeats: int) -> Float[np.ndarray, "B P"]:
     """Statistics of equal methods over a few repeats: paired t of independent normal scores.
 
@@ -141,7 +159,8 @@ def gaussian(num_methods: int, num_repeats: int) -> Float[np.ndarray, "B P"]:
         num_repeats: Repeats J, at least 2; t has J - 1 degrees of freedom.
 
     Returns:
-        ``[B, P]``, in the order of ``np.triu_indices(K, 1)``.
+        ``[B, P]``, in the order of ``np.triu_indices(K, 1)``; the same array at every call, which
+        cannot be written to.
 
     References:
         Hayter, "A Proof of the Conjecture that the Tukey-Kramer Multiple Comparisons Procedure is
@@ -156,4 +175,6 @@ def gaussian(num_methods: int, num_repeats: int) -> Float[np.ndarray, "B P"]:
     of_each = np.diagonal(products, axis1=1, axis2=2)  # [B, K]
     squares = of_each[:, first] + of_each[:, second] - 2 * products[:, first, second]
     error = np.sqrt(squares / (num_repeats - 1) / num_repeats)
-    return np.asarray((means[:, first] - means[:, second]) / error)
+    t = np.asarray((means[:, first] - means[:, second]) / error)
+    t.flags.writeable = False
+    return t
