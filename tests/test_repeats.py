@@ -177,7 +177,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
     x = np.linspace(-1, 1, 24).reshape(12, 2)
     rows = from_arrays(x, x[:, 0])
     methods = find_methods("auto-normal,nuts,auto-delta")
-    engines = {
+    engines: dict[str, jobs.Engine] = {
         "AutoNormal": SVI(AutoNormal, num_steps=20, learning_rate=1e30, schedule="constant"),
         "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
         "AutoDelta": SVI(AutoDelta, num_steps=10),
