@@ -21,6 +21,8 @@ from tests import arviz_trees
 
 mpl.use("Agg")
 
+pytestmark = pytest.mark.slow("whole fits")
+
 REGRESSION = ("AutoNormal", "NUTS")
 
 
@@ -33,7 +35,6 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DataTree]:
     return {name: load_netcdf(Path(folder, f"{name}.nc")) for name in arviz_trees.NAMES}
 
 
-@pytest.mark.slow("whole fits")
 @pytest.mark.parametrize("name", REGRESSION)
 def test_summary_has_a_row_for_each_named_point(trees: dict[str, DataTree], name: str) -> None:
     summary = arviz().summary(trees[name], var_names=["f"])

@@ -590,6 +590,7 @@ def test_what_cannot_be_recorded_is_not_compiled_either_and_says_so_once(
     assert "cannot be captured as a graph and runs through plain Pyro" in record.message
 
 
+@pytest.mark.slow("a second or more")
 def test_compiled_as_it_is_or_through_inductors_own_entry_the_bits_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -287,6 +287,7 @@ def test_a_run_says_what_it_does(moons: Run) -> None:
     assert max(len(line) for line in lines[: -len(list(moons.folder.iterdir()))]) <= 100
 
 
+@pytest.mark.slow("a second or more")
 def test_a_run_names_the_files_it_wrote(moons: Run) -> None:
     written = [line[6:] for line in moons.result.out.splitlines() if line.startswith("Wrote ")]
     assert [Path(name).name for name in written] == [
@@ -298,6 +299,7 @@ def test_a_run_names_the_files_it_wrote(moons: Run) -> None:
     assert {Path(name) for name in written} == set(moons.folder.iterdir())
 
 
+@pytest.mark.slow("a whole comparison")
 def test_the_report_tells_how_to_get_it_again(moons: Run) -> None:
     import html
     import shlex
@@ -308,6 +310,7 @@ def test_the_report_tells_how_to_get_it_again(moons: Run) -> None:
     assert shlex.split(text) == ["pyro-bnn", *moons.args]
 
 
+@pytest.mark.slow("a whole comparison")
 def test_the_table_holds_every_method(moons: Run) -> None:
     table = pd.read_csv(moons.folder / "table.csv", index_col="method")
     assert sorted(table.index) == ["AutoNormal", "NUTS"]
@@ -365,6 +368,7 @@ def test_threads_are_set_before_the_fits(tmp_path: Path, monkeypatch: pytest.Mon
     assert (code, seen) == (2, [3])
 
 
+@pytest.mark.slow("a second or more")
 def test_a_method_that_diverges_does_not_take_the_report_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

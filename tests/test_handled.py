@@ -154,6 +154,7 @@ def test_a_held_weight_tells_of_its_scale() -> None:
     assert abs(float(slope)) < 1e-3
 
 
+@pytest.mark.slow("a second or more")
 def test_nuts_draws_from_the_posterior_of_the_other_sites() -> None:
     oracle = linear_gaussian()
     sampler = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=False)

@@ -80,6 +80,7 @@ def test_damaged_files_are_read_or_refused(
         target.is_refused(damaged(target.content, random.Random(seed)), folder)
 
 
+@pytest.mark.slow("a second or more")
 @settings(
     max_examples=40,
     deadline=None,

@@ -528,6 +528,7 @@ def test_compiled_values_and_gradients_are_those_of_plain_pyro(model: str, guide
         check(model, guide, compiled=True, rtol=1e-10)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("model", "guide"), RECORDED)
 def test_values_and_gradients_as_recorded_for_the_compiler_are_those_of_plain_pyro(

@@ -230,6 +230,7 @@ def test_raw_densities_of_two_targets_lose_both_log_scales() -> None:
     torch.testing.assert_close(raw.sd, model_units.sd * target.scale)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("raw", [False, True], ids=["standardised", "raw"])
 def test_each_of_two_targets_has_a_density_of_its_own(raw: bool) -> None:
     """The mean over draws of its own normal density; the product of the two is not that of both."""

@@ -13,6 +13,7 @@ from benchmarks.verdict_rates import spread
 from benchmarks.verdict_rates._rate import Rate
 
 
+@pytest.mark.slow("a second or more")
 def test_the_page_is_that_of_the_rates_that_were_counted() -> None:
     counted = json.loads((verdicts.FOLDER / "rates.json").read_text())
     assert (verdicts.FOLDER / "README.md").read_text() == verdicts.page(counted)
@@ -24,6 +25,7 @@ def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
     assert verdicts.share(rate) == "0.0 % (0.0 to 16.8 %) of 20"
 
 
+@pytest.mark.slow("a second or more")
 def test_a_subject_that_is_counted_again_leaves_the_others(tmp_path: Path) -> None:
     kept = [
         {"verdict": "x", "measures": "m", "threshold": "t", "setting": "s"}

@@ -282,6 +282,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
+@pytest.mark.slow("a second or more")
 @reproducible
 @given(
     st.binary(max_size=200)

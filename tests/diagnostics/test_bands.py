@@ -74,6 +74,7 @@ def test_rows_that_share_a_draw_vary_more_than_a_binomial_count() -> None:
     assert flagged > 3 * most_of(100)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     ("likelihood", "num_outputs"),
     [

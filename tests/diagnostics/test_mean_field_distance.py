@@ -75,6 +75,7 @@ def test_correlations_show_in_both_distances() -> None:
     np.testing.assert_allclose(found.spread.mean(), np.sqrt(np.trace(covariance)), rtol=0.05)
 
 
+@pytest.mark.slow("a second or more")
 def test_draws_of_a_gaussian_are_as_far_from_it_as_the_floor() -> None:
     found = mean_field_distance(draws_of(correlated(4), 800))
     differences = found.to_full - found.floor

@@ -83,6 +83,7 @@ def test_draws_of_a_guide_are_independent() -> None:
     assert not any("autocorrelated" in verdict for verdict in found.verdicts)
 
 
+@pytest.mark.slow("a second or more")
 def test_autocorrelated_draws_are_said_to_be_so() -> None:
     found = calibrate(Conjugate(correlation=0.95))
     # an AR(1) chain of 99 draws holds 99 (1 - 0.95)/(1 + 0.95) = 2.5 effective ones, of z; the log
@@ -94,6 +95,7 @@ def test_autocorrelated_draws_are_said_to_be_so() -> None:
     assert "fewer than the 99 that are ranked" in verdict
 
 
+@pytest.mark.slow("a second or more")
 def test_thinning_makes_draws_independent() -> None:
     engine = Conjugate(correlation=0.9, num_samples=99 * 40)
     found = calibrate(engine)
@@ -103,6 +105,7 @@ def test_thinning_makes_draws_independent() -> None:
     assert not any("autocorrelated" in verdict for verdict in found.verdicts)
 
 
+@pytest.mark.slow("a second or more")
 def test_engines_of_one_data_set_at_a_time_see_the_same_simulations() -> None:
     each = calibrate(Conjugate(), num_simulations=60, seed=5)
     one = calibrate(OneByOne(Conjugate()), num_simulations=60, seed=5)
@@ -137,6 +140,7 @@ def test_divergences_are_counted(engine: Any) -> None:
     assert found.verdicts[-1].startswith("40 draws diverge, in 20 of 20 simulations: ")
 
 
+@pytest.mark.slow("a second or more")
 def test_failures_are_counted_and_left_out() -> None:
     at_once = calibrate(Conjugate(limit=1.0), num_simulations=60)
     one_by_one = calibrate(OneByOne(Conjugate(limit=1.0)), num_simulations=60)

@@ -55,6 +55,7 @@ class GridPosterior:
         return b[places].unsqueeze(-1), {}
 
 
+@pytest.mark.slow("a second or more")
 def test_data_of_one_class_are_drawn_again_and_ranks_stay_uniform() -> None:
     found = simulation_based_calibration(
         coin, X[:3], GridPosterior(), num_simulations=120, progress=False

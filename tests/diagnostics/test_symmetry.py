@@ -36,6 +36,7 @@ def test_a_u_is_symmetric_and_a_slope_is_not() -> None:
     assert symmetry_test(np.full(9, 0.5)) == (0.0, 1.0)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_level_is_kept_and_the_two_sample_table_would_not_keep_it() -> None:
     generator = np.random.default_rng(2)
     samples = generator.random((2_000, 100))

@@ -40,6 +40,7 @@ def test_z_scores_tell_shift_from_width(shift: float, width: float) -> None:
     )
 
 
+@pytest.mark.slow("a second or more")
 def test_z_scores_are_standard_for_uniform_ranks() -> None:
     ranks = np.random.default_rng(0).integers(0, 20, (2000, 100))
     found = [rank_uniformity(row, 19, 20) for row in ranks]

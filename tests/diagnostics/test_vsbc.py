@@ -107,6 +107,7 @@ def test_probabilities_of_the_exact_posterior_are_uniform(right: SimulationProba
     assert all("consistent with a right q" in verdict for verdict in right.verdicts[:6])
 
 
+@pytest.mark.slow("a second or more")
 def test_half_the_variance_makes_a_u_that_is_symmetric() -> None:
     found = calibrate(Gaussian(width=np.sqrt(0.5)))
     for name in found.names:
@@ -120,12 +121,14 @@ def test_half_the_variance_makes_a_u_that_is_symmetric() -> None:
     assert verdict.endswith(": a U: the true value lies outside of most of q too often.")
 
 
+@pytest.mark.slow("a second or more")
 def test_a_larger_variance_makes_a_hump() -> None:
     found = calibrate(Gaussian(width=1.5))
     assert_law(column(found, "w"), ratio=1 / 1.5)
     assert {found.shape_of(name) for name in found.names} == {"too wide"}
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(("shift", "word"), [(0.6, "biased high"), (-0.6, "biased low")])
 def test_a_shift_makes_it_asymmetric(shift: float, word: str) -> None:
     found = calibrate(Gaussian(shift=shift))
@@ -136,6 +139,7 @@ def test_a_shift_makes_it_asymmetric(shift: float, word: str) -> None:
     assert not found.is_calibrated
 
 
+@pytest.mark.slow("a second or more")
 def test_a_bias_is_seen_beside_a_wrong_width() -> None:
     found = calibrate(Gaussian(width=0.5, shift=0.8))
     assert_law(column(found, "b"), ratio=2.0, shift=0.8)

@@ -421,6 +421,7 @@ def best_rate(oracle: LinearGaussian, x: Tensor, y: Tensor, noise: float) -> flo
     return float(optimize.minimize_scalar(loss, bounds=(1e-6, 0.999), method="bounded").x)
 
 
+@pytest.mark.slow("a second or more")
 def test_a_learned_rate_falls_as_the_rows_grow() -> None:
     """The same rows once to three times: the misfit grows with N, the masks' entropy does not."""
     oracle, noise = oracle_of_halves(), 2.0

@@ -398,6 +398,7 @@ def test_a_step_gives_every_component_its_own_biases() -> None:
         assert_close(draws[..., -5:], guide.biases.expand(2, 3, 5), rtol=0, atol=0)
 
 
+@pytest.mark.slow("a second or more")
 def test_a_narrow_weight_prior_shrinks_the_weights() -> None:
     norms = [
         float(fit(network(weight_prior=prior), num_steps=300).params["layers.0.weight"].norm())
@@ -708,6 +709,7 @@ def test_the_network_takes_every_guide(guide: Any) -> None:
         assert bool((posterior.params[name] != value).any())  # W and b are trained
 
 
+@pytest.mark.slow("a second or more")
 def test_nuts_samples_the_factors_at_a_stated_weight() -> None:
     model = network()
     shared = fit(model, num_components=2, separate_biases=False)

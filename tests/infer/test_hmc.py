@@ -64,6 +64,7 @@ def test_moments_under_a_low_rank_mass_matrix(dtype: torch.dtype) -> None:
     assert run.sample_stats["step_size"].mean() > 0.3  # of a standard normal it is about 0.7
 
 
+@pytest.mark.slow("a second or more")
 def test_mean_energy_is_that_of_the_gaussian(
     posterior: DrawsPosterior, oracle: LinearGaussian
 ) -> None:

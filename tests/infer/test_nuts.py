@@ -68,6 +68,7 @@ def test_moments_under_a_low_rank_mass_matrix(dtype: torch.dtype) -> None:
     assert run.sample_stats["n_steps"].mean() < 10
 
 
+@pytest.mark.slow("a second or more")
 @quick
 def test_mean_energy_is_that_of_the_gaussian(
     posterior: DrawsPosterior, oracle: LinearGaussian

@@ -189,6 +189,7 @@ POSITIONS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_of_a_row_share_their_weights_under_flipout(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -469,6 +469,7 @@ def test_a_stock_guide_whose_parameters_appear_later_is_refused(
         fit(lambda: ORACLE.model, tmp_path, guide=lambda model: guide, resume=True)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("interpreted")
 def test_gradients_alone_go_on_on_the_path_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

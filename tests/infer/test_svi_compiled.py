@@ -234,6 +234,7 @@ def compiling_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "COMPILE_TIME", 0.0)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("compiling_always")
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
 def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(

@@ -251,6 +251,7 @@ def test_draws_are_carried_on_by_their_moments(monkeypatch: pytest.MonkeyPatch) 
         continued(oracle.model, few)
 
 
+@pytest.mark.slow("a second or more")
 def test_engines_run_on_it_and_files_know_it(tmp_path: Path) -> None:
     oracle = linear_gaussian()
     first, second = parts(oracle)

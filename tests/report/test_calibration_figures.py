@@ -30,6 +30,7 @@ def test_pit_histograms_hold_every_row(regression: Comparison) -> None:
         assert heights(ax.patches[-1]).sum() == 60
 
 
+@pytest.mark.slow("a second or more")
 def test_reliability_shows_every_bin_with_rows(classes: Comparison) -> None:
     figure = reliability(classes, LIGHT)
     for ax, entry in zip(figure.axes, classes.ranked, strict=False):

@@ -155,6 +155,7 @@ def test_what_could_not_be_judged_is_noted() -> None:
     assert "saturated trees not judged: the largest depth allowed is not known" in notes
 
 
+@pytest.mark.slow("a second or more")
 def test_a_shift_of_all_logits_which_the_data_cannot_see_is_no_defect() -> None:
     split = class_split()
     posterior = LinearPosterior(split, "NUTS", "NUTS", stored=CHAINS * DRAWS, num_chains=CHAINS)

@@ -81,6 +81,7 @@ def test_saving_writes_page_table_and_a_netcdf_file_a_method(
     assert tree["log_likelihood"]["y"].shape == (4, 300, 180)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("no_pictures")
 def test_posteriors_of_an_earlier_comparison_stay_and_are_named(
     one_input: Comparison, tmp_path: Path

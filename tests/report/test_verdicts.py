@@ -220,6 +220,7 @@ def test_narrow_intervals_shared_with_the_reference_are_laid_to_the_model() -> N
     )
 
 
+@pytest.mark.slow("a second or more")
 def test_narrow_intervals_that_the_reference_does_not_share_are_laid_to_the_guide() -> None:
     (text,) = _texts(_findings(_calibrated(), shift=60.0), "coverage")
     assert text.startswith("95 % intervals are too narrow: of 200 test targets they cover it ")
@@ -248,6 +249,7 @@ def test_wide_intervals_are_reported_as_such() -> None:
     assert "look at the model (likelihood, noise scale, prior) before the guides." in text
 
 
+@pytest.mark.slow("a second or more")
 def test_a_posterior_far_too_wide_is_seen_by_the_pit_where_coverage_cannot() -> None:
     """A draw far out misses all rows at once: data sets of such a posterior cover none to all."""
     findings = _findings(_calibrated(), spread=90.0)
@@ -303,6 +305,7 @@ def test_khats_go_by_the_limit_for_their_draws_and_are_not_ordered_above_1() -> 
     assert "4." not in text
 
 
+@pytest.mark.slow("a second or more")
 def test_too_little_spread_is_reported_beyond_its_noise_only() -> None:
     (text,) = _texts(_of_spread(0.5), "sd ratio")
     assert "it at 60 of 60 test rows (median ratio 0.49" in text
@@ -311,6 +314,7 @@ def test_too_little_spread_is_reported_beyond_its_noise_only() -> None:
     assert _texts(_of_spread(0.9), "sd ratio") == []
 
 
+@pytest.mark.slow("a second or more")
 def test_too_much_spread_is_reported_beyond_its_noise_only() -> None:
     (text,) = _texts(_of_spread(2.0), "too wide")
     assert text.startswith(
@@ -342,6 +346,7 @@ def test_a_guide_below_one_that_it_contains_is_not_converged() -> None:
     assert found(spread=0.4) == []  # the same ELBO
 
 
+@pytest.mark.slow("a second or more")
 def test_two_fits_of_one_guide_are_compared() -> None:
     def found(worse: dict[str, Any], better: dict[str, Any]) -> list[str]:
         posteriors = {

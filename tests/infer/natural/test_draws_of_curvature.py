@@ -42,6 +42,7 @@ class Columns(PyroModule):
         return sampled
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     ("rates", "weights"),
     [((1e-6, 0.01), (1.0, 1.0)), ((1e-4, 0.02), (1.0, 1.0)), ((1e-6, 0.01), (3.0, 0.5))],
