@@ -71,8 +71,7 @@ def run(
             for name, task in tasks.items()
         }
         _watch(futures, queue, screen)
-    done = {name: future.result() for future, name in futures.items()}
-    return {name: done[name] for name in tasks}
+    return {name: future.result() for future, name in futures.items()}
 
 
 def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> None:
