@@ -14,13 +14,14 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from pyro.nn import PyroModuleList
 from torch import Tensor
 
-from pyro_bnn.effects import Evaluate, Model, Site
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
-from pyro_bnn.guides.blocks import LAST_LAYER, Blocks, matching_sites
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Guide, KLKind
-from pyro_bnn.latents import Latents, Marginals
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
+from pyro_bnn.program.handlers import Evaluate, Model
+from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.sites import Site
+from pyro_bnn.program.terms import GuideTerms
 
 PartSpec: TypeAlias = type[Guide] | Callable[[Model], Guide] | str | Mapping[str, Any]
 AT_POINTS = "ELBO at the point estimates"  # of some sites, where others have a density

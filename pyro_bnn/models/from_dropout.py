@@ -18,7 +18,7 @@ from pyro_bnn.models.outputs import record_output
 
 if TYPE_CHECKING:
     from pyro_bnn.data import Dataset
-    from pyro_bnn.posterior import GuidePosterior
+    from pyro_bnn.posterior.posterior import GuidePosterior
 
 WHOLE = (nn.Dropout,)
 OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -96,9 +96,9 @@ class DropoutModule(PyroModule):
         """
         from pyro_bnn.data import Dataset
         from pyro_bnn.guides import AutoDropout
-        from pyro_bnn.posterior import GuidePosterior, Provenance
-        from pyro_bnn.program import Program
-        from pyro_bnn.provenance import of_data
+        from pyro_bnn.posterior.posterior import GuidePosterior
+        from pyro_bnn.posterior.provenance import Provenance, of_data
+        from pyro_bnn.program.program import Program
 
         rows = data if isinstance(data, Dataset) else Dataset(*data)
         program = Program(self, rows.x, rows.y)

@@ -21,8 +21,9 @@ from pyro_bnn.handled import module_of
 from pyro_bnn.priors.from_posterior import SiteGaussian, gaussian_of, moments_of, site_gaussian
 
 if TYPE_CHECKING:
-    from pyro_bnn.effects import Model, Site
-    from pyro_bnn.posterior import Posterior
+    from pyro_bnn.posterior.posterior import Posterior
+    from pyro_bnn.program.handlers import Model
+    from pyro_bnn.program.sites import Site
 
 
 def continued(model: Model, posterior: Posterior) -> ContinuedModel:

@@ -24,8 +24,8 @@ from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.priors.prior import PriorLike
 
 if TYPE_CHECKING:
-    from pyro_bnn.effects import Site
-    from pyro_bnn.posterior import Posterior
+    from pyro_bnn.posterior.posterior import Posterior
+    from pyro_bnn.program.sites import Site
 
 MOMENT_DRAWS = 10_000  # most draws that moments are taken of
 NO_SPREAD = (

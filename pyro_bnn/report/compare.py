@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
-from pyro_bnn.report.files import file_names, made_folder, warn_of_others, write_text
-from pyro_bnn.report.findings import Verdict
-from pyro_bnn.report.off_data import find_probes
-from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
-from pyro_bnn.report.table import make_table
-from pyro_bnn.report.target_tables import target_table
-from pyro_bnn.report.text import text_summary
-from pyro_bnn.report.units import Units
-from pyro_bnn.report.verdicts import verdicts
+from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
+from pyro_bnn.report.evaluation.findings import Verdict
+from pyro_bnn.report.evaluation.off_data import find_probes
+from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
+from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.output.names import file_names, warn_of_others
+from pyro_bnn.report.tables.table import make_table
+from pyro_bnn.report.tables.target_tables import target_table
+from pyro_bnn.report.tables.text import text_summary
+from pyro_bnn.report.verdicts.verdicts import verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.data.split import Split
-    from pyro_bnn.report.figures import Figures
-    from pyro_bnn.report.protocol import PosteriorLike
+    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.plots.figures import Figures
 
 
 class Comparison:
@@ -97,7 +98,7 @@ class Comparison:
     @cached_property
     def figures(self) -> Figures:
         """Figures by name, drawn when they are first asked for; matplotlib without pyplot."""
-        from pyro_bnn.report.figures import Figures
+        from pyro_bnn.report.plots.figures import Figures
 
         return Figures(self)
 
@@ -131,7 +132,7 @@ class Comparison:
         Raises:
             OutputError: If the file cannot be written.
         """
-        from pyro_bnn.report.html import render
+        from pyro_bnn.report.output.html import render
 
         path = Path(path)
         made_folder(path.parent)
@@ -156,7 +157,7 @@ class Comparison:
             OutputError: If a file cannot be written.
         """
         from pyro_bnn import arviz_io
-        from pyro_bnn.report.to_files import tree_of
+        from pyro_bnn.report.output.netcdf import tree_of
 
         folder = made_folder(folder)
         files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.plotting.theme import DARK, LIGHT, Theme
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.figures import PLOTS, Figures, Plot
-from pyro_bnn.report.theme import DARK, LIGHT, Theme
+from pyro_bnn.report.plots.figures import PLOTS, Figures, Plot
 
 
 def test_each_comparison_offers_what_it_can_show(

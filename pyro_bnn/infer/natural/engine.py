@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from torch.utils.data import DataLoader
 
-from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.batches import batches_of
-from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.identity import Identity
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.engine import (
     Data,
     Init,
@@ -31,8 +32,10 @@ from pyro_bnn.infer.engine import (
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.warm_start import starting_mean
-from pyro_bnn.posterior import GuidePosterior, Provenance
-from pyro_bnn.provenance import of_data
+from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.provenance import Provenance, of_data
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
 
