@@ -19,7 +19,7 @@ from pyro_bnn.layers.dropout import IS_MASK_NOISE, keeps
 from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Latents, Marginals
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 Kind = Literal["bernoulli", "concrete", "gaussian"]
 

@@ -17,8 +17,8 @@ from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_para
 from pyro_bnn.guides.parts.blocks import Blocks, layers_of
 from pyro_bnn.guides.parts.flow_layers import KINDS, NOT_INVERTED, FlowMap, Flows
 from pyro_bnn.program.handlers import Evaluate, Model
-from pyro_bnn.program.sites import Site
 from pyro_bnn.program.terms import GuideTerms
+from pyro_bnn.sites import Site
 
 MAX_NUMBERS = 100_000_000  # that the layers of a flow may train: with Adam's moments, 1.2 GB
 

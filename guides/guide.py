@@ -34,8 +34,8 @@ from pyro_bnn.program.handlers import (
 from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.program import _store_params
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.sites import Site, is_real, require_sites
 from pyro_bnn.program.terms import GuideTerms, Params
+from pyro_bnn.sites import Site, is_real, require_sites
 
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
 CreatePlates: TypeAlias = Callable[..., "pyro.plate | Iterable[pyro.plate]"]
@@ -94,6 +94,13 @@ class Guide(AutoGuide):
     needs_model: ClassVar[str | None] = None
     suits_models: ClassVar[tuple[str, ...]] = ()
     warms_up_components: ClassVar[bool] = False
+    known: ClassVar[dict[str, type[Guide]]] = {}
+    """The guides of this package by name, those that an engine alone makes among them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("pyro_bnn.guides.") and cls.__name__.startswith("Auto"):
+            Guide.known[cls.__name__] = cls
 
     def __init__(
         self,

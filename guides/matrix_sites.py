@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.program.handlers import Evaluate
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 
 class MatrixGuide(Guide):

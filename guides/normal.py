@@ -14,7 +14,7 @@ from torch.distributions import biject_to
 
 from pyro_bnn.guides.guide import CreatePlates, Guide, check_init_scale, positive_parameter
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 
 class AutoNormal(Guide):

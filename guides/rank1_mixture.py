@@ -29,8 +29,8 @@ from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.sites import Site
 from pyro_bnn.program.terms import GuideTerms, Params
+from pyro_bnn.sites import Site
 
 Family = Literal["normal", "cauchy", "delta"]
 Objective = Literal["average", "mixture", "log_mixture", "log_mixture_averaged_kl"]

@@ -15,7 +15,6 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn import arviz_io, report
-from pyro_bnn.cli import fits
 from pyro_bnn.cli import runs as repeats
 from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.errors import DataError, DivergenceError

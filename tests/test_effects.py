@@ -30,7 +30,7 @@ from pyro_bnn.program.distributions import (
 )
 from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
 from pyro_bnn.program.random_state import derived_seed, isolated
-from pyro_bnn.program.sites import Site, is_real, require_sites
+from pyro_bnn.sites import Site, is_real, require_sites
 from tests.plain_pyro import data, default_dtype, plain_function
 
 Model = Callable[..., Any]

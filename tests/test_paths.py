@@ -30,7 +30,7 @@ from pyro_bnn.guides import (
     Guide,
 )
 from pyro_bnn.program import Batch, Program
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 from tests.collection import EVERY_KIND, cover, rest_in_soak
 from tests.plain_pyro import CASES, NORMAL, Case, conditioned, data, default_dtype, mlp
 from tests.test_laws import RANK1, mixture

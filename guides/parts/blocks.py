@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_bnn.priors.hierarchy import hierarchies
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 
 class Blocks(NamedTuple):

@@ -45,8 +45,8 @@ from pyro_bnn.diagnostics.mean_field.in_between import (
     segment,
 )
 from pyro_bnn.diagnostics.mean_field.local_product import LocalProducts, local_products
+from pyro_bnn.diagnostics.mean_field.matrix_moments import MatrixMoments
 from pyro_bnn.diagnostics.mean_field.product_matrix import (
-    MatrixMoments,
     matrix_moments,
     product_draws,
     product_moments,

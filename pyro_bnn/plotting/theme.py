@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
-
 
 Dashes = str | tuple[float, tuple[float, ...]]
 MARKS = ("s", "^", "D", "v", "P", "X", "<", ">")
@@ -235,8 +233,3 @@ def hide_left(ax: Axes) -> None:
     """Takes away ticks and line of the axis on the left, where rows are named."""
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-
-
-def styles_of(comparison: Comparison, theme: Theme) -> dict[str, Style]:
-    """The style of every method, the same in all figures."""
-    return theme.styles(list(comparison.posteriors), comparison.reference)

@@ -22,7 +22,7 @@ from pyro_bnn.program.random_state import derived_seed
 if TYPE_CHECKING:
     from xarray import DataTree
 
-    from pyro_bnn.posterior.posterior import Posterior
+    from pyro_bnn.posterior.protocol import ProgramPosterior
     from pyro_bnn.predictive.prediction import Prediction
     from pyro_bnn.program.program import Program
     from pyro_bnn.program.terms import Params
@@ -37,7 +37,7 @@ Array = TypeVar("Array", Tensor, NDArray[Any])
 
 
 def arviz_groups(
-    posterior: Posterior,
+    posterior: ProgramPosterior,
     train: Dataset,
     test: Dataset | None,
     *,
@@ -204,7 +204,7 @@ def with_units(tree: DataTree, train: Dataset) -> DataTree:
 
 
 def site_summaries(
-    posterior: Posterior, draws: Draws, *, include_weights: bool
+    posterior: ProgramPosterior, draws: Draws, *, include_weights: bool
 ) -> dict[str, NDArray[Any]]:
     """Scalars and constrained sites as they are, the Euclidean norm of every other site."""
     values: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
@@ -226,7 +226,7 @@ def _by_chain(value: NDArray[Any], draws: Draws) -> NDArray[Any]:
 
 
 def _sample_stats(
-    posterior: Posterior, train: Dataset, num_samples: int, seed: int
+    posterior: ProgramPosterior, train: Dataset, num_samples: int, seed: int
 ) -> dict[str, NDArray[Any]]:
     if posterior.has_log_prob:
         log_p, log_q = posterior.densities(train, num_samples, seed)
@@ -241,7 +241,9 @@ def _sample_stats(
     return {name: value[:, chosen] for name, value in posterior.sample_stats.items()}
 
 
-def _log_priors(posterior: Posterior, draws: Draws, train: Dataset) -> dict[str, NDArray[Any]]:
+def _log_priors(
+    posterior: ProgramPosterior, draws: Draws, train: Dataset
+) -> dict[str, NDArray[Any]]:
     """Log density ``[C, S]`` of each site under its prior, by name."""
     program = posterior.program
 
@@ -257,7 +259,12 @@ def _log_priors(posterior: Posterior, draws: Draws, train: Dataset) -> dict[str,
 
 
 def _prior_groups(
-    posterior: Posterior, train: Dataset, points: Dataset, num_points: int, seed: int, memory: int
+    posterior: ProgramPosterior,
+    train: Dataset,
+    points: Dataset,
+    num_points: int,
+    seed: int,
+    memory: int,
 ) -> Groups:
     program, params = posterior.program, posterior.params
     x = program.inputs(points.x[:num_points])
@@ -282,7 +289,7 @@ def _prior_groups(
     }
 
 
-def _with_members(posterior: Posterior, z: Tensor, seed: int) -> Tensor:
+def _with_members(posterior: ProgramPosterior, z: Tensor, seed: int) -> Tensor:
     """Prior draws ``[S, P + Q]``, each with the parameters of its own that a posterior draw has."""
     draws = posterior.draws(min(len(z), posterior.num_stored_draws or len(z)), seed)
     own = draws[:, z.shape[-1] :]  # [S, Q]

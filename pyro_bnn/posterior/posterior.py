@@ -16,10 +16,11 @@ from torch import Tensor
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, cast, column_order, in_order, listed, to_tensor
 from pyro_bnn.data.labels import check_same_classes
-from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
+from pyro_bnn.errors import DataError, OptionError, OutputError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB
+from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.cache import MOST_BYTES, Remembered
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 NUM_SAMPLES = 1_000  # draws by default
+DRAWS_OF_UNKNOWN_GUIDES = 1_000  # that a file holds of a guide of no class of this package
 
 Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 
@@ -547,9 +549,23 @@ class Posterior(ABC):
         Raises:
             OutputError: If the file cannot be written.
         """
-        from pyro_bnn.posterior.storage import save
+        storage.save(Path(path), self.program, self.params, self.provenance, self._contents())
 
-        save(self, Path(path))
+    def _contents(self) -> dict[str, Any]:
+        """What its file holds beside its model: draws, unless a subclass has more to keep.
+
+        Raises:
+            OutputError: If draws are not all of it.
+        """
+        if self.program.member_params:
+            raise OutputError(
+                f"cannot save a {self.method}, whose class is not of this package and whose draws "
+                f"have values of their own of {', '.join(self.program.member_params)}"
+            )
+        count = self.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
+        z = self.unconstrained(count, group_by_chain=True)
+        log_q = self.log_q(count) if self.has_log_prob else None
+        return storage.draws_contents(z, log_q, self.sample_stats)
 
     @staticmethod
     def load(path: str | Path, model: Model) -> Posterior:
@@ -565,9 +581,10 @@ class Posterior(ABC):
             SiteError: If the model differs from the one that was saved: in its sites, buffers,
                 prior, network or likelihood.
         """
-        from pyro_bnn.posterior.storage import load
-
-        return load(Path(path), model)
+        program, provenance, guide, z, stats, log_q = storage.load(Path(path), model)
+        if guide is not None:
+            return GuidePosterior(program, guide, provenance)
+        return DrawsPosterior(program, z, provenance, sample_stats=stats, log_q=log_q)
 
     def _rows(self, x: ArrayLike) -> Tensor:
         """Inputs as a tensor, the columns of a data frame in the order of the fit."""
@@ -660,6 +677,10 @@ class GuidePosterior(Posterior):
         """The guide's ``has_moments``."""
         return self.guide.has_moments
 
+    def _contents(self) -> dict[str, Any]:
+        known = storage.is_known(self.guide)
+        return storage.guide_contents(self.guide) if known else super()._contents()
+
     def in_blocks(self, num_samples: int, seed: int) -> Draws:
         """Draws of the guide; see the base class."""
         atoms = self.guide.atoms()
@@ -748,6 +769,9 @@ class DrawsPosterior(Posterior):
 
     def _state(self) -> tuple[Tensor, ...]:
         return (*super()._state(), self._z)
+
+    def _contents(self) -> dict[str, Any]:
+        return storage.draws_contents(self._z, self._stored_log_q, self._sample_stats)
 
     def chosen(self, num_samples: int, seed: int) -> Tensor:
         """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
     from pyro_bnn.data.dataset import Dataset
+    from pyro_bnn.predictive.draws import Draws
+    from pyro_bnn.predictive.map_draws import Chunks
+    from pyro_bnn.predictive.prediction import Prediction
+    from pyro_bnn.program.program import Program
 
 
 class PredictionLike(Protocol):
@@ -187,4 +191,45 @@ class PosteriorLike(Protocol):
         seed: int = 0,
     ) -> DataTree:
         """The posterior as ArviZ's DataTree."""
+        ...
+
+
+class ProgramPosterior(PosteriorLike, Protocol):
+    """A fitted posterior whose model is a program; see ``pyro_bnn.Posterior``."""
+
+    program: Program
+    params: dict[str, Tensor]
+    chunks: Chunks
+
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """Draws z of the weights, in blocks."""
+        ...
+
+    def draws(self, num_samples: int | None = None, seed: int = 0) -> Tensor:
+        """Draws ``[S, P + Q]`` of z and of the parameters that each draw has of its own."""
+        ...
+
+    def predict(
+        self,
+        x: Tensor,
+        num_samples: int | None = None,
+        seed: int = 0,
+        raw: bool = False,
+        *,
+        memory: int = ...,
+        disk: bool = ...,
+    ) -> Prediction:
+        """Predictions at inputs x; arrays of more bytes than ``memory`` may stand on disk."""
+        ...
+
+    def log_likelihood(
+        self,
+        data: Dataset,
+        num_samples: int | None = None,
+        seed: int = 0,
+        group_by_chain: bool = False,
+        *,
+        memory: int = ...,
+    ) -> Tensor:
+        """Log density of y given each draw ``[S, N]``, or ``[C, S/C, N]``; draws of `predict`."""
         ...

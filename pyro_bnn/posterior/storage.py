@@ -4,40 +4,70 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_bnn import guides, memory
+from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
-from pyro_bnn.errors import FileFormatError, OutputError, SiteError
+from pyro_bnn.errors import FileFormatError, SiteError
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
-from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.handled import module_of
 from pyro_bnn.posterior.document import Stored
-from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
 FORMAT = "pyro_bnn posterior"
 VERSION = 2
-DRAWS_OF_UNKNOWN_GUIDES = 1_000
 SMALL = 1 << 16  # numbers that a guide may take beside its parameters
 TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
 
 
-def save(posterior: Posterior, path: Path) -> None:
+class Loaded(NamedTuple):
+    """A posterior as it was read.
+
+    Attributes:
+        program: Its model.
+        provenance: How it came about.
+        guide: Its guide; None where there are draws.
+        z: Its draws ``[C, S, P]``, empty where there is a guide.
+        sample_stats: Their statistics ``[C, S]``.
+        log_q: Their log densities ``[C, S]``, or None.
+    """
+
+    program: Program
+    provenance: Provenance
+    guide: Guide | None
+    z: Tensor
+    sample_stats: dict[str, NDArray[Any]]
+    log_q: Tensor | None
+
+
+def save(
+    path: Path,
+    program: Program,
+    params: Params,
+    provenance: Provenance,
+    contents: Mapping[str, Any],
+) -> None:
     """Write a posterior to one file; see :meth:`Posterior.save`.
 
-    A guide whose class is not of this package is stored as ``DRAWS_OF_UNKNOWN_GUIDES`` draws.
+    Args:
+        path: The file.
+        program: Its model.
+        params: Values of its point-estimated parameters.
+        provenance: How it came about.
+        contents: What `guide_contents` or `draws_contents` gives.
     """
-    program, provenance = posterior.program, posterior.provenance
     x, y = program.example
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -65,41 +95,39 @@ def save(posterior: Posterior, path: Path) -> None:
         "losses": torch.as_tensor(provenance.losses),
         "inputs": _units(provenance.inputs),
         "target": _units(provenance.target),
-        "params": dict(posterior.params),
+        "params": dict(params),
         "buffers": {name: program.snapshot.buffers[name] for name in _buffers(program.model)},
-        "fingerprint": _fingerprint(program, posterior.params),
+        "fingerprint": _fingerprint(program, params),
+        **contents,
     }
-    known = isinstance(posterior, GuidePosterior) and _is_known(posterior.guide)
-    if program.member_params and not known:
-        raise OutputError(
-            f"cannot save a {posterior.method}, whose class is not of this package and whose draws "
-            f"have values of their own of {', '.join(program.member_params)}"
-        )
-    if known:
-        guide = cast(GuidePosterior, posterior).guide
-        document["guide"] = {
+    write_tensors(document, path)
+
+
+def guide_contents(guide: Guide) -> dict[str, Any]:
+    """What the file of a guide of this package holds of it."""
+    return {
+        "guide": {
             "class": type(guide).__name__,
             "options": json.dumps(guide.options()),
             "state": dict(guide.state_dict()),
         }
-    else:
-        stored = posterior.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
-        document["z"] = (
-            posterior.stored
-            if isinstance(posterior, DrawsPosterior)
-            else posterior.unconstrained(stored, group_by_chain=True)
-        )
-        if posterior.has_log_prob:
-            log_q = posterior.log_q(stored)
-            document["log_q"] = log_q.reshape(document["z"].shape[:2])
-        document["sample_stats"] = {
-            name: torch.as_tensor(np.ascontiguousarray(value))
-            for name, value in posterior.sample_stats.items()
-        }
-    write_tensors(document, path)
+    }
 
 
-def load(path: Path, model: Model) -> Posterior:
+def draws_contents(
+    z: Tensor, log_q: Tensor | None, sample_stats: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """What a file holds of draws ``[C, S, P]``, their log q ``[C, S]`` and their statistics."""
+    contents: dict[str, Any] = {"z": z}
+    if log_q is not None:
+        contents["log_q"] = log_q.reshape(z.shape[:2])
+    contents["sample_stats"] = {
+        name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in sample_stats.items()
+    }
+    return contents
+
+
+def load(path: Path, model: Model) -> Loaded:
     """Read a posterior; see :meth:`Posterior.load`.
 
     The model has to be the one that was saved: its buffers are compared and not restored, and its
@@ -117,10 +145,15 @@ def load(path: Path, model: Model) -> Posterior:
     _check_buffers(model, stored.buffers, path)
     _restore_params(program, stored.params, path)
     _check_fingerprint(program, stored.fingerprint, path)
-    if stored.guide is not None:
-        guide = _guide(stored, program, path)
-        return GuidePosterior(program, guide, stored.provenance)
-    return _draws(stored, program, path)
+    guide = None if stored.guide is None else _guide(stored, program, path)
+    return Loaded(
+        program,
+        stored.provenance,
+        guide,
+        _draws(stored, program, path) if guide is None else program.initial.new_empty(0),
+        {name: value.numpy() for name, value in stored.sample_stats.items()},
+        stored.log_q,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -149,20 +182,14 @@ def _program(model: Model, stored: Stored, path: Path) -> Program:
         ) from error
 
 
-def _draws(stored: Stored, program: Program, path: Path) -> DrawsPosterior:
+def _draws(stored: Stored, program: Program, path: Path) -> Tensor:
     z = stored.z
     if z is None or z.shape[-1] != program.num_latents:
         raise FileFormatError(
             f"{path} is damaged: its draws have shape {None if z is None else list(z.shape)}, not "
             f"[C, S, {program.num_latents}]"
         )
-    return DrawsPosterior(
-        program,
-        _resident(z, program),
-        stored.provenance,
-        sample_stats={name: value.numpy() for name, value in stored.sample_stats.items()},
-        log_q=stored.log_q,
-    )
+    return _resident(z, program)
 
 
 def _resident(z: Tensor, program: Program) -> Tensor:
@@ -174,8 +201,8 @@ def _guide(stored: Stored, program: Program, path: Path) -> Guide:
     """The guide of a file, whose parameters are as large as those in the file or it is refused."""
     assert stored.guide is not None
     name = stored.guide[0]
-    cls = _class_named(name)
-    if not (isinstance(cls, type) and issubclass(cls, Guide)):
+    cls = Guide.known.get(name)
+    if cls is None:
         raise FileFormatError(f"{path} holds a {name}, which is no guide known here")
     try:
         guide = _rebuilt(cls, stored.guide, program)
@@ -226,16 +253,10 @@ class _Within(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_known(guide: Guide) -> bool:
+def is_known(guide: Guide) -> bool:
     """Whether its class, and that of each guide in it, is of this package."""
     classes = [type(part) for part in guide.modules() if isinstance(part, Guide)]
-    return all(_class_named(cls.__name__) is cls for cls in classes)
-
-
-def _class_named(name: str) -> Any:
-    """The guide of this name, that which an engine alone makes among them; None for others."""
-    made_by_slang = AutoLowRankPrecision if name == AutoLowRankPrecision.__name__ else None
-    return getattr(guides, name, made_by_slang)
+    return all(Guide.known.get(cls.__name__) is cls for cls in classes)
 
 
 def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> None:

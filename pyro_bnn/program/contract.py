@@ -30,7 +30,7 @@ from pyro_bnn.program.handlers import (
     trace_model,
 )
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.sites import _base
+from pyro_bnn.sites import _base
 
 CORRECTED = """
     f = pyro.deterministic("f", f)                       # f [N, F], the network output

@@ -29,7 +29,7 @@ from pyro_bnn.handled import module_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
 from pyro_bnn.program.random_state import empty_store, isolated
-from pyro_bnn.program.sites import Site, _base
+from pyro_bnn.sites import Site, _base
 
 logger = logging.getLogger("pyro_bnn")
 

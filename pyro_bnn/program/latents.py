@@ -13,7 +13,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.program.closed_forms import FAMILIES, Block, Marginal, make_index
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, log_prob
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 
 class Marginals(NamedTuple):

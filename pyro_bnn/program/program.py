@@ -46,9 +46,9 @@ from pyro_bnn.program.handlers import (
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.sites import Site
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, Params, RowEstimate
+from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
 

@@ -3,7 +3,8 @@
 from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.compare import Comparison, compare
 from pyro_bnn.report.saved.compare_files import compare_files
-from pyro_bnn.report.splits.compare_runs import RepeatedComparison, Run, compare_runs
+from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs
+from pyro_bnn.report.splits.run import Run
 
 __all__ = [
     "Comparison",

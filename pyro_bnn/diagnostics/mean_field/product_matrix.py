@@ -24,22 +24,22 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_bnn.diagnostics.mean_field.matrix_moments import MatrixMoments
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import AutoKTiedNormal, AutoNormal
 from pyro_bnn.memory import GIB, WORKING_SET
 from pyro_bnn.models import MLP, DeepLinear
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 Layer: TypeAlias = tuple[Tensor, Tensor]
 """Mean and standard deviation ``[O, I]`` of each weight of one layer."""
@@ -49,44 +49,6 @@ Layers: TypeAlias = Sequence[Layer] | Posterior
 
 NUM_DRAWS = 10_000
 MEAN_FIELD = (AutoNormal, AutoKTiedNormal)  # not their subclasses, some of which correlate
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MatrixMoments:
-    """Mean and covariance of the entries of a random matrix.
-
-    Attributes:
-        mean: Of each entry ``[O, I]``.
-        covariance: Between entries, ``[a, b, c, d]`` that of m_ab and m_cd.
-        error: Standard error of each covariance, zero where it is exact. It takes fourth moments
-            of the draws, so that products of many layers, whose tails are heavy, need many.
-        num_draws: Draws that the moments were estimated from; None where they are exact.
-    """
-
-    mean: Float[Tensor, "O I"]
-    covariance: Float[Tensor, "O I O I"]
-    error: Float[Tensor, "O I O I"]
-    num_draws: int | None = None
-
-    @property
-    def matrix(self) -> Float[Tensor, "OI OI"]:
-        """The covariance of the entries taken row by row."""
-        return self.covariance.flatten(2).flatten(0, 1)
-
-    @property
-    def correlation(self) -> Float[Tensor, "OI OI"]:
-        """Correlations of the entries taken row by row; 0 for entries that are constant."""
-        sd = self.matrix.diagonal().sqrt()
-        return (self.matrix / torch.outer(sd, sd)).nan_to_num(0.0, 0.0, 0.0)
-
-    @property
-    def figure(self) -> Figure:
-        """Heat map of the covariance, entries taken row by row."""
-        from pyro_bnn.diagnostics.mean_field.covariance_maps import (
-            covariance_maps,  # pictures are above us
-        )
-
-        return covariance_maps({"": self})
 
 
 def product_moments(

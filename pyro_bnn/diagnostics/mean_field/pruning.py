@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.predictive.draws import Draws
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 Order: TypeAlias = Literal["signal to noise", "magnitude", "random"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
 from pyro_bnn.guides import Guide
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.sites import Site
+from pyro_bnn.sites import Site
 
 
 class Estimands:

@@ -4,56 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, binomial_band
+from pyro_bnn.diagnostics.simulation.uniformity import Uniformity
 from pyro_bnn.plotting.theme import LIGHT, Theme, canvas, grid_shape, hide_unused, show_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.diagnostics.simulation.probabilities import SimulationProbabilities
-    from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 
 MAX_COLUMNS = 3  # room for two words in a title
 
 
-def simulation_ranks(found: SimulationRanks, theme: Theme = LIGHT) -> Figure:
-    """Histograms of ranks, a panel a quantity; those that are not uniform in another colour.
+class Simulated(Protocol):
+    """What is drawn of simulations; see ``SimulationRanks`` and ``SimulationProbabilities``."""
 
-    Args:
-        found: The ranks.
-        theme: Colours.
-    """
-    smallest = {name: test.smallest[1] for name, test in found.uniformities.items()}
-    label = f"rank of the true value among {found.num_draws} draws of {found.method}"
-    return _histograms(found, smallest, (-0.5, found.num_draws + 0.5), label, theme)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the quantities."""
+        ...
+
+    @property
+    def num_simulations(self) -> int:
+        """Number of simulated data sets."""
+        ...
+
+    @property
+    def uniformities(self) -> Mapping[str, Uniformity]:
+        """Test of each quantity, with the counts of its histogram."""
+        ...
+
+    def is_uniform(self, name: str) -> bool:
+        """Whether no error was found in a quantity."""
+        ...
+
+    def shape_of(self, name: str) -> str:
+        """What is found of a quantity, in words."""
+        ...
 
 
-def simulation_probabilities(found: SimulationProbabilities, theme: Theme = LIGHT) -> Figure:
-    """Histograms of probabilities, a panel a quantity; those with an error in another colour.
-
-    Args:
-        found: The probabilities.
-        theme: Colours.
-    """
-    smallest = {
-        name: min(test.symmetry, test.uniformity.smallest[1])
-        for name, test in found.findings.items()
-    }
-    label = f"probability that {found.method} puts below the true value"
-    return _histograms(found, smallest, (0, 1), label, theme)
-
-
-def _histograms(
-    found: SimulationRanks | SimulationProbabilities,
+def histograms(
+    found: Simulated,
     p_values: Mapping[str, float],
     ends: tuple[float, float],
     label: str,
-    theme: Theme,
+    theme: Theme = LIGHT,
 ) -> Figure:
+    """Histograms, a panel a quantity; those with an error in another colour.
+
+    Args:
+        found: What was simulated.
+        p_values: The smallest p-value of each quantity.
+        ends: Ends of the histograms.
+        label: What they are over.
+        theme: Colours.
+    """
     from matplotlib.ticker import MaxNLocator
 
     rows, columns = grid_shape(len(found.names), MAX_COLUMNS)

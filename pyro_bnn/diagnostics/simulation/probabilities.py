@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.diagnostics.simulation.histograms import histograms
 from pyro_bnn.diagnostics.simulation.ranks import FAMILY_ERROR, WIDTH
 from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.uniformity import (
@@ -21,6 +22,7 @@ from pyro_bnn.diagnostics.simulation.uniformity import (
     equal_bins,
     rank_uniformity,
 )
+from pyro_bnn.files.atomic import made_folder, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,9 +217,12 @@ class SimulationProbabilities:
     @property
     def figure(self) -> Figure:
         """Histograms of probabilities, a panel a quantity, with the band that chance allows."""
-        from pyro_bnn.diagnostics.simulation.histograms import simulation_probabilities
-
-        return simulation_probabilities(self)
+        smallest = {
+            name: min(test.symmetry, test.uniformity.smallest[1])
+            for name, test in self.findings.items()
+        }
+        label = f"probability that {self.method} puts below the true value"
+        return histograms(self, smallest, (0, 1), label)
 
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
@@ -258,8 +263,6 @@ class SimulationProbabilities:
             OutputError: If the folder cannot be written to.
         """
         import pandas as pd
-
-        from pyro_bnn.files.atomic import made_folder, write_text
 
         folder = made_folder(folder)
         values = pd.DataFrame(self.probabilities, columns=list(self.names))

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
+from pyro_bnn.diagnostics.simulation.histograms import histograms
 from pyro_bnn.diagnostics.simulation.uniformity import (
     SHAPES,
     Uniformity,
     equal_bins,
     rank_uniformity,
 )
+from pyro_bnn.files.atomic import made_folder, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,11 +165,9 @@ class SimulationRanks:
     @property
     def figure(self) -> Figure:
         """Rank histograms, a panel a quantity, with the band that chance allows."""
-        from pyro_bnn.diagnostics.simulation.histograms import (
-            simulation_ranks,  # pictures are above us
-        )
-
-        return simulation_ranks(self)
+        smallest = {name: test.smallest[1] for name, test in self.uniformities.items()}
+        label = f"rank of the true value among {self.num_draws} draws of {self.method}"
+        return histograms(self, smallest, (-0.5, self.num_draws + 0.5), label)
 
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
@@ -212,8 +212,6 @@ class SimulationRanks:
             OutputError: If the folder cannot be written to.
         """
         import pandas as pd
-
-        from pyro_bnn.files.atomic import made_folder, write_text
 
         folder = made_folder(folder)
         ranks = pd.DataFrame(self.ranks, columns=list(self.names)).rename_axis("simulation")

@@ -22,7 +22,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
-    from pyro_bnn.infer.natural.engine import NaturalEngine
+    from pyro_bnn.infer.natural.options import NaturalOptions
 
 
 class NaturalRun(ABC):
@@ -51,7 +51,7 @@ class NaturalRun(ABC):
 
     def __init__(
         self,
-        engine: NaturalEngine,
+        engine: NaturalOptions,
         program: Program,
         prior: GaussianPrior,
         start: Tensor,

@@ -25,7 +25,8 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.engine import Data, as_dataset, check_positive_int, unchanged
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
-from pyro_bnn.infer.svi.svi import LEARNING_RATE, SVI
+from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.posterior.provenance import Provenance, of_data

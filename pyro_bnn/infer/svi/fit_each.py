@@ -128,7 +128,7 @@ def _train(
         compiled=svi.compile is True,
     )
     descent = svi.descent(stacked)
-    loc_warmup = svi._loc_warmup(guide, is_new=True)
+    loc_warmup = svi.warmup_of(guide, is_new=True)
     generator = torch.Generator(program.device).manual_seed(derived_seed(seed, NOISE))
     is_good = torch.ones(len(guides), dtype=torch.bool, device=program.device)
     bar = tqdm(range(svi.num_steps), disable=not progress, desc=f"{len(guides)} fits", unit="step")

@@ -36,11 +36,11 @@ from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model, without_validation
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.sites import require_sites
 from pyro_bnn.program.terms import Batch
+from pyro_bnn.sites import require_sites
 
 if TYPE_CHECKING:
-    from pyro_bnn.infer.svi.svi import SVI
+    from pyro_bnn.infer.svi.options import SVIOptions
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -83,7 +83,7 @@ class _ScaleLatents(Messenger):
 
 
 def run_stock_guide(
-    svi: SVI,
+    svi: SVIOptions,
     model: Model,
     guide: Any,
     data: Data,
@@ -159,7 +159,7 @@ class _StockRun:
 
     def __init__(
         self,
-        svi: SVI,
+        svi: SVIOptions,
         program: Program,
         guide: Any,
         name: str,

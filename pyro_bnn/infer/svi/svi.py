@@ -13,53 +13,41 @@ import copy
 import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
-from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
-from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
 from pyro_bnn.infer.batches import batches_of
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.engine import (
     Data,
     Init,
     as_dataset,
-    check_compile,
-    check_positive,
     check_positive_int,
     program_of,
     unchanged,
 )
-from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, EstimatorName, check_estimator
+from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
 from pyro_bnn.infer.svi.stock import run_stock_guide
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
-
-LEARNING_RATE = 1e-2
-
-
-GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
 
 @dataclass(frozen=True)
-class SVI:
+class SVI(SVIOptions):
     """Stochastic variational inference with any guide.
 
     Args:
@@ -114,55 +102,6 @@ class SVI:
         >>> posterior.predict(x).mean.shape
         torch.Size([20, 1])
     """
-
-    guide: GuideSpec
-    _: KW_ONLY
-    num_steps: int = 10_000
-    learning_rate: float = LEARNING_RATE
-    optimizer: MakeOptimizer | None = None
-    batch_size: int | None = None
-    num_particles: int = 1
-    per_example_draws: bool = False
-    estimator: EstimatorName = "weight_sampling"
-    kl_warmup: int = 0
-    loc_warmup: int | None = None
-    patience: int | None = None
-    schedule: Schedule = "cosine"
-    clip_norm: float | None = None
-    compile: Literal["auto"] | bool = "auto"
-
-    def __post_init__(self) -> None:
-        check_positive_int("num_steps", self.num_steps)
-        check_positive_int("num_particles", self.num_particles)
-        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
-        if self.kl_warmup > self.num_steps:
-            raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
-                "the KL would never have its whole weight"
-            )
-        if self.loc_warmup is not None:
-            check_positive_int("loc_warmup", self.loc_warmup, minimum=0)
-            if self.loc_warmup >= self.num_steps:
-                raise OptionError(
-                    f"loc_warmup={self.loc_warmup} takes the whole run of num_steps="
-                    f"{self.num_steps}: the scales of the guide would never be trained"
-                )
-        check_positive("learning_rate", self.learning_rate)
-        if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
-            raise OptionError(
-                f"learning_rate={self.learning_rate} would have no effect, as this optimizer sets "
-                "its own step size: set it there, or pass the torch.optim class"
-            )
-        if self.batch_size is not None:
-            check_positive_int("batch_size", self.batch_size)
-        if self.patience is not None:
-            check_positive_int("patience", self.patience)
-        if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm)
-        if self.schedule not in ("cosine", "constant"):
-            raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
-        check_compile(self.compile)
-        check_estimator(self)
 
     def run(
         self,
@@ -242,7 +181,7 @@ class SVI:
                         "Pyro: leave them at their defaults, and start the guide with its own "
                         "init_loc_fn"
                     )
-                self._loc_warmup(guide)
+                self.warmup_of(guide)
                 own = model if module_of(model) is None else copy.deepcopy(model)
                 guide = make_guide(self.guide, own)
                 return run_stock_guide(
@@ -265,7 +204,7 @@ class SVI:
             guide.setup(batch.x[:1])
             guide.to(device=program.device, dtype=program.dtype)
             guide.check_covers(program.sites)
-            self._check_rows(guide, data)
+            self.check_rows(guide, data)
             program.prepare(guide)
             start_guide(guide, program, init, seed)
             saved = self.open_checkpoint(
@@ -284,7 +223,7 @@ class SVI:
                 guide,
                 seed,
                 batches=batches_of(data, program, batch, self.batch_size, seed),
-                loc_warmup=self._loc_warmup(guide, is_new=is_new and init is None),
+                loc_warmup=self.warmup_of(guide, is_new=is_new and init is None),
                 compile_path=saved.compile_path,
             )
 
@@ -315,124 +254,6 @@ class SVI:
                 raise
             return posterior()
 
-    def open_checkpoint(
-        self,
-        folder: str | Path | None,
-        guide: object,
-        program: Program,
-        data: Data,
-        dataset: Dataset,
-        *,
-        seed: int,
-        resume: bool,
-        start: float,
-    ) -> Checkpoint:
-        """The checkpoint of a run of these options; raises as :meth:`run` does."""
-        own_order = isinstance(data, DataLoader)
-
-        def identify() -> Identity:
-            options = self.describe(guide, float(self.learning_rate))
-            del options["compiled"]
-            return Identity.of(
-                program,
-                dataset,
-                engine="SVI",
-                options=options | {"loc_warmup": self.loc_warmup},
-                seed=seed,
-                trains_params=True,
-                in_order=not own_order,
-            )
-
-        return Checkpoint.open(
-            folder,
-            resume=resume,
-            identify=identify,
-            device=program.device,
-            own_order=own_order,
-            start=start,
-        )
-
-    def _check_rows(self, guide: Guide, data: Data) -> None:
-        """Refuse minibatches and draws for each row where the objective has no such estimate."""
-        if self.per_example_draws and guide.atoms() is not None:
-            raise OptionError(
-                f"per_example_draws=True would have no effect, as the draws of {_name(guide)} do "
-                "not differ: leave it at False"
-            )
-        if not guide.needs_all_rows:
-            return
-        objective = f"the {guide.objective} of {type(guide).__name__}"
-        if self.batch_size is not None or isinstance(data, DataLoader):
-            raise OptionError(
-                f"{objective} is defined over the whole data set, and has no unbiased estimate "
-                "from a minibatch: leave batch_size at None and pass the data set"
-            )
-        if self.per_example_draws:
-            raise OptionError(
-                f"{objective} is not linear in the rows' likelihoods: leave per_example_draws at "
-                "False"
-            )
-
-    def _loc_warmup(self, guide: object, *, is_new: bool = False) -> int:
-        """Steps in which the means alone are trained; refused where they would have no effect."""
-        named = dict(guide.named_parameters()) if isinstance(guide, Guide) else {}
-        means = guide.mean_params if isinstance(guide, Guide) else ()
-        has_scales = 0 < len(means) < len(named)
-        if self.loc_warmup is None:
-            held = has_scales and is_new and self.patience is None
-            return self.num_steps // 10 if held else 0
-        if self.loc_warmup and not has_scales:
-            raise OptionError(
-                f"loc_warmup={self.loc_warmup} would have no effect, as {_name(guide)} has no "
-                "means loc [P] to train before its other parameters: leave it at None"
-            )
-        return self.loc_warmup
-
-    def descent(self, parameters: Sequence[Tensor]) -> Descent:
-        """The optimiser and schedule of these options."""
-        return Descent(
-            parameters,
-            optimizer=self.optimizer,
-            learning_rate=float(self.learning_rate),
-            schedule=self.schedule,
-            num_steps=self.num_steps,
-            clip_norm=self.clip_norm,
-        )
-
-    def describe(
-        self,
-        guide: object,
-        learning_rate: float,
-        loc_warmup: int = 0,
-        *,
-        is_compiled: bool = False,
-    ) -> dict[str, Any]:
-        """The options as JSON-able values, and what became of those that were left open."""
-        options: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                "num_steps",
-                "learning_rate",
-                "batch_size",
-                "num_particles",
-                "per_example_draws",
-                "estimator",
-                "kl_warmup",
-                "patience",
-                "schedule",
-                "clip_norm",
-                "compile",
-            )
-        }
-        options["learning_rate"] = learning_rate
-        options["loc_warmup"] = loc_warmup
-        options["compiled"] = is_compiled
-        options["optimizer"] = "Adam" if self.optimizer is None else _name(self.optimizer)
-        options["guide"] = _name(guide)
-        if isinstance(guide, Guide):
-            options |= guide.options()
-        return options
-
 
 def make_guide(spec: GuideSpec, model: Model) -> Any:
     """The guide that a specification names, for one model.
@@ -456,7 +277,7 @@ def make_guide(spec: GuideSpec, model: Model) -> Any:
         return spec  # a guide written as a function of (x, y)
     guide = spec(model)
     if not callable(guide):
-        raise OptionError(f"the callable {_name(spec)} returned {guide!r}, which is not a guide")
+        raise OptionError(f"the callable {name_of(spec)} returned {guide!r}, which is not a guide")
     return guide
 
 
@@ -469,7 +290,3 @@ def _frozen(model: Model) -> list[str]:
 def _num_positional(fn: Callable[..., Any]) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds for p in inspect.signature(fn).parameters.values())
-
-
-def _name(model: object) -> str:
-    return getattr(model, "__name__", type(model).__name__)

@@ -23,7 +23,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
-    from pyro_bnn.infer.svi.svi import SVI
+    from pyro_bnn.infer.svi.options import SVIOptions
 
 COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on all cores
 NUM_GRAPHS = 2  # that are made when a run is resumed: for minibatches, and for a smaller last one
@@ -53,7 +53,7 @@ class Training:
 
     def __init__(
         self,
-        svi: SVI,
+        svi: SVIOptions,
         program: Program,
         guide: Guide,
         seed: int,

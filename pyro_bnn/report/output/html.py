@@ -13,10 +13,10 @@ from pyro_bnn.report.tables.target_tables import target_sections
 from pyro_bnn.report.tables.text import headline
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 
-def render(comparison: Comparison, command: str = "") -> str:
+def render(comparison: Evaluations, command: str = "") -> str:
     """Renders a comparison as HTML with nothing to load from elsewhere.
 
     Args:
@@ -38,7 +38,7 @@ def render(comparison: Comparison, command: str = "") -> str:
     )
 
 
-def _tables(comparison: Comparison) -> list[Table]:
+def _tables(comparison: Evaluations) -> list[Table]:
     table, tables = comparison.table, []
     records = table.to_dict("records")
     for title, columns in sections(comparison.units, comparison.split.task).items():
@@ -66,16 +66,15 @@ def _tables(comparison: Comparison) -> list[Table]:
     return tables
 
 
-def _notes(comparison: Comparison) -> list[tuple[str, str]]:
+def _notes(comparison: Evaluations) -> list[tuple[str, str]]:
     notes = [(str(name), text) for name, text in comparison.table["notes"].items() if text]
     if comparison.split.note:
         notes.append((comparison.split.name, comparison.split.note))
     return notes
 
 
-def _pictures(comparison: Comparison) -> list[Picture]:
-    light, dark = comparison.figures, Figures(comparison, DARK)
-    assert light.theme is LIGHT
+def _pictures(comparison: Evaluations) -> list[Picture]:
+    light, dark = Figures(comparison, LIGHT), Figures(comparison, DARK)
     return [
         Picture.of(
             name,
@@ -89,7 +88,7 @@ def _pictures(comparison: Comparison) -> list[Picture]:
     ]
 
 
-def _fits(comparison: Comparison) -> list[dict[str, Any]]:
+def _fits(comparison: Evaluations) -> list[dict[str, Any]]:
     return [
         {
             "name": name,

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 OTHER_DRAWS = 4  # stream of the y of draws that were not scored
 
 
-def tree_of(comparison: Comparison, name: str) -> DataTree:
+def tree_of(comparison: Evaluations, name: str) -> DataTree:
     """The ArviZ tree of one posterior: its draws that were scored, or all that it stores.
 
     Its options also hold the name in the comparison, the names of all that were compared, the data
@@ -55,7 +55,7 @@ def tree_of(comparison: Comparison, name: str) -> DataTree:
     return arviz_io.with_options(tree, attrs)
 
 
-def _with_probes(tree: DataTree, comparison: Comparison, posterior: PosteriorLike) -> DataTree:
+def _with_probes(tree: DataTree, comparison: Evaluations, posterior: PosteriorLike) -> DataTree:
     """The tree with f at the probes, of the same draws."""
     assert comparison.probes is not None
     x = comparison.split.test.x.new_tensor(comparison.probes.x)

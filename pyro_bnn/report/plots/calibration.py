@@ -16,23 +16,23 @@ from pyro_bnn.plotting.theme import (
     grid_shape,
     hide_unused,
     show_counts,
-    styles_of,
     wrap_name,
 )
 from pyro_bnn.report.evaluation.held_out import HeldOut, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.captions import coverages, span
+from pyro_bnn.report.plots.styles import styles_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 NUMBERS_AT_ONCE = 1 << 22
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
-def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
+def pit_histograms(comparison: Evaluations, theme: Theme) -> Figure:
     """PIT histograms with the band of data drawn from the posterior, one panel a method."""
     from matplotlib.ticker import MaxNLocator
 
@@ -58,7 +58,7 @@ def pit_histograms(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_pit(comparison: Comparison) -> str:
+def describe_pit(comparison: Evaluations) -> str:
     """How to read `pit_histograms`."""
     return (
         "Bars within the grey band are calibrated: of data sets drawn from the method's own "
@@ -69,7 +69,7 @@ def describe_pit(comparison: Comparison) -> str:
     )
 
 
-def pit_in_words(comparison: Comparison) -> str:
+def pit_in_words(comparison: Evaluations) -> str:
     """What `pit_histograms` shows."""
     return (
         f"PIT histograms of {len(comparison.split.test):,} held-out rows, a panel a method: 95 % "
@@ -77,7 +77,7 @@ def pit_in_words(comparison: Comparison) -> str:
     )
 
 
-def reliability(comparison: Comparison, theme: Theme) -> Figure:
+def reliability(comparison: Evaluations, theme: Theme) -> Figure:
     """Accuracy over confidence with the band of a calibrated method, one panel a method."""
     names = [place.name for place in comparison.ranking]
     rows, columns = grid_shape(len(names))
@@ -125,7 +125,7 @@ def _if_calibrated(scores: HeldOut) -> str:
     return f"if calibrated {number(scores.ece_floor)}, {limit}"
 
 
-def describe_reliability(comparison: Comparison) -> str:
+def describe_reliability(comparison: Evaluations) -> str:
     """How to read `reliability`."""
     return (
         "Points, one for each of 15 bins of confidence of equal width that has rows, are "
@@ -137,7 +137,7 @@ def describe_reliability(comparison: Comparison) -> str:
     )
 
 
-def reliability_in_words(comparison: Comparison) -> str:
+def reliability_in_words(comparison: Evaluations) -> str:
     """What `reliability` shows."""
     errors = {entry.name: entry.held_out.ece for entry in comparison.ranked}
     floors = {entry.name: entry.held_out.ece_floor for entry in comparison.ranked}
@@ -189,7 +189,7 @@ def _mutual_information(scores: HeldOut) -> np.ndarray:
     return np.concatenate(found)
 
 
-def rejection(comparison: Comparison, theme: Theme) -> Figure:
+def rejection(comparison: Evaluations, theme: Theme) -> Figure:
     """Accuracy of the kept rows over the share that is rejected, one panel a method."""
     from matplotlib.lines import Line2D
 
@@ -227,7 +227,7 @@ def rejection(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_rejection(comparison: Comparison) -> str:
+def describe_rejection(comparison: Evaluations) -> str:
     """How to read `rejection`."""
     return (
         "Accuracy on the rows that are kept when the most uncertain of "
@@ -238,7 +238,7 @@ def describe_rejection(comparison: Comparison) -> str:
     )
 
 
-def rejection_in_words(comparison: Comparison) -> str:
+def rejection_in_words(comparison: Evaluations) -> str:
     """What `rejection` shows."""
     y = to_numpy(comparison.split.test.y)
     areas = {e.name: rejection_by_entropy(e.held_out, y).area for e in comparison.ranked}

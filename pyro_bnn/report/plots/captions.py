@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.plotting.numbers import number, percent
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 
 def span(values: Mapping[str, float], text: Callable[[float], str] = number) -> str:
@@ -32,7 +32,7 @@ def span(values: Mapping[str, float], text: Callable[[float], str] = number) -> 
     return f"from {text(known[low])} ({low}) to {text(known[high])} ({high})"
 
 
-def coverages(comparison: Comparison) -> str:
+def coverages(comparison: Evaluations) -> str:
     """Range of the coverage of 95 % intervals."""
     shares = {
         entry.name: entry.held_out.coverage.observed

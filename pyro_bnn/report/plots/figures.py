@@ -16,7 +16,7 @@ from pyro_bnn.report.plots import score as score_figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Plot:
     """
 
     title: str
-    applies: Callable[[Comparison], bool]
-    draw: Callable[[Comparison, Theme], Figure]
-    describe: Callable[[Comparison], str]
-    in_words: Callable[[Comparison], str]
+    applies: Callable[[Evaluations], bool]
+    draw: Callable[[Evaluations, Theme], Figure]
+    describe: Callable[[Evaluations], str]
+    in_words: Callable[[Evaluations], str]
 
 
 PLOTS: dict[str, Plot] = {
@@ -120,7 +120,7 @@ class Figures(Mapping[str, "Figure"]):
         theme: Colours, light where not given.
     """
 
-    def __init__(self, comparison: Comparison, theme: Theme = LIGHT) -> None:
+    def __init__(self, comparison: Evaluations, theme: Theme = LIGHT) -> None:
         self._comparison = comparison
         self.theme = theme
         self._names = [name for name, plot in PLOTS.items() if plot.applies(comparison)]

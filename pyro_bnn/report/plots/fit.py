@@ -15,17 +15,17 @@ from pyro_bnn.plotting.theme import (
     name_rows,
     rows_height,
     show_counts,
-    styles_of,
     wrap_name,
 )
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import ELBO, objective_of
 from pyro_bnn.report.plots.captions import span
+from pyro_bnn.report.plots.styles import styles_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
@@ -33,22 +33,22 @@ MAX_CHAINS = 8
 BEYOND = 1.1  # where k-hat above 1 is drawn, whatever it is
 
 
-def has_losses(comparison: Comparison) -> bool:
+def has_losses(comparison: Evaluations) -> bool:
     """Whether any method has an ELBO trace."""
     return bool(_with_elbo(comparison))
 
 
-def has_chains(comparison: Comparison) -> bool:
+def has_chains(comparison: Evaluations) -> bool:
     """Whether any method has Markov chains."""
     return bool(_with_chains(comparison))
 
 
-def has_khat(comparison: Comparison) -> bool:
+def has_khat(comparison: Evaluations) -> bool:
     """Whether any method has a k-hat."""
     return bool(_with_khat(comparison))
 
 
-def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
+def elbo_traces(comparison: Evaluations, theme: Theme) -> Figure:
     """Smoothed ELBO traces; the legend names them from the highest end to the lowest."""
     entries = _with_elbo(comparison)
     styles = styles_of(comparison, theme)
@@ -79,7 +79,7 @@ def elbo_traces(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_elbo(comparison: Comparison) -> str:
+def describe_elbo(comparison: Evaluations) -> str:
     """How to read `elbo_traces`, and the trends left."""
     parts = []
     for entry in _with_elbo(comparison):
@@ -103,7 +103,7 @@ def describe_elbo(comparison: Comparison) -> str:
     )
 
 
-def elbo_in_words(comparison: Comparison) -> str:
+def elbo_in_words(comparison: Evaluations) -> str:
     """What `elbo_traces` shows."""
     ends = {
         entry.name: float(_smooth(-entry.checks.losses)[1][-1]) for entry in _with_elbo(comparison)
@@ -111,7 +111,7 @@ def elbo_in_words(comparison: Comparison) -> str:
     return f"ELBO over the steps of the fit, a line a method: at the end {span(ends)} nats."
 
 
-def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
+def rank_plots(comparison: Evaluations, theme: Theme) -> Figure:
     """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
     entries = _with_chains(comparison)
     columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
@@ -142,7 +142,7 @@ def rank_plots(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_ranks(comparison: Comparison) -> str:
+def describe_ranks(comparison: Evaluations) -> str:
     """How to read `rank_plots`."""
     return (
         "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
@@ -151,7 +151,7 @@ def describe_ranks(comparison: Comparison) -> str:
     )
 
 
-def ranks_in_words(comparison: Comparison) -> str:
+def ranks_in_words(comparison: Evaluations) -> str:
     """What `rank_plots` shows."""
     parts = []
     for entry in _with_chains(comparison):
@@ -164,7 +164,7 @@ def ranks_in_words(comparison: Comparison) -> str:
     return f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}."
 
 
-def khats(comparison: Comparison, theme: Theme) -> Figure:
+def khats(comparison: Evaluations, theme: Theme) -> Figure:
     """k-hat of every guide with its error and the limit; values above 1 all at one place."""
     entries = _with_khat(comparison)
     styles = styles_of(comparison, theme)
@@ -193,7 +193,7 @@ def khats(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_khat(comparison: Comparison) -> str:
+def describe_khat(comparison: Evaluations) -> str:
     """How to read `khats`."""
     return (
         "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
@@ -204,7 +204,7 @@ def describe_khat(comparison: Comparison) -> str:
     )
 
 
-def khat_in_words(comparison: Comparison) -> str:
+def khat_in_words(comparison: Evaluations) -> str:
     """What `khats` shows."""
     entries = _with_khat(comparison)
     limit = entries[0].checks.khat_limit
@@ -263,7 +263,7 @@ def _smooth(values: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
     return sizes.cumsum() - sizes / 2, np.array([block.mean() for block in blocks])
 
 
-def _with_elbo(comparison: Comparison) -> list[Evaluation]:
+def _with_elbo(comparison: Evaluations) -> list[Evaluation]:
     return [
         entry
         for entry in comparison.ranked
@@ -271,9 +271,9 @@ def _with_elbo(comparison: Comparison) -> list[Evaluation]:
     ]
 
 
-def _with_khat(comparison: Comparison) -> list[Evaluation]:
+def _with_khat(comparison: Evaluations) -> list[Evaluation]:
     return [entry for entry in comparison.ranked if not np.isnan(entry.checks.khat)]
 
 
-def _with_chains(comparison: Comparison) -> list[Evaluation]:
+def _with_chains(comparison: Evaluations) -> list[Evaluation]:
     return [entry for entry in comparison.ranked if entry.checks.chains is not None]

@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import Theme, canvas, grid_shape, hide_unused, styles_of, wrap_name
+from pyro_bnn.plotting.theme import Theme, canvas, grid_shape, hide_unused, wrap_name
 from pyro_bnn.report.evaluation.held_out import LEVEL, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.captions import coverages, span
+from pyro_bnn.report.plots.styles import styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 MAX_INTERVALS = 250  # more overlap to a grey block
 NUM_GRID = 200
 
 
-def is_regression(comparison: Comparison) -> bool:
+def is_regression(comparison: Evaluations) -> bool:
     """Whether the target is a number."""
     return comparison.split.task != "classification"
 
 
-def has_one_input(comparison: Comparison) -> bool:
+def has_one_input(comparison: Evaluations) -> bool:
     """Whether there is one input, to draw y over x, one numeric target, and no posterior of a file.
 
     A file holds predictions at its held-out rows, and the figure needs a grid.
@@ -44,7 +45,7 @@ def has_one_input(comparison: Comparison) -> bool:
     )
 
 
-def predictions(comparison: Comparison, theme: Theme) -> Figure:
+def predictions(comparison: Evaluations, theme: Theme) -> Figure:
     """Observed values over predicted means with 95 % intervals, one panel a method."""
     names = [place.name for place in comparison.ranking]
     rows, columns = grid_shape(len(names))
@@ -86,7 +87,7 @@ def predictions(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_predictions(comparison: Comparison) -> str:
+def describe_predictions(comparison: Evaluations) -> str:
     """How to read `predictions`."""
     centre = (
         "mean"
@@ -99,7 +100,7 @@ def describe_predictions(comparison: Comparison) -> str:
     )
 
 
-def predictions_in_words(comparison: Comparison) -> str:
+def predictions_in_words(comparison: Evaluations) -> str:
     """What `predictions` shows."""
     errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
     return (
@@ -109,7 +110,7 @@ def predictions_in_words(comparison: Comparison) -> str:
     )
 
 
-def band(comparison: Comparison, theme: Theme) -> Figure:
+def band(comparison: Evaluations, theme: Theme) -> Figure:
     """Predictive and epistemic band over the one input, one panel a method."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -172,7 +173,7 @@ def band(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_band(comparison: Comparison) -> str:
+def describe_band(comparison: Evaluations) -> str:
     """How to read `band`."""
     return (
         "Median of the function (line), its central 95 % band (dark: what the posterior does not "
@@ -181,7 +182,7 @@ def describe_band(comparison: Comparison) -> str:
     )
 
 
-def band_in_words(comparison: Comparison) -> str:
+def band_in_words(comparison: Evaluations) -> str:
     """What `band` shows."""
     return (
         f"Predictive bands of {comparison.units.name} over the one input, a panel a method: 95 % "

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.plotting.theme import Theme, canvas, hide_left, name_rows, rows_height, styles_of
+from pyro_bnn.plotting.theme import Theme, canvas, hide_left, name_rows, rows_height
 from pyro_bnn.report.plots.captions import span
+from pyro_bnn.report.plots.styles import styles_of
 from pyro_bnn.report.tables.table import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
@@ -17,17 +18,17 @@ BAR_STANDARD_ERRORS = 2.0  # of one pair alone
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
 
 
-def has_distances(comparison: Comparison) -> bool:
+def has_distances(comparison: Evaluations) -> bool:
     """Whether any method was measured against a reference."""
     return any(entry.at_rows is not None for entry in comparison.evaluations.values())
 
 
-def scores(comparison: Comparison, theme: Theme) -> Figure:
+def scores(comparison: Evaluations, theme: Theme) -> Figure:
     """Paired differences of the log score to the best, with 2 standard errors."""
     ranking = comparison.ranking
     styles = styles_of(comparison, theme)
@@ -62,7 +63,7 @@ def scores(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def describe_scores(comparison: Comparison) -> str:
+def describe_scores(comparison: Evaluations) -> str:
     """How to read `scores`."""
     return (
         f"Difference to {comparison.ranking[0].name}, paired over held-out rows, with "
@@ -72,7 +73,7 @@ def describe_scores(comparison: Comparison) -> str:
     )
 
 
-def scores_in_words(comparison: Comparison) -> str:
+def scores_in_words(comparison: Evaluations) -> str:
     """What `scores` shows."""
     best, *others = comparison.ranking
     tied = [row.name for row in others if not row.is_behind]
@@ -85,7 +86,7 @@ def scores_in_words(comparison: Comparison) -> str:
     )
 
 
-def against_reference(comparison: Comparison, theme: Theme) -> Figure:
+def against_reference(comparison: Evaluations, theme: Theme) -> Figure:
     """Distance to the reference beside its floor, and the ratio of epistemic sds over the rows.
 
     A second, fainter bar below is of the probes off the data. Markers are open where the reference
@@ -126,13 +127,13 @@ def against_reference(comparison: Comparison, theme: Theme) -> Figure:
     return figure
 
 
-def not_judged(comparison: Comparison) -> list[str]:
+def not_judged(comparison: Evaluations) -> list[str]:
     """Methods held against a reference of another model or other point estimates, best first."""
     table = comparison.table
     return [str(name) for name in table.index[table["reference_model"] == "other"]]
 
 
-def describe_reference(comparison: Comparison) -> str:
+def describe_reference(comparison: Evaluations) -> str:
     """How to read `against_reference`."""
     elsewhere = not_judged(comparison)
     is_one = len(elsewhere) == 1
@@ -153,14 +154,14 @@ def describe_reference(comparison: Comparison) -> str:
     )
 
 
-def _off_data(comparison: Comparison) -> str:
+def _off_data(comparison: Evaluations) -> str:
     """What the second bar is of."""
     if comparison.probes is None:
         return " Off the data nothing was compared (see the notes)."
     return f" The small mark below is the same at {comparison.probes.description}."
 
 
-def reference_in_words(comparison: Comparison) -> str:
+def reference_in_words(comparison: Evaluations) -> str:
     """What `against_reference` shows."""
     at_rows = {e.name: e.at_rows for e in comparison.ranked if e.at_rows is not None}
     off_data = {e.name: e.off_data for e in comparison.ranked if e.off_data is not None}

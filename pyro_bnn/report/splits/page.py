@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.plotting.numbers import with_error
@@ -10,33 +10,46 @@ from pyro_bnn.report.output.page import Cell, Row, Table, render_page
 from pyro_bnn.report.splits.table import run_sections
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.splits.compare_runs import RepeatedComparison
+    import pandas as pd
+
+    from pyro_bnn.report.splits.run import Run
+    from pyro_bnn.report.verdicts.verdict import Verdict
 
 
-def render_runs(repeated: RepeatedComparison, links: Mapping[str, str], command: str = "") -> str:
+def render_runs(
+    runs: Sequence[Run],
+    table: pd.DataFrame,
+    findings: Sequence[Verdict],
+    headline: str,
+    links: Mapping[str, str],
+    command: str = "",
+) -> str:
     """Renders several runs as HTML with nothing to load from elsewhere.
 
     Args:
-        repeated: The runs.
+        runs: The runs, of one data set.
+        table: A row a method.
+        findings: The verdicts.
+        headline: What was compared on what.
         links: Address of a run's own report by its name; runs without one are listed plainly.
         command: What to run to get this again; not shown if empty.
     """
     return render_page(
         "runs.html",
-        data_name=repeated.data_name,
-        headline=repeated.headline,
-        results=[finding.text for finding in repeated.findings if not finding.is_warning],
-        warnings=[finding.text for finding in repeated.findings if finding.is_warning],
-        tables=_tables(repeated),
-        runs=_runs(repeated, links),
+        data_name=runs[0].data_name,
+        headline=headline,
+        results=[finding.text for finding in findings if not finding.is_warning],
+        warnings=[finding.text for finding in findings if finding.is_warning],
+        tables=_tables(table, runs[0]),
+        runs=_runs(runs, links),
         command=command,
     )
 
 
-def _tables(repeated: RepeatedComparison) -> list[Table]:
-    table, tables = repeated.table, []
+def _tables(table: pd.DataFrame, run: Run) -> list[Table]:
+    tables = []
     records = table.to_dict("records")
-    for title, columns in run_sections(repeated.task, repeated.units).items():
+    for title, columns in run_sections(run.task, run.units).items():
         shown = [column for column in columns if not table[list(column.keys)].isna().all(axis=None)]
         rows = [
             Row(str(name), [Cell(c.cell(record), float(record[c.keys[0]])) for c in shown])
@@ -46,9 +59,9 @@ def _tables(repeated: RepeatedComparison) -> list[Table]:
     return tables
 
 
-def _runs(repeated: RepeatedComparison, links: Mapping[str, str]) -> list[dict[str, Any]]:
+def _runs(runs: Sequence[Run], links: Mapping[str, str]) -> list[dict[str, Any]]:
     found = []
-    for run in repeated.runs:
+    for run in runs:
         best = run.methods[0] if run.methods else ""
         row = run.table.loc[best] if best else {}
         found.append(

@@ -23,7 +23,7 @@ from pyro_bnn.report.tables.table import Column
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.splits.compare_runs import Run
+    from pyro_bnn.report.splits.run import Run
 
 NAN = float("nan")
 AVERAGED = {

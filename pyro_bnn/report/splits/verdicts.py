@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.convergence import MIN_EBFMI, MIN_ESS, RHAT_THRESHOLD
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.plotting.numbers import number, percent, with_error
-from pyro_bnn.report.evaluation.findings import Verdict
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.splits.compare_runs import Run
+    from pyro_bnn.report.splits.run import Run
 
 CHECKS = {
     "rhat": (f"R-hat above {RHAT_THRESHOLD}", "Raise warmup_steps and num_samples"),

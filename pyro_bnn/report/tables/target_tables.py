@@ -12,11 +12,11 @@ from pyro_bnn.report.tables.table import Column, coverage_cell
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
     from pyro_bnn.report.evaluation.target_scores import TargetScores
 
 
-def target_table(comparison: Comparison) -> pd.DataFrame:
+def target_table(comparison: Evaluations) -> pd.DataFrame:
     """Scores by target and method, in the order of the ranking; empty where there is one target.
 
     Targets go by their names, or by their numbers from 1 where they have none.
@@ -53,9 +53,9 @@ def _log_score(scores: TargetScores) -> dict[str, float]:
     return {"log_score": float(values.mean()), "log_score_se": float(error)}
 
 
-def target_sections(comparison: Comparison) -> Iterator[tuple[str, list[Column], pd.DataFrame]]:
+def target_sections(comparison: Evaluations) -> Iterator[tuple[str, list[Column], pd.DataFrame]]:
     """Title, columns and rows of each target's part of the report."""
-    table = comparison.targets
+    table = target_table(comparison)
     for target in dict.fromkeys(table.index.get_level_values(0)) if len(table) else ():
         title = f"Target {target}"
         if comparison.split.test.target_names is None:

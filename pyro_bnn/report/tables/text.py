@@ -9,13 +9,13 @@ from pyro_bnn.report.tables.table import Column, sections
 from pyro_bnn.report.tables.target_tables import target_sections
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.compare import Comparison
+    from pyro_bnn.report.evaluation.comparison import Evaluations
 
 WIDTH = 100
 MAX_UNIT = 14
 
 
-def text_summary(comparison: Comparison) -> str:
+def text_summary(comparison: Evaluations) -> str:
     """Table by sections and verdicts, at most 100 columns wide (names longer than 24 are cut)."""
     lines = textwrap.wrap(headline(comparison), WIDTH)
     for line in model_lines(comparison):
@@ -44,7 +44,7 @@ def text_summary(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: Evaluations) -> str:
     """What was compared on what, in one sentence."""
     split, count = comparison.split, len(comparison.posteriors)
     methods = "1 method" if count == 1 else f"{count} methods"
@@ -55,7 +55,7 @@ def headline(comparison: Comparison) -> str:
     )
 
 
-def model_lines(comparison: Comparison) -> list[str]:
+def model_lines(comparison: Evaluations) -> list[str]:
     """The models that the methods answer under, a line each."""
     models = comparison.models
     if len(models) == 1:

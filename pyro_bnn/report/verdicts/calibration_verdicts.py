@@ -14,8 +14,8 @@ from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.calibration import PITHistogram
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.findings import Verdict
 from pyro_bnn.report.evaluation.shared_models import same_model
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 OF_ITSELF = (
     f"what {percent(BAND_PROBABILITY, 0)} of data sets drawn from the method's own posterior give, "

@@ -16,8 +16,8 @@ from pyro_bnn.diagnostics.convergence import (
 )
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.findings import Verdict
 from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 
 def chain_verdicts(entry: Evaluation) -> Iterator[Verdict]:

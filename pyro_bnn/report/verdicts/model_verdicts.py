@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.findings import Verdict
 from pyro_bnn.report.evaluation.shared_models import (
     point_estimates,
     same_evidence,
@@ -16,6 +15,7 @@ from pyro_bnn.report.evaluation.shared_models import (
     shared_evidences,
     shared_models,
 )
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 MAX_SITES = 3  # named; more are counted
 

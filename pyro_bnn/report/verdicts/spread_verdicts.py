@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from pyro_bnn.diagnostics.row_by_row import RowByRow
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
-from pyro_bnn.report.evaluation.findings import Verdict
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 SHARE = 0.1  # of rows, from which a fault is one of the method
 MEAN_SHIFT_THRESHOLD = 0.5  # sds of the reference: its 95 % interval then holds 92 %

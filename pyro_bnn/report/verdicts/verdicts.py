@@ -14,7 +14,6 @@ from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.diagnostics.trend import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.findings import Verdict
 from pyro_bnn.report.evaluation.fit_checks import objective_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.calibration_verdicts import calibration_verdicts
@@ -22,6 +21,7 @@ from pyro_bnn.report.verdicts.chain_verdicts import chain_verdicts, is_judge, re
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
 from pyro_bnn.report.verdicts.spread_verdicts import spread_verdicts
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 
 def verdicts(

@@ -9,7 +9,7 @@ guide; the others take a factorised Gaussian. The KL is the same in all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
@@ -17,9 +17,6 @@ from pyro_bnn.infer.svi.estimators.analytic import Analytic
 from pyro_bnn.infer.svi.estimators.estimator import Estimator, is_factorised
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program.program import Program
-
-if TYPE_CHECKING:
-    from pyro_bnn.infer.svi.svi import SVI
 
 EstimatorName: TypeAlias = Literal[
     "weight_sampling", "local_reparameterization", "flipout", "analytic"
@@ -30,25 +27,24 @@ ESTIMATORS: Mapping[str, type[Estimator]] = {
 }
 
 
-def check_estimator(svi: SVI) -> None:
+def check_estimator(name: str, *, per_example_draws: bool, num_particles: int) -> None:
     """Check the option ``estimator`` against the others.
 
     Raises:
         OptionError: If another option would have no effect beside it.
         UnknownNameError: If there is none of this name.
     """
-    name = svi.estimator
     _check_name(name)
     if name == WEIGHT_SAMPLING:
         return
-    if svi.per_example_draws:
+    if per_example_draws:
         raise OptionError(
             f'per_example_draws=True draws the weights of each row, which estimator="{name}" does '
             "not draw: leave one of the two at its default"
         )
-    if name == Analytic.name and svi.num_particles > 1:
+    if name == Analytic.name and num_particles > 1:
         raise OptionError(
-            f"num_particles={svi.num_particles} would have no effect, as the expectation is in "
+            f"num_particles={num_particles} would have no effect, as the expectation is in "
             "closed form: leave it at 1"
         )
 

@@ -1,22 +1,25 @@
-"""Heat maps of the covariance between the entries of random matrices."""
+"""Mean and covariance of the entries of random matrices, and their heat maps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import LIGHT, Theme, canvas, grid_shape, hide_unused, wrap_name
-from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-    from pyro_bnn.diagnostics.mean_field.product_matrix import MatrixMoments
 
 NUM_ERRORS = 4  # standard errors from zero beyond which a covariance counts as one
 MAX_LINES = 40  # of blocks: more would hide what lies between them
@@ -65,7 +68,7 @@ def describe_covariance(name: str, moments: MatrixMoments) -> str:
 
 
 def _show(ax: Axes, moments: MatrixMoments, correlations: bool, theme: Theme) -> None:
-    values = to_numpy(moments.correlation if correlations else moments.matrix)
+    values = (moments.correlation if correlations else moments.matrix).cpu().numpy()
     limit = 1.0 if correlations else float(abs(values).max()) or 1.0
     image = ax.imshow(
         values, cmap=_colours(theme), vmin=-limit, vmax=limit, interpolation="nearest"
@@ -87,3 +90,37 @@ def _colours(theme: Theme) -> Colormap:
 
     ends = LIGHT.methods  # dark enough to be seen on either paper
     return LinearSegmentedColormap.from_list("covariance", [ends[1], theme.paper, ends[0]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MatrixMoments:
+    """Mean and covariance of the entries of a random matrix.
+
+    Attributes:
+        mean: Of each entry ``[O, I]``.
+        covariance: Between entries, ``[a, b, c, d]`` that of m_ab and m_cd.
+        error: Standard error of each covariance, zero where it is exact. It takes fourth moments
+            of the draws, so that products of many layers, whose tails are heavy, need many.
+        num_draws: Draws that the moments were estimated from; None where they are exact.
+    """
+
+    mean: Float[Tensor, "O I"]
+    covariance: Float[Tensor, "O I O I"]
+    error: Float[Tensor, "O I O I"]
+    num_draws: int | None = None
+
+    @property
+    def matrix(self) -> Float[Tensor, "OI OI"]:
+        """The covariance of the entries taken row by row."""
+        return self.covariance.flatten(2).flatten(0, 1)
+
+    @property
+    def correlation(self) -> Float[Tensor, "OI OI"]:
+        """Correlations of the entries taken row by row; 0 for entries that are constant."""
+        sd = self.matrix.diagonal().sqrt()
+        return (self.matrix / torch.outer(sd, sd)).nan_to_num(0.0, 0.0, 0.0)
+
+    @property
+    def figure(self) -> Figure:
+        """Heat map of the covariance, entries taken row by row."""
+        return covariance_maps({"": self})
