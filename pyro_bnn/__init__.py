@@ -28,6 +28,7 @@ _NAMES = {
     "Vadam": "infer",
     "Interrupted": "infer.checkpoints.interrupts",
     "boost": "infer.svi.boosting",
+    "mc_dropout": "infer.mc_dropout",
     "description_length": "infer.svi.estimators.analytic",
     "Posterior": "posterior",
     "Prediction": "predictive.prediction",
@@ -68,6 +69,7 @@ __all__ = [
     "infer",
     "layers",
     "likelihoods",
+    "mc_dropout",
     "models",
     "prior_predictive",
     "priors",
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from pyro_bnn.errors import BNNError
     from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Exact, Vadam
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+    from pyro_bnn.infer.mc_dropout import mc_dropout
     from pyro_bnn.infer.svi.boosting import boost
     from pyro_bnn.infer.svi.estimators.analytic import description_length
     from pyro_bnn.models import bayesian, bayesian_dropout

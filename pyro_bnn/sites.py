@@ -1,4 +1,4 @@
-"""Sample sites of a model: their shapes, priors and the map from unconstrained values."""
+"""Sample sites of a model: their shapes, supports, and places in the flat vector z."""
 
 from __future__ import annotations
 

@@ -62,13 +62,6 @@ def folders_of_the_project(root: Path, suffix: str) -> dict[str, Path]:
     )
 
 
-def declared_packages() -> list[str]:
-    """The packages that setuptools finds by the project's settings."""
-    from setuptools import find_packages  # type: ignore[import-untyped]
-
-    return sorted(find_packages(str(ROOT), **SETUPTOOLS["packages"]["find"]))
-
-
 def files_of_the_project(root: Path) -> set[str]:
     """Every file of the packages as a wheel names it, ``guides/`` in its place."""
     names = set()
@@ -163,11 +156,13 @@ def test_folders_of_a_made_up_tree(tmp_path: Path) -> None:
 
 
 def test_declared_packages_are_the_folders() -> None:
-    assert declared_packages() == sorted(folders_of_the_project(ROOT, "__init__.py"))
+    declared = SETUPTOOLS["packages"]
+    assert declared == sorted(set(declared))
+    assert declared == sorted(folders_of_the_project(ROOT, "__init__.py"))
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    assert sorted(folders_of_the_project(ROOT, ".py")) == declared_packages()
+    assert sorted(folders_of_the_project(ROOT, ".py")) == SETUPTOOLS["packages"]
 
 
 def test_guides_are_mapped_to_the_top_level_folder() -> None:

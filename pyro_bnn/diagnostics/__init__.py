@@ -1,4 +1,4 @@
-"""Diagnostics: convergence, calibration, scores, distance to a reference, simulated data."""
+"""Is a posterior right, and are its predictions? Numbers from draws, and how sure they are."""
 
 from pyro_bnn.diagnostics.bands import (
     binomial_band,

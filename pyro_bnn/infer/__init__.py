@@ -1,4 +1,4 @@
-"""Inference engines: one file each, ``Engine(options).run(model, data) -> Posterior``."""
+"""Inference engines: ``Engine(options).run(model, data) -> Posterior``."""
 
 from pyro_bnn.infer.conjugate.cavi import CAVI
 from pyro_bnn.infer.conjugate.exact import Exact

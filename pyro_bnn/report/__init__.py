@@ -1,4 +1,4 @@
-"""Comparison, verdicts, figures, HTML."""
+"""One comparison of posteriors on the same rows: evaluated, judged, drawn, written."""
 
 from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.compare import Comparison, compare
