@@ -12,7 +12,7 @@ from pyro_bnn.cli.saves import Saves
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import module_of
-from pyro_bnn.infer.engine import unchanged
+from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING
 from pyro_bnn.posterior.posterior import Posterior

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_bnn.infer.engine import Data, pair_of
+from pyro_bnn.infer.inputs import Data, pair_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 

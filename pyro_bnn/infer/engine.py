@@ -1,174 +1,142 @@
-"""What all engines share: the forms data can take, starting points, checks of options."""
+"""The frame of all engines: ``Engine(options).run(model, data) -> Posterior``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple
 
-import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyro_bnn.data import Dataset
-from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
-from pyro_bnn.errors import DataError, OptionError
-from pyro_bnn.handled import module_of
-from pyro_bnn.posterior.posterior import Posterior
-from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.identity import Identity
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.inputs import Data, Init, as_dataset, unchanged
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import P, Run, drive
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.program import Program
-
-COMPILE_TIME = 7.0  # seconds, with an empty cache
-GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves
-GAIN_PER_NUMBER = 1e-8  # and for each parameter of a large one
-TOLERANCE = 1e-3  # of outputs at the same weights: dtypes and devices differ by less
-WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
-
-Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
-Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
+from pyro_bnn.program.random_state import isolated
 
 
-def as_dataset(data: Data) -> Dataset:
-    """The rows of a data set, a pair (x, y), or one pass over a DataLoader.
+class Start(NamedTuple):
+    """A run that is ready to begin.
 
-    Raises:
-        DataError: If it is none of these, holds values that are not finite, or is a DataLoader
-            that drops rows or yields something else than pairs.
+    Attributes:
+        problem: What it is about.
+        options: By which its checkpoint is known, as JSON can hold them.
+        make: Makes the run, given the checkpoint that it goes on from, if any (``compile_path``
+            says how that one computes), and whether it shows its progress.
     """
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, DataLoader):
-        if data.drop_last:
-            raise DataError(
-                "the DataLoader drops rows of the data: pass drop_last=False, every batch is "
-                "scaled by its own number of rows"
+
+    problem: Problem
+    options: dict[str, Any]
+    make: Callable[[Checkpoint, bool], Run[Any]]
+
+
+class Engine(ABC, Generic[P]):
+    """Base of the engines: frozen dataclasses of options, which make a run of a problem.
+
+    A subclass writes :meth:`start`, and its run is a :class:`~pyro_bnn.infer.run.Run`. One with an
+    option ``batch_size`` takes the batches of a ``DataLoader``; others read one pass of it.
+    """
+
+    trains_params: ClassVar[bool] = False  # the model's point-estimated parameters
+
+    @abstractmethod
+    def start(self, problem: Problem) -> Start:
+        """Get a run of these options ready: check model and options, find where it starts."""
+
+    def run(
+        self,
+        model: Model,
+        data: Data,
+        *,
+        init: Init = None,
+        seed: int = 0,
+        progress: bool = True,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+    ) -> P:
+        """Find the posterior of a model given its data.
+
+        Args:
+            model: Pyro model ``model(x, y=None)``.
+            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
+            init: Where to start: a posterior, a trained module, or values of sites. What it leaves
+                out starts as it does without it. Chains start at draws of a posterior, means at its
+                mean; a guide of the form of that of the posterior takes all that this one has.
+            seed: Seed, >= 0, of the start, the noise and the order of the data. Results repeat
+                exactly for a seed on one machine with one number of threads.
+            progress: Whether to show a progress bar.
+            checkpoint: Folder in which the state of the run is saved, at its start, every half
+                minute and at its end.
+            resume: Whether to go on from the checkpoint, with the same model, data and options. The
+                result is then, bit for bit, that of a run which was never stopped, on the same
+                machine with the same number of threads and versions, except with a ``DataLoader``
+                of which the engine takes batches; a line says where it is not. Without a checkpoint
+                there, the run starts anew. Of ``init`` the values of parameters that are held fixed
+                alone are compared: the run goes on from where it was.
+
+        Returns:
+            The posterior. The model is as it was; point parameters that were trained are in the
+            posterior.
+
+        Raises:
+            CaptureError: If ``compile=True`` and the step cannot be compiled.
+            DataError, OptionError, SiteError: If the checkpoint is of another run; names what
+                differs.
+            DivergenceError: If the loss becomes NaN or infinite, or no starting point of finite
+                density is found; names the step or the chain, and the sites, and holds the
+                posterior at the last good state where there is one.
+            FileFormatError: If the checkpoint is damaged, foreign or newer.
+            Interrupted: If Ctrl-C came; holds the posterior that was reached, where there is one.
+            ModelError: If the model breaks the contract, or the engine does not serve it.
+            OptionError: If the seed is negative, an option has no effect or does not serve the
+                model, or there is a checkpoint in the folder already and ``resume`` is False.
+            OutputError: If the checkpoint cannot be written.
+            SiteError: If a site of the model is not served.
+        """
+        check_positive_int("seed", seed, minimum=0)
+        began = time.perf_counter()
+        batch_size = getattr(self, "batch_size", None)
+        if batch_size is not None and isinstance(data, DataLoader):
+            raise OptionError(
+                f"batch_size={batch_size} would have no effect, as a DataLoader makes its own "
+                "batches: set it there, or pass the data set"
             )
-        _check_sampler(data)
-        batches = [pair_of(batch) for batch in data]
-        if not batches:
-            raise DataError("the DataLoader yields no batch")
-        return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return Dataset(data[0], data[1])
-    raise DataError(
-        "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
-        f"{type(data).__name__}; of a Split pass split.train"
-    )
-
-
-def program_of(model: Model, data: Dataset) -> Program:
-    """The program of a model on all rows of its data.
-
-    Raises:
-        DataError: If y holds classes, with names or as text, and the likelihood is over numbers.
-        ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
-    """
-    program = Program(model, data.x, data.y)
-    if data.class_names is not None:
-        fn, _ = program.observed(program.initial, program.example.x)
-        if not base_distribution(fn).support.is_discrete:
-            raise DataError(
-                f"y holds the classes {listed(data.class_names)}, but the model's likelihood is a "
-                f"{program.likelihood_family.__name__}, over numbers: take likelihoods.Categorical("
-                f"{len(data.class_names)}), or pass the numbers as such"
+        with isolated(seed):
+            dataset = as_dataset(data)  # a DataLoader draws from the global random state
+        with isolated(seed), unchanged(model):
+            start = self.start(Problem(model, data, dataset, init, seed, type(self).__name__))
+            problem = start.problem
+            own_order = problem.has_own_order and hasattr(self, "batch_size")
+            saves = Checkpoint.open(
+                checkpoint,
+                resume=resume,
+                identify=lambda: Identity.of(
+                    problem.program,
+                    dataset,
+                    engine=problem.engine,
+                    options=start.options,
+                    seed=seed,
+                    trains_params=self.trains_params,
+                    in_order=not own_order,
+                ),
+                device=problem.program.device,
+                own_order=own_order,
+                start=began,
             )
-    return program
-
-
-def _check_sampler(loader: DataLoader[Any]) -> None:
-    if not (isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)):
-        return
-    num_drawn, num_rows = len(loader.sampler), len(loader.dataset)
-    if num_drawn != num_rows:
-        raise DataError(
-            f"the DataLoader's sampler draws {num_drawn} of the {num_rows} rows of its data set: "
-            "pass a data set of the rows to fit, and a sampler that goes through all of them"
-        )
-
-
-def pair_of(batch: object) -> tuple[Tensor, Tensor]:
-    """The pair (x, y) that a DataLoader yields, or the values of its dict with keys x and y.
-
-    Raises:
-        DataError: If it yields something else.
-    """
-    if isinstance(batch, Mapping) and set(batch) == {"x", "y"}:
-        batch = (batch["x"], batch["y"])
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        what = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
-        if isinstance(batch, Mapping):
-            what = f"a dict with {', '.join(map(repr, batch))}"
-        raise DataError(
-            f"the DataLoader yields pairs (x, y), or dicts with keys 'x' and 'y', but this one "
-            f"yields {what}"
-        )
-    x, y = (to_tensor(part, name) for part, name in zip(batch, ("x", "y"), strict=True))
-    return x, y
-
-
-@contextmanager
-def unchanged(model: Model) -> Iterator[None]:
-    """Give a model its parameters, with value, gradient and flag, back."""
-    module = module_of(model)
-    modules = [] if module is None else list(module.modules())
-    own = [(module._parameters, dict(module._parameters)) for module in modules]
-    parameters = dict.fromkeys(p for _, before in own for p in before.values() if p is not None)
-    values = [(p, p.detach().clone(), p.grad, p.requires_grad) for p in parameters]
-    try:
-        yield
-    finally:
-        for current, before in own:
-            current.clear()
-            current.update(before)
-        with torch.no_grad():
-            for parameter, value, grad, trainable in values:
-                parameter.requires_grad_(trainable).copy_(value)
-                parameter.grad = grad
-
-
-def check_compile(value: object) -> None:
-    """Check the option ``compile``.
-
-    Raises:
-        OptionError: If it is not one of its three values.
-    """
-    if not isinstance(value, bool) and value != "auto":
-        raise OptionError(f'compile is "auto", True or False, not {value!r}')
-
-
-def is_compiled(option: Literal["auto"] | bool, num_calls: int, num_numbers: int) -> bool:
-    """Whether a graph is compiled.
-
-    A rule of sizes alone, not of measured times, so that a run with one seed stays the same.
-
-    Args:
-        option: The engine's option ``compile``.
-        num_calls: How often the graph is replayed.
-        num_numbers: Parameters that it moves.
-    """
-    if option != "auto":
-        return option
-    gain = num_calls * (GAIN_PER_CALL + GAIN_PER_NUMBER * num_numbers)
-    return gain >= COMPILE_TIME
-
-
-def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:
-    """Check an integer option.
-
-    Raises:
-        OptionError: If it is not an integer of at least ``minimum``.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise OptionError(f"{name} is an integer of at least {minimum}, not {value!r}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Check a positive finite number.
-
-    Raises:
-        OptionError: If it is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
-        raise OptionError(f"{name} is a positive number, not {value!r}")
+            run: Run[P] = start.make(saves, progress)
+            try:
+                drive(run, saves, progress=progress)
+            except (DivergenceError, Interrupted) as error:
+                if (reached := run.posterior(problem, saves)) is not None:
+                    error.posterior = reached
+                raise
+            posterior = run.posterior(problem, saves)
+            assert posterior is not None
+            return posterior

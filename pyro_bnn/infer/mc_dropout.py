@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides.dropout import AutoDropout
-from pyro_bnn.infer.engine import Data, as_dataset
+from pyro_bnn.infer.inputs import Data, as_dataset
 from pyro_bnn.models.from_dropout import DropoutModule
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.guides import AutoMultivariateNormal, Guide
-from pyro_bnn.infer.engine import Init
+from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.starting_points import check_posterior, starting_points
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.priors.from_posterior import gaussian_of

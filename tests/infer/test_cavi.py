@@ -192,14 +192,14 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        whole, sweep = fit(CAVI(), oracle), _Sweeps.sweep
+        whole, go = fit(CAVI(), oracle), _Sweeps.go
 
         def stopped(self: _Sweeps) -> None:
-            sweep(self)
+            go(self)
             if len(self.losses) == 7:
                 signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(_Sweeps, "sweep", stopped)
+        monkeypatch.setattr(_Sweeps, "go", stopped)
         with pytest.raises(Interrupted, match="stopped at sweep 7") as caught:
             fit(CAVI(), oracle, checkpoint=tmp_path)
         partial = caught.value.posterior

@@ -12,15 +12,11 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from pyro_bnn import NUTS, SVI, VON, Exact, guides, models, priors
+from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
-from pyro_bnn.infer.engine import (
-    as_dataset,
-    check_compile,
-    check_positive,
-    check_positive_int,
-    is_compiled,
-)
+from pyro_bnn.infer.compiling import check_compile, is_compiled
+from pyro_bnn.infer.inputs import as_dataset
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.program import Program
 from tests.oracle import linear_gaussian

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer import HMC, NUTS, engine
+from pyro_bnn.infer import HMC, NUTS, compiling
 from pyro_bnn.infer.mcmc import hamiltonian
 from pyro_bnn.models import MLP
 from tests.oracle import linear_gaussian
@@ -91,5 +91,5 @@ def test_auto_compiles_where_the_run_is_long(monkeypatch: pytest.MonkeyPatch) ->
     (option, few, numbers), (_, many, _), (_, short, _) = asked
     assert (option, numbers, many) == ("auto", 2 * 4, 3 * few)
     assert short == few * 2 / hamiltonian.TYPICAL_STEPS
-    assert not engine.is_compiled("auto", few, numbers)
-    assert engine.is_compiled("auto", 1_300 * few // 3, numbers)  # at the defaults
+    assert not compiling.is_compiled("auto", few, numbers)
+    assert compiling.is_compiled("auto", 1_300 * few // 3, numbers)  # at the defaults

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
-from pyro_bnn.infer import engine as engine_module
+from pyro_bnn.infer import compiling
 from pyro_bnn.infer.svi import training
 from pyro_bnn.posterior import GuidePosterior
 from tests.collection import rest_in_soak
@@ -231,7 +231,7 @@ def no_compiler(*_: object, **__: object) -> None:
 @pytest.fixture
 def compiling_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``compile="auto"`` compile a run of any length."""
-    monkeypatch.setattr(engine_module, "COMPILE_TIME", 0.0)
+    monkeypatch.setattr(compiling, "COMPILE_TIME", 0.0)
 
 
 @pytest.mark.slow("a second or more")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
 from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.simulations import (
@@ -36,7 +37,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
 )
 from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
 from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.infer.engine import check_positive_int, unchanged
+from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.diagnostics.simulation.estimands import Estimands
 from pyro_bnn.diagnostics.simulation.probabilities import SimulationProbabilities
 from pyro_bnn.diagnostics.simulation.quantities import Quantity
@@ -39,7 +40,7 @@ from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
 from pyro_bnn.errors import CaptureError, DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.engine import check_positive_int, unchanged
+from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.program.handlers import Model

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.guides import AutoNormal, Guide
 from pyro_bnn.infer.checkpoints.checkpoint import State
 from pyro_bnn.infer.conjugate.ascent import Ascent, ConjugateEngine
-from pyro_bnn.infer.engine import check_positive, check_positive_int
 from pyro_bnn.models.linear_regression import ExactPosterior
 
 logger = logging.getLogger("pyro_bnn")
@@ -87,7 +88,7 @@ class _Sweeps(Ascent):
     def _is_at_end(self) -> bool:
         return len(self.losses) >= self._options.max_sweeps
 
-    def sweep(self) -> None:
+    def go(self) -> None:
         """All entries in turn, each given the new values before it: one triangular solve."""
         precision, before = self.exact.precision, self.mean
         rest = self.exact.shift - torch.triu(precision, 1) @ before
@@ -95,6 +96,7 @@ class _Sweeps(Ascent):
         self.mean = torch.linalg.solve_triangular(lower, rest.unsqueeze(-1), upper=False)[:, 0]
         self._change = float(((self.mean - before) / self._scale).abs().max())
         self.losses.append(-self._elbo())
+        self.step += 1
         if self._is_at_end and not self.is_converged:
             logger.warning(
                 "CAVI stopped after %d sweeps, the last of which moved a mean by %.2g of its "
@@ -122,6 +124,6 @@ class _Sweeps(Ascent):
     def state(self) -> State:
         return {**super().state(), "change": self._change}
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._change = float(state["change"])

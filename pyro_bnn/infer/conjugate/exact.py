@@ -47,7 +47,7 @@ class _Known(Ascent):
     def is_done(self) -> bool:
         return True
 
-    def sweep(self) -> None:
+    def go(self) -> None:
         raise AssertionError("there is nothing to do")
 
     def set(self, guide: Any) -> None:

@@ -9,39 +9,30 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.data import Dataset
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError, ShapeError
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.checkpoints.identity import Identity
-from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.engine import (
-    Data,
-    Init,
-    as_dataset,
-    check_compile,
-    check_positive_int,
-    is_compiled,
-    program_of,
-    unchanged,
-)
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.compiling import check_compile, is_compiled
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.inputs import Init, unchanged
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampled, Sampling, first_mass
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, stream_seed
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
 from pyro_bnn.posterior.posterior import DrawsPosterior
-from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -59,7 +50,7 @@ DTYPES: dict[str, type[np.generic]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HamiltonianSampler(ABC):
+class HamiltonianSampler(Engine[DrawsPosterior]):
     """Options and run of the samplers that follow the gradient; see ``NUTS`` and ``HMC``."""
 
     num_chains: int = 4
@@ -88,81 +79,20 @@ class HamiltonianSampler(ABC):
     def _limit(self) -> int:
         """Length of trajectories, as the kernel counts: most points, or mean steps."""
 
-    def run(
-        self,
-        model: Model,
-        data: Data,
-        *,
-        init: Init = None,
-        seed: int = 0,
-        progress: bool = True,
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> DrawsPosterior:
-        """Sample the posterior.
+    def start(self, problem: Problem) -> Start:
+        """Find where the chains start; see the base class."""
+        began = time.perf_counter()
+        problem.warn_of_held_parameters()
+        target = of_one(problem.program, problem.rows)
+        starts = self._starts(target, problem.init, self.num_chains, problem.seed)
 
-        Args:
-            model: Pyro model ``model(x, y=None)``.
-            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``, of which one pass is read.
-            init: Where the chains start: a posterior (a draw of it for each chain), a trained
-                module, or values of sites. Sites that it leaves out, all of them by default, start
-                at draws from the prior, others for each chain.
-            seed: Seed, >= 0. Draws repeat exactly for a seed and a number of chains, on one
-                machine with one number of threads.
-            progress: Whether to show a progress bar over all chains.
-            checkpoint: Folder that the run is saved to every half minute: its draws in a file that
-                is written once, the state of the chains beside it.
-            resume: Whether to go on from what the folder holds, on one machine and with one number
-                of threads to the same draws, bit for bit; else a line says why not. Of ``init``
-                the model's point parameters alone are compared: the chains go on from where they
-                were.
-
-        Returns:
-            The draws, with the statistics of each in ``sample_stats``.
-
-        Raises:
-            CaptureError: If ``compile=True`` and the step cannot be compiled.
-            DivergenceError: If a chain finds no starting point of finite density; names the chain
-                and the sites.
-            ModelError: If the model breaks the contract.
-            DataError, OptionError, SiteError: If the checkpoint is of another run.
-            FileFormatError: If the checkpoint is damaged, foreign or newer.
-            Interrupted: On Ctrl-C, after saving; ``posterior`` has the draws that every chain has.
-            OptionError: If the seed is negative, there is a checkpoint in the folder and ``resume``
-                is False, or ``resume`` is True without a folder.
-            OutputError: If the checkpoint cannot be written.
-        """
-        check_positive_int("seed", seed, minimum=0)
-        start = time.perf_counter()
-        with isolated(seed):
-            dataset = as_dataset(data)  # a DataLoader draws from the global random state
-        with isolated(seed), unchanged(model):
-            program = program_of(model, dataset)
-            target = of_one(program, program.batch(dataset.x, dataset.y))
-            starts = self._starts(target, init, self.num_chains, seed)
-            saves = Checkpoint.open(
-                checkpoint,
-                resume=resume,
-                identify=lambda: Identity.of(
-                    program,
-                    dataset,
-                    engine=type(self).__name__,
-                    options=asdict(self),
-                    seed=seed,
-                    trains_params=False,
-                ),
-                device=starts.device,
-                start=start,
+        def make(saves: Checkpoint, progress: bool) -> ChainsRun:
+            board = self._board(self.num_chains, show=progress)
+            return ChainsRun(
+                self, self._sampling(target, starts, problem.seed, board, saves, began), board
             )
-            with self._board(self.num_chains, show=progress) as board:
-                sampling = self._sampling(target, starts, seed, board, saves, start)
-                try:
-                    _drive(sampling, saves)
-                except Interrupted as stop:
-                    if sampling.num_common:
-                        stop.posterior = self._posterior(program, sampling, seed, dataset, saves)
-                    raise
-        return self._posterior(program, sampling, seed, dataset, saves)
+
+        return Start(problem, asdict(self), make)
 
     def run_each(
         self,
@@ -203,7 +133,7 @@ class HamiltonianSampler(ABC):
             program = Program(model, x, example)
             target = of_each(program, [program.batch(x, y) for y in ys])
             starts = self._starts(target, None, len(ys), seed)
-            with self._board(len(ys), show=progress) as board:
+            with closing(self._board(len(ys), show=progress)) as board:
                 sampling = self._sampling(target, starts, seed, board, None, start)
                 sampling.begin()
                 while not sampling.is_done:
@@ -213,20 +143,11 @@ class HamiltonianSampler(ABC):
 
     def _starts(self, target: Target, init: Init, num_chains: int, seed: int) -> Tensor:
         program, potential, data, batches = target
-        name = type(self).__name__
-        if program.params:
-            names = ", ".join(program.params)
-            logger.warning("%s holds point-estimated parameters at their values: %s", name, names)
         return find_starts(program, lambda z: potential(z, *data), init, num_chains, seed, batches)
 
-    @contextmanager
-    def _board(self, num_chains: int, *, show: bool) -> Iterator[Progress]:
+    def _board(self, num_chains: int, *, show: bool) -> Progress:
         num_draws = self.warmup_steps + self.num_samples
-        board = Progress(type(self).__name__, num_chains, num_draws, show=show)
-        try:
-            yield board
-        finally:
-            board.close()
+        return Progress(type(self).__name__, num_chains, num_draws, show=show)
 
     def _sampling(
         self,
@@ -274,37 +195,62 @@ class HamiltonianSampler(ABC):
             phases={} if is_over else phases,
         )
 
-    def _posterior(
-        self, program: Program, sampling: Sampling, seed: int, dataset: Dataset, saves: Checkpoint
-    ) -> DrawsPosterior:
-        """The draws that every chain has."""
-        name, result = type(self).__name__, sampling.result()
-        options = {**asdict(self), "compiled": "compile" in result.phases}
-        provenance = Provenance(
-            method=name,
-            engine=name,
-            options=options if sampling.is_done else {**options, "interrupted": True},
-            seed=seed,
-            wall_time=saves.wall_time,
-            num_parameters=program.num_latents,
-            **of_data(dataset),
+
+class ChainsRun(Run[DrawsPosterior]):
+    """The run of a sampler; a step moves all chains.
+
+    Args:
+        sampler: The options.
+        sampling: The chains.
+        board: Their bar.
+    """
+
+    def __init__(self, sampler: HamiltonianSampler, sampling: Sampling, board: Progress) -> None:
+        self.sampler, self.sampling, self.board = sampler, sampling, board
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every chain has its draws."""
+        return self.sampling.is_done
+
+    def begin(self) -> None:
+        """Start all chains."""
+        self.sampling.begin()
+
+    def go(self) -> None:
+        """Move all chains."""
+        self.sampling.step()
+
+    def state(self) -> State:
+        """See :meth:`Sampling.state`."""
+        return self.sampling.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Sampling.restore`."""
+        self.sampling.restore(state)
+
+    def bar(self, *, show: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """The board, which was made with the run."""
+        return closing(self.board)
+
+    def show(self, bar: Any) -> None:
+        """Nothing: the chains tell the board of each draw."""
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+        """The draws that every chain has, with the statistics of each in ``sample_stats``."""
+        if not self.sampling.num_common:
+            return None
+        result = self.sampling.result()
+        options = {**asdict(self.sampler), "compiled": "compile" in result.phases}
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options=options if self.is_done else {**options, "interrupted": True},
+            num_parameters=problem.program.num_latents,
             phases=result.phases,
-            threads=saves.threads,
         )
-        return DrawsPosterior(
-            program, result.z, provenance, sample_stats=_named(result, self._kernel)
-        )
-
-
-def _drive(sampling: Sampling, saves: Checkpoint) -> None:
-    """Sample to the end, from where the checkpoint stands."""
-    with saves.watch():
-        if not saves.restore(sampling):
-            sampling.begin()
-        while not sampling.is_done:
-            sampling.step()
-            saves.step(sampling)
-        saves.finish(sampling)
+        stats = _named(result, self.sampler._kernel)
+        return DrawsPosterior(problem.program, result.z, provenance, sample_stats=stats)
 
 
 def _named(result: Sampled, kernel: Any) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pyro_bnn.infer.engine import check_positive_int
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.infer.mcmc import hmc_kernel
 from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.infer.engine import Init
+from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.posterior import Posterior

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch.utils.data import DataLoader
-
-from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.infer.batches import batches_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.checkpoints.identity import Identity
-from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.engine import (
-    Data,
-    Init,
-    as_dataset,
-    check_positive_int,
-    program_of,
-    unchanged,
-)
+from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior.posterior import GuidePosterior
-from pyro_bnn.posterior.provenance import Provenance, of_data
-from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalEngine(NaturalOptions, ABC):
+class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
     r"""Base of the natural-gradient engines: a Gaussian q, moved by its natural gradient.
 
     With the likelihood's weight :math:`w = \alpha / T` (data factor over temperature), all of them
@@ -77,117 +58,26 @@ class NaturalEngine(NaturalOptions, ABC):
         """Name of the guide that posteriors of these options are."""
         return "AutoNormal"
 
-    def run(
-        self,
-        model: Model,
-        data: Data,
-        *,
-        init: Init = None,
-        seed: int = 0,
-        progress: bool = True,
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> GuidePosterior:
-        """Fit the Gaussian.
-
-        Args:
-            model: Pyro model ``model(x, y=None)`` with independent Gaussian priors over weights.
-            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
-            init: Where the means start: the centre of a fit, a draw of another posterior, a trained
-                module, or values of sites. Standard deviations start at the engine's own.
-            seed: Seed, >= 0, of the start, the noise and the order of the data.
-            progress: Whether to show a progress bar with the smoothed ELBO.
-            checkpoint: Folder in which the state of the run is saved, at its start, every half
-                minute and at its end.
-            resume: Whether to go on from the checkpoint, with the same model, data and options, to
-                the same fit, bit for bit, except with a ``DataLoader``. Without a checkpoint there,
-                the run starts anew.
-
-        Returns:
-            The posterior, a Gaussian with a density; ``losses`` are minus its ELBO, of weight and
-            temperature 1, estimated at the draws of each step.
+    def start(self, problem: Problem) -> Start:
+        """Check the prior, and find where the means start; see the base class.
 
         Raises:
-            DataError, OptionError, SiteError: If the checkpoint is of another run.
-            DivergenceError: If the loss becomes NaN or infinite, or the precision not positive
-                definite; holds the posterior at the last good state.
-            FileFormatError: If the checkpoint is damaged, foreign or newer.
-            Interrupted: If Ctrl-C came; holds the posterior at the step that was reached.
-            ModelError: If the model breaks the contract, or cannot be batched over rows.
-            OptionError: If the seed is negative, an option does not serve the model, or there is a
-                checkpoint in the folder already and ``resume`` is False.
-            OutputError: If the checkpoint cannot be written.
             SiteError: If the prior of a real site is not Gaussian.
         """
-        check_positive_int("seed", seed, minimum=0)
-        if self.batch_size is not None and isinstance(data, DataLoader):
-            raise OptionError(
-                f"batch_size={self.batch_size} would have no effect, as a DataLoader makes its own "
-                "batches: set it there, or pass the data set"
-            )
-        name, start = type(self).__name__, time.perf_counter()
-        with isolated(seed):
-            dataset = as_dataset(data)  # a DataLoader draws from the global random state
-        with isolated(seed), unchanged(model):
-            program = program_of(model, dataset)
-            if program.params:
-                fixed = ", ".join(program.params)
-                logger.warning(
-                    "%s holds point-estimated parameters at their values: %s", name, fixed
-                )
-            batch = program.batch(dataset.x, dataset.y)
-            prior = GaussianPrior.of(program, name)
-            centre = starting_mean(program, init, seed)
-            own_order = isinstance(data, DataLoader)
-            saved = Checkpoint.open(
-                checkpoint,
-                resume=resume,
-                identify=lambda: Identity.of(
-                    program,
-                    dataset,
-                    engine=name,
-                    options=asdict(self),
-                    seed=seed,
-                    trains_params=False,
-                    in_order=not own_order,
-                ),
-                device=program.device,
-                own_order=own_order,
-                start=start,
-            )
-            run = self._make_run()(
+        program = problem.program
+        problem.warn_of_held_parameters()
+        prior = GaussianPrior.of(program, problem.engine)
+        centre = starting_mean(program, problem.init, problem.seed)
+
+        def make(saves: Checkpoint, progress: bool) -> NaturalRun:  # noqa: ARG001
+            return self._make_run()(
                 self,
                 program,
                 prior,
                 program.initial if centre is None else centre,
-                batches_of(data, program, batch, self.batch_size, seed),
-                seed,
-                saved.compile_path,
+                problem.batches(self.batch_size),
+                problem.seed,
+                saves.compile_path,
             )
 
-            def posterior() -> GuidePosterior:
-                with isolated():
-                    guide = run.q.make_guide(model)
-                    guide.setup(program.example.x[:1])
-                guide.to(device=program.device, dtype=program.dtype)
-                run.q.set(guide, run.mean)
-                provenance = Provenance(
-                    method=name,
-                    engine=name,
-                    options=asdict(self),
-                    seed=seed,
-                    wall_time=saved.wall_time,
-                    num_parameters=sum(p.numel() for p in guide.parameters()),
-                    losses=np.asarray(run.losses),
-                    **of_data(dataset),
-                    threads=saved.threads,
-                )
-                return GuidePosterior(program, copy.deepcopy(guide), provenance)
-
-            try:
-                saved.restore(run)
-                run.train(saved, progress=progress)
-            except (DivergenceError, Interrupted) as error:
-                error.posterior = posterior()
-                raise
-            return posterior()
+        return Start(problem, asdict(self), make)

@@ -6,11 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
+from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.engine import (
-    check_positive,
-    check_positive_int,
-)
 
 POWER = 0.55  # of the schedule "power", as SLANG's authors have it
 
@@ -80,17 +77,6 @@ class NaturalOptions:
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
         return (step + 1) ** -POWER if self.schedule == "power" else 1.0
-
-
-def check_share(name: str, value: object) -> None:
-    """Check a number in [0, 1), such as a momentum.
-
-    Raises:
-        OptionError: If it is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < 1:  # type: ignore[operator]
-        raise OptionError(f"{name} is a number of at least 0 and below 1, not {value!r}")
 
 
 def check_expectation(value: object) -> None:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches, LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.engine import WINDOW
 from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import WINDOW, Run
+from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
     from pyro_bnn.infer.natural.options import NaturalOptions
 
 
-class NaturalRun(ABC):
+class NaturalRun(Run[GuidePosterior]):
     """One run: a Gaussian q, updated at each step by what a batch says at draws of it.
 
     A subclass names the tensors it is made of in ``STATE``, makes the precision of q of them, and
@@ -84,7 +87,7 @@ class NaturalRun(ABC):
                 is_captured=compile_path != "eager",
             )
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
-        self.step = 0
+        self.num_steps, self.title = engine.num_steps, type(engine).__name__
         self.losses: list[float] = []
         self.mean = start.detach().clone().to(self.dtype)
         self.start()
@@ -140,33 +143,42 @@ class NaturalRun(ABC):
 
     # Steps
 
-    def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
-        """Do the steps that are left.
+    def go(self) -> None:
+        """One step.
 
         Raises:
             DivergenceError: If the loss, a mean or the precision is not finite or not positive.
-            Interrupted: If Ctrl-C came.
-            OutputError: If the checkpoint cannot be written.
         """
-        num_steps, title = self.engine.num_steps, type(self.engine).__name__
-        bar = tqdm(
-            total=num_steps, initial=self.step, disable=not progress, desc=title, unit="step"
+        self.advance(next(self._batches))
+
+    def show(self, bar: Any) -> None:
+        """After a window of steps: the smoothed ELBO."""
+        if self.is_done or self.step % WINDOW == 0:
+            recent = self.losses[-WINDOW:]
+            bar.update(self.step - bar.n)
+            bar.set_postfix_str(f"ELBO {-sum(recent) / len(recent):.1f}")
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+        """The Gaussian as it is."""
+        with isolated():
+            guide = self.q.make_guide(problem.model)
+            guide.setup(self.program.example.x[:1])
+        guide.to(device=self.program.device, dtype=self.program.dtype)
+        self.q.set(guide, self.mean)
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options=asdict(self.engine),
+            num_parameters=sum(p.numel() for p in guide.parameters()),
+            losses=self.losses,
         )
-        with bar, checkpoint.watch():
-            while self.step < num_steps:
-                self.advance(next(self._batches))
-                if self.step == num_steps or self.step % WINDOW == 0:
-                    recent = self.losses[-WINDOW:]
-                    bar.update(self.step - bar.n)
-                    bar.set_postfix_str(f"ELBO {-sum(recent) / len(recent):.1f}")
-                checkpoint.step(self)
-            checkpoint.finish(self)
+        return GuidePosterior(self.program, guide, provenance)
 
     def advance(self, batch: Batch) -> None:
         """One step.
 
         Raises:
-            DivergenceError: See :meth:`train`.
+            DivergenceError: See :meth:`go`.
         """
         if self.step % WINDOW == 0:
             self._last_good = (self.step, self._snapshot())

@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.engine import check_positive_int
+from pyro_bnn.checks import check_positive_int, check_share
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import (
     Expectation,
     check_damping,
     check_expectation,
     check_init_scale,
-    check_share,
 )
 from pyro_bnn.infer.natural.precision import LowRank, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms

@@ -17,13 +17,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import AutoNormal, AutoNormalMixture, Guide
 from pyro_bnn.guides.parts.components import Components
 from pyro_bnn.infer.batches import batches_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.engine import Data, as_dataset, check_positive_int, unchanged
+from pyro_bnn.infer.inputs import Data, as_dataset, unchanged
+from pyro_bnn.infer.run import drive
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
@@ -247,7 +249,7 @@ class _Growth:
             None, None, None, device=self.program.device, own_order=False, start=time.perf_counter()
         )
         try:
-            run.train(saves, progress=progress)
+            drive(run, saves, progress=progress)
         except (DivergenceError, Interrupted) as error:
             error.posterior = self.posterior
             raise

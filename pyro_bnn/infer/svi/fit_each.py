@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from pyro_bnn.capture.captured import Captured, value_and_grad
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.engine import unchanged
+from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.svi import SVI, make_guide
 from pyro_bnn.program.program import Program

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pyro.nn import PyroModule
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from pyro_bnn.data import Dataset
+from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.checkpoints.identity import Identity
-from pyro_bnn.infer.engine import (
-    Data,
-    check_compile,
-    check_positive,
-    check_positive_int,
-)
+from pyro_bnn.infer.compiling import check_compile
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
 from pyro_bnn.infer.svi.estimators.by_name import EstimatorName, check_estimator
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.program import Program
 
 LEARNING_RATE = 1e-2
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
@@ -88,44 +79,13 @@ class SVIOptions:
             num_particles=self.num_particles,
         )
 
-    def open_checkpoint(
-        self,
-        folder: str | Path | None,
-        guide: object,
-        program: Program,
-        data: Data,
-        dataset: Dataset,
-        *,
-        seed: int,
-        resume: bool,
-        start: float,
-    ) -> Checkpoint:
-        """The checkpoint of a run of these options; raises as ``SVI.run`` does."""
-        own_order = isinstance(data, DataLoader)
+    def identity(self, guide: object) -> dict[str, Any]:
+        """What must be equal for a run to go on from the checkpoint of another."""
+        options = self.describe(guide, float(self.learning_rate))
+        del options["compiled"]
+        return options | {"loc_warmup": self.loc_warmup}
 
-        def identify() -> Identity:
-            options = self.describe(guide, float(self.learning_rate))
-            del options["compiled"]
-            return Identity.of(
-                program,
-                dataset,
-                engine="SVI",
-                options=options | {"loc_warmup": self.loc_warmup},
-                seed=seed,
-                trains_params=True,
-                in_order=not own_order,
-            )
-
-        return Checkpoint.open(
-            folder,
-            resume=resume,
-            identify=identify,
-            device=program.device,
-            own_order=own_order,
-            start=start,
-        )
-
-    def check_rows(self, guide: Guide, data: Data) -> None:
+    def check_rows(self, guide: Guide, problem: Problem) -> None:
         """Refuse minibatches and draws for each row where the objective has no such estimate."""
         if self.per_example_draws and guide.atoms() is not None:
             raise OptionError(
@@ -135,7 +95,7 @@ class SVIOptions:
         if not guide.needs_all_rows:
             return
         objective = f"the {guide.objective} of {type(guide).__name__}"
-        if self.batch_size is not None or isinstance(data, DataLoader):
+        if self.batch_size is not None or problem.has_own_order:
             raise OptionError(
                 f"{objective} is defined over the whole data set, and has no unbiased estimate "
                 "from a minibatch: leave batch_size at None and pass the data set"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -20,18 +17,16 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch does not export it
-from tqdm.auto import tqdm
 
-from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import module_of
-from pyro_bnn.infer.batches import Batches, batches_of
+from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, users_code
-from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.engine import WINDOW, Data, program_of
+from pyro_bnn.infer.engine import Start
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import WINDOW, Run
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import DrawsPosterior
-from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model, without_validation
 from pyro_bnn.program.program import Program
@@ -82,79 +77,34 @@ class _ScaleLatents(Messenger):
             msg["scale"] = msg["scale"] * self.weight
 
 
-def run_stock_guide(
-    svi: SVIOptions,
-    model: Model,
-    guide: Any,
-    data: Data,
-    dataset: Dataset,
-    *,
-    frozen: Sequence[str],
-    seed: int,
-    progress: bool,
-    checkpoint: str | Path | None = None,
-    resume: bool = False,
-) -> DrawsPosterior:
-    """Train a guide of stock Pyro and keep ``NUM_DRAWS`` draws of it.
+def start_stock(svi: SVIOptions, problem: Problem, guide: Any, frozen: Sequence[str]) -> Start:
+    """Get the training of a guide of stock Pyro ready, of which ``NUM_DRAWS`` draws are kept.
 
     The caller has isolated the random state and the parameter store, and made a model for this
     fit: its parameters are trained but those named ``frozen``. Of ``AutoLaplaceApproximation`` the
     mode is trained, and the draws are of the Gaussian around it.
 
     Raises:
-        DivergenceError: If the loss becomes NaN or infinite; holds the last good posterior.
-        DivergenceError: If the log joint is not curved downwards where a Laplace approximation
-            ended.
         SiteError: If the guide does not cover a site of the model.
     """
-    start = time.perf_counter()
     name = getattr(guide, "__name__", type(guide).__name__)
     logger.warning("%s is a guide of stock Pyro and runs through plain Pyro, which is slower", name)
-    own = _named_parameters(model)
-    program = program_of(model, dataset)
+    own = _named_parameters(problem.model)
+    program = problem.program
     for parameter in frozen:  # Pyro thaws them
         program.params[parameter].requires_grad = False
-    batch = program.batch(dataset.x, dataset.y)
     with isolated():  # what it puts into the store, such as another model's parameters, is dropped
-        _check_covers(guide, batch.x, batch.y, program)
-    saved = svi.open_checkpoint(
-        checkpoint, guide, program, data, dataset, seed=seed, resume=resume, start=start
+        _check_covers(guide, problem.rows.x, problem.rows.y, program)
+    held = {own[key] for key in frozen}
+    batches = problem.batches(svi.batch_size)
+    return Start(
+        problem,
+        svi.identity(guide),
+        lambda saves, progress: _StockRun(svi, program, guide, name, held, batches),  # noqa: ARG005
     )
-    batches = batches_of(data, program, batch, svi.batch_size, seed)
-    run = _StockRun(svi, program, guide, name, {own[key] for key in frozen}, batches)
-
-    def posterior() -> DrawsPosterior:
-        trained = _with_live_params(Program(model, dataset.x, dataset.y))
-        q = _laplace(guide, batch) if isinstance(guide, AutoLaplaceApproximation) else guide
-        z, log_q = _draws(q, batch.x, batch.y, trained, seed)
-        provenance = Provenance(
-            method=name,
-            engine="SVI",
-            options=svi.describe(guide, run.learning_rate),
-            seed=seed,
-            wall_time=saved.wall_time,
-            num_parameters=sum(leaf.numel() for leaf in run.leaves),
-            losses=np.asarray(run.losses),
-            **of_data(dataset),
-            threads=saved.threads,
-        )
-        return DrawsPosterior(
-            trained,
-            z.unsqueeze(0),
-            provenance,
-            log_q=None if log_q is None else log_q.unsqueeze(0),
-        )
-
-    try:
-        saved.restore(run)
-        run.train(saved, progress=progress)
-    except (DivergenceError, Interrupted) as error:
-        error.posterior = posterior()
-        raise
-    return posterior()
 
 
-class _StockRun:
+class _StockRun(Run[DrawsPosterior]):
     """One training run by ``Trace_ELBO``; leaves are found as the model and the guide name them."""
 
     def __init__(
@@ -168,7 +118,7 @@ class _StockRun:
     ) -> None:
         self.svi, self.guide, self.name, self._frozen = svi, guide, name, frozen
         self._batches, self._device = batches, program.device
-        self.step = 0
+        self.num_steps, self.title = svi.num_steps, name
         self.losses: list[float] = []
         self.leaves: dict[Tensor, None] = {}  # an ordered set
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
@@ -183,21 +133,50 @@ class _StockRun:
         """The optimiser's, which is made at the first step."""
         return self.svi.learning_rate if self._descent is None else self._descent.learning_rate
 
-    def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
-        num_steps = self.svi.num_steps
-        bar = tqdm(
-            total=num_steps, initial=self.step, disable=not progress, desc=self.name, unit="step"
+    def go(self) -> None:
+        """One step.
+
+        Raises:
+            DivergenceError: If the loss is not finite.
+        """
+        with without_validation():  # a NaN shall reach the loss, where it is told with its step
+            self._advance(self.step, next(self._batches))
+        self.step += 1
+
+    def finish(self) -> None:
+        """Check the parameters of the last step.
+
+        Raises:
+            DivergenceError: If they are not finite.
+        """
+        if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
+            self._diverged(f"the parameters of {self.name} are not finite after the last step")
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior:
+        """Draws of the guide as it is.
+
+        Raises:
+            DivergenceError: If the log joint is not curved downwards where a Laplace approximation
+                ended.
+        """
+        dataset, rows = problem.dataset, problem.rows
+        trained = _with_live_params(Program(problem.model, dataset.x, dataset.y))
+        is_mode = isinstance(self.guide, AutoLaplaceApproximation)
+        q = _laplace(self.guide, rows) if is_mode else self.guide
+        z, log_q = _draws(q, rows.x, rows.y, trained, problem.seed)
+        provenance = problem.provenance(
+            saves,
+            method=self.name,
+            options=self.svi.describe(self.guide, self.learning_rate),
+            num_parameters=sum(leaf.numel() for leaf in self.leaves),
+            losses=self.losses,
         )
-        # a NaN shall reach the loss, where it is told with its step
-        with bar, checkpoint.watch(), without_validation():
-            while self.step < num_steps:
-                self._advance(self.step, next(self._batches))
-                self.step += 1
-                bar.update()
-                checkpoint.step(self)
-            if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
-                self._diverged(f"the parameters of {self.name} are not finite after the last step")
-            checkpoint.finish(self)
+        return DrawsPosterior(
+            trained,
+            z.unsqueeze(0),
+            provenance,
+            log_q=None if log_q is None else log_q.unsqueeze(0),
+        )
 
     # A checkpoint's two methods
 

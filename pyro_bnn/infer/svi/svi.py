@@ -10,44 +10,33 @@ arXiv:1312.6114; Blundell et al., ICML 2015, arXiv:1505.05424.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 from torch import nn
-from torch.utils.data import DataLoader
 
-from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
-from pyro_bnn.infer.batches import batches_of
-from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.engine import (
-    Data,
-    Init,
-    as_dataset,
-    check_positive_int,
-    program_of,
-    unchanged,
-)
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
-from pyro_bnn.infer.svi.stock import run_stock_guide
+from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
-from pyro_bnn.posterior.provenance import Provenance, of_data
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
 
 @dataclass(frozen=True)
-class SVI(SVIOptions):
+class SVI(SVIOptions, Engine[Posterior]):
     """Stochastic variational inference with any guide.
 
     Args:
@@ -103,156 +92,62 @@ class SVI(SVIOptions):
         torch.Size([20, 1])
     """
 
-    def run(
-        self,
-        model: Model,
-        data: Data,
-        *,
-        init: Init = None,
-        seed: int = 0,
-        progress: bool = True,
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> Posterior:
-        """Fit the guide.
+    trains_params: ClassVar[bool] = True
 
-        Args:
-            model: Pyro model ``model(x, y=None)``.
-            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
-            init: Where to start: a posterior (its mean and standard deviations, or all that a
-                guide of the same form has), a trained module, or values of sites.
-            seed: Seed, >= 0, of the start, the noise and the order of the data.
-            progress: Whether to show a progress bar with the smoothed ELBO.
-            checkpoint: Folder in which the state of the run is saved, at its start, every half
-                minute and at its end.
-            resume: Whether to go on from the checkpoint, with the same model, data and options.
-                The fit is then, bit for bit, that of a run which was never stopped, on the same
-                machine with the same number of threads and versions, except with a ``DataLoader``;
-                a line says where it is not. Without a checkpoint there, the run starts anew.
-                ``init`` is not compared, but at frozen parameters of the model: the run goes on
-                from where it was.
-
-        Returns:
-            The fitted posterior; the model's point parameters are trained in it, not in ``model``.
-
-        Raises:
-            CaptureError: If ``compile=True`` and the step cannot be compiled.
-            DataError, OptionError, SiteError: If the checkpoint is of another run; names what
-                differs.
-            DivergenceError: If the loss becomes NaN or infinite; names the step and the sites, and
-                holds the posterior at the last good state.
-            FileFormatError: If the checkpoint is damaged, foreign or newer.
-            Interrupted: If Ctrl-C came; holds the posterior at the step that was reached.
-            ModelError: If the model breaks the contract.
-            OptionError: If the seed is negative, an option has no effect or does not serve the
-                guide or the model, or there is a checkpoint in the folder already and ``resume``
-                is False.
-            OutputError: If the checkpoint cannot be written.
-            SiteError: If the guide does not cover a site of the model, or the estimator does not
-                serve one.
-        """
-        check_positive_int("seed", seed, minimum=0)
-        if self.batch_size is not None and isinstance(data, DataLoader):
-            raise OptionError(
-                f"batch_size={self.batch_size} would have no effect, as a DataLoader makes its own "
-                "batches: set it there, or pass the data set"
+    def start(self, problem: Problem) -> Start:
+        """Make the guide, and start it; see the base class."""
+        frozen = _frozen(problem.model)  # Pyro's parameter store thaws them
+        with isolated():
+            guide = make_guide(self.guide, problem.model)
+        if not isinstance(guide, Guide):
+            self._check_stock(guide, problem)
+            own = (
+                problem.model if module_of(problem.model) is None else copy.deepcopy(problem.model)
             )
-        start = time.perf_counter()
-        with isolated(seed):
-            dataset = as_dataset(data)  # a DataLoader draws from the global random state
-        with isolated(seed), unchanged(model):
-            frozen = _frozen(model)  # Pyro's parameter store thaws them
-            with isolated():
-                guide = make_guide(self.guide, model)
-            if not isinstance(guide, Guide):
-                if self.compile is True:
-                    raise OptionError(
-                        "compile=True is not built for guides of stock Pyro: leave it at "
-                        '"auto", or use a guide of pyro_bnn.guides'
-                    )
-                if self.estimator != WEIGHT_SAMPLING:
-                    raise OptionError(
-                        f'estimator="{self.estimator}" is not built for guides of stock Pyro: take '
-                        "guides.AutoNormal of this package"
-                    )
-                if init is not None or self.patience is not None or self.per_example_draws:
-                    raise OptionError(
-                        "init, patience and per_example_draws are not built for guides of stock "
-                        "Pyro: leave them at their defaults, and start the guide with its own "
-                        "init_loc_fn"
-                    )
-                self.warmup_of(guide)
-                own = model if module_of(model) is None else copy.deepcopy(model)
-                guide = make_guide(self.guide, own)
-                return run_stock_guide(
-                    self,
-                    own,
-                    guide,
-                    data,
-                    dataset,
-                    frozen=frozen,
-                    seed=seed,
-                    progress=progress,
-                    checkpoint=checkpoint,
-                    resume=resume,
-                )
-            program = program_of(model, dataset)
-            for name in frozen:
-                program.params[name].requires_grad = False
-            batch = program.batch(dataset.x, dataset.y)
-            is_new = next(guide.parameters(), None) is None
-            guide.setup(batch.x[:1])
-            guide.to(device=program.device, dtype=program.dtype)
-            guide.check_covers(program.sites)
-            self.check_rows(guide, data)
-            program.prepare(guide)
-            start_guide(guide, program, init, seed)
-            saved = self.open_checkpoint(
-                checkpoint,
-                guide,
-                program,
-                data,
-                dataset,
-                seed=seed,
-                resume=resume,
-                start=start,
-            )
-            run = Training(
+            guide = make_guide(self.guide, own)
+            return start_stock(self, dataclasses.replace(problem, model=own), guide, frozen)
+        program = problem.program
+        for name in frozen:
+            program.params[name].requires_grad = False
+        is_new = next(guide.parameters(), None) is None
+        guide.setup(problem.rows.x[:1])
+        guide.to(device=program.device, dtype=program.dtype)
+        guide.check_covers(program.sites)
+        self.check_rows(guide, problem)
+        program.prepare(guide)
+        start_guide(guide, program, problem.init, problem.seed)
+
+        def make(saves: Checkpoint, progress: bool) -> Training:  # noqa: ARG001
+            return Training(
                 self,
                 program,
                 guide,
-                seed,
-                batches=batches_of(data, program, batch, self.batch_size, seed),
-                loc_warmup=self.warmup_of(guide, is_new=is_new and init is None),
-                compile_path=saved.compile_path,
+                problem.seed,
+                batches=problem.batches(self.batch_size),
+                loc_warmup=self.warmup_of(guide, is_new=is_new and problem.init is None),
+                compile_path=saves.compile_path,
             )
 
-            def posterior() -> GuidePosterior:
-                provenance = Provenance(
-                    method=type(guide).__name__,
-                    engine="SVI",
-                    options=self.describe(
-                        guide,
-                        run.descent.learning_rate,
-                        run.loc_warmup,
-                        is_compiled=run.is_compiled,
-                    ),
-                    seed=seed,
-                    wall_time=saved.wall_time,
-                    num_parameters=sum(p.numel() for p in run.parameters),
-                    losses=np.asarray(run.losses),
-                    **of_data(dataset),
-                    threads=saved.threads,
-                )
-                return GuidePosterior(program, copy.deepcopy(guide), provenance)
+        return Start(problem, self.identity(guide), make)
 
-            try:
-                saved.restore(run)
-                run.train(saved, progress=progress)
-            except (DivergenceError, Interrupted) as error:
-                error.posterior = posterior()
-                raise
-            return posterior()
+    def _check_stock(self, guide: object, problem: Problem) -> None:
+        """Refuse what is not built for a guide of stock Pyro."""
+        if self.compile is True:
+            raise OptionError(
+                'compile=True is not built for guides of stock Pyro: leave it at "auto", or use a '
+                "guide of pyro_bnn.guides"
+            )
+        if self.estimator != WEIGHT_SAMPLING:
+            raise OptionError(
+                f'estimator="{self.estimator}" is not built for guides of stock Pyro: take '
+                "guides.AutoNormal of this package"
+            )
+        if problem.init is not None or self.patience is not None or self.per_example_draws:
+            raise OptionError(
+                "init, patience and per_example_draws are not built for guides of stock Pyro: "
+                "leave them at their defaults, and start the guide with its own init_loc_fn"
+            )
+        self.warmup_of(guide)
 
 
 def make_guide(spec: GuideSpec, model: Model) -> Any:

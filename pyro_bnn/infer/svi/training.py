@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
 from pyro_bnn.errors import DivergenceError
@@ -16,9 +16,12 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, users_code
-from pyro_bnn.infer.engine import WINDOW, is_compiled
+from pyro_bnn.infer.compiling import is_compiled
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import WINDOW, Run
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
 from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -29,7 +32,7 @@ COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on 
 NUM_GRAPHS = 2  # that are made when a run is resumed: for minibatches, and for a smaller last one
 
 
-class Training:
+class Training(Run[GuidePosterior]):
     """One training run.
 
     Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
@@ -40,7 +43,7 @@ class Training:
         program: The model as tensor functions.
         guide: The guide, trained in place.
         seed: Of the noise.
-        batches: The data, for :meth:`train`.
+        batches: The data.
         loc_warmup: Steps in which the means alone are trained.
         compile_path: How the run that is resumed computes; by default what the options say.
 
@@ -71,7 +74,8 @@ class Training:
         self.names, self.parameters = list(named), list(named.values())
         means = [f"guide.{name}" for name in guide.mean_params]
         self._held = {n for n in named if n.startswith("guide.") and n not in means}
-        self.step, self._is_done = 0, False
+        self.num_steps, self.title = svi.num_steps, type(guide).__name__
+        self._is_done = False
         self.losses: list[float] = []
         self._best, self._best_step = -math.inf, 0
         self._batches = batches
@@ -135,44 +139,71 @@ class Training:
         """Whether rows have noise of their own beside that of the draws of z."""
         return self.estimator is not None and self.estimator.row_numbers > 0
 
-    def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
-        """Do the steps that are left.
+    # How it is driven
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done, or the objective rose no more for ``patience`` steps."""
+        return self._is_done
+
+    def go(self) -> None:
+        """One step.
 
         Raises:
             DivergenceError: If the loss or a parameter becomes NaN or infinite.
-            Interrupted: If Ctrl-C came.
-            OutputError: If the checkpoint cannot be written.
         """
         assert self._batches is not None
-        num_steps, title = self.svi.num_steps, type(self.guide).__name__
-        bar = tqdm(
-            total=num_steps, initial=self.step, disable=not progress, desc=title, unit="step"
-        )
-        with bar, checkpoint.watch():
-            while not self._is_done:
-                self._advance(self.step, next(self._batches))
-                self.step += 1
-                self._is_done = self.step == num_steps
-                if self._is_done or self.step % WINDOW == 0:
-                    self._look_back(bar)
-                checkpoint.step(self)
-            self._check_last()
-            checkpoint.finish(self)
+        self._advance(self.step, next(self._batches))
+        self.step += 1
+        self._is_done = self.step == self.num_steps
+        if self._is_looking_back:
+            self._look_back()
 
-    def _look_back(self, bar: Any) -> None:
-        """After a window of steps: show it, and see whether the objective still rises."""
-        svi, last = self.svi, self.step - 1
+    def finish(self) -> None:
+        """Check the parameters of the last step."""
+        self._check_last()
+
+    def show(self, bar: Any) -> None:
+        """After a window of steps: the smoothed objective."""
+        if self._is_looking_back:
+            bar.update(self.step - bar.n)
+            bar.set_postfix_str(f"{self.guide.objective} {self._smoothed:.1f}")
+
+    @property
+    def _is_looking_back(self) -> bool:
+        return self._is_done or self.step % WINDOW == 0
+
+    @property
+    def _smoothed(self) -> float:
         recent = self.losses[-WINDOW:]
-        smoothed = -sum(recent) / len(recent)
-        bar.update(self.step - bar.n)
-        bar.set_postfix_str(f"{self.guide.objective} {smoothed:.1f}")
+        return -sum(recent) / len(recent)
+
+    def _look_back(self) -> None:
+        """After a window of steps: see whether the objective still rises."""
+        svi, last, smoothed = self.svi, self.step - 1, self._smoothed
         # of another objective, or before the scales are trained
-        if self.step - len(recent) < max(svi.kl_warmup, self.loc_warmup):
+        if self.step - min(WINDOW, self.step) < max(svi.kl_warmup, self.loc_warmup):
             self._best_step = last
         elif smoothed > self._best:
             self._best, self._best_step = smoothed, last
         if svi.patience is not None and last - self._best_step >= svi.patience:
             self._is_done = True
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+        """The guide as it is."""
+        provenance = problem.provenance(
+            saves,
+            method=type(self.guide).__name__,
+            options=self.svi.describe(
+                self.guide,
+                self.descent.learning_rate,
+                self.loc_warmup,
+                is_compiled=self.is_compiled,
+            ),
+            num_parameters=sum(p.numel() for p in self.parameters),
+            losses=self.losses,
+        )
+        return GuidePosterior(self.program, copy.deepcopy(self.guide), provenance)
 
     # A checkpoint's two methods
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pyro_bnn import Interrupted
-from pyro_bnn.infer.engine import WINDOW
+from pyro_bnn.infer.run import WINDOW
 from tests.infer.natural.test_runs import EACH, ENGINES, STEPS, fit, stop_after
 
 pytestmark = pytest.mark.usefixtures("uncaptured")

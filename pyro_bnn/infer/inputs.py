@@ -1,0 +1,123 @@
+"""Model and data as they are given to an engine, in every form that they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pyro_bnn.data import Dataset
+from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
+from pyro_bnn.errors import DataError
+from pyro_bnn.handled import module_of
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+
+Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
+
+
+Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
+
+
+def as_dataset(data: Data) -> Dataset:
+    """The rows of a data set, a pair (x, y), or one pass over a DataLoader.
+
+    Raises:
+        DataError: If it is none of these, holds values that are not finite, or is a DataLoader
+            that drops rows or yields something else than pairs.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, DataLoader):
+        if data.drop_last:
+            raise DataError(
+                "the DataLoader drops rows of the data: pass drop_last=False, every batch is "
+                "scaled by its own number of rows"
+            )
+        _check_sampler(data)
+        batches = [pair_of(batch) for batch in data]
+        if not batches:
+            raise DataError("the DataLoader yields no batch")
+        return Dataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return Dataset(data[0], data[1])
+    raise DataError(
+        "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
+        f"{type(data).__name__}; of a Split pass split.train"
+    )
+
+
+def program_of(model: Model, data: Dataset) -> Program:
+    """The program of a model on all rows of its data.
+
+    Raises:
+        DataError: If y holds classes, with names or as text, and the likelihood is over numbers.
+        ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
+    """
+    program = Program(model, data.x, data.y)
+    if data.class_names is not None:
+        fn, _ = program.observed(program.initial, program.example.x)
+        if not base_distribution(fn).support.is_discrete:
+            raise DataError(
+                f"y holds the classes {listed(data.class_names)}, but the model's likelihood is a "
+                f"{program.likelihood_family.__name__}, over numbers: take likelihoods.Categorical("
+                f"{len(data.class_names)}), or pass the numbers as such"
+            )
+    return program
+
+
+def _check_sampler(loader: DataLoader[Any]) -> None:
+    if not (isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)):
+        return
+    num_drawn, num_rows = len(loader.sampler), len(loader.dataset)
+    if num_drawn != num_rows:
+        raise DataError(
+            f"the DataLoader's sampler draws {num_drawn} of the {num_rows} rows of its data set: "
+            "pass a data set of the rows to fit, and a sampler that goes through all of them"
+        )
+
+
+def pair_of(batch: object) -> tuple[Tensor, Tensor]:
+    """The pair (x, y) that a DataLoader yields, or the values of its dict with keys x and y.
+
+    Raises:
+        DataError: If it yields something else.
+    """
+    if isinstance(batch, Mapping) and set(batch) == {"x", "y"}:
+        batch = (batch["x"], batch["y"])
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        what = f"{len(batch)} items" if isinstance(batch, tuple | list) else type(batch).__name__
+        if isinstance(batch, Mapping):
+            what = f"a dict with {', '.join(map(repr, batch))}"
+        raise DataError(
+            f"the DataLoader yields pairs (x, y), or dicts with keys 'x' and 'y', but this one "
+            f"yields {what}"
+        )
+    x, y = (to_tensor(part, name) for part, name in zip(batch, ("x", "y"), strict=True))
+    return x, y
+
+
+@contextmanager
+def unchanged(model: Model) -> Iterator[None]:
+    """Give a model its parameters, with value, gradient and flag, back."""
+    module = module_of(model)
+    modules = [] if module is None else list(module.modules())
+    own = [(module._parameters, dict(module._parameters)) for module in modules]
+    parameters = dict.fromkeys(p for _, before in own for p in before.values() if p is not None)
+    values = [(p, p.detach().clone(), p.grad, p.requires_grad) for p in parameters]
+    try:
+        yield
+    finally:
+        for current, before in own:
+            current.clear()
+            current.update(before)
+        with torch.no_grad():
+            for parameter, value, grad, trainable in values:
+                parameter.requires_grad_(trainable).copy_(value)
+                parameter.grad = grad

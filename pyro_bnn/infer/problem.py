@@ -1,0 +1,100 @@
+"""What one run of an engine is about: a model, its data, a start and a seed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from pyro_bnn.data import Dataset
+from pyro_bnn.infer.batches import Batches, batches_of
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.inputs import Data, Init, program_of
+from pyro_bnn.posterior.provenance import Provenance, of_data
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+
+logger = logging.getLogger("pyro_bnn")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model and its data, as :meth:`Engine.run` hands them to an engine.
+
+    Args:
+        model: The Pyro model.
+        data: The data as the caller gave them.
+        dataset: Their rows.
+        init: Where to start, or None.
+        seed: Seed of the run.
+        engine: Name of the engine.
+    """
+
+    model: Model
+    data: Data
+    dataset: Dataset
+    init: Init
+    seed: int
+    engine: str
+
+    @cached_property
+    def program(self) -> Program:
+        """The model as tensor functions; traced when it is first asked for.
+
+        Raises:
+            DataError: If y holds classes, and the likelihood is over numbers.
+            ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
+        """
+        return program_of(self.model, self.dataset)
+
+    @cached_property
+    def rows(self) -> Batch:
+        """All rows, where and as the program computes."""
+        return self.program.batch(self.dataset.x, self.dataset.y)
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether the data come in the order of a ``DataLoader``, which cannot be replayed."""
+        return isinstance(self.data, DataLoader)
+
+    def batches(self, size: int | None) -> Batches:
+        """Batches of so many rows without end, all rows for None; or those of the DataLoader."""
+        return batches_of(self.data, self.program, self.rows, size, self.seed)
+
+    def warn_of_held_parameters(self) -> None:
+        """Say which point-estimated parameters an engine that trains none holds at their values."""
+        if self.program.params:
+            logger.warning(
+                "%s holds point-estimated parameters at their values: %s",
+                self.engine,
+                ", ".join(self.program.params),
+            )
+
+    def provenance(
+        self,
+        saves: Checkpoint,
+        *,
+        method: str,
+        options: dict[str, Any],
+        num_parameters: int,
+        losses: list[float] | None = None,
+        phases: dict[str, float] | None = None,
+    ) -> Provenance:
+        """How a posterior of this problem came about; see :class:`Provenance`."""
+        return Provenance(
+            method=method,
+            engine=self.engine,
+            options=options,
+            seed=self.seed,
+            wall_time=saves.wall_time,
+            num_parameters=num_parameters,
+            losses=np.asarray(losses or [], dtype=np.float64),
+            phases=phases or {},
+            threads=saves.threads,
+            **of_data(self.dataset),
+        )
