@@ -205,11 +205,11 @@ class _Gram(torch.autograd.Function):
         return C.mT @ C
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (C,) = ctx.saved_tensors
         along: Tensor = (gradient + gradient.mT) @ C.mT  # [R, P]
         return along.mT
