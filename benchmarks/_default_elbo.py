@@ -63,9 +63,13 @@ class ELBO:
     def _draws(self, loc: Tensor, scale: Tensor, factor: Tensor | None = None) -> Tensor:
         """Draws ``[S, P]``."""
         generator = torch.Generator().manual_seed(12345)
-        w = torch.randn(self._num_draws, len(loc), generator=generator)
+
+        def noise(size: int) -> Tensor:
+            return torch.randn(self._num_draws, size, generator=generator, dtype=loc.dtype)
+
+        w = noise(len(loc))
         if factor is not None:
-            w = w + torch.randn(self._num_draws, factor.shape[1], generator=generator) @ factor.mT
+            w = w + noise(factor.shape[1]) @ factor.mT
         return loc + scale * w
 
 

@@ -107,9 +107,9 @@ class Course:
         return time.perf_counter() - self._start
 
     def mark(self, shape: Mapping[str, Any]) -> None:
-        """Keep the time, and copies of what describes q."""
+        """Keep the time, and copies of the tensors that describe q."""
         self.seconds.append(self.elapsed())
-        self.shapes.append({name: np.array(values) for name, values in shape.items()})
+        self.shapes.append({n: values.numpy().copy() for n, values in shape.items()})
 
 
 Fit = Callable[[Options, Course], None]
