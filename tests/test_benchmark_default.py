@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from benchmarks import _settings, _tables, default
-from benchmarks._default_elbo import ELBO, end, reached
+from benchmarks._default_elbo import ELBO, end, entropy, reached
 from benchmarks._default_fit import (
     EVERY,
     FITS,
@@ -149,6 +149,8 @@ def test_the_elbo_is_the_closed_form_within_its_monte_carlo_error(rank: int | No
         q["factor"] = torch.randn(4, rank, generator=generator).double()
         root = d.unsqueeze(-1) * q["factor"]
         covariance = covariance + root @ root.mT
+    dense = torch.distributions.MultivariateNormal(q["loc"], covariance)
+    assert entropy(*list(q.values())[1:]) == pytest.approx(float(dense.entropy()), rel=1e-12)
     values = ELBO(oracle.model, oracle.x, oracle.y, 2_000)(q)
     error = float(values.std()) / math.sqrt(len(values))
     assert abs(float(values.mean()) - oracle.elbo(q["loc"], covariance)) < 5 * error
