@@ -65,8 +65,9 @@ def test_the_deterministic_network_has_the_rows_of_the_problem() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_model_and_an_engine(name: str) -> None:
-    options = replace(SHORT, method=name, steps=1, marks=False)
-    FITS["pyro_bnn"]()(options, Course())
+    options, course = replace(SHORT, method=name, steps=EVERY), Course()
+    FITS["pyro_bnn"]()(options, course)
+    assert len(course.seconds) == 1
     prior = METHODS[name].prior
     if prior is not None:
         kinds = {type(module).__name__ for module in our_model(options).modules()}
