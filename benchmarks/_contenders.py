@@ -18,7 +18,7 @@ from torch import nn
 import pyro_bnn as bnn
 from benchmarks._networks import PyroMLP, sequential
 from benchmarks._problem import INIT_SCALE, LEARNING_RATE, NOISE_SD, PRIOR_SD, Contender, Problem
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi.training import Training
 
 Compile = Literal["auto"] | bool
 

@@ -16,7 +16,7 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.program import Batch, Program
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyro_bnn.report.theme import DASHES, LIGHT, MARKS, canvas
+from pyro_bnn.plotting.theme import DASHES, LIGHT, MARKS, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from benchmarks._contenders import mlp
 from benchmarks._problem import NOISE_SD, Problem
 from benchmarks._settings import Settings
 from benchmarks._timing import spreads
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior
 
 ROUNDS = 15  # of the times

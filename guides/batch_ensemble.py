@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_bnn.effects import Model
 from pyro_bnn.guides.guide import LOG_JOINT, KLKind
 from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture, Start
+from pyro_bnn.program.handlers import Model
 
 
 class BatchEnsemble(AutoRank1Mixture):

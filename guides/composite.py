@@ -14,13 +14,14 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from pyro.nn import PyroModuleList
 from torch import Tensor
 
-from pyro_bnn.effects import Evaluate, Model, Site
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
-from pyro_bnn.guides.blocks import LAST_LAYER, Blocks, matching_sites
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Guide, KLKind
-from pyro_bnn.latents import Latents, Marginals
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
+from pyro_bnn.program.handlers import Evaluate, Model
+from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.terms import GuideTerms
+from pyro_bnn.sites import Site
 
 PartSpec: TypeAlias = type[Guide] | Callable[[Model], Guide] | str | Mapping[str, Any]
 AT_POINTS = "ELBO at the point estimates"  # of some sites, where others have a density
@@ -429,12 +430,9 @@ def _make_part(spec: PartSpec, model: Model) -> Guide:
 
 def _guide_class(name: object) -> type[Guide]:
     """The class of this package with a name."""
-    from pyro_bnn import guides
-
-    cls = getattr(guides, name, None) if isinstance(name, str) else None
-    if not (isinstance(cls, type) and issubclass(cls, Guide) and cls is not Guide):
-        raise UnknownNameError("guide", str(name), [n for n in guides.__all__ if n != "Guide"])
-    return cls
+    if not (isinstance(name, str) and name in Guide.known):
+        raise UnknownNameError("guide", str(name), Guide.known)
+    return Guide.known[name]
 
 
 def _described(part: Guide) -> dict[str, Any]:

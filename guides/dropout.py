@@ -12,13 +12,14 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Evaluate, Model, Site
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.families import Marginal
 from pyro_bnn.guides.guide import ELBO, Guide, KLKind, check_init_scale, positive_parameter
-from pyro_bnn.guides.units import Part, Units
-from pyro_bnn.latents import Latents, Marginals
+from pyro_bnn.guides.parts.units import Part, Units
 from pyro_bnn.layers.dropout import IS_MASK_NOISE, keeps
+from pyro_bnn.program.closed_forms import Marginal
+from pyro_bnn.program.handlers import Evaluate, Model
+from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.sites import Site
 
 Kind = Literal["bernoulli", "concrete", "gaussian"]
 

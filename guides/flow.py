@@ -12,12 +12,13 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Evaluate, Model, Site
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
-from pyro_bnn.guides.blocks import Blocks, layers_of
-from pyro_bnn.guides.flows import KINDS, NOT_INVERTED, FlowMap, Flows
 from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_parameter
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.guides.parts.blocks import Blocks, layers_of
+from pyro_bnn.guides.parts.flow_layers import KINDS, NOT_INVERTED, FlowMap, Flows
+from pyro_bnn.program.handlers import Evaluate, Model
+from pyro_bnn.program.terms import GuideTerms
+from pyro_bnn.sites import Site
 
 MAX_NUMBERS = 100_000_000  # that the layers of a flow may train: with Adam's moments, 1.2 GB
 

@@ -21,22 +21,21 @@ from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_bnn.effects import (
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.program.closed_forms import Marginal
+from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
-    Site,
     evaluate,
-    is_real,
-    isolated,
-    require_sites,
     trace_model,
     with_gradients,
 )
-from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.families import Marginal
-from pyro_bnn.latents import Latents, Marginals
-from pyro_bnn.program import GuideTerms, Params, _store_params
+from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.program import _store_params
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import GuideTerms, Params
+from pyro_bnn.sites import Site, is_real, require_sites
 
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
 CreatePlates: TypeAlias = Callable[..., "pyro.plate | Iterable[pyro.plate]"]
@@ -98,6 +97,13 @@ class Guide(AutoGuide):
     suits_models: ClassVar[tuple[str, ...]] = ()
     warms_up_components: ClassVar[bool] = False
     tall_params: ClassVar[tuple[str, ...]] = ()
+    known: ClassVar[dict[str, type[Guide]]] = {}
+    """The guides of this package by name, those that an engine alone makes among them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("pyro_bnn.guides.") and cls.__name__.startswith("Auto"):
+            Guide.known[cls.__name__] = cls
 
     def __init__(
         self,

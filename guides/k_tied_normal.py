@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.guide import positive_parameter
-from pyro_bnn.guides.matrices import Layout, fit_scales, pieces, total
 from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.guides.normal import AutoNormal
+from pyro_bnn.guides.parts.matrices import Layout, fit_scales, pieces, total
+from pyro_bnn.program.handlers import Model
 
 
 class AutoKTiedNormal(MatrixGuide, AutoNormal):

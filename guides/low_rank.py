@@ -11,10 +11,10 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.blocks import Blocks, layers_of
 from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.parts.blocks import Blocks, layers_of
+from pyro_bnn.program.handlers import Model
 
 Block: TypeAlias = Literal["layer", "all"]
 

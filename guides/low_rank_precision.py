@@ -11,8 +11,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model
 from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.program.handlers import Model
 
 
 class AutoLowRankPrecision(Guide):

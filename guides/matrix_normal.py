@@ -12,12 +12,12 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model
 from pyro_bnn.guides.guide import check_init_scale, positive_parameter
-from pyro_bnn.guides.matrices import Layout, MatrixNormals, fit_scales, pieces, total
 from pyro_bnn.guides.matrix_sites import MatrixGuide
-from pyro_bnn.latents import Marginals
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.guides.parts.matrices import Layout, MatrixNormals, fit_scales, pieces, total
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.latents import Marginals
+from pyro_bnn.program.terms import GuideTerms
 
 
 class AutoMatrixNormal(MatrixGuide):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pyro_bnn.effects import Evaluate, Site
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides.guide import Guide
+from pyro_bnn.program.handlers import Evaluate
+from pyro_bnn.sites import Site
 
 
 class MatrixGuide(Guide):

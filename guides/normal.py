@@ -12,8 +12,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_bnn.effects import Model, Site
 from pyro_bnn.guides.guide import CreatePlates, Guide, check_init_scale, positive_parameter
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.sites import Site
 
 
 class AutoNormal(Guide):

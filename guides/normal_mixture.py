@@ -11,12 +11,13 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.components import Components, pick
 from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_parameter
-from pyro_bnn.latents import Latents, Marginals
-from pyro_bnn.program import GuideTerms
+from pyro_bnn.guides.parts.components import Components, pick
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import GuideTerms
 
 
 class AutoNormalMixture(Guide):

@@ -13,10 +13,10 @@ from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Model
-from pyro_bnn.families import Marginal
 from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
-from pyro_bnn.latents import Latents
+from pyro_bnn.program.closed_forms import Marginal
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.latents import Latents
 
 BISECTIONS = 80  # of a quantile; each halves the bracket
 NODES = 400  # of the integral over directions in a marginal cdf

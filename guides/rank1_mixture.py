@@ -12,9 +12,7 @@ from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.effects import Evaluate, Model, Site, base_distribution, isolated
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.guides.components import Components, pick
 from pyro_bnn.guides.guide import (
     ELBO,
     LOG_JOINT,
@@ -23,11 +21,16 @@ from pyro_bnn.guides.guide import (
     check_init_scale,
     positive_parameter,
 )
+from pyro_bnn.guides.parts.components import Components, pick
 from pyro_bnn.handled import model_name, module_of
-from pyro_bnn.latents import Marginals
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
-from pyro_bnn.program import GuideTerms, Params
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.handlers import Evaluate, Model
+from pyro_bnn.program.latents import Marginals
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import GuideTerms, Params
+from pyro_bnn.sites import Site
 
 Family = Literal["normal", "cauchy", "delta"]
 Objective = Literal["average", "mixture", "log_mixture", "log_mixture_averaged_kl"]

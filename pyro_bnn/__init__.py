@@ -26,13 +26,14 @@ _NAMES = {
     "VOGN": "infer",
     "VON": "infer",
     "Vadam": "infer",
-    "Interrupted": "infer.interrupts",
-    "boost": "infer.boosting",
-    "description_length": "infer.analytic",
+    "Interrupted": "infer.checkpoints.interrupts",
+    "boost": "infer.svi.boosting",
+    "mc_dropout": "infer.mc_dropout",
+    "description_length": "infer.svi.estimators.analytic",
     "Posterior": "posterior",
-    "Prediction": "prediction",
+    "Prediction": "predictive.prediction",
     "Program": "program",
-    "prior_predictive": "prior_checks",
+    "prior_predictive": "diagnostics.simulation.prior_predictive",
     "Comparison": "report",
     "compare": "report",
     "BNNError": "errors",
@@ -68,6 +69,7 @@ __all__ = [
     "infer",
     "layers",
     "likelihoods",
+    "mc_dropout",
     "models",
     "prior_predictive",
     "priors",
@@ -87,16 +89,17 @@ if TYPE_CHECKING:
         report,
     )
     from pyro_bnn.data import Dataset, Split
+    from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.errors import BNNError
     from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Exact, Vadam
-    from pyro_bnn.infer.analytic import description_length
-    from pyro_bnn.infer.boosting import boost
-    from pyro_bnn.infer.interrupts import Interrupted
+    from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+    from pyro_bnn.infer.mc_dropout import mc_dropout
+    from pyro_bnn.infer.svi.boosting import boost
+    from pyro_bnn.infer.svi.estimators.analytic import description_length
     from pyro_bnn.models import bayesian, bayesian_dropout
-    from pyro_bnn.posterior import Posterior
-    from pyro_bnn.prediction import Prediction
-    from pyro_bnn.prior_checks import prior_predictive
-    from pyro_bnn.program import Program
+    from pyro_bnn.posterior.posterior import Posterior
+    from pyro_bnn.predictive.prediction import Prediction
+    from pyro_bnn.program.program import Program
     from pyro_bnn.report.compare import Comparison, compare
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from pyro_bnn.cli import main
+from pyro_bnn.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

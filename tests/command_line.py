@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
-from pyro_bnn import cli
+from pyro_bnn.cli import main as cli
 
 
 class Result(NamedTuple):

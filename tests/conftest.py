@@ -67,7 +67,7 @@ def short_trajectories() -> Iterator[None]:
     After a short warm-up its steps are small: it would take hundreds for a draw.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.infer.nuts.NUTS._limit", 8)
+        patch.setattr("pyro_bnn.infer.mcmc.nuts.NUTS._limit", 8)
         yield
 
 
@@ -87,7 +87,9 @@ def uncaptured() -> Iterator[None]:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was recorded for the compiler, operation by operation."""
-    monkeypatch.setattr("pyro_bnn.recording._compiled", lambda graph, *_, **__: graph.forward)
+    monkeypatch.setattr(
+        "pyro_bnn.capture.inductor._compiled", lambda graph, *_, **__: graph.forward
+    )
 
 
 @pytest.fixture

@@ -20,16 +20,16 @@ import torch
 from pyro.infer import autoguide
 
 from pyro_bnn import NUTS, SVI, arviz_io, guides, models
+from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.saved_fit import FILES, SavedFit
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.data.columns import Column
 from pyro_bnn.errors import BNNError
-from pyro_bnn.infer import stock
-from pyro_bnn.jobs import find_methods
-from pyro_bnn.networks import NetworkOptions, make_networks
+from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.report import compare, compare_files
-from pyro_bnn.report.to_files import tree_of
-from pyro_bnn.saved_fit import FILES, SavedFit
+from pyro_bnn.report.output.netcdf import tree_of
 from tests.rows import regression
 
 SAMPLER = NUTS(num_chains=2, warmup_steps=5, num_samples=6, max_tree_depth=2, compile=False)

@@ -21,24 +21,13 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import guides, models
-from pyro_bnn.infer import (
-    HMC,
-    IVON,
-    NUTS,
-    SLANG,
-    SVI,
-    VOGN,
-    VON,
-    Vadam,
-    checkpoint,
-    manifest,
-    state_files,
-)
-from pyro_bnn.infer.hamiltonian import DRAWS
-from pyro_bnn.infer.manifest import NAME, number_of, read_manifest, state_of
+from pyro_bnn.infer import HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Vadam
+from pyro_bnn.infer.checkpoints import checkpoint, manifest, state_files
+from pyro_bnn.infer.checkpoints.manifest import NAME, number_of, read_manifest, state_of
+from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
+from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.natural.run import NaturalRun
-from pyro_bnn.infer.sampling import Sampling
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi.training import Training
 from tests.oracle import linear_gaussian
 
 PHASES = ("set-up", "warm-up", "sampling", "training", "saving", "naming", "saved")

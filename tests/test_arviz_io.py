@@ -19,7 +19,9 @@ from scipy.special import logsumexp
 from scipy.stats import norm, rankdata
 from xarray import DataTree
 
-from pyro_bnn import arviz_io, netcdf_checks, trees
+from pyro_bnn import arviz_io
+from pyro_bnn.arviz_io import netcdf_checks
+from pyro_bnn.arviz_io import tree as trees
 from pyro_bnn.errors import (
     DataError,
     FileFormatError,

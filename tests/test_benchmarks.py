@@ -43,7 +43,7 @@ from benchmarks import (
 )
 from benchmarks._networks import PyroMLP, sequential
 from benchmarks._problem import Contender, Problem
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi.training import Training
 
 SMALL = Problem(3, (4, 5), batch=16, num_data=64)
 NUM_SMALL = (3 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 1

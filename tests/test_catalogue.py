@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyro_bnn.catalogue import catalogue, first_sentence, listing
+from pyro_bnn.cli.catalogue import catalogue, first_sentence, listing
 from pyro_bnn.registry import KINDS, entries
 
 

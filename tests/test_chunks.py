@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn import chunks, memory, models
-from pyro_bnn.chunks import Chunks, Pass
-from pyro_bnn.collected import together
-from pyro_bnn.draws import Draws, draws_of_atoms
+from pyro_bnn import memory, models
 from pyro_bnn.memory import GIB
+from pyro_bnn.predictive import map_draws as chunks
+from pyro_bnn.predictive.collected import together
+from pyro_bnn.predictive.draws import Draws, draws_of_atoms
+from pyro_bnn.predictive.map_draws import Chunks, Pass
 from pyro_bnn.program import Params, Program
 
 

@@ -17,7 +17,9 @@ import pytest
 import torch
 import typer
 
-from pyro_bnn import cli, jobs
+from pyro_bnn.cli import fits
+from pyro_bnn.cli import main as cli
+from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.data import names
 from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.registry import KINDS, entries
@@ -113,7 +115,7 @@ def parameters_of(command: str) -> list[Any]:
 def test_help_the_list_and_usage_errors_import_nothing_heavy(
     args: list[str], tmp_path: Path
 ) -> None:
-    code = f"import sys\nfrom pyro_bnn.cli import main\nmain({args})\nprint(*sys.modules)"
+    code = f"import sys\nfrom pyro_bnn.cli.main import main\nmain({args})\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -165,7 +167,7 @@ def test_a_sampler_has_the_warmup_and_the_samples_that_were_asked_for(
         found.extend(engines.values())
         raise OptionError("no fit today")
 
-    monkeypatch.setattr(jobs, "fit_all", stop)
+    monkeypatch.setattr(fits, "fit_all", stop)
     monkeypatch.chdir(tmp_path)
     numbers = ("--warmup", str(warmup), "--samples", str(samples))
     code, _, err = run(command[0], "--data", "moons", command[1], "nuts", *numbers)
@@ -177,7 +179,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(jobs, "fit_all", fail)
+    monkeypatch.setattr(fits, "fit_all", fail)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run(*DIABETES, "auto-normal", "--out", tmp_path)
 
@@ -186,7 +188,7 @@ def test_a_command_that_saves_nothing_says_no_more(monkeypatch: pytest.MonkeyPat
     def interrupt(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyro_bnn.catalogue.listing", interrupt)
+    monkeypatch.setattr("pyro_bnn.cli.catalogue.listing", interrupt)
     assert run("list") == (130, "", "pyro-bnn: interrupted\n")
 
 
@@ -228,7 +230,7 @@ def with_notes(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.warn("old name", FutureWarning, stacklevel=1)
         raise DivergenceError("the end")
 
-    monkeypatch.setattr(jobs, "fit_all", warn)
+    monkeypatch.setattr(fits, "fit_all", warn)
 
 
 @pytest.mark.usefixtures("with_notes")
@@ -363,7 +365,7 @@ def test_threads_are_set_before_the_fits(tmp_path: Path, monkeypatch: pytest.Mon
         raise DivergenceError("the end")
 
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
-    monkeypatch.setattr(jobs, "fit_all", stop)
+    monkeypatch.setattr(fits, "fit_all", stop)
     code, _, _ = run(*DIABETES, "auto-normal", "--threads", "3", "--out", tmp_path)
     assert (code, seen) == (2, [3])
 
@@ -378,12 +380,12 @@ def test_a_method_that_diverges_does_not_take_the_report_away(
         def run(self, *args: Any, **options: Any) -> Any:
             raise DivergenceError("the loss is not finite at step 5")
 
-    make: Callable[..., dict[str, Any]] = jobs.make_engines
+    make: Callable[..., dict[str, Any]] = make_engines
 
     def make_with_a_bad_one(*args: Any) -> dict[str, Any]:
         return make(*args) | {"AutoNormal": Diverging()}
 
-    monkeypatch.setattr(jobs, "make_engines", make_with_a_bad_one)
+    monkeypatch.setattr("pyro_bnn.cli.methods.make_engines", make_with_a_bad_one)
     methods = ("--methods", "auto-normal,auto-delta", "--reference", "auto-normal")
     code, out, err = run("compare", "--data", "moons", *methods, *TINY, "--out", tmp_path)
     assert (code, err) == (2, "pyro-bnn: AutoNormal: the loss is not finite at step 5\n")

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
+from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer.manifest import read_manifest
-from pyro_bnn.infer.sampling import Sampling
-from pyro_bnn.infer.training import Training
-from pyro_bnn.resuming import Saves
-from pyro_bnn.saved_fit import SavedFit
+from pyro_bnn.infer.checkpoints.manifest import read_manifest
+from pyro_bnn.infer.mcmc.sampling import Sampling
+from pyro_bnn.infer.svi.training import Training
 from tests.command_line import Result, run
 
 pytestmark = [
@@ -36,7 +36,7 @@ TWO = ("compare", *TINY, "--methods", "auto-normal,auto-delta", "--quiet")
 @pytest.fixture(autouse=True)
 def _process_is_given_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Commands set torch's threads for good; Ctrl-C is as in a foreground process; no figures."""
-    monkeypatch.setattr("pyro_bnn.report.html.render", lambda *args: "a report")
+    monkeypatch.setattr("pyro_bnn.report.output.html.render", lambda *args: "a report")
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

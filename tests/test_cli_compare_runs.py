@@ -14,7 +14,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from pyro_bnn import arviz_io, jobs, repeats, report
+from pyro_bnn import arviz_io, report
+from pyro_bnn.cli import runs as repeats
+from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.errors import DataError, DivergenceError
 from tests.command_line import Result, run
 
@@ -37,7 +39,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """Two methods on two splits with two seeds."""
     folder = tmp_path_factory.mktemp("runs") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
         arguments = (*MOONS, *METHODS, "--splits", "0-1", "--seeds", "3,5", "--out", folder)
         return run(*arguments), folder
 
@@ -145,12 +147,12 @@ def test_methods_side_by_side_are_the_same(tmp_path: Path) -> None:
     beside = run(*command, "--jobs", "2", "--out", tmp_path / "beside")
     assert (alone.code, beside.code, beside.err) == (0, 0, "")
 
-    def fits(said: str) -> set[str]:
+    def fits_said(said: str) -> set[str]:
         lines = re.sub(r"\d+\.\d s", "? s", said).splitlines()
         return {line for line in lines if "(SVI" in line or "(NUTS" in line}
 
-    assert fits(alone.out) == fits(beside.out)
-    assert len(fits(alone.out)) == 3
+    assert fits_said(alone.out) == fits_said(beside.out)
+    assert len(fits_said(alone.out)) == 3
     own, other = (
         pd.read_csv(tmp_path / name / "table.csv", index_col="method")
         for name in ("alone", "beside")
@@ -170,12 +172,12 @@ def test_methods_side_by_side_are_the_same(tmp_path: Path) -> None:
 @pytest.fixture
 def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports of single runs without figures, which take most of the time of so small fits."""
-    monkeypatch.setattr("pyro_bnn.report.html.render", lambda *args: "a report")
+    monkeypatch.setattr("pyro_bnn.report.output.html.render", lambda *args: "a report")
 
 
 def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None = None) -> None:
     """Engines of these methods diverge, with one seed or always."""
-    make: Callable[..., dict[str, Any]] = jobs.make_engines
+    make: Callable[..., dict[str, Any]] = make_engines
 
     class Diverging:
         def __init__(self, engine: Any) -> None:
@@ -192,7 +194,7 @@ def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None 
         engines = make(*args)
         return engines | {name: Diverging(engines[name]) for name in names}
 
-    monkeypatch.setattr(jobs, "make_engines", make_with_bad_ones)
+    monkeypatch.setattr("pyro_bnn.cli.methods.make_engines", make_with_bad_ones)
 
 
 @pytest.mark.usefixtures("plain_pages")

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn import __version__, data, jobs
+from pyro_bnn import __version__, data
 from pyro_bnn.arviz_io import save_netcdf
+from pyro_bnn.cli import fits
+from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import DivergenceError, OutputError
-from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import run
 from tests.rows import houses
 
@@ -84,13 +85,13 @@ CASES = [
         (*OF_A_LINE, "--likelihood", "student-t"),
         2,
         "no closed form with the StudentT likelihood, of another",
-        jobs.fit_all,
+        fits.fit_all,
     ),
     Case(
         (*OF_A_LINE, "--prior", "laplace"),
         2,
         "no closed form under the Laplace prior of 'weight'",
-        jobs.fit_all,
+        fits.fit_all,
     ),
     # words
     *refused(
@@ -310,7 +311,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.args) or "none")
 def test_exit_code_and_message(case: Case, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "fit_all", case.fit)
+    monkeypatch.setattr(fits, "fit_all", case.fit)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     monkeypatch.chdir(desk)
     before = set(desk.rglob("*"))

@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 import torch
 
+from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import FileFormatError, OptionError
-from pyro_bnn.jobs import find_methods
 from pyro_bnn.models import LeNet, Rank1MLP, Rank1ResNet
-from pyro_bnn.networks import NetworkOptions, make_networks
-from pyro_bnn.saved_fit import SavedFit
 from tests.command_line import Result, run
 from tests.rows import split_of
 

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn.infer.manifest import read_manifest
-from pyro_bnn.saved_fit import SavedFit
+from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.infer.checkpoints.manifest import read_manifest
 from tests.command_line import run
 from tests.interruptible import interruptible
 
@@ -37,7 +37,7 @@ def slow(self, *args):
 Training._advance = slow
 sys.exit(cli.main(sys.argv[1:]))
 """
-COMMAND = "import sys; from pyro_bnn import cli; sys.exit(cli.main())"
+COMMAND = "import sys; from pyro_bnn.cli.main import main; sys.exit(main())"
 STEPS = 1_000  # of 20 ms, but for those of the run that goes on
 FIT = ("fit", "--data", "moons", "--hidden", "2", "--method", "auto-normal", "--batch-size", "50")
 LONGEST = 300.0  # s, under a load that is not ours

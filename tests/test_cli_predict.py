@@ -19,8 +19,8 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn import cli
-from pyro_bnn.saved_fit import SavedFit
+from pyro_bnn.cli import main as cli
+from pyro_bnn.cli.saved_fit import SavedFit
 from tests.rows import houses
 
 SCRIPT = Path(sys.executable).parent / "pyro-bnn"

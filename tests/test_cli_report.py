@@ -13,7 +13,7 @@ import pytest
 import torch
 import typer
 
-from pyro_bnn import cli
+from pyro_bnn.cli import main as cli
 
 pytestmark = [pytest.mark.usefixtures("short_trajectories"), pytest.mark.slow("whole reports")]
 

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn import guides, jobs, registry
+from pyro_bnn import guides, registry
+from pyro_bnn.cli.methods import find_method, known_methods
 from pyro_bnn.guides import Guide
 from tests import command_line, laws
 from tests.laws import MakeGuide, Problem, problem
@@ -80,8 +81,8 @@ def test_its_test_passes_and_every_test_in_it_runs() -> None:
 def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> None:
     registry.check()
     assert registry.entries("guide")["auto-laplace"] is guide
-    assert jobs.find_method("auto-laplace") is guide
-    assert "auto-laplace" in jobs.known_methods()
+    assert find_method("auto-laplace") is guide
+    assert "auto-laplace" in known_methods()
 
 
 SHORT = {
@@ -146,7 +147,7 @@ def test_targets_files_and_folders_that_it_names_exist() -> None:
 def test_commands_are_those_of_the_command_line() -> None:
     import typer
 
-    from pyro_bnn import cli
+    from pyro_bnn.cli import main as cli
 
     group: Any = typer.main.get_command(cli.app)
     lines = re.findall(r"\.venv/bin/pyro-bnn (\S+) (.*)", TEXT)

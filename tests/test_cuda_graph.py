@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn import SVI, cuda_graph, guides, models
-from pyro_bnn.capture import Captured
-from pyro_bnn.cuda_graph import MAX_GRAPHS, CudaGraphs
+from pyro_bnn import SVI, guides, models
+from pyro_bnn.capture import Captured, cuda_graph
+from pyro_bnn.capture.cuda_graph import MAX_GRAPHS, CudaGraphs
 
 
 def step(state: Tensor, rows: Tensor) -> tuple[Tensor]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyro_bnn.disk import MappedFile
 from pyro_bnn.errors import FileFormatError, OutputError
+from pyro_bnn.files.mapped import MappedFile
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import guides, models
-from pyro_bnn.draws import Draws, draws_of_atoms, stored_draws
 from pyro_bnn.guides import guide as guide_module
+from pyro_bnn.predictive.draws import Draws, draws_of_atoms, stored_draws
 
 
 def in_blocks(sizes: list[int]) -> tuple[Draws, Tensor]:

@@ -19,25 +19,18 @@ from torch.distributions import biject_to
 from torch.testing import assert_close
 
 from pyro_bnn import guides, models
-from pyro_bnn.effects import (
-    CORRECTED,
-    Site,
-    base_distribution,
-    check_model,
-    derived_seed,
-    distribution_tensors,
-    evaluate,
-    is_real,
-    isolated,
-    log_prob,
-    require_sites,
-    trace_model,
-    unvalidated,
-    with_tensors,
-    without_validation,
-)
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.program import Program
+from pyro_bnn.program.contract import CORRECTED, check_model
+from pyro_bnn.program.distributions import (
+    base_distribution,
+    distribution_tensors,
+    unvalidated,
+    with_tensors,
+)
+from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
+from pyro_bnn.program.random_state import derived_seed, isolated
+from pyro_bnn.sites import Site, is_real, require_sites
 from tests.plain_pyro import data, default_dtype, plain_function
 
 Model = Callable[..., Any]

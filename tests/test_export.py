@@ -17,17 +17,10 @@ import xarray as xr
 from pyro.nn import PyroModule, PyroSample
 from scipy.stats import halfnorm, lognorm, norm
 
-from pyro_bnn import (
-    SVI,
-    arviz_io,
-    guides,
-    likelihoods,
-    models,
-    netcdf_parts,
-    pages,
-    priors,
-)
+from pyro_bnn import SVI, arviz_io, guides, likelihoods, models, priors
+from pyro_bnn.arviz_io import netcdf_parts
 from pyro_bnn.data import Dataset, from_arrays
+from pyro_bnn.files import pages
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.families import FAMILIES, Block, make_index
+from pyro_bnn.program.closed_forms import FAMILIES, Block, make_index
 
 ARGUMENTS = torch.tensor(
     # mean, sd of q; loc, scale of the prior

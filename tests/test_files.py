@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 
 from pyro_bnn.arviz_io import datatree, save_netcdf
 from pyro_bnn.errors import OutputError
-from pyro_bnn.files import output, whole
-from pyro_bnn.report.files import check_file, write_text
-from pyro_bnn.report.prior_figures import save_picture
-from pyro_bnn.untrusted import write_tensors
+from pyro_bnn.files.atomic import check_file, output, whole, write_text
+from pyro_bnn.files.tensors import write_tensors
+from pyro_bnn.report.plots.prior import save_picture
 
 WRITERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "text": (lambda path: write_text(path, "größe\n"), "größe\n".encode()),

@@ -13,10 +13,10 @@ from torch.fx import GraphModule
 from torch.testing import assert_close
 
 from pyro_bnn import bayesian, likelihoods, models
-from pyro_bnn.fusion import fuse
+from pyro_bnn.capture.fuse import fuse
+from pyro_bnn.capture.record import record
+from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.program import Program
-from pyro_bnn.recording import record
-from pyro_bnn.simplify import simplify
 
 NUM_DRAWS = 5
 

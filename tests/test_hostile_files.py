@@ -25,15 +25,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyro_bnn import arviz_io, guides, models, netcdf_checks, registry, untrusted
+from pyro_bnn import arviz_io, guides, models, registry
+from pyro_bnn.arviz_io import netcdf_checks
+from pyro_bnn.cli.saved_fit import FIT_FILE, SavedFit
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
+from pyro_bnn.files import tensors as untrusted
+from pyro_bnn.files.pickles import check_pickle
+from pyro_bnn.files.tensors import parse_json, read_json, read_tensors, write_tensors
 from pyro_bnn.guides import Guide
-from pyro_bnn.pickles import check_pickle
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
-from pyro_bnn.report.from_files import read_all
-from pyro_bnn.saved_fit import FIT_FILE, SavedFit
-from pyro_bnn.untrusted import parse_json, read_json, read_tensors, write_tensors
+from pyro_bnn.report.saved.compare_files import read_all
 from tests.hostile import Target, archive, archive_records, damaged, make_targets, network
 from tests.laws import rank1_network
 

@@ -6,122 +6,14 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house import MOST_IN_ROOT, ROOMS, ROOT, arrows, circles, in_root, python_files, upward
+from tests.house import code_lines as lines_of_code
 
-# Rooms of one line may import each other and those of the lines above.
-ROOMS = (
-    ("errors",),
-    ("files", "pages", "netcdf_checks", "netcdf_parts"),
-    ("data",),
-    ("models", "layers", "priors", "likelihoods", "handled"),
-    (
-        *("program", "capture", "effects", "families", "latents", "simplify", "snapshot", "fusion"),
-        *("cuda_graph", "noise", "recording", "kernels", "layout"),
-    ),
-    ("guides",),
-    (
-        *("posterior", "prediction", "memory", "export", "storage"),
-        *("draws", "streams", "provenance", "chunks", "conditional", "collected", "predictive"),
-        "remembered",
-        *("disk", "stored", "untrusted", "pickles"),
-    ),
-    ("infer",),
-    ("arviz_io", "trees"),
-    ("diagnostics", "prior_checks"),
-    ("report",),
-    (
-        *("registry", "catalogue", "options", "terminal", "jobs", "networks", "saved_fit"),
-        *("fit_file", "training_file", "resuming"),
-        *("uncertainty", "predictions", "side_by_side", "repeats", "cli", "__main__"),
-    ),
-)
-RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
-
-
-# --- the checker ---------------------------------------------------------------------------------
-
-
-def is_type_checking(test: ast.expr) -> bool:
-    """Whether the test of an ``if`` is ``TYPE_CHECKING`` or ``typing.TYPE_CHECKING``."""
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
-    return name == "TYPE_CHECKING"
-
-
-def imports_at_module_level(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports that run when a module is imported: not those in functions or for type checkers."""
-    for statement in body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            yield statement
-        elif isinstance(statement, ast.If) and is_type_checking(statement.test):
-            yield from imports_at_module_level(statement.orelse)
-        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            for field in ("body", "orelse", "finalbody"):
-                yield from imports_at_module_level(getattr(statement, field, []))
-            for part in (*getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
-                yield from imports_at_module_level(part.body)
-
-
-def imported_names(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
-    """Absolute dotted names that one statement imports; ``package`` resolves relative ones."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    module = node.module or ""
-    if node.level:
-        parts = package.split(".")
-        module = ".".join([*parts[: len(parts) - node.level + 1], *([module] if module else [])])
-    return [f"{module}.{alias.name}" for alias in node.names]
-
-
-def wrong_imports(folder: Path) -> list[str]:
-    """Breaches of the direction of imports in the package ``folder``, one line each.
-
-    Args:
-        folder: A package laid out as ``pyro_bnn``; its own ``__init__.py`` is exempt (it is lazy).
-
-    Returns:
-        Lines ``file:line: what is wrong``; empty if every import points the right way.
-    """
-    breaches = []
-    modules = {path.stem for path in folder.iterdir()}
-    for path in sorted(python_files(folder)):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
-        if parts[1:] == ("__init__",):
-            continue
-        own, package = parts[1], ".".join(parts[:-1])
-        if own not in RANK:
-            breaches.append(f"{path}:1: {own!r} has no place in ROOMS")
-            continue
-        for node in imports_at_module_level(ast.parse(path.read_text("utf-8")).body):
-            for name in imported_names(node, package):
-                top, _, rest = name.partition(".")
-                room = rest.partition(".")[0]
-                if top != folder.name or room.startswith("__"):
-                    continue
-                where = f"{path}:{node.lineno}"
-                if RANK.get(room, -1) > RANK[own]:
-                    breaches.append(f"{where}: {own!r} imports from {room!r}")
-                elif room not in RANK and room not in modules:
-                    breaches.append(
-                        f"{where}: imports {name!r} through the lazy package; "
-                        "import it from the module that defines it"
-                    )
-    return breaches
-
-
-def python_files(folder: Path) -> list[Path]:
-    """Python files below a folder; links to folders (``pyro_bnn/guides``) are followed."""
-    files = []
-    for path in folder.iterdir():
-        if path.is_dir():
-            files += python_files(path)
-        elif path.suffix == ".py":
-            files.append(path)
-    return files
+PACKAGE = ROOT / "pyro_bnn"
 
 
 def star_imports(path: Path) -> list[str]:
@@ -143,45 +35,60 @@ def loaded_by(statement: str, cwd: Path) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
+def through_the_lazy_package(folder: Path) -> list[str]:
+    """Imports of names that the package's ``__init__`` would have to load, one line each."""
+    rooms = {module.split(".")[1] for module in python_files(folder) if "." in module}
+    return [
+        f"{arrow.source}:{arrow.line}: imports {arrow.name!r} through the lazy package; import it "
+        "from the module that defines it"
+        for arrow in arrows(folder)
+        if arrow.target == folder.name != arrow.source
+        and not arrow.name.startswith("__")
+        and arrow.name not in rooms
+    ]
+
+
+def first_sentence(path: Path) -> str:
+    """The first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
 # --- the checker finds what it looks for ---------------------------------------------------------
 
 
 def write_tree(root: Path, files: dict[str, str]) -> Path:
-    """A made-up package ``tiny`` below ``root``."""
+    """A made-up package ``tiny`` below ``root``; folders get an empty ``__init__.py``."""
     for name, text in {"__init__.py": "", **files}.items():
         path = root / "tiny" / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
         path.write_text(text, "utf-8")
     return root / "tiny"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "breach"),
+    ("name", "text"),
     [
-        ("data/load.py", "import tiny.report", "load.py:1: 'data' imports from 'report'"),
-        ("data/load.py", "\nfrom tiny.cli import main", "load.py:2: 'data' imports from 'cli'"),
-        ("posterior.py", "from tiny import infer", "'posterior' imports from 'infer'"),
-        ("models/deep/mlp.py", "from ...guides import x", "'models' imports from 'guides'"),
-        ("models/__init__.py", "from ..guides import x", "'models' imports from 'guides'"),
-        ("program.py", "from . import guides", "'program' imports from 'guides'"),
-        ("errors.py", "import os, tiny.data", "'errors' imports from 'data'"),
-        ("infer/svi.py", "try:\n    import tiny.report\nexcept ImportError: pass", "svi.py:2"),
-        ("infer/svi.py", "try: pass\nexcept OSError:\n    import tiny.report", "svi.py:3"),
-        ("infer/svi.py", "class A:\n    import tiny.report", "svi.py:2"),
-        ("infer/svi.py", "if x: pass\nelse:\n    import tiny.report", "svi.py:3"),
-        ("infer/svi.py", "with x:\n    import tiny.report", "svi.py:2"),
-        ("infer/svi.py", "match x:\n    case 1:\n        import tiny.report", "svi.py:3"),
-        ("infer/svi.py", "if TYPE_CHECKING: pass\nelse:\n    import tiny.report", "svi.py:3"),
-        ("report/html.py", "from tiny import SVI", "imports 'tiny.SVI' through the lazy package"),
-        ("report/html.py", "import tiny", "imports 'tiny' through the lazy package"),
-        ("helper.py", "", "helper.py:1: 'helper' has no place in ROOMS"),
-        ("helper.py", "from tiny import helper", "helper.py:1: 'helper' has no place in ROOMS"),
+        ("data/load.py", "from tiny.report import html"),
+        ("posterior/posterior.py", "from tiny.infer import svi"),
+        ("models/deep/mlp.py", "from ...guides import x"),
+        ("models/__init__.py", "from ..guides import x"),
+        ("program/program.py", "from .. import guides"),
+        ("errors.py", "import os, tiny.data"),
+        ("infer/svi.py", "try:\n    import tiny.report\nexcept ImportError: pass"),
+        ("infer/svi.py", "class A:\n    import tiny.report"),
+        ("infer/svi.py", "match x:\n    case 1:\n        import tiny.report"),
+        ("data/load.py", "def plot():\n    from tiny.report import html"),
+        ("data/load.py", "class A:\n    async def plot(self):\n        import tiny.report"),
+        ("data/load.py", "if TYPE_CHECKING:\n    from tiny.report import Comparison"),
     ],
 )
-def test_checker_finds_a_breach(tmp_path: Path, name: str, text: str, breach: str) -> None:
-    found = wrong_imports(write_tree(tmp_path, {name: text}))
-    assert len(found) == 1
-    assert breach in found[0]
+def test_an_import_upward_is_found(tmp_path: Path, name: str, text: str) -> None:
+    rooms = {"report/__init__.py": "", "guides/__init__.py": "", "data/__init__.py": ""}
+    rooms |= {"infer/svi.py": "", "errors.py": ""}
+    found = upward(arrows(write_tree(tmp_path, {**rooms, name: text})))
+    expected = f"tiny.{name.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+    assert [arrow.source for arrow in found] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -189,30 +96,47 @@ def test_checker_finds_a_breach(tmp_path: Path, name: str, text: str, breach: st
     [
         ("__init__.py", "from tiny.infer import SVI"),
         ("data/load.py", "from tiny.errors import DataError\nfrom . import split\nimport json"),
-        ("layers/linear.py", "from tiny.priors import Normal\nfrom tiny.models import MLP"),
-        ("priors/normal.py", "from tiny.layers import Linear"),
-        ("guides/normal.py", "from tiny.program import Program"),
-        ("posterior.py", "from tiny import __version__, program"),
-        ("data/load.py", "def plot():\n    from tiny.report import html"),
-        ("data/load.py", "class A:\n    async def plot(self):\n        import tiny.report"),
-        ("data/load.py", "if TYPE_CHECKING:\n    from tiny.report import Comparison"),
-        ("data/load.py", "if typing.TYPE_CHECKING:\n    from tiny.report import Comparison"),
+        ("guides/normal.py", "def f():\n    from tiny.program import Program"),
+        ("posterior/posterior.py", "from tiny import __version__, program"),
         ("data/load.py", "import tiny_report.report"),
-        ("cli.py", "from tiny.registry import names\nfrom tiny.report import compare"),
+        ("cli/main.py", "from tiny.registry import names\nfrom tiny.report import compare"),
     ],
 )
-def test_checker_allows_what_is_allowed(tmp_path: Path, name: str, text: str) -> None:
-    assert wrong_imports(write_tree(tmp_path, {name: text})) == []
+def test_what_points_down_is_allowed(tmp_path: Path, name: str, text: str) -> None:
+    package = write_tree(tmp_path, {"program/__init__.py": "", name: text})
+    assert upward(arrows(package)) == []
+    assert circles(arrows(package)) == []
+    assert through_the_lazy_package(package) == []
 
 
-def test_checker_follows_links(tmp_path: Path) -> None:
+def test_an_import_through_the_lazy_package_is_found(tmp_path: Path) -> None:
+    package = write_tree(tmp_path, {"report/html.py": "from tiny import SVI\nimport tiny"})
+    lines = through_the_lazy_package(package)
+    assert [line.partition(" through")[0] for line in lines] == [
+        "tiny.report.html:1: imports 'SVI'",
+        "tiny.report.html:2: imports ''",
+    ]
+
+
+def test_a_circle_is_found_also_through_what_a_package_exports(tmp_path: Path) -> None:
+    files = {
+        "infer/a.py": "def f():\n    from tiny.infer.b import g",
+        "infer/b.py": "if TYPE_CHECKING:\n    from tiny.infer import C",
+        "infer/c.py": "from tiny.infer.a import f",
+        "infer/d.py": "from tiny.infer.a import f",
+    }
+    package = write_tree(tmp_path, files)
+    (package / "infer/__init__.py").write_text("from tiny.infer.c import C", "utf-8")
+    assert circles(arrows(package)) == [["tiny.infer.a", "tiny.infer.b", "tiny.infer.c"]]
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "guides").mkdir()
     (tmp_path / "guides" / "normal.py").write_text("import tiny.infer", "utf-8")
-    package = write_tree(tmp_path, {})
+    package = write_tree(tmp_path, {"infer/svi.py": ""})
     (package / "guides").symlink_to("../guides")
-    assert [line.partition(": ")[2] for line in wrong_imports(package)] == [
-        "'guides' imports from 'infer'"
-    ]
+    (arrow,) = upward(arrows(package))
+    assert (arrow.source, arrow.target) == ("tiny.guides.normal", "tiny.infer")
 
 
 def test_star_imports_are_found(tmp_path: Path) -> None:
@@ -226,16 +150,46 @@ def test_loaded_packages_are_found(tmp_path: Path) -> None:
     assert {"probe_package", "xmlrpc"} <= loaded_by("import probe_package", tmp_path)
 
 
+def test_lines_of_code_leave_out_what_is_none() -> None:
+    code = "x = 1  # one\n# a comment\n\n\n"
+    text = f'"""Doc\n\nof two."""\n\n{code}def f():\n    """Doc."""\n    return x\n'
+    assert lines_of_code(text) == 3
+
+
 # --- the package ---------------------------------------------------------------------------------
 
 
 def test_imports_point_one_way() -> None:
-    assert wrong_imports(ROOT / "pyro_bnn") == []
+    assert [*map(str, upward(arrows(PACKAGE)))] == []
+    assert through_the_lazy_package(PACKAGE) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles(arrows(PACKAGE)) == []
+
+
+def test_every_room_has_a_floor_and_few_stand_in_the_root() -> None:
+    rooms = {module.split(".")[1] for module in python_files(PACKAGE) if "." in module}
+    assert rooms == set(ROOMS)
+    assert len(in_root(PACKAGE)) <= MOST_IN_ROOT
+
+
+def test_contributing_says_what_each_room_is_for() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    folders = [PACKAGE / room / "__init__.py" for room in ROOMS]
+    modules = [PACKAGE / f"{room}.py" for room in ROOMS if room != "__main__"]
+    rows = [
+        f"| `{(path.parent if path.stem == '__init__' else path).stem}` | {first_sentence(path)} |"
+        for path in (*folders, *modules)
+        if path.exists()
+    ]
+    assert len(rows) == len(ROOMS) - 1
+    assert [row for row in rows if row not in text] == []
 
 
 def test_every_guide_is_looked_at() -> None:
-    seen = {path.resolve() for path in python_files(ROOT / "pyro_bnn")}
-    assert seen >= set(python_files(ROOT / "guides"))
+    seen = {path.resolve() for path in python_files(PACKAGE).values()}
+    assert seen >= set(python_files(ROOT / "guides").values())
 
 
 @pytest.mark.slow("a second or more")
@@ -243,7 +197,7 @@ def test_every_guide_is_looked_at() -> None:
     "folder", ["pyro_bnn", "tests", *(path.name for path in ROOT.glob("benchmarks"))]
 )
 def test_no_utils_and_no_star_imports(folder: str) -> None:
-    files = python_files(ROOT / folder)
+    files = python_files(ROOT / folder).values()
     assert [path for path in files if path.name == "utils.py"] == []
     assert [line for path in files for line in star_imports(path)] == []
 

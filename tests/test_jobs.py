@@ -6,11 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from pyro_bnn import jobs
+from pyro_bnn.cli import fits
+from pyro_bnn.cli.methods import (
+    Method,
+    find_method,
+    find_methods,
+    find_one,
+    find_reference,
+    known_methods,
+    make_engines,
+    takes,
+)
 from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
-from pyro_bnn.jobs import Method
 from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.registry import entries
 from tests.rows import regression
@@ -39,33 +48,33 @@ NUMBERS = {
     ],
 )
 def test_a_method_has_several_names(name: str, method: type) -> None:
-    assert jobs.find_method(name) is method
+    assert find_method(name) is method
 
 
 def test_methods_are_all_guides_and_the_engines_that_need_none() -> None:
-    known = jobs.known_methods()
+    known = known_methods()
     assert set(entries("guide")) < set(known)
     assert "nuts" in known
     assert "svi" not in known
     for name in known:
-        jobs.find_method(name)
+        find_method(name)
 
 
 @pytest.mark.parametrize("name", ["svi", "SVI", "auto", "guide", "mlp"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(UnknownNameError, match=f"unknown method '{name}'.*known are auto-"):
-        jobs.find_method(name)
+        find_method(name)
 
 
 def test_the_nearest_method_is_suggested_from_guides_and_samplers() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'nuts'"):
-        jobs.find_method("nutz")
+        find_method("nutz")
     with pytest.raises(UnknownNameError, match="did you mean 'auto-normal'"):
-        jobs.find_method("autonormal")
+        find_method("autonormal")
 
 
 def test_methods_keep_their_order() -> None:
-    found = jobs.find_methods("nuts, auto-delta ,AutoNormal")
+    found = find_methods("nuts, auto-delta ,AutoNormal")
     assert {name: method.cls for name, method in found.items()} == {
         "NUTS": NUTS,
         "AutoDelta": AutoDelta,
@@ -77,29 +86,29 @@ def test_methods_keep_their_order() -> None:
 
 def test_a_method_is_named_once() -> None:
     with pytest.raises(OptionError, match="AutoNormal is named twice in the methods 'auto-norm"):
-        jobs.find_methods("auto-normal,nuts,AutoNormal")
+        find_methods("auto-normal,nuts,AutoNormal")
 
 
 @pytest.mark.parametrize("names", ["", " ", ",", "nuts,", "nuts,,auto-delta"])
 def test_an_empty_name_is_refused(names: str) -> None:
     with pytest.raises(OptionError, match=f"^methods are names separated by .*, not '{names}'$"):
-        jobs.find_methods(names)
+        find_methods(names)
 
 
 def test_a_method_may_bring_a_prior() -> None:
-    found = jobs.find_methods("nuts@half-cauchy-scale, auto-normal @ HalfCauchyScale,nuts")
+    found = find_methods("nuts@half-cauchy-scale, auto-normal @ HalfCauchyScale,nuts")
     assert found == {
         "NUTS @ HalfCauchyScale": Method(NUTS, "HalfCauchyScale"),
         "AutoNormal @ HalfCauchyScale": Method(AutoNormal, "HalfCauchyScale"),
         "NUTS": Method(NUTS),
     }
     assert [method.name for method in found.values()] == list(found)
-    assert jobs.find_reference("nuts@half-cauchy-scale", found) == "NUTS @ HalfCauchyScale"
-    assert jobs.find_reference(None, found) == "NUTS"
+    assert find_reference("nuts@half-cauchy-scale", found) == "NUTS @ HalfCauchyScale"
+    assert find_reference(None, found) == "NUTS"
     with pytest.raises(
         OptionError, match="reference NUTS @ Normal is not among the methods NUTS @"
     ):
-        jobs.find_reference("nuts@normal", found)
+        find_reference("nuts@normal", found)
 
 
 @pytest.mark.parametrize(
@@ -114,38 +123,36 @@ def test_a_method_may_bring_a_prior() -> None:
 )
 def test_a_prior_that_cannot_be_read(names: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        jobs.find_methods(names)
+        find_methods(names)
 
 
 def test_one_method_is_one() -> None:
-    assert jobs.find_one("auto-normal@cauchy") == {
-        "AutoNormal @ Cauchy": Method(AutoNormal, "Cauchy")
-    }
+    assert find_one("auto-normal@cauchy") == {"AutoNormal @ Cauchy": Method(AutoNormal, "Cauchy")}
     expected = "one method is fitted, not AutoNormal, NUTS: choose one, or run 'pyro-bnn compare'"
     with pytest.raises(OptionError, match=expected):
-        jobs.find_one("auto-normal,nuts")
+        find_one("auto-normal,nuts")
 
 
 def test_reference_is_nuts_unless_it_is_named() -> None:
-    methods = jobs.find_methods("auto-normal,nuts")
-    assert jobs.find_reference(None, methods) == "NUTS"
-    assert jobs.find_reference("auto-normal", methods) == "AutoNormal"
-    assert jobs.find_reference(None, {"AutoNormal": Method(AutoNormal)}) is None
-    assert jobs.find_reference(None, {"NUTS": Method(NUTS)}) is None  # there is nothing to measure
+    methods = find_methods("auto-normal,nuts")
+    assert find_reference(None, methods) == "NUTS"
+    assert find_reference("auto-normal", methods) == "AutoNormal"
+    assert find_reference(None, {"AutoNormal": Method(AutoNormal)}) is None
+    assert find_reference(None, {"NUTS": Method(NUTS)}) is None  # there is nothing to measure
 
 
 def test_reference_is_among_the_methods() -> None:
     with pytest.raises(OptionError, match="reference NUTS is not among the methods AutoNormal"):
-        jobs.find_reference("nuts", {"AutoNormal": Method(AutoNormal)})
+        find_reference("nuts", {"AutoNormal": Method(AutoNormal)})
     with pytest.raises(UnknownNameError, match="did you mean 'nuts'"):
-        jobs.find_reference("nust", {"AutoNormal": Method(AutoNormal)})
+        find_reference("nust", {"AutoNormal": Method(AutoNormal)})
 
 
 # --- engines -------------------------------------------------------------------------------------
 
 
 def test_each_engine_takes_the_options_it_has() -> None:
-    engines = jobs.make_engines(jobs.find_methods("auto-normal,nuts"), NUMBERS)
+    engines = make_engines(find_methods("auto-normal,nuts"), NUMBERS)
     assert engines == {
         "AutoNormal": SVI(AutoNormal, num_steps=7, batch_size=3),
         "NUTS": NUTS(num_chains=2, warmup_steps=11, num_samples=13),
@@ -153,8 +160,8 @@ def test_each_engine_takes_the_options_it_has() -> None:
 
 
 def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
-    methods = jobs.find_methods("auto-delta,auto-normal,nuts")
-    engines = jobs.make_engines(methods, {}, "local-reparameterization")
+    methods = find_methods("auto-delta,auto-normal,nuts")
+    engines = make_engines(methods, {}, "local-reparameterization")
     assert engines == {
         "AutoDelta": SVI(AutoDelta),
         "AutoNormal": SVI(AutoNormal, estimator="local_reparameterization"),
@@ -166,19 +173,19 @@ def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
     ):
         message = f"--estimator {estimator} does nothing for .*NUTS: it takes {needed}, such as"
         with pytest.raises(OptionError, match=message):
-            jobs.make_engines(jobs.find_methods(names), {}, estimator)
+            make_engines(find_methods(names), {}, estimator)
     with pytest.raises(UnknownNameError, match="unknown estimator 'flip_out': did you mean 'flip"):
-        jobs.make_engines(methods, {}, "flip-out")
+        make_engines(methods, {}, "flip-out")
 
 
 def test_options_of_every_engine_are_spelled_as_the_engine_spells_them() -> None:
-    for option in jobs.OPTION_WORDS:
-        assert jobs.takes(SVI, option) or jobs.takes(NUTS, option), option
+    for option in fits.OPTION_WORDS:
+        assert takes(SVI, option) or takes(NUTS, option), option
 
 
 def test_engines_check_their_options() -> None:
     with pytest.raises(OptionError, match="num_steps is an integer of at least 1, not 0"):
-        jobs.make_engines({"AutoNormal": Method(AutoNormal)}, NUMBERS | {"num_steps": 0})
+        make_engines({"AutoNormal": Method(AutoNormal)}, NUMBERS | {"num_steps": 0})
 
 
 # --- fits ----------------------------------------------------------------------------------------
@@ -194,7 +201,7 @@ class Diverging:
 def fit(engines: dict[str, Any], **options: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     said: list[str] = []
     model = options.pop("model", None) or MLP(2, hidden=(3,))
-    posteriors, diverged = jobs.fit_all(
+    posteriors, diverged = fits.fit_all(
         engines,
         dict.fromkeys(engines, model),
         regression(),
@@ -208,14 +215,14 @@ def fit(engines: dict[str, Any], **options: Any) -> tuple[dict[str, Any], list[s
 
 
 def test_a_step_has_no_more_rows_than_there_are() -> None:
-    methods = jobs.find_methods("auto-normal")
-    _, _, said = fit(jobs.make_engines(methods, {**NUMBERS, "batch_size": 10_000}))
+    methods = find_methods("auto-normal")
+    _, _, said = fit(make_engines(methods, {**NUMBERS, "batch_size": 10_000}))
     assert said[-1].endswith(f", {len(regression().train)} rows a step)")
 
 
 def test_all_methods_fit_the_same_model_with_the_same_seed() -> None:
-    methods = jobs.find_methods("auto-delta,auto-normal")
-    posteriors, diverged, said = fit(jobs.make_engines(methods, NUMBERS))
+    methods = find_methods("auto-delta,auto-normal")
+    posteriors, diverged, said = fit(make_engines(methods, NUMBERS))
     assert [posterior.method for posterior in posteriors.values()] == ["AutoDelta", "AutoNormal"]
     assert {posterior.seed for posterior in posteriors.values()} == {4}
     assert diverged == []
@@ -241,13 +248,13 @@ def test_where_all_diverge_there_is_nothing_to_return() -> None:
 
 def rank1_engines(*names: str) -> dict[str, Any]:
     numbers = {"num_steps": 5, "num_chains": 1, "warmup_steps": 2, "num_samples": 3}
-    return jobs.make_engines(jobs.find_methods(",".join(names)), numbers)
+    return make_engines(find_methods(",".join(names)), numbers)
 
 
 def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> None:
     engines = rank1_engines("auto-normal", "auto-delta", "nuts")
     model = Rank1MLP(2, hidden=(3,))
-    jobs.check_starts(engines, dict.fromkeys(engines, model))
+    fits.check_starts(engines, dict.fromkeys(engines, model))
     posteriors, diverged, said = fit(engines, model=model)
     assert diverged == []
     assert "NUTS        starts from AutoNormal, whose point estimates it holds fixed" in said
@@ -265,11 +272,11 @@ def test_a_sampler_needs_a_fit_of_its_own_model_before_it() -> None:
     for names in (("nuts",), ("nuts", "auto-normal")):
         engines = rank1_engines(*names)
         with pytest.raises(OptionError, match=expected):
-            jobs.check_starts(engines, dict.fromkeys(engines, model))
+            fits.check_starts(engines, dict.fromkeys(engines, model))
     engines = rank1_engines("auto-normal", "nuts")
     with pytest.raises(OptionError, match=expected):
-        jobs.check_starts(engines, {"AutoNormal": other, "NUTS": model})
-    jobs.check_starts(engines, {"AutoNormal": other, "NUTS": MLP(2)})  # an MLP has no such weights
+        fits.check_starts(engines, {"AutoNormal": other, "NUTS": model})
+    fits.check_starts(engines, {"AutoNormal": other, "NUTS": MLP(2)})  # an MLP has no such weights
 
 
 def test_a_sampler_whose_weights_were_not_trained_is_left_out() -> None:

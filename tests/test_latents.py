@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn.effects import evaluate, trace_model
 from pyro_bnn.errors import SiteError
-from pyro_bnn.latents import Latents, Marginals
+from pyro_bnn.program.handlers import evaluate, trace_model
+from pyro_bnn.program.latents import Latents, Marginals
 from tests.plain_pyro import default_dtype
 
 LOC, SCALE = 0.3, 0.7

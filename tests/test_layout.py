@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from pyro_bnn.layout import lay_out
-from pyro_bnn.recording import _record
-from pyro_bnn.simplify import simplify
+from pyro_bnn.capture.record import _record
+from pyro_bnn.capture.simplify import simplify
+from pyro_bnn.capture.transpose import lay_out
 from tests.collection import rest_in_soak
 
 C, N, H = 3, 50, 4

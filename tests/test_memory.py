@@ -16,11 +16,11 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_bnn import guides, likelihoods, memory, models
-from pyro_bnn.chunks import Chunks
-from pyro_bnn.draws import Draws
 from pyro_bnn.errors import OptionError
 from pyro_bnn.memory import GIB, CountBytes, bytes_per_draw, draws_at_once
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Provenance
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.program import Program
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -8,12 +8,14 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_bnn import networks, priors
+from pyro_bnn import priors
+from pyro_bnn.cli import networks
+from pyro_bnn.cli.methods import Method, find_methods
+from pyro_bnn.cli.networks import Network, NetworkOptions, build_models, describe, make_networks
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS
-from pyro_bnn.jobs import Method, find_methods
 from pyro_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -23,7 +25,6 @@ from pyro_bnn.likelihoods import (
     Poisson,
 )
 from pyro_bnn.models import MLP, Rank1MLP
-from pyro_bnn.networks import Network, NetworkOptions, build_models, describe, make_networks
 from tests.rows import classes, regression, split_of
 
 ONE = {"AutoNormal": Method(AutoNormal)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.noise import make_key, normal, squares
+from pyro_bnn.infer.svi.counted_noise import make_key, normal, squares
 
 WORD = (1 << 64) - 1
 

@@ -282,7 +282,7 @@ print(json.dumps([metadata.version("pyro-bnn"), pyro_bnn.__version__, script.nam
     done = run(installed.python, "-I", "-c", code, cwd=installed.wheel.parent)
     assert done.returncode == 0, done.stderr
     version = CONFIG["project"]["version"]
-    assert json.loads(done.stdout) == [version, version, "pyro-bnn", "pyro_bnn.cli:main"]
+    assert json.loads(done.stdout) == [version, version, "pyro-bnn", "pyro_bnn.cli.main:main"]
 
 
 @pytest.mark.slow("builds and installs the package")

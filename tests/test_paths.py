@@ -20,7 +20,6 @@ from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.capture import Captured, value_and_grad
-from pyro_bnn.effects import Site
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import (
     AutoDropout,
@@ -31,6 +30,7 @@ from pyro_bnn.guides import (
     Guide,
 )
 from pyro_bnn.program import Batch, Program
+from pyro_bnn.sites import Site
 from tests.collection import EVERY_KIND, cover, rest_in_soak
 from tests.plain_pyro import CASES, NORMAL, Case, conditioned, data, default_dtype, mlp
 from tests.test_laws import RANK1, mixture

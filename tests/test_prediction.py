@@ -16,22 +16,15 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn import (
-    Prediction,
-    Program,
-    bayesian,
-    chunks,
-    guides,
-    likelihoods,
-    memory,
-    models,
-)
+from pyro_bnn import Prediction, Program, bayesian, guides, likelihoods, memory, models
 from pyro_bnn.data import Dataset, Standardiser
-from pyro_bnn.effects import isolated
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
-from pyro_bnn.export import _prior_groups
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
-from pyro_bnn.prediction import StreamedPrediction, predict
+from pyro_bnn.posterior.arviz_groups import _prior_groups
+from pyro_bnn.predictive import map_draws as chunks
+from pyro_bnn.predictive.predict import predict
+from pyro_bnn.predictive.prediction import StreamedPrediction
+from pyro_bnn.program.random_state import isolated
 from tests.guides.exact import exact_posterior
 from tests.oracle import design, linear_gaussian, log_normal
 

@@ -16,12 +16,12 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_bnn import Program, likelihoods, memory, models
-from pyro_bnn.chunks import Chunks
 from pyro_bnn.data import Standardiser
-from pyro_bnn.draws import Draws
 from pyro_bnn.errors import OptionError, OutputError
-from pyro_bnn.pages import is_mapped
+from pyro_bnn.files.pages import is_mapped
 from pyro_bnn.posterior import DrawsPosterior, Provenance
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import Chunks
 
 S, N = 20, 400
 UNITS = Standardiser(torch.tensor(5.0).double(), torch.tensor(3.0).double())

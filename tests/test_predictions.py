@@ -13,13 +13,11 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_bnn import data, predictions
-from pyro_bnn.data.split import published_rows
-from pyro_bnn.diagnostics.novelty import Novelty
-from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
-from pyro_bnn.jobs import find_methods, make_engines
-from pyro_bnn.networks import NetworkOptions, make_networks
-from pyro_bnn.predictions import (
+from pyro_bnn import data
+from pyro_bnn.cli import predict_file as predictions
+from pyro_bnn.cli.methods import find_methods, make_engines
+from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.predict_file import (
     DISTANCE,
     P_VALUE,
     RATIO,
@@ -28,8 +26,11 @@ from pyro_bnn.predictions import (
     predict_file,
     write_predictions,
 )
-from pyro_bnn.saved_fit import SavedFit, input_columns
-from pyro_bnn.uncertainty import Uncertainty
+from pyro_bnn.cli.saved_fit import SavedFit, input_columns
+from pyro_bnn.cli.uncertainty import Uncertainty
+from pyro_bnn.data.split import published_rows
+from pyro_bnn.diagnostics.novelty import Novelty
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 
 NUMBERS = {"num_steps": 300, "num_chains": 2, "warmup_steps": 5, "num_samples": 5}
 

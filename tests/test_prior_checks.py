@@ -12,9 +12,13 @@ from scipy import stats
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.arviz_io.tree import options
+from pyro_bnn.diagnostics.simulation.prior_predictive import (
+    PriorPredictive,
+    prior_predictive,
+    tail_index,
+)
 from pyro_bnn.errors import DataError, ModelError, OptionError, ShapeError, SiteError
-from pyro_bnn.prior_checks import PriorPredictive, prior_predictive, tail_index
-from pyro_bnn.trees import options
 from tests.priors.laws import assert_law
 
 NUM_DRAWS = 2_000

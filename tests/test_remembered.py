@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn import remembered
-from pyro_bnn.chunks import Pass
 from pyro_bnn.data import Dataset
-from pyro_bnn.remembered import Remembered
+from pyro_bnn.posterior import cache as remembered
+from pyro_bnn.posterior.cache import Remembered
+from pyro_bnn.predictive.map_draws import Pass
 from tests.guides.exact import exact_posterior
 from tests.oracle import linear_gaussian
 

@@ -15,23 +15,16 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
 
-from pyro_bnn import jobs
+from pyro_bnn.cli import fits
+from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.networks import NetworkOptions
+from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
-from pyro_bnn.jobs import find_methods
-from pyro_bnn.networks import NetworkOptions
-from pyro_bnn.provenance import Provenance, one_of_processes
-from pyro_bnn.repeats import (
-    Plan,
-    number_of_jobs,
-    numbers,
-    one_or_several,
-    require_cores,
-    run_all,
-)
-from pyro_bnn.report.run_table import AVERAGED, AVERAGED_ALWAYS, LARGEST
+from pyro_bnn.posterior.provenance import Provenance, one_of_processes
+from pyro_bnn.report.splits.table import AVERAGED, AVERAGED_ALWAYS, LARGEST
 
 
 @pytest.mark.parametrize(
@@ -173,11 +166,11 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
         assert processes == 2
         return {name: task(say) for name, task in tasks.items()}
 
-    monkeypatch.setattr("pyro_bnn.side_by_side.run", in_turn)
+    monkeypatch.setattr("pyro_bnn.cli.side_by_side.run", in_turn)
     x = np.linspace(-1, 1, 24).reshape(12, 2)
     rows = from_arrays(x, x[:, 0])
     methods = find_methods("auto-normal,nuts,auto-delta")
-    engines: dict[str, jobs.Engine] = {
+    engines: dict[str, fits.Engine] = {
         "AutoNormal": SVI(AutoNormal, num_steps=20, learning_rate=1e30, schedule="constant"),
         "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
         "AutoDelta": SVI(AutoDelta, num_steps=10),
@@ -196,7 +189,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
     assert torch.equal(found["AutoDelta"].unconstrained(1), alone.unconstrained(1))
     np.testing.assert_array_equal(found["AutoDelta"].losses, alone.losses)
 
-    monkeypatch.setattr(jobs, "has_to_wait", lambda name, *_: name == "AutoDelta")
+    monkeypatch.setattr(fits, "has_to_wait", lambda name, *_: name == "AutoDelta")
     ran.clear()
     found, _ = plan._fit_side_by_side(models, rows, 0, tmp_path, 2)
     assert ran == ["NUTS", "AutoNormal"]

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_bnn import data, training_file
-from pyro_bnn.data import Dataset, Split, Standardiser
-from pyro_bnn.data.columns import Column
-from pyro_bnn.errors import DataError, FileFormatError, SiteError
-from pyro_bnn.jobs import find_methods
-from pyro_bnn.networks import NetworkOptions, make_networks
-from pyro_bnn.saved_fit import (
+from pyro_bnn import data
+from pyro_bnn.cli import training_file
+from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.saved_fit import (
     FILES,
     FIT_FILE,
     POSTERIOR_FILE,
@@ -25,8 +23,11 @@ from pyro_bnn.saved_fit import (
     all_rows,
     input_columns,
 )
-from pyro_bnn.uncertainty import Uncertainty
-from pyro_bnn.untrusted import read_tensors, write_tensors
+from pyro_bnn.cli.uncertainty import Uncertainty
+from pyro_bnn.data import Dataset, Split, Standardiser
+from pyro_bnn.data.columns import Column
+from pyro_bnn.errors import DataError, FileFormatError, SiteError
+from pyro_bnn.files.tensors import read_tensors, write_tensors
 from tests.rows import classes, regression
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -49,7 +50,7 @@ def towns(tmp_path: Path) -> Path:
 def fit(
     split: Split, columns: tuple[Column, ...], method: str = "auto-normal", **options: Any
 ) -> SavedFit:
-    from pyro_bnn.jobs import make_engines
+    from pyro_bnn.cli.methods import make_engines
 
     methods = find_methods(method)
     choice = NetworkOptions(**{"hidden": "3", **options})

@@ -15,10 +15,10 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from pyro_bnn import side_by_side
+from pyro_bnn.cli import side_by_side
+from pyro_bnn.cli.side_by_side import Say, _Screen, _Sent, run
 from pyro_bnn.errors import BNNError, OptionError
-from pyro_bnn.provenance import Provenance
-from pyro_bnn.side_by_side import Say, _Screen, _Sent, run
+from pyro_bnn.posterior.provenance import Provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_bnn.recording import record
-from pyro_bnn.simplify import simplify
+from pyro_bnn.capture.record import record
+from pyro_bnn.capture.simplify import simplify
 
 CONSTANT = torch.arange(3.0)
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models
 from pyro_bnn.priors import PriorModule
-from pyro_bnn.snapshot import Snapshot
+from pyro_bnn.program.snapshot import Snapshot
 
 
 def test_a_function_has_nothing_to_keep() -> None:

@@ -17,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry, storage, stored
+from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer import stock
-from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
+from pyro_bnn.infer.svi import stock
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance, storage
+from pyro_bnn.posterior import document as stored
 from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior
 from tests.laws import rank1_network
@@ -125,7 +126,7 @@ class OwnGuide(guides.AutoNormal):
 def test_a_guide_of_another_package_is_stored_as_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "DRAWS_OF_UNKNOWN_GUIDES", 40)
+    monkeypatch.setattr("pyro_bnn.posterior.posterior.DRAWS_OF_UNKNOWN_GUIDES", 40)
     oracle = linear_gaussian()
     posterior = SVI(OwnGuide, num_steps=2).run(oracle.model, (oracle.x, oracle.y), progress=False)
     posterior.save(tmp_path / "own.pt")

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from pyro_bnn import HMC, NUTS, SVI, guides, likelihoods, memory, models, priors, registry
-from pyro_bnn.effects import Model
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
+from pyro_bnn.program.handlers import Model
 from tests.test_storage import assert_same
 
 pytestmark = pytest.mark.usefixtures("uncaptured")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn.streams import RunningLogMean, RunningMoments
+from pyro_bnn.predictive.moments import RunningLogMean, RunningMoments
 
 
 def uneven(values: Tensor) -> list[Tensor]:

@@ -5,13 +5,13 @@ import pytest
 import torch
 from scipy import stats
 
+from pyro_bnn.cli.uncertainty import Uncertainty, epistemic
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import SVI
 from pyro_bnn.likelihoods import Categorical
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior import Posterior
-from pyro_bnn.prediction import Prediction
-from pyro_bnn.uncertainty import Uncertainty, epistemic
+from pyro_bnn.predictive.prediction import Prediction
 from tests.rows import classes, regression
 
 ROWS = regression(num_rows=7)

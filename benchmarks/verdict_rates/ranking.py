@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from benchmarks.verdict_rates._rate import Rate
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.diagnostics.ranking import rank
-from pyro_bnn.report.over_splits import behind_over_splits
+from pyro_bnn.report.splits.statistics import behind_over_splits
 
 Scores = Float[np.ndarray, "N K"]
 ByRows = Callable[[np.random.Generator, int, int], Scores]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from benchmarks.verdict_rates._rate import Rate
 from pyro_bnn.diagnostics.trend import MIN_GAIN, STANDARD_ERRORS, objective_trend
-from pyro_bnn.report.containment import MIN_ELBO_GAP, is_below
+from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, is_below
 
 SEED = 21
 SHAPE = 0.8  # of Gamma noise: skewness 2.24, kurtosis 10.5

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from pyro_bnn.data.arrays import EXACT
 from pyro_bnn.errors import DataError
-from pyro_bnn.files import is_stream
+from pyro_bnn.files.atomic import is_stream
 
 STANDARD = Path("-")  # input or output
 BLOCK = 1 << 24  # characters that are read at once

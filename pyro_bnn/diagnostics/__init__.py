@@ -1,4 +1,4 @@
-"""Diagnostics: convergence, calibration, scores, distance to a reference, simulated data."""
+"""Is a posterior right, and are its predictions? Numbers from draws, and how sure they are."""
 
 from pyro_bnn.diagnostics.bands import (
     binomial_band,
@@ -26,9 +26,17 @@ from pyro_bnn.diagnostics.convergence import (
     ebfmi,
     function_convergence,
 )
-from pyro_bnn.diagnostics.gauss_newton import CurvatureMatrices, curvature_matrices
-from pyro_bnn.diagnostics.gaussian_process import GaussianProcess
-from pyro_bnn.diagnostics.in_between import (
+from pyro_bnn.diagnostics.gaussian_process.nngp import NNGP
+from pyro_bnn.diagnostics.gaussian_process.regression import GaussianProcess
+from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
+from pyro_bnn.diagnostics.mean_field.distance import (
+    MeanFieldDistance,
+    gaussian_w2,
+    mean_field_distance,
+)
+from pyro_bnn.diagnostics.mean_field.error import MeanFieldKL, kl_bias, mean_field_kl
+from pyro_bnn.diagnostics.mean_field.gauss_newton import CurvatureMatrices, curvature_matrices
+from pyro_bnn.diagnostics.mean_field.in_between import (
     MeanFieldNet,
     bound_ratio,
     dropout_variance,
@@ -36,24 +44,16 @@ from pyro_bnn.diagnostics.in_between import (
     overconfidence,
     segment,
 )
-from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
-from pyro_bnn.diagnostics.local_product import LocalProducts, local_products
-from pyro_bnn.diagnostics.mean_field_distance import (
-    MeanFieldDistance,
-    gaussian_w2,
-    mean_field_distance,
-)
-from pyro_bnn.diagnostics.mean_field_error import MeanFieldKL, kl_bias, mean_field_kl
-from pyro_bnn.diagnostics.nngp import NNGP
-from pyro_bnn.diagnostics.novelty import Novelty
-from pyro_bnn.diagnostics.probes import Probes, probe_rows
-from pyro_bnn.diagnostics.product_matrix import (
-    MatrixMoments,
+from pyro_bnn.diagnostics.mean_field.local_product import LocalProducts, local_products
+from pyro_bnn.diagnostics.mean_field.matrix_moments import MatrixMoments
+from pyro_bnn.diagnostics.mean_field.product_matrix import (
     matrix_moments,
     product_draws,
     product_moments,
 )
-from pyro_bnn.diagnostics.pruning import PrunedPosterior, prune, signal_to_noise
+from pyro_bnn.diagnostics.mean_field.pruning import PrunedPosterior, prune, signal_to_noise
+from pyro_bnn.diagnostics.novelty import Novelty
+from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
     ReferenceDistance,
@@ -67,7 +67,6 @@ from pyro_bnn.diagnostics.rejection import (
     rejection_curve,
 )
 from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
-from pyro_bnn.diagnostics.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.scores import (
     accuracy,
     brier,
@@ -77,11 +76,12 @@ from pyro_bnn.diagnostics.scores import (
     moment_matched_log_score,
     rmse,
 )
-from pyro_bnn.diagnostics.simulation_probabilities import SimulationProbabilities
-from pyro_bnn.diagnostics.simulation_ranks import SimulationRanks
-from pyro_bnn.diagnostics.symmetry import symmetry_test
+from pyro_bnn.diagnostics.simulation.probabilities import SimulationProbabilities
+from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
+from pyro_bnn.diagnostics.simulation.sbc import simulation_based_calibration
+from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
+from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
-from pyro_bnn.diagnostics.vsbc import variational_calibration
 
 __all__ = [
     "NNGP",

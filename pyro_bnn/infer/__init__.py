@@ -1,11 +1,11 @@
-"""Inference engines: one file each, ``Engine(options).run(model, data) -> Posterior``."""
+"""Inference engines: ``Engine(options).run(model, data) -> Posterior``."""
 
-from pyro_bnn.infer.cavi import CAVI
-from pyro_bnn.infer.exact import Exact
-from pyro_bnn.infer.hmc import HMC
+from pyro_bnn.infer.conjugate.cavi import CAVI
+from pyro_bnn.infer.conjugate.exact import Exact
+from pyro_bnn.infer.mcmc.hmc import HMC
+from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.natural import IVON, SLANG, VOGN, VON, Vadam
-from pyro_bnn.infer.nuts import NUTS
-from pyro_bnn.infer.svi import SVI
+from pyro_bnn.infer.svi.svi import SVI
 
 __all__ = [
     "CAVI",

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyro_bnn.infer.engine import Data, pair_of
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
 
 
 class Batches(ABC):

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
-from pyro_bnn.effects import Model, base_distribution
-from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.handled import module_of
-from pyro_bnn.posterior import Posterior
-from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
-from pyro_bnn.program import Program
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
 
 COMPILE_TIME = 7.0  # seconds, with an empty cache
 GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves
@@ -172,137 +172,3 @@ def check_positive(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
         raise OptionError(f"{name} is a positive number, not {value!r}")
-
-
-def starting_points(
-    program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
-) -> Tensor | None:
-    """Starting points z ``[n, P]`` from ``init``, or None where it says nothing of the sites.
-
-    Point-estimated parameters of the program are set from a module or a posterior on the way.
-
-    Args:
-        program: The model as tensor functions.
-        init: A posterior (its draws), a trained network (its parameters, matched by name or, where
-            names differ, by order and shape), or values of sites.
-        num_points: How many points.
-        seed: Seed of the posterior's draws.
-        default: Start ``[P]`` of the sites that ``init`` lacks; by default a draw from the prior.
-
-    Raises:
-        SiteError: If names or shapes do not fit the model.
-        OptionError: If ``init`` is of another kind.
-    """
-    if init is None:
-        return None
-    if isinstance(init, Posterior):
-        check_posterior(program, init)
-        stored = init.num_stored_draws
-        wanted = num_points * init.num_chains
-        z = init.unconstrained(wanted if stored is None else min(wanted, stored), seed)
-        spread = torch.linspace(0, len(z) - 1, num_points).long()  # over all chains
-        return z[spread].to(program.initial)
-    if isinstance(init, nn.Module):
-        values = _module_values(program, init)
-    elif isinstance(init, Mapping):
-        values = dict(init)
-        names = [site.name for site in program.sites]
-        if unknown := [name for name in values if name not in names]:
-            raise SiteError(
-                f"init holds {', '.join(map(repr, unknown))}, but the model's sites are "
-                f"{', '.join(names)}"
-            )
-    else:
-        raise OptionError(
-            "init is a Posterior, a trained torch module or a dict of sites, not "
-            f"{type(init).__name__}"
-        )
-    start = program.constrain(program.initial if default is None else default)
-    z = program.unconstrain({**start, **values})
-    return z.expand(num_points, -1).clone()
-
-
-def check_posterior(program: Program, init: Posterior) -> None:
-    """Check that a posterior is of this network, and take its point-estimated parameters.
-
-    Its prior, its likelihood and its data may be others.
-
-    Raises:
-        OptionError: If its draws have values of their own of such parameters.
-        SiteError: If it has other sites, or another function of them.
-    """
-    if init.program.member_params:
-        raise OptionError(
-            f"init is a {init.method} whose components have values of their own of "
-            f"{', '.join(init.program.member_params)}, and a start has one: fit it with "
-            "separate_biases=False"
-        )
-    theirs, ours = _listed(init.program), _listed(program)
-    if theirs != ours:
-        raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
-    _set_params(program, init.params)
-    own, other = (_outputs(some, program.example.x[:2]) for some in (program, init.program))
-    if own.shape != other.shape or not torch.allclose(
-        own, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
-    ):
-        raise SiteError(
-            "init is a posterior over sites of these names and shapes, but its network has other "
-            "outputs at the same weights: build the model with the same activations and layers, or "
-            "pass values of the sites, such as init=posterior.guide.median()"
-        )
-
-
-def _outputs(program: Program, x: Tensor) -> Tensor:
-    """F of some rows at one z, on the CPU, to tell networks apart."""
-    z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
-    with torch.no_grad():
-        f = program.function(z, x.to(program.device), program.params)
-    return f.double().cpu()
-
-
-def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
-    """Values of sites (and of point parameters, set at once) from a trained network."""
-    trained = {name: value.detach() for name, value in module.named_parameters()}
-    nested = hierarchies(program.model)  # weights made of several sites
-    owners = {hierarchy.weight_site: name for name, hierarchy in nested.items()}
-    shapes = {owners.get(site.name, site.name): site.shape for site in program.sites}
-    by_name, params = {}, {}
-    for name, value in trained.items():
-        if shapes.get(name) == value.shape:
-            by_name[name] = value
-        for own in (name, f"net.{name}"):
-            if own in program.params and program.params[own].shape == value.shape:
-                params[own] = value
-    if len(by_name) + len(params) == len(trained):
-        _set_params(program, params)
-        return _site_values(by_name, nested)
-    weights = [site for site in program.sites if site.is_real and site.shape]
-    if [site.shape for site in weights] != [value.shape for value in trained.values()]:
-        raise SiteError(
-            "the trained module's parameters fit the model neither by name nor by order: it has "
-            f"{', '.join(f'{k} {tuple(v.shape)}' for k, v in trained.items())}; the model has "
-            f"{_listed(program)}"
-        )
-    names = [owners.get(site.name, site.name) for site in weights]
-    return _site_values(dict(zip(names, trained.values(), strict=True)), nested)
-
-
-def _site_values(
-    weights: Mapping[str, Tensor], nested: Mapping[str, Hierarchy]
-) -> dict[str, Tensor]:
-    """Values of sites at which the weights have given values."""
-    values: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        values |= nested[name].values_at(value) if name in nested else {name: value}
-    return values
-
-
-def _listed(program: Program) -> str:
-    return ", ".join(f"{site.name} {tuple(site.shape)}" for site in program.sites)
-
-
-def _set_params(program: Program, values: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in values.items():
-            if name in program.params and program.params[name].shape == value.shape:
-                program.params[name].copy_(value)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.guides import AutoMultivariateNormal, Guide
-from pyro_bnn.infer.engine import Init, check_posterior, starting_points
-from pyro_bnn.posterior import Posterior
+from pyro_bnn.infer.engine import Init
+from pyro_bnn.infer.starting_points import check_posterior, starting_points
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.priors.from_posterior import gaussian_of
-from pyro_bnn.program import Program
+from pyro_bnn.program.program import Program
 
 MOMENT_DRAWS = 10_000  # most draws that moments are taken of
 MOMENT_NUMBERS = 1 << 26  # and most numbers in them

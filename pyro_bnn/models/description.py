@@ -14,6 +14,7 @@ from pyro_bnn.handled import model_name, unhandled, with_handlers
 from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.priors import Hierarchy, PriorModule
+from pyro_bnn.priors.continued import ContinuedModel
 from pyro_bnn.priors.normal import fan_in
 
 MAX_PRIORS = 3  # more different ones are counted
@@ -46,6 +47,8 @@ def describe(model: object) -> str:
     own = getattr(model, "describe", None)
     if callable(own):
         return str(own())
+    if isinstance(model, ContinuedModel):
+        return f"{describe(model.model)}, its prior replaced by an earlier posterior"
     inner, _ = unhandled(model)
     if inner is not model:
         return with_handlers(describe(inner), model)

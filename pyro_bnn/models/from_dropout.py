@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import ModelError, OptionError, SiteError
+from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.layers.dropout import MaskedDropout
 from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.from_network import _like
 from pyro_bnn.models.outputs import record_output
-
-if TYPE_CHECKING:
-    from pyro_bnn.data import Dataset
-    from pyro_bnn.posterior import GuidePosterior
 
 WHOLE = (nn.Dropout,)
 OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -80,39 +76,6 @@ class DropoutModule(PyroModule):
             )
         return columns
 
-    def posterior(self, data: Dataset | tuple[Any, Any]) -> GuidePosterior:
-        """MC dropout of the network as it is: its own weights, masks drawn from their prior.
-
-        Args:
-            data: Rows like those that the network was trained on, in its units: their shapes are
-                read, and the way back to the user's units is kept.
-
-        Returns:
-            A posterior without a fit; a draw is one mask a layer, for all rows.
-
-        Raises:
-            ModelError, ShapeError: If the rows do not fit the network.
-            SiteError: If the likelihood is to be learned, such as a noise scale.
-        """
-        from pyro_bnn.data import Dataset
-        from pyro_bnn.guides import AutoDropout
-        from pyro_bnn.posterior import GuidePosterior, Provenance
-        from pyro_bnn.program import Program
-        from pyro_bnn.provenance import of_data
-
-        rows = data if isinstance(data, Dataset) else Dataset(*data)
-        program = Program(self, rows.x, rows.y)
-        if learned := [s.name for s in program.sites if s.name.startswith("likelihood.")]:
-            raise SiteError(
-                f"{', '.join(learned)} is to be learned: pass a likelihood that holds it fixed, "
-                "such as likelihoods.Normal(0.1), or fit the network with SVI(guides.AutoDropout)"
-            )
-        guide = AutoDropout(self)
-        guide.setup(program.example.x[:1])
-        guide.to(device=program.device, dtype=program.dtype)
-        provenance = Provenance("AutoDropout", "none", options=guide.options(), **of_data(rows))
-        return GuidePosterior(program, guide, provenance)
-
     def describe(self) -> str:
         """The network's class and what is dropped, in a line."""
         rates = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(self.rates.values()))
@@ -134,7 +97,7 @@ def bayesian_dropout(net: nn.Module, likelihood: Likelihood | None = None) -> Dr
     maximises is a bound on the log of p(y | x, theta) above. Everything else of the network is in
     evaluation mode.
 
-    - A trained network: ``bayesian_dropout(net, likelihood).posterior(data)``.
+    - A trained network: ``mc_dropout(bayesian_dropout(net, likelihood), data)``.
     - One to be trained: ``SVI(guides.AutoDropout, per_example_draws=True).run(model, data)``, with
       masks of its own for each row of a step; weight decay is the optimiser's, as
       ``optimizer=functools.partial(torch.optim.AdamW, weight_decay=...)``. Gal & Ghahramani's
@@ -167,7 +130,7 @@ def bayesian_dropout(net: nn.Module, likelihood: Likelihood | None = None) -> Dr
         >>> model.rates
         {'2': 0.2}
         >>> x = torch.zeros(5, 3)
-        >>> model.posterior((x, x[:, 0])).predict(x).mean.shape
+        >>> model(x).shape
         torch.Size([5, 1])
     """
     if not isinstance(net, nn.Module):

@@ -203,7 +203,7 @@ def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hie
     """What samples a parameter of this name."""
     if not isinstance(prior, HierarchicalPrior):
         return PriorModule(prior.distribution(shape))
-    hierarchy = prior.hierarchy(shape)
+    hierarchy = cast(Hierarchy, prior.hierarchy(shape))
     hierarchy.own_name = name  # the parameter's, not that of a place in the list of priors
     return hierarchy
 

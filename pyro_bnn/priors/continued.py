@@ -9,7 +9,8 @@ Each site keeps its name and gets its distribution given the sites before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -18,14 +19,19 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.handled import module_of
-from pyro_bnn.priors.from_posterior import SiteGaussian, gaussian_of, moments_of, site_gaussian
+from pyro_bnn.priors.from_posterior import (
+    Earlier,
+    SiteGaussian,
+    gaussian_of,
+    moments_of,
+    site_gaussian,
+)
+from pyro_bnn.sites import Site
 
-if TYPE_CHECKING:
-    from pyro_bnn.effects import Model, Site
-    from pyro_bnn.posterior import Posterior
+Model = Callable[..., Any]
 
 
-def continued(model: Model, posterior: Posterior) -> ContinuedModel:
+def continued(model: Model, posterior: Earlier) -> ContinuedModel:
     r"""The same model with an earlier posterior as its prior, to be fitted to further data.
 
     All latent sites take part: weights, noise scales, the sites of hierarchical priors. A positive
@@ -78,7 +84,7 @@ def continued(model: Model, posterior: Posterior) -> ContinuedModel:
     )
 
 
-def _require_params(model: nn.Module, posterior: Posterior) -> None:
+def _require_params(model: nn.Module, posterior: Earlier) -> None:
     """Check that fixed parameters are those that the earlier weights were found with."""
     earlier = {name.removeprefix("model."): value for name, value in posterior.params.items()}
     earlier |= posterior.params  # of a model that was continued itself, and of this one
@@ -98,7 +104,8 @@ def _require_params(model: nn.Module, posterior: Posterior) -> None:
 class ContinuedModel(nn.Module):
     """A Pyro model whose latent sites have one joint Gaussian prior; see :func:`continued`.
 
-    No ``PyroModule``, so that the model's sites keep their names.
+    No ``PyroModule``, so that the model's sites keep their names. In words (`models.describe`) it
+    is the model with a new prior.
 
     Args:
         model: The Pyro model.
@@ -142,12 +149,6 @@ class ContinuedModel(nn.Module):
             value = self.model(*args, **kwargs)
         replaced.require_all()
         return value
-
-    def describe(self) -> str:
-        """The model in words, with where its prior comes from."""
-        from pyro_bnn.models.description import describe
-
-        return f"{describe(self.model)}, its prior replaced by an earlier posterior"
 
 
 def _inverses(scale_tril: Tensor, sites: tuple[Site, ...]) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import pyro.distributions as dist
 import torch
@@ -22,16 +22,47 @@ from torch.distributions import constraints
 
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.priors.prior import PriorLike
-
-if TYPE_CHECKING:
-    from pyro_bnn.effects import Site
-    from pyro_bnn.posterior import Posterior
+from pyro_bnn.sites import Site
 
 MOMENT_DRAWS = 10_000  # most draws that moments are taken of
 NO_SPREAD = (
     "the posterior {} has no spread in some direction, so that nothing would be learned from "
     "further data: take a fit with a density"
 )
+
+
+class EarlierProgram(Protocol):
+    """The model of an earlier fit; see ``Program``."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Its latent sites."""
+        ...
+
+
+class Earlier(Protocol):
+    """What a prior reads of an earlier fit; see ``Posterior``."""
+
+    params: dict[str, Tensor]
+
+    @property
+    def program(self) -> EarlierProgram:
+        """Its model."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """Name of the guide or sampler."""
+        ...
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Stored draws over all chains; None if it can be sampled without end."""
+        ...
+
+    def unconstrained(self, num_samples: int) -> Tensor:
+        """Draws z ``[S, P]``."""
+        ...
 
 
 class Gaussian(NamedTuple):
@@ -73,7 +104,7 @@ class FromPosterior:
         Nguyen, Li, Bui & Turner, "Variational Continual Learning", ICLR 2018, arXiv:1710.10628.
     """
 
-    def __init__(self, posterior: Posterior, *, marginals: bool = False) -> None:
+    def __init__(self, posterior: Earlier, *, marginals: bool = False) -> None:
         found = gaussian_of(posterior)
         if (found is None or found.scale is None) and not marginals:
             raise OptionError(
@@ -202,7 +233,7 @@ def _times(factor: Tensor, vector: Tensor) -> Tensor:
     return vector * factor if factor.ndim == 1 else vector @ factor.mT
 
 
-def gaussian_of(posterior: Posterior) -> Gaussian | None:
+def gaussian_of(posterior: Earlier) -> Gaussian | None:
     """The posterior itself where it is one Gaussian over z, else None."""
     guide = getattr(posterior, "guide", None)
     return None if guide is None else _gaussian(guide)
@@ -245,7 +276,7 @@ def _joint(
     return Gaussian(loc, None, torch.linalg.cholesky(root @ root.mT))
 
 
-def moments_of(posterior: Posterior, *, full: bool = False) -> Gaussian:
+def moments_of(posterior: Earlier, *, full: bool = False) -> Gaussian:
     """Mean and sds, or the covariance, of at most 10,000 draws of z.
 
     Raises:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
@@ -19,9 +19,6 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
-
-if TYPE_CHECKING:
-    from pyro_bnn.priors.hierarchy import Hierarchy
 
 
 @runtime_checkable
@@ -37,8 +34,8 @@ class Prior(Protocol):
 class HierarchicalPrior(Protocol):
     """A prior over a weight tensor of any shape that is made of several sample sites."""
 
-    def hierarchy(self, shape: torch.Size) -> Hierarchy:
-        """A module that samples one tensor of ``shape``."""
+    def hierarchy(self, shape: torch.Size) -> PyroModule:
+        """A module, a ``Hierarchy``, that samples one tensor of ``shape``."""
         ...
 
 

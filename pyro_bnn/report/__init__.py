@@ -1,9 +1,10 @@
-"""Comparison, verdicts, figures, HTML."""
+"""One comparison of posteriors on the same rows: evaluated, judged, drawn, written."""
 
+from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.compare import Comparison, compare
-from pyro_bnn.report.files import check_writable
-from pyro_bnn.report.from_files import compare_files
-from pyro_bnn.report.runs import RepeatedComparison, Run, compare_runs
+from pyro_bnn.report.saved.compare_files import compare_files
+from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs
+from pyro_bnn.report.splits.run import Run
 
 __all__ = [
     "Comparison",

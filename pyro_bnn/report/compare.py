@@ -9,29 +9,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyro_bnn.diagnostics.probes import Probes
-from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
-from pyro_bnn.report.files import file_names, made_folder, warn_of_others, write_text
-from pyro_bnn.report.findings import Verdict
-from pyro_bnn.report.off_data import find_probes
-from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
-from pyro_bnn.report.table import make_table
-from pyro_bnn.report.target_tables import target_table
-from pyro_bnn.report.text import text_summary
-from pyro_bnn.report.units import Units
-from pyro_bnn.report.verdicts import verdicts
+from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.report.evaluation.comparison import Evaluations
+from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
+from pyro_bnn.report.evaluation.off_data import find_probes
+from pyro_bnn.report.output.names import file_names, warn_of_others
+from pyro_bnn.report.tables.target_tables import target_table
+from pyro_bnn.report.tables.text import text_summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.data.split import Split
-    from pyro_bnn.report.figures import Figures
-    from pyro_bnn.report.protocol import PosteriorLike
+    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.plots.figures import Figures
 
 
-class Comparison:
+class Comparison(Evaluations):
     """Posteriors compared on one split; made by `compare`.
 
     Printing it gives a summary for the terminal.
@@ -50,66 +45,19 @@ class Comparison:
         evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
             estimates) by group; ELBOs of different groups must not be compared.
         table: A row a method in the order of the ranking; see the column ``units``.
-        targets: Scores of each of several targets, by target and method; empty where there is one.
     """
 
-    def __init__(
-        self,
-        posteriors: Mapping[str, PosteriorLike],
-        split: Split,
-        *,
-        reference: str | None,
-        num_draws: int,
-        seed: int,
-        evaluations: Mapping[str, Evaluation],
-        probes: Probes | None = None,
-    ) -> None:
-        self.posteriors = dict(posteriors)
-        self.split = split
-        self.reference = reference
-        self.num_draws = num_draws
-        self.seed = seed
-        self.probes = probes
-        self.evaluations = dict(evaluations)
-        self.units = Units.of(split)
-        self.ranking: list[Ranked] = rank(
-            {name: entry.held_out.log_score for name, entry in evaluations.items()},
-            {name: entry.held_out.log_score_error for name, entry in evaluations.items()},
-        )
-        self.models: list[SharedModel] = shared_models(self.posteriors)
-        self.evidences: list[list[str]] = shared_evidences(self.posteriors)
-        self.table: pd.DataFrame = make_table(
-            list(self.evaluations.values()), self.ranking, self.units, split.task, reference
-        )
-
-        self.targets: pd.DataFrame = target_table(self)
-
     @cached_property
-    def findings(self) -> list[Verdict]:
-        """The verdicts with the rule that each comes from."""
-        return verdicts(list(self.evaluations.values()), self.ranking, self.reference)
-
-    @property
-    def verdicts(self) -> list[str]:
-        """What the numbers carry in plain words, each with its threshold and the next step."""
-        return [finding.text for finding in self.findings]
+    def targets(self) -> pd.DataFrame:
+        """Scores of each of several targets, by target and method; empty where there is one."""
+        return target_table(self)
 
     @cached_property
     def figures(self) -> Figures:
         """Figures by name, drawn when they are first asked for; matplotlib without pyplot."""
-        from pyro_bnn.report.figures import Figures
+        from pyro_bnn.report.plots.figures import Figures
 
         return Figures(self)
-
-    @property
-    def shares_model(self) -> bool:
-        """Whether all posteriors are of one model."""
-        return len(self.models) == 1
-
-    @property
-    def ranked(self) -> list[Evaluation]:
-        """The evaluations in the order of the ranking."""
-        return [self.evaluations[place.name] for place in self.ranking]
 
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
@@ -131,7 +79,7 @@ class Comparison:
         Raises:
             OutputError: If the file cannot be written.
         """
-        from pyro_bnn.report.html import render
+        from pyro_bnn.report.output.html import render
 
         path = Path(path)
         made_folder(path.parent)
@@ -156,7 +104,7 @@ class Comparison:
             OutputError: If a file cannot be written.
         """
         from pyro_bnn import arviz_io
-        from pyro_bnn.report.to_files import tree_of
+        from pyro_bnn.report.output.netcdf import tree_of
 
         folder = made_folder(folder)
         files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.diagnostics import SimulationRanks, simulation_based_calibration
-from pyro_bnn.effects import Model
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
+from pyro_bnn.program.handlers import Model
 from tests.oracle import LinearModel, design
 
 X = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)

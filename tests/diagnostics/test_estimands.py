@@ -13,9 +13,9 @@ from pyro.distributions import constraints
 from scipy import stats
 from torch import Tensor
 
-from pyro_bnn.diagnostics.estimands import Estimands
-from pyro_bnn.latents import Marginals
+from pyro_bnn.diagnostics.simulation.estimands import Estimands
 from pyro_bnn.program import Program
+from pyro_bnn.program.latents import Marginals
 from tests.diagnostics.made_engines import LINEAR, X
 from tests.laws import problem
 

@@ -18,7 +18,7 @@ from pyro_bnn.diagnostics import (
     overconfidence,
     segment,
 )
-from pyro_bnn.diagnostics.in_between import Layer
+from pyro_bnn.diagnostics.mean_field.in_between import Layer
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import GuidePosterior, Posterior

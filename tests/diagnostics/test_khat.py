@@ -15,7 +15,7 @@ from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
 from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program
-from pyro_bnn.report.fit_checks import fit_checks
+from pyro_bnn.report.evaluation.fit_checks import fit_checks
 from tests.collection import DENSITIES, GUIDES, dear_in_soak, rest_in_soak
 from tests.diagnostics.linear_matrix import (
     CORRELATED,

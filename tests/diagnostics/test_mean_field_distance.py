@@ -7,7 +7,7 @@ import pytest
 from scipy import linalg
 
 from pyro_bnn.diagnostics import gaussian_w2, mean_field_distance, w1
-from pyro_bnn.diagnostics.mean_field_distance import transport
+from pyro_bnn.diagnostics.mean_field.distance import transport
 from pyro_bnn.errors import DataError, ShapeError
 from tests.diagnostics.test_mean_field_error import autoregressive, correlated
 

@@ -13,7 +13,7 @@ from pyro_bnn import NUTS
 from pyro_bnn.capture import Captured
 from pyro_bnn.diagnostics import kl_bias, mean_field_kl
 from pyro_bnn.errors import DataError, ShapeError
-from pyro_bnn.infer import lockstep
+from pyro_bnn.infer.mcmc import lockstep
 from tests.oracle import linear_gaussian
 
 P = 12

@@ -18,8 +18,8 @@ from pyro_bnn import NUTS, compare, data, likelihoods, models, priors
 from pyro_bnn.data import Dataset
 from pyro_bnn.diagnostics import NNGP, GaussianProcess
 from pyro_bnn.errors import ModelError, OptionError, ShapeError, SiteError
+from pyro_bnn.posterior.protocol import PosteriorLike
 from pyro_bnn.report import compare_files
-from pyro_bnn.report.protocol import PosteriorLike
 
 FIXED = likelihoods.Normal(scale=0.25)
 

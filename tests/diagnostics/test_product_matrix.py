@@ -19,7 +19,7 @@ from pyro_bnn.diagnostics import (
     product_draws,
     product_moments,
 )
-from pyro_bnn.diagnostics.product_matrix import Layer
+from pyro_bnn.diagnostics.mean_field.product_matrix import Layer
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.models import DeepLinear

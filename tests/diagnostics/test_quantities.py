@@ -7,8 +7,8 @@ import torch
 
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.diagnostics import simulation_based_calibration
-from pyro_bnn.diagnostics.quantities import Quantities
-from pyro_bnn.diagnostics.simulations import proper_program, simulate
+from pyro_bnn.diagnostics.simulation.quantities import Quantities
+from pyro_bnn.diagnostics.simulation.simulations import proper_program, simulate
 from tests.diagnostics.made_engines import NAMES, Prior, X
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.diagnostics import SimulationRanks, simulation_based_calibration
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Lockstep
 
 pytestmark = pytest.mark.slow("samples hundreds of chains")
 

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn import models, priors
-from pyro_bnn.diagnostics import simulation_based_calibration, simulations
-from pyro_bnn.diagnostics.simulations import ENGINE, PRIOR, proper_program, simulate, stream_seed
-from pyro_bnn.effects import Model
+from pyro_bnn.diagnostics import simulation_based_calibration
+from pyro_bnn.diagnostics.simulation import simulations
+from pyro_bnn.diagnostics.simulation.simulations import (
+    ENGINE,
+    PRIOR,
+    proper_program,
+    simulate,
+    stream_seed,
+)
 from pyro_bnn.errors import DataError, ModelError, SiteError
+from pyro_bnn.program.handlers import Model
 from tests.diagnostics.made_engines import LINEAR, Conjugate, X
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pyro_bnn.diagnostics.uniformity import equal_bins, rank_among, rank_uniformity
+from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among, rank_uniformity
 from pyro_bnn.errors import OptionError, ShapeError
 
 # of 100 truths spread as N(0, 1), among draws of N(1, 1)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from pyro_bnn import NUTS, SVI, guides, models
 from pyro_bnn.diagnostics import SimulationProbabilities, variational_calibration
-from pyro_bnn.effects import Model
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
+from pyro_bnn.program.handlers import Model
 from tests.diagnostics.made_engines import LINEAR, X
 from tests.oracle import design
 

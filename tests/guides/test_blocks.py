@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_bnn import priors
-from pyro_bnn.guides.blocks import LAST_LAYER, Blocks, layers_of, matching_sites
+from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, layers_of, matching_sites
 from pyro_bnn.models import MLP
 from pyro_bnn.program import Program
 from tests.laws import MixedModel

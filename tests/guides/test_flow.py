@@ -31,7 +31,7 @@ from pyro_bnn import SVI, likelihoods, models, priors
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides import AutoFlow, AutoNormal
 from pyro_bnn.guides.flow import FlowName
-from pyro_bnn.guides.flows import KINDS, Flows
+from pyro_bnn.guides.parts.flow_layers import KINDS, Flows
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests import laws
 from tests.collection import rest_in_soak

@@ -26,7 +26,7 @@ from torch import Tensor
 from pyro_bnn import models
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides import AutoMatrixNormal
-from pyro_bnn.guides.matrices import Layout
+from pyro_bnn.guides.parts.matrices import Layout
 from tests.guides.exact import (
     assert_stationary,
     assert_svi_reaches,

@@ -19,7 +19,7 @@ import pyro_bnn as bnn
 from pyro_bnn import guides, likelihoods, priors
 from pyro_bnn.errors import BNNWarning, OptionError, OutputError, SiteError
 from pyro_bnn.guides import AutoRank1Mixture
-from pyro_bnn.guides.components import Components
+from pyro_bnn.guides.parts.components import Components
 from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.program import Batch, Program
 from tests.laws import module_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyro_bnn.capture import Captured
-from pyro_bnn.infer import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from tests.oracle import LinearGaussian, linear_gaussian
 
 

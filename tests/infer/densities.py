@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.leapfrog import Potential
+from pyro_bnn.infer.mcmc.leapfrog import Potential
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Kernels driven by hand, with random numbers that are kept, and what their draws must obey.
 
-A kernel is a module that is a :class:`pyro_bnn.infer.lockstep.Kernel`.
+A kernel is a module that is a :class:`pyro_bnn.infer.mcmc.lockstep.Kernel`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.leapfrog import Potential
-from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.mass import Mass
 from tests.infer.densities import Density
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.mcmc.mass import Mass
 
 Array: TypeAlias = NDArray[np.float64]
 Potential: TypeAlias = Callable[[Array], tuple[float, Array]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_bnn import SVI, Program, description_length, guides, likelihoods, models, priors
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.analytic import closed_form_elbo, function_moments, relu_moments
+from pyro_bnn.infer.svi.estimators.analytic import closed_form_elbo, function_moments, relu_moments
 from pyro_bnn.posterior import GuidePosterior, Posterior
 
 PRIOR_SD = 0.75  # as all numbers here, the same in both precisions

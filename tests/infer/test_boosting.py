@@ -19,9 +19,9 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn import boost, guides
 from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.guides.components import Components
-from pyro_bnn.infer.boosting import NewComponent
-from pyro_bnn.infer.mixture_weights import fit_weights, mixture_elbo
+from pyro_bnn.guides.parts.components import Components
+from pyro_bnn.infer.svi.boosting import NewComponent
+from pyro_bnn.infer.svi.mixture_weights import fit_weights, mixture_elbo
 from pyro_bnn.program import Program
 from tests.guides.bimodal import (
     GRID,

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 from pyro_bnn import CAVI, SVI, Exact, guides, likelihoods, models, priors
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.infer.cavi import _Sweeps
-from pyro_bnn.infer.checkpoint import Interrupted
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.conjugate.cavi import _Sweeps
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.guides.exact import assert_stationary, moments
 from tests.oracle import LinearGaussian, linear_gaussian

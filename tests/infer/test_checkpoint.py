@@ -29,10 +29,12 @@ from pyro_bnn.errors import (
     OutputError,
     SiteError,
 )
-from pyro_bnn.infer import checkpoint as module
-from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted, State, users_code
-from pyro_bnn.infer.manifest import read_manifest
-from pyro_bnn.infer.state_files import write_json
+from pyro_bnn.infer.checkpoints import checkpoint as module
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
+from pyro_bnn.infer.checkpoints.identity import Identity
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.checkpoints.manifest import read_manifest
+from pyro_bnn.infer.checkpoints.state_files import write_json
 from pyro_bnn.program import Program
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2)

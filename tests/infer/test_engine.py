@@ -20,8 +20,8 @@ from pyro_bnn.infer.engine import (
     check_positive,
     check_positive_int,
     is_compiled,
-    starting_points,
 )
+from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.program import Program
 from tests.oracle import linear_gaussian
 

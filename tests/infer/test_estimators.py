@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pyro_bnn import SVI, Program, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.infer import training
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Batch
 from tests.oracle import linear_gaussian

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import SVI, guides, likelihoods, models
-from pyro_bnn.infer import adam, descent
-from pyro_bnn.infer.adam import without_traces
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.svi import adam, descent
+from pyro_bnn.infer.svi.adam import without_traces
+from pyro_bnn.infer.svi.training import Training
 
 TINY = torch.finfo(torch.float32).tiny  # smallest normal number
 

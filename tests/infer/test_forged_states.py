@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
-from pyro_bnn.infer import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.sampling import Sampling
+from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
+from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.infer.test_nuts_checkpoint import CHAINS, DRAWS, made
 
 State: TypeAlias = dict[str, Any]

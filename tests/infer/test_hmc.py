@@ -12,7 +12,7 @@ import torch
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import HMC
-from pyro_bnn.infer import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, quick
 from tests.infer.scores import moment_scores, z_scores

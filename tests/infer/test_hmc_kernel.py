@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer import hmc_kernel
-from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.mcmc import hmc_kernel
+from pyro_bnn.infer.mcmc.mass import Mass
 from tests.infer import naive_nuts
 from tests.infer.densities import Density, banana, gaussian, rotated, scales, with_gradient
 from tests.infer.drive import (

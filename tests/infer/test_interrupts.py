@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import pyro_bnn
-from pyro_bnn.infer import interrupts
-from pyro_bnn.infer.interrupts import Interrupted, is_asked, watch
+from pyro_bnn.infer.checkpoints import interrupts
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted, is_asked, watch
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import arviz_io
-from pyro_bnn.infer import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.leapfrog import Potential
-from pyro_bnn.infer.lockstep import Lockstep
-from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.sampling import MassMatrix, first_mass, sample
+from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
+from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.progress import Progress
+from pyro_bnn.infer.mcmc.sampling import MassMatrix, first_mass, sample
 from tests.infer import densities
 from tests.infer.densities import autoregressive, eight_schools, funnel, gaussian, rotated
 from tests.infer.drive import normal

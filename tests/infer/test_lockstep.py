@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.errors import CaptureError, FileFormatError
-from pyro_bnn.infer import hmc_kernel, nuts_kernel
-from pyro_bnn.infer import lockstep as lockstep_module
-from pyro_bnn.infer.lockstep import UNIFORM_STEPS, Lockstep
-from pyro_bnn.infer.mass import Mass
+from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.lockstep import UNIFORM_STEPS, Lockstep
+from pyro_bnn.infer.mcmc.mass import Mass
 
 KERNELS = pytest.mark.parametrize(("kernel", "limit"), [(nuts_kernel, 64), (hmc_kernel, 4)])
 P = 3

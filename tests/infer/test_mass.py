@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from pyro_bnn.infer import mass
-from pyro_bnn.infer.mass import Mass, diagonal, from_gradients, low_rank
+from pyro_bnn.infer.mcmc import mass
+from pyro_bnn.infer.mcmc.mass import Mass, diagonal, from_gradients, low_rank
 
 P, R = 7, 3
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

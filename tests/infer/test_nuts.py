@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, of_package, quick
 from tests.infer.scores import moment_scores, z_scores

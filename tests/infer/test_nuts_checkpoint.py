@@ -19,14 +19,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import memory
 from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
-from pyro_bnn.infer import HMC, NUTS, hamiltonian, hmc_kernel, nuts_kernel
-from pyro_bnn.infer import checkpoint as checkpoint_module
-from pyro_bnn.infer import lockstep as lockstep_module
-from pyro_bnn.infer.interrupts import Interrupted
-from pyro_bnn.infer.lockstep import Lockstep
-from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.sampling import Sampled, Sampling, first_mass
-from pyro_bnn.infer.state_files import read_state, write_state
+from pyro_bnn.infer import HMC, NUTS
+from pyro_bnn.infer.checkpoints import checkpoint as checkpoint_module
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.checkpoints.state_files import read_state, write_state
+from pyro_bnn.infer.mcmc import hamiltonian, hmc_kernel, nuts_kernel
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.progress import Progress
+from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer import HMC, NUTS, engine, hamiltonian
+from pyro_bnn.infer import HMC, NUTS, engine
+from pyro_bnn.infer.mcmc import hamiltonian
 from pyro_bnn.models import MLP
 from tests.oracle import linear_gaussian
 

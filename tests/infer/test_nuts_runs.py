@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import memory
 from pyro_bnn.errors import CaptureError, ModelError, OptionError, SiteError
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from tests.infer.chains import all_draws, of_package, quick
 from tests.infer.scores import moment_scores
 from tests.oracle import LinearGaussian

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pyro_bnn import Program, guides, likelihoods, models, priors
 from pyro_bnn.errors import ModelError, SiteError
-from pyro_bnn.infer.estimator import Estimator
-from pyro_bnn.infer.product_estimators import Flipout, LocalReparameterization
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program import Batch
 from tests.oracle import linear_gaussian
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyro_bnn.infer import progress
-from pyro_bnn.infer.progress import Progress
+from pyro_bnn.infer.mcmc import progress
+from pyro_bnn.infer.mcmc.progress import Progress
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.infer import hmc_kernel, nuts_kernel, sampling, windows
-from pyro_bnn.infer import mass as mass_matrices
-from pyro_bnn.infer.kernel import Kernel
-from pyro_bnn.infer.lockstep import Drawn, Lockstep
-from pyro_bnn.infer.mass import Mass
-from pyro_bnn.infer.progress import Progress
-from pyro_bnn.infer.sampling import Sampled, first_mass, sample
-from pyro_bnn.infer.windows import RANK, windows_of
+from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel, sampling, windows
+from pyro_bnn.infer.mcmc import mass as mass_matrices
+from pyro_bnn.infer.mcmc.kernel import Kernel
+from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep
+from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.progress import Progress
+from pyro_bnn.infer.mcmc.sampling import Sampled, first_mass, sample
+from pyro_bnn.infer.mcmc.windows import RANK, windows_of
 from tests.infer.scores import moment_scores
 
 Places: TypeAlias = NDArray[np.int64]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.starts import MAX_STARTS, find_starts
+from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Program

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from pyro_bnn.errors import FileFormatError, OptionError, OutputError
-from pyro_bnn.infer import state_files
-from pyro_bnn.infer.state_files import (
+from pyro_bnn.infer.checkpoints import state_files
+from pyro_bnn.infer.checkpoints.state_files import (
     Written,
     check_json,
     read_json,

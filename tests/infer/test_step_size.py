@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from pyro_bnn.infer import step_size
-from pyro_bnn.infer.step_size import DualAveraging, reasonable
+from pyro_bnn.infer.mcmc import step_size
+from pyro_bnn.infer.mcmc.step_size import DualAveraging, reasonable
 
 C = 4
 STEPS = torch.tensor([0.01, 0.1, 1.0, 30.0], dtype=torch.float64)

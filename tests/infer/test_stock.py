@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import SVI, likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
-from pyro_bnn.infer import stock
+from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.test_svi import FirstStepOnly
 from tests.laws import MixedModel, one

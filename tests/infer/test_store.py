@@ -21,12 +21,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn import draws as draws_module
 from pyro_bnn import memory
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import FileFormatError, OptionError, OutputError, ShapeError
-from pyro_bnn.infer.store import DrawStore
+from pyro_bnn.infer.mcmc.store import DrawStore
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
+from pyro_bnn.predictive import draws as draws_module
 from pyro_bnn.program import Program
 from tests.oracle import linear_gaussian
 

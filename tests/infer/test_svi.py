@@ -21,7 +21,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
-from pyro_bnn.infer import training
+from pyro_bnn.infer.svi import training
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.oracle import LinearGaussian, design, linear_gaussian
 

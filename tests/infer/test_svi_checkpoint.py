@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import SVI, Interrupted, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
-from pyro_bnn.infer import checkpoint, training
-from pyro_bnn.infer.manifest import read_manifest
-from pyro_bnn.infer.state_files import write_json, write_state
-from pyro_bnn.infer.stock import _StockRun
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.checkpoints import checkpoint
+from pyro_bnn.infer.checkpoints.manifest import read_manifest
+from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
+from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi.stock import _StockRun
+from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.collection import rest_in_soak
 from tests.kills import assert_same
@@ -281,7 +282,9 @@ def test_another_process_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "parts")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("pyro_bnn.infer.interrupts.Interrupted: stopped at step 17 of 30; run(")
+    assert last.startswith(
+        "pyro_bnn.infer.checkpoints.interrupts.Interrupted: stopped at step 17 of 30; run("
+    )
     parts = fit(mlp, tmp_path / "parts", resume=True, batch_size=8)
     whole = fit(mlp, tmp_path / "whole", batch_size=8)
     np.testing.assert_array_equal(parts.losses, whole.losses)

@@ -17,7 +17,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import engine as engine_module
-from pyro_bnn.infer import training
+from pyro_bnn.infer.svi import training
 from pyro_bnn.posterior import GuidePosterior
 from tests.collection import rest_in_soak
 from tests.infer.test_svi import breaking_at, diverged, mlp, params_of, run
@@ -244,7 +244,7 @@ def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
     options: dict[str, Any] = {"num_steps": 20, "batch_size": 19, "learning_rate": 1e-3}
     expected = run(oracle, compile=False, optimizer=optimizer, **options)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.recording._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
     posterior = run(oracle, optimizer=optimizer, **options)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-9)
     torch.testing.assert_close(params_of(posterior), params_of(expected), rtol=1e-9, atol=1e-12)

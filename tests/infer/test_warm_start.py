@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pyro_bnn import NUTS, SVI, guides, models, priors, registry
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
-from pyro_bnn.guides.matrices import fit_scales
-from pyro_bnn.infer.engine import starting_points
+from pyro_bnn.guides.parts.matrices import fit_scales
+from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program

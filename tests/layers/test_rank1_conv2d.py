@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
-from pyro_bnn.effects import Evaluate
 from pyro_bnn.errors import OptionError
 from pyro_bnn.layers import Rank1Conv2d
 from pyro_bnn.priors import HalfCauchyScale, PriorLike
+from pyro_bnn.program.handlers import Evaluate
 
 O, I = 3, 2  # noqa: E741  # filters and channels
 LOC_R = torch.tensor([1.2, -0.7, 0.4], dtype=torch.float64)

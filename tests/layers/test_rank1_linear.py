@@ -14,10 +14,10 @@ from pyro import poutine
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn.effects import Evaluate
 from pyro_bnn.errors import OptionError
 from pyro_bnn.layers import Rank1Linear
 from pyro_bnn.priors import Normal, PriorLike
+from pyro_bnn.program.handlers import Evaluate
 
 NUM_OUTPUTS, NUM_INPUTS = 2, 3
 LOC_R = torch.tensor([1.2, -0.7], dtype=torch.float64)

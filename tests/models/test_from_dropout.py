@@ -15,7 +15,7 @@ from pyro.infer import Predictive
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import SVI, Posterior, bayesian_dropout, likelihoods, models
+from pyro_bnn import SVI, Posterior, bayesian_dropout, likelihoods, mc_dropout, models
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides import AutoDropout
 from pyro_bnn.program import Batch, Program
@@ -92,7 +92,7 @@ def by_hand(net: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("build", [dense, functools.partial(seeded, Shared), conv])
 def test_a_draw_is_the_network_under_one_mask_for_all_rows(build: Any) -> None:
     net, x = build(), rows()
-    posterior = bayesian_dropout(net, NOISE).posterior((x, net.eval()(x).detach()))
+    posterior = mc_dropout(bayesian_dropout(net, NOISE), (x, net.eval()(x).detach()))
     f, draws = posterior.function_draws(x, 6), posterior.sample(6)
     for s in range(6):
         exact(f[s], by_hand(net, {name: value[s] for name, value in draws.items()}, x))
@@ -110,7 +110,7 @@ def test_sites_are_named_after_layers_and_calls() -> None:
 
 def test_moments_are_those_of_torch_in_training_mode() -> None:
     net, x = dense(), rows(1)
-    posterior = bayesian_dropout(net, NOISE).posterior((x, x[:, 0]))
+    posterior = mc_dropout(bayesian_dropout(net, NOISE), (x, x[:, 0]))
     ours = posterior.function_draws(x, 20_000)[:, 0, 0]
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(2)
@@ -127,11 +127,11 @@ def test_rate_zero_is_the_network_itself_and_rate_one_drops_all() -> None:
     net, x = dense(), rows()
     none = copy.deepcopy(net)
     none[0].p = none[3].p = 0.0  # type: ignore[index]
-    f = bayesian_dropout(none, NOISE).posterior((x, x[:, 0])).function_draws(x, 3)
+    f = mc_dropout(bayesian_dropout(none, NOISE), (x, x[:, 0])).function_draws(x, 3)
     exact(f, net.eval()(x).detach().expand(3, -1, -1))
     everything = copy.deepcopy(net)
     everything[3].p = 1.0  # type: ignore[index]
-    f = bayesian_dropout(everything, NOISE).posterior((x, x[:, 0])).function_draws(x, 3)
+    f = mc_dropout(bayesian_dropout(everything, NOISE), (x, x[:, 0])).function_draws(x, 3)
     exact(f, everything.train()(x).detach().expand(3, -1, -1))
 
 
@@ -183,7 +183,7 @@ def test_the_masks_of_a_transformer_layer_reach_it() -> None:
 
     net, x = seeded(Encoder), rows()
     model = bayesian_dropout(net, NOISE)
-    posterior = model.eval().posterior((x, x[:, 0]))
+    posterior = mc_dropout(model.eval(), (x, x[:, 0]))
     f, draws = posterior.function_draws(x, 3), posterior.sample(3)
     for s in range(3):
         exact(f[s], by_hand(net, {name: value[s] for name, value in draws.items()}, x))
@@ -199,7 +199,7 @@ def test_it_is_a_pyro_model_and_its_posterior_goes_through_a_file(tmp_path: Path
     drawn = Predictive(model, num_samples=3)(x)
     assert (len(drawn["f"]), *drawn["f"].shape[-2:]) == (3, 6, 1)
     assert (len(drawn["0.noise"]), drawn["0.noise"].shape[-1]) == (3, 3)
-    posterior = model.posterior((x, x[:, 0]))
+    posterior = mc_dropout(model, (x, x[:, 0]))
     posterior.save(tmp_path / "fit.pt")
     loaded = Posterior.load(tmp_path / "fit.pt", bayesian_dropout(net, NOISE))
     exact(loaded.function_draws(x, 5), posterior.function_draws(x, 5), rtol=0, atol=0)
@@ -232,6 +232,6 @@ def test_what_has_no_mask_for_all_rows_is_refused() -> None:
     with pytest.raises(ModelError, match=r"maps x of shape \(4, 3\) to \(8,\)"):
         bayesian_dropout(flat, NOISE)(x)
     with pytest.raises(SiteError, match=r"likelihood.scale is to be learned: pass a likelihood"):
-        bayesian_dropout(dense()).posterior((x, x[:, 0]))
+        mc_dropout(bayesian_dropout(dense()), (x, x[:, 0]))
     with pytest.raises(SiteError, match="the model has dropout of its own"):
         AutoDropout(bayesian_dropout(dense(), NOISE), kind="concrete").setup(x)

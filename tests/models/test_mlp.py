@@ -14,11 +14,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, priors
-from pyro_bnn.effects import distribution_tensors
 from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
 from pyro_bnn.models import MLP
 from pyro_bnn.models.perceptron import ACTIVATIONS
 from pyro_bnn.priors import PriorModule
+from pyro_bnn.program.distributions import distribution_tensors
 
 BY_HAND: dict[str, Any] = {
     "relu": lambda h: max(h, 0.0),

@@ -17,9 +17,9 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn import guides, likelihoods, priors, registry
-from pyro_bnn.effects import evaluate
 from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
 from pyro_bnn.models import Rank1MLP
+from pyro_bnn.program.handlers import evaluate
 
 SIDES = {"both": ("s", "r"), "inputs": ("s",), "outputs": ("r",)}
 

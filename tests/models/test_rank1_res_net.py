@@ -16,11 +16,11 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn import guides, priors, registry
-from pyro_bnn.effects import evaluate
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.models import Rank1ResNet, ResNet
 from pyro_bnn.models.description import describe
 from pyro_bnn.program import Program
+from pyro_bnn.program.handlers import evaluate
 from tests.laws import objective
 
 SHAPE, NUM_CLASSES, NUM_COMPONENTS = (2, 6, 6), 3, 2

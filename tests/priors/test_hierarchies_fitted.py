@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from pyro_bnn import NUTS, SVI, Posterior, arviz_io, models, priors, registry
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import SiteError
-from pyro_bnn.infer.engine import starting_points
+from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior import DrawsPosterior
 from pyro_bnn.priors import HalfCauchyScale, Horseshoe, assign_prior, value_of
 from pyro_bnn.program import Program

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models
-from pyro_bnn.effects import without_validation
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.priors import (
     Cauchy,
@@ -36,6 +35,7 @@ from pyro_bnn.priors import (
 )
 from pyro_bnn.priors.hierarchy import hierarchies
 from pyro_bnn.program import Program
+from pyro_bnn.program.handlers import without_validation
 
 SHAPE = torch.Size([5, 3])
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.html import render
+from pyro_bnn.report.output.html import render
 from tests.report.browser import Browser, find_programs, start
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 

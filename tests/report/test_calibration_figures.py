@@ -6,8 +6,12 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 
 from pyro_bnn.diagnostics import class_uncertainty
-from pyro_bnn.report import Comparison, calibration_figures
-from pyro_bnn.report.calibration_figures import (
+from pyro_bnn.plotting.theme import LIGHT
+from pyro_bnn.report import Comparison
+from pyro_bnn.report.evaluation.held_out import HeldOut
+from pyro_bnn.report.evaluation.units import to_numpy
+from pyro_bnn.report.plots import calibration as calibration_figures
+from pyro_bnn.report.plots.calibration import (
     describe_rejection,
     describe_reliability,
     pit_histograms,
@@ -18,9 +22,6 @@ from pyro_bnn.report.calibration_figures import (
     reliability,
     reliability_in_words,
 )
-from pyro_bnn.report.held_out import HeldOut
-from pyro_bnn.report.theme import LIGHT
-from pyro_bnn.report.units import to_numpy
 from tests.report.drawn import heights, xs, ys
 
 

@@ -12,7 +12,7 @@ import torch
 from pyro_bnn import arviz_io, infer, likelihoods, models, priors
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.report import Comparison, compare, compare_files
-from pyro_bnn.report.fit_checks import fit_checks
+from pyro_bnn.report.evaluation.fit_checks import fit_checks
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 SPLIT = regression_split()

@@ -13,7 +13,7 @@ from pyro_bnn import CAVI, IVON, SLANG, VOGN, VON, Exact, Vadam, guides, likelih
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.registry import entries
 from pyro_bnn.report import compare
-from pyro_bnn.report.containment import SPECIAL_CASES, contains, family_of
+from pyro_bnn.report.verdicts.containment import SPECIAL_CASES, contains, family_of
 from tests.guides.exact import moments
 from tests.laws import made, problem
 from tests.oracle import linear_gaussian

@@ -10,8 +10,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn.diagnostics import MatrixMoments, matrix_moments, product_draws, product_moments
-from pyro_bnn.report.covariance_figures import covariance_maps, describe_covariance
-from pyro_bnn.report.theme import DARK, LIGHT, Theme
+from pyro_bnn.diagnostics.mean_field.matrix_moments import covariance_maps, describe_covariance
+from pyro_bnn.plotting.theme import DARK, LIGHT, Theme
 
 ONE = torch.ones(2, 2, dtype=torch.float64)
 

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from pyro_bnn.report import compare
-from pyro_bnn.report.evaluate import Evaluation, evaluate, reference_draws
+from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 

@@ -7,9 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.plotting.theme import DARK, LIGHT, Theme
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.figures import PLOTS, Figures, Plot
-from pyro_bnn.report.theme import DARK, LIGHT, Theme
+from pyro_bnn.report.evaluation.comparison import Evaluations
+from pyro_bnn.report.plots.figures import PLOTS, Figures, Plot
 
 
 def test_each_comparison_offers_what_it_can_show(
@@ -33,7 +34,7 @@ def test_a_figure_is_drawn_once_and_only_when_asked_for(
     drawn: list[Theme] = []
     plot = PLOTS["scores"]
 
-    def draw(comparison: Comparison, theme: Theme) -> Figure:
+    def draw(comparison: Evaluations, theme: Theme) -> Figure:
         drawn.append(theme)
         return plot.draw(comparison, theme)
 

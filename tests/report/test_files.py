@@ -5,13 +5,8 @@ from pathlib import Path
 import pytest
 
 from pyro_bnn.errors import BNNWarning, OutputError
-from pyro_bnn.report.files import (
-    check_writable,
-    file_names,
-    made_folder,
-    warn_of_others,
-    write_text,
-)
+from pyro_bnn.files.atomic import check_writable, made_folder, write_text
+from pyro_bnn.report.output.names import file_names, warn_of_others
 
 
 def test_a_new_folder_is_checked_before_the_work_and_made_after_it(tmp_path: Path) -> None:

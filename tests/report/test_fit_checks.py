@@ -6,7 +6,12 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn.errors import DataError
-from pyro_bnn.report.fit_checks import FitChecks, fit_checks, function_chains, learning_rates
+from pyro_bnn.report.evaluation.fit_checks import (
+    FitChecks,
+    fit_checks,
+    function_chains,
+    learning_rates,
+)
 from tests.report.conjugate import NOISE, LinearPosterior, losses, regression_split
 
 

@@ -4,8 +4,10 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from pyro_bnn.diagnostics.khat import khat_threshold
+from pyro_bnn.plotting.numbers import with_error
+from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.fit_figures import (
+from pyro_bnn.report.plots.fit import (
     describe_elbo,
     elbo_in_words,
     elbo_traces,
@@ -16,8 +18,6 @@ from pyro_bnn.report.fit_figures import (
     rank_plots,
     ranks_in_words,
 )
-from pyro_bnn.report.numbers import with_error
-from pyro_bnn.report.theme import LIGHT
 from tests.report.conjugate import LinearPosterior, losses
 from tests.report.drawn import heights, ys
 

@@ -23,11 +23,11 @@ from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare, compare_files
-from pyro_bnn.report.figures import PLOTS
-from pyro_bnn.report.file_posterior import FilePosterior, read
-from pyro_bnn.report.files import file_names
-from pyro_bnn.report.from_files import named_files, read_all
-from pyro_bnn.report.to_files import tree_of
+from pyro_bnn.report.output.names import file_names
+from pyro_bnn.report.output.netcdf import tree_of
+from pyro_bnn.report.plots.figures import PLOTS
+from pyro_bnn.report.saved.compare_files import named_files, read_all
+from pyro_bnn.report.saved.file_posterior import FilePosterior, read
 
 pytestmark = pytest.mark.slow("whole comparisons, saved and read")
 

@@ -8,8 +8,8 @@ from scipy import special, stats
 
 from pyro_bnn.diagnostics.bands import simulated_pit
 from pyro_bnn.diagnostics.calibration import ece, pit_histogram
-from pyro_bnn.report.held_out import held_out, marginals
-from pyro_bnn.report.units import Units
+from pyro_bnn.report.evaluation.held_out import held_out, marginals
+from pyro_bnn.report.evaluation.units import Units
 from tests.report.conjugate import NOISE, LinearPosterior, class_split, regression_split
 
 

@@ -14,9 +14,9 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
+from pyro_bnn.plotting.theme import DARK, LIGHT
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.html import render
-from pyro_bnn.report.theme import DARK, LIGHT
+from pyro_bnn.report.output.html import render
 from tests.report.conjugate import LinearPosterior, losses
 
 VOID = {"meta", "img", "source", "wbr", "br", "link"}
@@ -200,5 +200,5 @@ def test_what_to_know_of_the_data_is_passed_on(regression: Comparison) -> None:
 def test_a_package_that_is_missing_does_not_stop_the_report(
     one_input: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_bnn.report.page.PACKAGES", ("no-such-package-here",))
+    monkeypatch.setattr("pyro_bnn.report.output.page.PACKAGES", ("no-such-package-here",))
     assert "no-such-package-here not installed" in render(one_input)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyro_bnn.report.numbers import number, percent, with_error
+from pyro_bnn.plotting.numbers import number, percent, with_error
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pyro_bnn.report.page import DPI, Cell, Picture, Row, Table, render_page, versions
-from pyro_bnn.report.table import Column
-from pyro_bnn.report.theme import DARK, LIGHT, Theme, canvas
+from pyro_bnn.plotting.theme import DARK, LIGHT, Theme, canvas
+from pyro_bnn.report.output.page import DPI, Cell, Picture, Row, Table, render_page, versions
+from pyro_bnn.report.tables.table import Column
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 from numpy.testing import assert_allclose
 
+from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.predictive_figures import (
+from pyro_bnn.report.plots.predictive import (
     band,
     band_in_words,
     describe_predictions,
@@ -14,7 +15,6 @@ from pyro_bnn.report.predictive_figures import (
     predictions_in_words,
     smooth_edges,
 )
-from pyro_bnn.report.theme import LIGHT
 from tests.report.drawn import xs, ys
 
 

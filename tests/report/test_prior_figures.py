@@ -13,10 +13,10 @@ from sklearn.decomposition import PCA
 from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.diagnostics.simulation.prior_predictive import TailIndex, prior_predictive
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
-from pyro_bnn.prior_checks import TailIndex, prior_predictive
-from pyro_bnn.report import prior_figures
-from pyro_bnn.report.prior_figures import (
+from pyro_bnn.report.plots import prior as prior_figures
+from pyro_bnn.report.plots.prior import (
     NUM_GRID,
     Middle,
     _limits,

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from pyro_bnn import arviz_io, guides
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.nuts import NUTS
+from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.likelihoods import Categorical
 from pyro_bnn.models import MLP
 from pyro_bnn.report import Comparison, compare

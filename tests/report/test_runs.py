@@ -17,9 +17,9 @@ from numpy.testing import assert_allclose
 from pyro_bnn.data import from_arrays
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 from pyro_bnn.report import RepeatedComparison, Run, compare, compare_runs
-from pyro_bnn.report.findings import Verdict
-from pyro_bnn.report.run_table import run_sections
-from pyro_bnn.report.run_verdicts import CHECKS
+from pyro_bnn.report.splits.table import run_sections
+from pyro_bnn.report.splits.verdicts import CHECKS
+from pyro_bnn.report.verdicts.verdict import Verdict
 from tests.report.conjugate import LinearPosterior, regression_split
 
 COLUMNS = ("crps", "coverage_95", "gaussian_log_score", "distance", "sd_ratio", "seconds", "rhat",
@@ -300,7 +300,7 @@ def test_models_are_said_once() -> None:
 
 def test_every_kind_of_warning_has_words() -> None:
     """The kinds stand in the source of the rules; a new one needs an entry in CHECKS."""
-    from pyro_bnn.report import (
+    from pyro_bnn.report.verdicts import (
         calibration_verdicts,
         chain_verdicts,
         spread_verdicts,

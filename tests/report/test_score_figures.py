@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.testing import assert_allclose
 
+from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.score_figures import (
+from pyro_bnn.report.plots.score import (
     against_reference,
     describe_reference,
     reference_in_words,
     scores,
     scores_in_words,
 )
-from pyro_bnn.report.theme import LIGHT
 from tests.report.conjugate import LinearPosterior, regression_split
 from tests.report.drawn import bar_ends, xs
 

@@ -14,7 +14,7 @@ from pyro_bnn.infer import SVI
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.shared_models import SharedModel, shared_evidences, shared_models
+from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
 from tests.report.conjugate import LinearPosterior, regression_split
 
 SPLIT = regression_split()
@@ -195,7 +195,7 @@ def test_a_reference_of_another_model_is_shown_and_does_not_judge(
         "NUTS": "",
     }
     assert math.isfinite(table.loc["far_narrow", "sd_ratio"])
-    from pyro_bnn.report.table import sections
+    from pyro_bnn.report.tables.table import sections
 
     columns = sections(comparison.units, "regression")["Against the reference"]
     rows = dict(zip(table.index, table.to_dict("records"), strict=True))

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.table import Column, sections
-from pyro_bnn.report.units import Units
+from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.tables.table import Column, sections
 
 
 def _cells(comparison: Comparison, title: str) -> list[str]:

@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.html import render
-from pyro_bnn.report.units import Units
+from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.output.html import render
 from tests.report.conjugate import NOISE, LinearPosterior, regression_split
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from pyro_bnn.report import Comparison, compare, text
-from pyro_bnn.report.table import sections
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.tables import text
+from pyro_bnn.report.tables.table import sections
 from tests.report.conjugate import LinearPosterior
 
 

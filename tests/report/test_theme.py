@@ -3,7 +3,7 @@
 import matplotlib as mpl
 import pytest
 
-from pyro_bnn.report.theme import (
+from pyro_bnn.plotting.theme import (
     DARK,
     LIGHT,
     canvas,

@@ -5,7 +5,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn.data import Dataset, Split
-from pyro_bnn.report.units import Units, to_numpy
+from pyro_bnn.report.evaluation.units import Units, to_numpy
 from tests.report.conjugate import class_split, regression_split
 
 

@@ -15,10 +15,10 @@ from pyro_bnn.data import Split
 from pyro_bnn.diagnostics.khat import khat_threshold
 from pyro_bnn.diagnostics.ranking import rank
 from pyro_bnn.report import compare
-from pyro_bnn.report.containment import is_below, limit_of
-from pyro_bnn.report.evaluate import Evaluation
-from pyro_bnn.report.findings import Verdict
-from pyro_bnn.report.verdicts import khat_verdicts, score_verdicts
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.verdicts.containment import is_below, limit_of
+from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.verdicts import khat_verdicts, score_verdicts
 from tests.report.conjugate import LinearPosterior, class_split, losses, regression_split
 
 SPLIT = regression_split()

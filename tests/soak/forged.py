@@ -22,11 +22,11 @@ import torch
 
 from pyro_bnn import SVI, guides
 from pyro_bnn.data import Split
-from pyro_bnn.infer import checkpoint
-from pyro_bnn.infer.hamiltonian import DRAWS
-from pyro_bnn.infer.manifest import NAME
-from pyro_bnn.infer.sampling import Sampling
-from pyro_bnn.infer.training import Training
+from pyro_bnn.infer.checkpoints import checkpoint
+from pyro_bnn.infer.checkpoints.manifest import NAME
+from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
+from pyro_bnn.infer.mcmc.sampling import Sampling
+from pyro_bnn.infer.svi.training import Training
 from tests.hostile import SAMPLER, Target, damaged, in_record, network, with_other
 
 Change: TypeAlias = Callable[[bytes, random.Random], bytes]

@@ -13,9 +13,10 @@ from scipy import special
 from torch import Tensor
 
 import pyro_bnn as bnn
-from pyro_bnn.diagnostics import mean_field_distance, mean_field_kl, w1
-from pyro_bnn.diagnostics.mean_field_distance import MIN_RATIO
-from pyro_bnn.diagnostics.mean_field_error import thinned
+from pyro_bnn.diagnostics.mean_field import distance as mean_field_distance
+from pyro_bnn.diagnostics import (mean_field_kl, w1)
+from pyro_bnn.diagnostics.mean_field.distance import MIN_RATIO
+from pyro_bnn.diagnostics.mean_field.error import thinned
 from pyro_bnn.errors import DataError
 from pyro_bnn.posterior import DrawsPosterior
 

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from pyro_bnn.effects import Model, isolated
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.batches import batches_of
-from pyro_bnn.infer.checkpoint import Checkpoint, Identity, Interrupted
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.identity import Identity
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.engine import (
     Data,
     Init,
     as_dataset,
-    check_positive,
     check_positive_int,
     program_of,
     unchanged,
 )
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.warm_start import starting_mean
-from pyro_bnn.posterior import GuidePosterior, Provenance
-from pyro_bnn.provenance import of_data
+from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.provenance import Provenance, of_data
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
 
-POWER = 0.55  # of the schedule "power", as SLANG's authors have it
-
-Schedule: TypeAlias = Literal["constant", "cosine", "power"]
-Expectation: TypeAlias = Literal["sample", "mean"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalEngine(ABC):
+class NaturalEngine(NaturalOptions, ABC):
     r"""Base of the natural-gradient engines: a Gaussian q, moved by its natural gradient.
 
     With the likelihood's weight :math:`w = \alpha / T` (data factor over temperature), all of them
@@ -71,48 +68,6 @@ class NaturalEngine(ABC):
         kl_warmup: Steps over which the temperature grows linearly from near 0; 0 for none.
     """
 
-    num_steps: int = 2_000
-    learning_rate: float = 0.1
-    precision_learning_rate: float | None = None
-    schedule: Schedule = "cosine"
-    batch_size: int | None = None
-    num_particles: int = 1
-    antithetic: bool = False
-    data_factor: float = 1.0
-    temperature: float = 1.0
-    kl_warmup: int = 0
-
-    has_log_prob: ClassVar[bool] = True  # of the posteriors
-    remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"
-
-    def __post_init__(self) -> None:
-        check_positive_int("num_steps", self.num_steps)
-        check_positive_int("num_particles", self.num_particles)
-        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
-        if self.batch_size is not None:
-            check_positive_int("batch_size", self.batch_size)
-        for name in ("learning_rate", "data_factor", "temperature"):
-            check_positive(name, getattr(self, name))
-        if self.precision_learning_rate is not None:
-            check_positive("precision_learning_rate", self.precision_learning_rate)
-        if self.rate_of_precision > 1:
-            raise OptionError(
-                f"the precision would be moved beyond its target by a rate of "
-                f"{self.rate_of_precision}: set precision_learning_rate to at most 1"
-            )
-        if self.schedule not in ("constant", "cosine", "power"):
-            raise OptionError(f'schedule is "constant", "cosine" or "power", not {self.schedule!r}')
-        if self.antithetic and self.num_particles % 2:
-            raise OptionError(
-                f"antithetic draws come in pairs: take an even num_particles, not "
-                f"{self.num_particles}"
-            )
-        if self.kl_warmup > self.num_steps:
-            raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
-                "the KL would never have its whole weight"
-            )
-
     @abstractmethod
     def _make_run(self) -> type[NaturalRun]:
         """The class of a run."""
@@ -121,23 +76,6 @@ class NaturalEngine(ABC):
     def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
         """Name of the guide that posteriors of these options are."""
         return "AutoNormal"
-
-    @property
-    def rate_of_precision(self) -> float:
-        """Learning rate of the precision at the start."""
-        own = self.precision_learning_rate
-        return self.learning_rate if own is None else own
-
-    @property
-    def takes_draws(self) -> bool:
-        """Whether gradients are taken at draws of q, and not at its mean."""
-        return getattr(self, "expectation", "sample") == "sample"
-
-    def decay(self, step: int) -> float:
-        """Factor of the learning rate at a step, from 0."""
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
-        return (step + 1) ** -POWER if self.schedule == "power" else 1.0
 
     def run(
         self,
@@ -253,45 +191,3 @@ class NaturalEngine(ABC):
                 error.posterior = posterior()
                 raise
             return posterior()
-
-
-def check_share(name: str, value: object) -> None:
-    """Check a number in [0, 1), such as a momentum.
-
-    Raises:
-        OptionError: If it is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < 1:  # type: ignore[operator]
-        raise OptionError(f"{name} is a number of at least 0 and below 1, not {value!r}")
-
-
-def check_expectation(value: object) -> None:
-    """Check the option ``expectation``.
-
-    Raises:
-        OptionError: If it is not one of its two values.
-    """
-    if value not in ("sample", "mean"):
-        raise OptionError(f'expectation is "sample" or "mean", not {value!r}')
-
-
-def check_damping(value: object) -> None:
-    """Check the option ``damping``.
-
-    Raises:
-        OptionError: If it is negative, or no number.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise OptionError(f"damping is a number of at least 0, not {value!r}")
-
-
-def check_init_scale(value: object) -> None:
-    """Check the option ``init_scale``.
-
-    Raises:
-        OptionError: If it is neither None nor a positive number.
-    """
-    if value is not None:
-        check_positive("init_scale", value)

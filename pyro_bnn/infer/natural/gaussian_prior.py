@@ -13,10 +13,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_bnn.capture import Captured
+from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import SiteError
-from pyro_bnn.families import FAMILIES
-from pyro_bnn.program import Program
+from pyro_bnn.program.closed_forms import FAMILIES
+from pyro_bnn.program.program import Program
 
 NEWTON_STEPS = 50
 

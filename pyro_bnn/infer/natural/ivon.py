@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.infer.engine import check_positive
-from pyro_bnn.infer.natural.engine import NaturalEngine, check_share
+from pyro_bnn.infer.natural.engine import NaturalEngine
+from pyro_bnn.infer.natural.options import check_share
 from pyro_bnn.infer.natural.precision import Diagonal, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun

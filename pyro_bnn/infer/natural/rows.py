@@ -19,12 +19,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bnn.capture import Captured
-from pyro_bnn.effects import base_distribution
+from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
-from pyro_bnn.program import Batch, Program, without_vmap_warnings
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.terms import Batch
 
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
 

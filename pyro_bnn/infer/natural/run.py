@@ -13,15 +13,16 @@ from tqdm.auto import tqdm
 
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches, LoaderBatches
-from pyro_bnn.infer.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import WINDOW
 from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
-from pyro_bnn.program import Batch, Program
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
-    from pyro_bnn.infer.natural.engine import NaturalEngine
+    from pyro_bnn.infer.natural.options import NaturalOptions
 
 
 class NaturalRun(ABC):
@@ -50,7 +51,7 @@ class NaturalRun(ABC):
 
     def __init__(
         self,
-        engine: NaturalEngine,
+        engine: NaturalOptions,
         program: Program,
         prior: GaussianPrior,
         start: Tensor,

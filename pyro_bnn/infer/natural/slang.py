@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.infer.engine import check_positive_int
-from pyro_bnn.infer.natural.engine import (
+from pyro_bnn.infer.natural.engine import NaturalEngine
+from pyro_bnn.infer.natural.options import (
     Expectation,
-    NaturalEngine,
     check_damping,
     check_expectation,
     check_init_scale,

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.natural.engine import NaturalEngine, check_init_scale, check_share
+from pyro_bnn.infer.natural.engine import NaturalEngine
+from pyro_bnn.infer.natural.options import check_init_scale, check_share
 from pyro_bnn.infer.natural.precision import Diagonal, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.natural.engine import (
+from pyro_bnn.infer.natural.engine import NaturalEngine
+from pyro_bnn.infer.natural.options import (
     Expectation,
-    NaturalEngine,
     check_damping,
     check_expectation,
     check_init_scale,

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.natural.engine import (
-    Expectation,
-    NaturalEngine,
-    check_expectation,
-    check_init_scale,
-)
+from pyro_bnn.infer.natural.engine import NaturalEngine
+from pyro_bnn.infer.natural.options import Expectation, check_expectation, check_init_scale
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pyro_bnn import IVON, SLANG, VOGN, VON, Vadam, data, models
-from pyro_bnn.report.file_posterior import read
-from pyro_bnn.saved_fit import SavedFit
+from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.report.saved.file_posterior import read
 from tests.command_line import run
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -72,7 +72,7 @@ def test_all_are_compared_and_the_report_made_again_from_their_files(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its pictures, which are what takes time."""
-    monkeypatch.setattr("pyro_bnn.report.html._pictures", lambda comparison: [])
+    monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
     names = [engine.__name__ for engine in ENGINES.values()]
     first, again = tmp_path / "first", tmp_path / "again"
     methods = ("--methods", ",".join(ENGINES), "--reference", "von")

@@ -18,10 +18,10 @@ from pyro_bnn import IVON, SLANG, VOGN, VON, Dataset, Vadam, likelihoods, models
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.diagnostics.khat import khat
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.containment import family_of
-from pyro_bnn.report.file_posterior import read
-from pyro_bnn.report.files import file_names
-from pyro_bnn.report.fit_checks import fit_checks
+from pyro_bnn.report.evaluation.fit_checks import fit_checks
+from pyro_bnn.report.output.names import file_names
+from pyro_bnn.report.saved.file_posterior import read
+from pyro_bnn.report.verdicts.containment import family_of
 from tests.guides.exact import moments
 from tests.oracle import linear_gaussian
 
@@ -56,7 +56,7 @@ def comparison() -> Comparison:
 def folder(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report without its pictures, which are what takes time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
         return comparison.save(tmp_path_factory.mktemp("natural") / "report")
 
 

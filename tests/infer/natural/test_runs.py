@@ -30,10 +30,10 @@ from pyro_bnn import (
     priors,
 )
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
-from pyro_bnn.infer.manifest import read_manifest
+from pyro_bnn.infer.checkpoints.manifest import read_manifest
+from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
 from pyro_bnn.infer.natural.run import NaturalRun
-from pyro_bnn.infer.state_files import write_json, write_state
 from pyro_bnn.posterior import GuidePosterior
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian

@@ -1,0 +1,1 @@
+"""Parts that guides are made of: blocks, matrices, units, layers of flows."""

@@ -1,0 +1,211 @@
+"""Trees of named groups, as ArviZ takes them, and their NetCDF files.
+
+Everything takes NumPy arrays and imports neither torch nor Pyro; nothing here differs between
+versions of ArviZ. Its public names are those of ``pyro_bnn.arviz_io`` too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyro_bnn.errors import (
+    DataError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+)
+
+if TYPE_CHECKING:
+    from xarray import Dataset, DataTree
+
+SAMPLE_GROUPS = (
+    "posterior",
+    "posterior_predictive",
+    "log_likelihood",
+    "log_prior",
+    "predictions",
+    "log_likelihood_predictions",
+    "sample_stats",
+    "probes",
+    "prior",
+    "prior_predictive",
+)
+VARIABLE_BYTES = 1 << 16  # that a variable may take in a file beside its values
+PLAIN_GROUPS = (
+    "observed_data",
+    "constant_data",
+    "predictions_constant_data",
+    "test_data",
+    "probes_constant_data",
+    "optimization",
+)
+
+
+def datatree(
+    groups: Mapping[str, Mapping[str, ArrayLike]],
+    *,
+    dims: Mapping[str, Sequence[str] | Mapping[str, Sequence[str]]] | None = None,
+    coords: Mapping[str, ArrayLike] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> DataTree:
+    """Build the tree that ArviZ's functions and plots take.
+
+    Dtypes are kept and arrays are not copied. A ``/`` in a variable's name, which NetCDF refuses,
+    becomes a dot.
+
+    Args:
+        groups: Group name to variables. In the groups of ``SAMPLE_GROUPS`` every array is
+            ``[C, S, ...]``, for one chain ``[1, S, ...]``; in those of ``PLAIN_GROUPS`` it has no
+            such axes, and in ``optimization`` the first axis is the dimension ``step``.
+        dims: Variable name to the names of its dimensions after chain and draw; a group name to
+            such a mapping where the group differs, as for a ``y`` on training and on test rows.
+            Dimensions that are left out get ArviZ's names (``f_dim_0``). In the log-likelihood
+            groups, names of event dimensions, which a log density has not, are dropped.
+        coords: Dimension name to its labels. Dimensions without labels count from 0.
+        attrs: Options of the fit with string keys and whatever JSON holds: numbers, strings, bools,
+            None, lists, dicts. They are stored as one JSON string, because NetCDF has no bool, None
+            or dict; :func:`options` returns them. NumPy values and tuples come back as numbers and
+            lists.
+
+    Returns:
+        A ``DataTree`` with one node a group.
+
+    Raises:
+        UnknownNameError: If a group is not one of those above.
+        ShapeError: If an array lacks chain and draw, or sizes, dims and coords disagree.
+        DataError: If an array holds something NetCDF cannot, or two names become one.
+        OptionError: If ``attrs`` holds something JSON cannot.
+
+    Example:
+        >>> draws = np.zeros((4, 100, 3))
+        >>> tree = datatree(
+        ...     {"posterior": {"f": draws}, "observed_data": {"y": np.ones(3)}},
+        ...     dims={"f": ["data"], "y": ["data"]},
+        ...     attrs={"engine": "NUTS", "compile": None},
+        ... )
+        >>> tree["posterior/f"].dims
+        ('chain', 'draw', 'data')
+        >>> options(tree)
+        {'engine': 'NUTS', 'compile': None}
+    """
+    from xarray import DataTree
+
+    dims = dims or {}
+    labels = {name: np.asarray(values) for name, values in (coords or {}).items()}
+    nodes = {}
+    for group, variables in groups.items():
+        if group not in SAMPLE_GROUPS + PLAIN_GROUPS:
+            raise UnknownNameError("ArviZ group", group, SAMPLE_GROUPS + PLAIN_GROUPS)
+        nodes[group] = _dataset(group, variables, dims, labels)
+    return with_options(DataTree.from_dict(nodes), attrs or {})
+
+
+def options(tree: DataTree) -> dict[str, Any]:
+    """The ``attrs`` that were given to :func:`datatree`; empty for a tree of another origin."""
+    try:
+        found = json.loads(tree.attrs.get("options", "{}"))
+    except (TypeError, ValueError, RecursionError):  # another's attribute of this name
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def with_options(tree: DataTree, attrs: Mapping[str, Any]) -> DataTree:
+    """A tree with the same groups and further options, which replace those of the same names.
+
+    Args:
+        tree: Any tree; it stays as it is.
+        attrs: As for :func:`datatree`.
+
+    Raises:
+        OptionError: If ``attrs`` holds something JSON cannot.
+
+    Example:
+        >>> tree = datatree({"posterior": {"z": np.zeros((1, 5))}}, attrs={"seed": 0})
+        >>> options(with_options(tree, {"name": "NUTS"}))
+        {'seed': 0, 'name': 'NUTS'}
+    """
+    tree = tree.copy()
+    try:
+        tree.attrs["options"] = json.dumps({**options(tree), **attrs}, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"attrs must hold numbers, strings, bools, None, lists and dicts only: {error}"
+        ) from error
+    return tree
+
+
+def _dataset(
+    group: str,
+    variables: Mapping[str, ArrayLike],
+    dims: Mapping[str, Sequence[str] | Mapping[str, Sequence[str]]],
+    coords: Mapping[str, NDArray[Any]],
+) -> Dataset:
+    """One group as ArviZ makes it, after its names, shapes and labels have been checked."""
+    from arviz_base import dict_to_dataset
+
+    sample_dims = ["chain", "draw"] if group in SAMPLE_GROUPS else []
+    own = dims.get(group, {})
+    arrays: dict[str, NDArray[Any]] = {}
+    names: dict[Hashable, Sequence[Hashable]] = {}
+    sizes: dict[str, tuple[int, str]] = {}
+    for original, value in variables.items():
+        name = original.replace("/", ".")
+        if name in arrays:
+            raise DataError(f"{group} has two variables called {name!r} once / becomes a dot")
+        array = np.asarray(value)
+        where = f"{group}/{name}"
+        if array.dtype.kind not in "biufU":
+            raise DataError(f"{where} must hold numbers, bools or strings, got {array.dtype}")
+        if array.ndim < len(sample_dims):
+            raise ShapeError(
+                f"{where} must be [C, S, ...], got shape {array.shape}; "
+                "for one chain give array[None]"
+            )
+        given = own.get(original) if isinstance(own, Mapping) else None
+        if given is None:
+            common = dims.get(original, ("step",) if group == "optimization" else ())
+            given = () if isinstance(common, Mapping) else common
+        event_ndim = array.ndim - len(sample_dims)
+        if "log_likelihood" in group:
+            given = given[:event_ndim]
+        _check_dims(where, given, event_ndim, variables)
+        named = [*given, *(f"{name}_dim_{i}" for i in range(event_ndim - len(given)))]
+        for dim, size in zip([*sample_dims, *named], array.shape, strict=True):
+            if dim in coords and coords[dim].shape != (size,):
+                raise ShapeError(
+                    f"{where} has {size} along {dim!r}, but coords[{dim!r}] has shape "
+                    f"{coords[dim].shape}"
+                )
+            known, first = sizes.setdefault(dim, (size, where))
+            if known != size:
+                raise ShapeError(f"{where} has {size} along {dim!r}, but {first} has {known}")
+        arrays[name] = array
+        names[name] = named
+    dataset: Dataset = dict_to_dataset(
+        arrays, dims=names, coords=dict(coords), sample_dims=sample_dims, check_conventions=False
+    )
+    return dataset
+
+
+def _check_dims(where: str, given: Sequence[str], ndim: int, variables: Mapping[str, Any]) -> None:
+    """Names of dimensions must fit the array and be nobody else's."""
+    if isinstance(given, str) or len(given) > ndim or len(set(given)) < len(given):
+        raise ShapeError(
+            f"{where} has {ndim} axes after chain and draw, so dims must list at most {ndim} "
+            f"different names, got {given!r}"
+        )
+    taken = sorted({"chain", "draw", *variables} & set(given))
+    if taken:
+        raise DataError(f"{where} has a dimension called {taken[0]!r}, which names something else")
+
+
+def _plain(value: object) -> object:
+    """NumPy values as Python's, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"got {value!r} of type {type(value).__name__}")

@@ -1,0 +1,130 @@
+"""Graphs compiled by torch's Inductor; everything private to torch stands here."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from pyro_bnn.capture.record import (
+    _IN_ORDER,
+    _OPTIONS,
+    PRECOMPILE,
+    Graph,
+    TensorFunction,
+    _end_with_writes,
+    _record,
+    logger,
+)
+from pyro_bnn.capture.simplify import simplify
+from pyro_bnn.capture.transpose import lay_out
+
+
+def compile_graph(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    *,
+    rows: Mapping[int, int] | None = None,
+    num_state: int = 0,
+    in_order: bool = False,
+) -> Graph:
+    """Record ``fn`` as a graph and compile it with Inductor.
+
+    Args:
+        fn: Pure function of tensors that returns a tuple of tensors.
+        args: Example inputs; nothing is written to them.
+        rows: Number of the input to its dimension of rows; the graph serves any number of them.
+        num_state: How many leading inputs the graph overwrites with its trailing outputs.
+        in_order: Whether operations stay where ``fn`` has them. Moved next to what uses them they
+            are cheaper to run, unless an entry of a state is written: the whole state is copied
+            first if its old entries are read after that.
+
+    Raises:
+        CaptureError: If the operations depend on the number of rows.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about its own code
+        from torch._inductor.decomposition import select_decomp_table
+
+        graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
+        simplify(graph)
+        lay_out(graph)
+        _end_with_writes(graph, num_state)
+        options = {
+            **(_IN_ORDER if in_order else _OPTIONS),
+            # pays from the fifth graph on, and a fit has one or two
+            "cpp_cache_precompile_headers": os.environ.get(PRECOMPILE, "0") == "1",
+        }
+        compiled = _compiled(graph, examples, options, in_cpp=in_order)
+    return Graph(cast(TensorFunction, compiled), shapes)
+
+
+def _compiled(
+    graph: GraphModule, examples: list[Any], options: Mapping[str, Any], *, in_cpp: bool
+) -> Any:
+    """The graph compiled for the processor's vector instructions, whatever the compiler is.
+
+    Whether it knows them is asked, in some seconds, only where it failed; and so is Inductor's own
+    entry, which traces the graph twice more before it compiles the same operations.
+
+    Args:
+        graph: What to compile.
+        examples: Inputs without data.
+        options: Of Inductor.
+        in_cpp: Whether C++ calls the kernels one after the other, where that compiles: for graphs
+            of many small ones that are called very often.
+    """
+    from torch import _inductor as inductor
+
+    known = {**options, "cpp.vec_isa_ok": True}
+    if inductor.config.cpp.vec_isa_ok is None and all(e.device.type == "cpu" for e in examples):
+        try:
+            return _lowered(graph, examples, known, in_cpp=in_cpp)
+        except Exception:
+            logger.debug("compiling again, with a look at the compiler", exc_info=True)
+    return inductor.compile(graph, examples, options=dict(options))
+
+
+def _lowered(
+    graph: GraphModule, examples: list[Any], options: Mapping[str, Any], *, in_cpp: bool
+) -> TensorFunction:
+    """The graph compiled as it is, by the part of Inductor that comes after tracing.
+
+    What tracing would bring is there: the recording has no gradients left to take, its operations
+    are decomposed, and none but the last ones write.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor.virtualized import V
+
+    from pyro_bnn.capture.kernels import in_one_file
+
+    mode = detect_fake_mode(examples)
+    own = GraphModule(graph, copy.deepcopy(graph.graph))  # which the compiler rewrites
+    outputs = cast(Sequence[Any], graph.graph.output_node().args[0])
+    with (
+        config.patch(dict(options)),
+        enable_python_dispatcher(),
+        V.set_fake_mode(mode),
+        nullcontext() if in_cpp else in_one_file(),
+        tracing(TracingContext(mode)),
+    ):
+        compiled = compile_fx.compile_fx_forward(
+            own,
+            examples,
+            num_orig_model_outputs=len(outputs),
+            num_example_inputs=len(examples),
+            compiler_config_extra=compile_fx.create_compiler_config_extra(own),
+            inner_compile=functools.partial(compile_fx.compile_fx_inner, cpp_wrapper=in_cpp),
+            is_inference=True,
+        )
+    return lambda *args: tuple(compiled(list(args)))

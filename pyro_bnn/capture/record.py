@@ -1,0 +1,306 @@
+"""Recordings of pure tensor functions: their operations as one graph, compiled or not.
+
+:func:`capture` runs a function once and notes each operation, gradient included, in some 50
+microseconds: a graph for inputs of these shapes. :func:`compile_graph` takes seconds, so its graph
+serves all numbers of rows that its recording would treat alike: ``make_fx`` records the operations
+on tensors without data, whose number of rows is a symbol.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph as Nodes
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyro_bnn.capture.simplify import memory_of, simplify
+from pyro_bnn.errors import CaptureError
+from pyro_bnn.program.handlers import without_validation
+
+logger = logging.getLogger("pyro_bnn")
+
+TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
+
+
+DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
+_WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+
+ROWS = sympy.Symbol("rows", integer=True, positive=True)
+
+
+class RowsError(CaptureError):
+    """Operations that are those of one number of rows."""
+
+
+class _ShapeError(CaptureError):
+    """A result has a shape that values decide."""
+
+
+class Graph:
+    """A function recorded for inputs of given shapes, and the numbers of rows that it serves.
+
+    Args:
+        run: The recorded operations.
+        shapes: What was found of the sizes while they were recorded; None if they are all numbers.
+    """
+
+    def __init__(self, run: TensorFunction, shapes: ShapeEnv | None = None) -> None:
+        self.run, self._shapes = run, shapes
+        self._conditions: list[Any] = []
+        self._num_read = 0  # of the guards
+
+    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """The operations at other inputs."""
+        return self.run(*args)
+
+    def serves(self, num_rows: int) -> bool:
+        """Whether all choices that the recorded code made by its number of rows are the same."""
+        if self._shapes is None:
+            return False
+        guards = self._shapes.guards  # of the recording, and of the compiler
+        if self._num_read != len(guards):
+            self._conditions, self._num_read = _conditions(guards), len(guards)
+        return all(bool(condition.subs(ROWS, num_rows)) for condition in self._conditions)
+
+
+def _conditions(guards: Sequence[Any]) -> list[Any]:
+    """What guards say of the number of rows, once: all sizes that they know are that number."""
+    said = {guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, ROWS)) for guard in guards}
+    return [condition for condition in said if condition != sympy.true]
+
+
+def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -> Graph:
+    """Record ``fn`` as a graph for inputs of these shapes and dtypes.
+
+    Args:
+        fn: Pure function of tensors that returns a tuple of tensors.
+        args: Example inputs; nothing is written to them.
+        num_state: How many leading inputs the graph overwrites with its trailing outputs.
+
+    Raises:
+        CaptureError: If operations depend on the values of inputs.
+    """
+    graph = record(fn, args)
+    simplify(graph)
+    _end_with_writes(graph, num_state)
+    return Graph(graph.forward)
+
+
+def record(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+    """The operations of ``fn``, in order, as they are.
+
+    Where a mask chooses rows, ``make_fx`` records them: it has symbols for their number.
+
+    Raises:
+        CaptureError: If operations depend on the values of inputs, or on random numbers.
+    """
+    try:
+        return _operations(fn, args)
+    except _ShapeError:
+        return _record(fn, args, {}, {})[0]
+
+
+def _operations(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+    """The operations of one call of ``fn`` on copies of its inputs."""
+    recorder, copies = _Recorder(), [arg.detach().clone() for arg in args]
+    for copy_of_input in copies:
+        recorder.input(copy_of_input)
+    with torch.random.fork_rng(), without_validation():
+        with recorder, _Unread(recorder):
+            values = fn(*copies)
+        recorder.graph.output(tuple(recorder.node(value) for value in values))
+    return GraphModule(recorder.constants, recorder.graph)
+
+
+class Known(NamedTuple):
+    """What is known of a tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    device: torch.device
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every operation on tensors as a node of a graph.
+
+    What no input leads to is a constant, which may be read as a number; what depends on an input,
+    or is drawn at random, may not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.graph, self.constants = Nodes(), nn.Module()
+        self._nodes = WeakTensorKeyDictionary()  # of tensors that are alive
+        self._varying: set[Node] = set()
+
+    def input(self, value: Tensor) -> None:
+        """Take a tensor as the graph's next input."""
+        node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
+        self._varying.add(node)
+        self._know(value, node)
+
+    def node(self, value: Any) -> Any:
+        """The node of a tensor, which is a constant where no operation made it; the rest as is."""
+        if not isinstance(value, Tensor):
+            return value
+        node = self._nodes.get(value)
+        if node is None:
+            name = f"constant_{len(self.graph.nodes)}"
+            self.constants.register_buffer(name, value.detach(), persistent=False)
+            node = self.graph.get_attr(name)
+            self._know(value, node)
+        return node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default:  # of a constant, which nothing may write into
+            func = torch.ops.aten.lift_fresh_copy.default
+        given, named = cast(Any, map_aggregate((args, kwargs), self.node))
+        node = self.graph.call_function(func, given, named)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if is_random or not self._varying.isdisjoint(node.all_input_nodes):
+            _check_unread(func, args)
+            self._varying.add(node)
+        values = func(*args, **kwargs)
+        if isinstance(values, Tensor):
+            self._know(values, node)
+        elif isinstance(values, (tuple, list)):
+            for i, value in enumerate(values):
+                if isinstance(value, Tensor):
+                    part = self.graph.call_function(operator.getitem, (node, i))
+                    self._varying.update({part} if node in self._varying else ())
+                    self._know(value, part)
+        return values
+
+    def is_varying(self, value: Tensor) -> bool:
+        """Whether a tensor depends on an input, or was drawn at random."""
+        return self._nodes.get(value) in self._varying
+
+    def _know(self, value: Tensor, node: Node) -> None:
+        self._nodes[value] = node
+        node.meta["val"] = Known(value.shape, value.dtype, value.stride(), value.device)
+
+
+class _Unread(TorchFunctionMode):
+    """Lets no numbers leave a recording by the ways that are no operations."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _WAYS_OUT and self._recorder.is_varying(args[0]):
+            raise CaptureError(DEPENDENT)
+        return func(*args, **(kwargs or {}))
+
+
+def _check_unread(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise if values of an operation's arguments become a number, or decide a shape."""
+    if torch.Tag.data_dependent_output in func.tags:
+        raise CaptureError(DEPENDENT)
+    decides = torch.Tag.dynamic_output_shape in func.tags
+    if func is torch.ops.aten.index.Tensor:  # by a mask, not by places
+        decides = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if decides:
+        raise _ShapeError(DEPENDENT)
+
+
+PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
+
+_EVERY: dict[str, Any] = {
+    "size_asserts": False,  # of inputs, whose shapes chose the graph
+    # gradients of the sites are written side by side, not chosen among by every kernel that reads
+    "max_pointwise_cat_inputs": 0,
+    "cpp.enable_floating_point_contract_flag": "fast",
+}
+_OPTIONS: dict[str, Any] = {
+    **_EVERY,
+    # what several kernels read, such as scales of weights, is computed once and stored
+    "realize_opcount_threshold": 4,
+    "realize_reads_threshold": 1,
+}
+_IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
+
+
+def _record(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    rows: Mapping[int, int],
+    decompositions: Mapping[Any, Any],
+) -> tuple[GraphModule, list[Tensor], ShapeEnv]:
+    """The operations of ``fn``, and inputs without data of the shapes that they take.
+
+    Inputs without data are distinct objects: two that are one tensor stay two inputs.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    examples: list[Tensor] = []
+    for i, arg in enumerate(args):
+        dims = [DimDynamic.STATIC] * arg.ndim
+        if i in rows:
+            dims[rows[i]] = DimDynamic.DYNAMIC
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        examples.append(mode.from_tensor(arg.detach(), symbolic_context=context))
+    symbols: list[Any] = [examples[i].shape[dim] for i, dim in rows.items()]
+    trace = make_fx(
+        fn,
+        decomposition_table=dict(decompositions),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )
+    with mode, without_validation():
+        graph = trace(*examples)
+    for size in symbols:
+        if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
+            raise RowsError(f"its operations are those of {int(size)} rows only")
+    return graph, examples, shapes
+
+
+def _end_with_writes(graph: GraphModule, num_state: int) -> None:
+    """Write the trailing outputs into the leading inputs, and return the others.
+
+    An input that is also read here, by what is returned or by another input, is read first.
+
+    Raises:
+        CaptureError: If inputs are exchanged, so that none can be written first.
+    """
+    if not num_state:
+        return
+    state = [node for node in graph.graph.nodes if node.op == "placeholder"][:num_state]
+    output = graph.graph.output_node()
+    values = list(cast(Sequence[Any], output.args[0]))
+    new = dict(zip(state, values[-num_state:], strict=True))
+    readers = {node: [to for to in new if memory_of(new[to]) is node is not to] for node in state}
+    try:
+        order = list(TopologicalSorter(readers).static_order())
+    except CycleError:
+        raise CaptureError("parts of its state are exchanged with each other") from None
+    returned = values[:-num_state]
+    with graph.graph.inserting_before(output):
+        for i, value in enumerate(returned):
+            if memory_of(value) in new:
+                returned[i] = graph.graph.call_function(torch.ops.aten.clone.default, (value,))
+        for node in order:
+            graph.graph.call_function(torch.ops.aten.copy_.default, (node, new[node]))
+    output.args = (tuple(returned),)
+    graph.recompile()

@@ -1,0 +1,1 @@
+"""The command line: names and numbers become calls of the library."""

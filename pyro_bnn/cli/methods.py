@@ -1,0 +1,188 @@
+"""Methods by name: a guide or an engine, and the prior that it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer import SVI
+from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
+from pyro_bnn.registry import entries, kebab_case, lookup
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A guide or a sampler, on a network with a prior of its own if it names one.
+
+    Args:
+        cls: The guide or engine.
+        prior: Class of its prior in ``pyro_bnn.priors``; None for that of the command.
+
+    Example:
+        >>> find_methods("nuts@half-cauchy-scale")
+        {'NUTS @ HalfCauchyScale': Method(cls=<class 'pyro_bnn.infer.mcmc.nuts.NUTS'>, \
+prior='HalfCauchyScale')}
+    """
+
+    cls: type[Any]
+    prior: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.cls.__name__ if self.prior is None else f"{self.cls.__name__} @ {self.prior}"
+
+
+def known_methods() -> list[str]:
+    """Names of all methods: guides, and engines that need none."""
+    return sorted([*entries("guide"), *(name for name in entries("engine") if _is_method(name))])
+
+
+def find_method(name: str) -> type[Any]:
+    """The guide or sampler of a kebab-case or exact class name, or an unambiguous abbreviation.
+
+    Raises:
+        UnknownNameError: If there is none; suggests the nearest.
+
+    Example:
+        >>> find_method("auto-low-rank").__name__
+        'AutoLowRankMultivariateNormal'
+    """
+    for kind in ("guide", "engine"):
+        try:
+            found: type[Any] = lookup(kind, name)
+        except UnknownNameError:
+            continue
+        if kebab_case(found.__name__) in known_methods():
+            return found
+    raise UnknownNameError("method", name, known_methods())
+
+
+def find_methods(names: str) -> dict[str, Method]:
+    """The methods of a list separated by commas, by the name of a report, in the order given.
+
+    Args:
+        names: Each ``METHOD``, or ``METHOD@PRIOR`` for a network with that prior.
+
+    Raises:
+        UnknownNameError: If a name is not known; suggests the nearest.
+        OptionError: If there is no name, or a method is named twice.
+
+    Example:
+        >>> list(find_methods("auto-normal, AutoDelta"))
+        ['AutoNormal', 'AutoDelta']
+    """
+    methods: dict[str, Method] = {}
+    expected = "methods are names separated by commas, such as auto-normal,nuts"
+    for part in comma_parts(names, expected):
+        method = _with_prior(part)
+        if method.name in methods:
+            raise OptionError(f"{method.name} is named twice in the methods {names!r}")
+        methods[method.name] = method
+    return methods
+
+
+def find_one(name: str) -> dict[str, Method]:
+    """The one method of a name as :func:`find_methods` takes it.
+
+    Raises:
+        UnknownNameError: If the name is not known; suggests the nearest.
+        OptionError: If there are several names.
+    """
+    found = find_methods(name)
+    if len(found) > 1:
+        raise OptionError(
+            f"one method is fitted, not {', '.join(found)}: choose one, or run 'pyro-bnn compare'"
+        )
+    return found
+
+
+def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | None:
+    """Name of the method that the others are measured against.
+
+    Args:
+        name: Its name as :func:`find_methods` takes it; None for NUTS where it is one of several.
+        methods: The methods of the comparison.
+
+    Raises:
+        UnknownNameError: If the name is not known; suggests the nearest.
+        OptionError: If it is not among the methods.
+    """
+    if name is None:
+        return "NUTS" if "NUTS" in methods and len(methods) > 1 else None
+    reference = _with_prior(name).name
+    if reference not in methods:
+        raise OptionError(
+            f"the reference {reference} is not among the methods {', '.join(methods)}: "
+            "add it to them, or choose one of them"
+        )
+    return reference
+
+
+def _with_prior(text: str) -> Method:
+    name, at, prior = (part.strip() for part in text.partition("@"))
+    if at and not prior:
+        raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
+    return Method(find_method(name), lookup("prior", prior).__name__ if at else None)
+
+
+def make_engines(
+    methods: Mapping[str, Method],
+    options: Mapping[str, int | None],
+    estimator: str | None = None,
+) -> dict[str, Any]:
+    """The engine of each method, a guide's being SVI, with the options that it has.
+
+    Args:
+        methods: Guides and samplers by name.
+        options: Values of ``OPTION_WORDS``; each engine takes those it knows.
+        estimator: Estimator of SVI, of the guides that it serves; None for SVI's own.
+
+    Raises:
+        OptionError: If a value is out of its range, or the estimator serves no method.
+        UnknownNameError: If there is no such estimator; suggests the nearest.
+    """
+    estimator = None if estimator is None else estimator.replace("-", "_")
+    served = [
+        name
+        for name, method in methods.items()
+        if estimator is not None and issubclass(method.cls, Guide) and serves(estimator, method.cls)
+    ]
+    if estimator is not None and not served:
+        raise OptionError(
+            f"--estimator {estimator} does nothing for {', '.join(methods)}: it takes "
+            f"{'guides' if estimator == WEIGHT_SAMPLING else 'independent Gaussian weights'}, such "
+            "as auto-normal; leave it out, or name that"
+        )
+    engines: dict[str, Any] = {}
+    for name, method in methods.items():
+        guide = {"guide": method.cls} if issubclass(method.cls, Guide) else {}
+        engine: Any = SVI if guide else method.cls
+        taken = {option: value for option, value in options.items() if takes(engine, option)}
+        how = {"estimator": estimator} if name in served else {}
+        engines[name] = engine(**guide, **taken, **how)
+    return engines
+
+
+def takes(engine: Any, option: str) -> bool:
+    """Whether an engine, or a class of engines, has an option."""
+    return any(field.name == option for field in dataclasses.fields(engine))
+
+
+def _is_method(engine: str) -> bool:
+    return not takes(entries("engine")[engine], "guide")
+
+
+def comma_parts(text: str, expected: str) -> Sequence[str]:
+    """The parts of a list separated by commas.
+
+    Raises:
+        OptionError: If there is none, or one is empty.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise OptionError(expected if repr(text) in expected else f"{expected}, not {text!r}")
+    return parts

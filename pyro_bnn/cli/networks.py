@@ -1,0 +1,362 @@
+"""Models of the command line: from names and a data set to a network, and back to words."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from pyro_bnn.cli.methods import Method, comma_parts
+from pyro_bnn.data import Split
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import holds_counts
+from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
+from pyro_bnn.likelihoods import Likelihood, Poisson
+from pyro_bnn.models.description import describe as describe_model
+from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.registry import lookup
+
+WIDTH = 100
+DEFAULT_MODEL = "MLP"
+LAYER_OPTIONS = ("hidden", "activation", "depth", "width")
+"""Options of the classes of models that the command line sets, where a class has them."""
+FACTORS = {"loc": 1.0, "scale": 0.1}
+FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
+    **dict.fromkeys(("Cauchy", "HalfCauchyScale", "Horseshoe", "Laplace", "StudentT"), FACTORS),
+    "LogNormal": {"scale": 0.1},
+    "ScaleMixture": {"loc": 1.0, "scale1": 0.1, "scale2": 0.01},
+}
+"""Arguments of priors over the factors of a rank-1 network, which are around 1 (not 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """What a user may say of the network; names as :func:`pyro_bnn.registry.lookup` takes them.
+
+    Args:
+        model: Name of the model; None for what a method needs, else ``MLP``.
+        prior: Name of the prior; None for the model's own.
+        likelihood: Name of the likelihood; None to choose it from the task.
+        hidden: Units of the hidden layers, separated by commas.
+        activation: Name of the activation.
+        depth: Number of layers; None for the model's own.
+        width: Filters of the first layers; None for the model's own.
+    """
+
+    model: str | None = None
+    prior: str | None = None
+    likelihood: str | None = None
+    hidden: str = "50"
+    activation: str = "relu"
+    depth: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Everything that a model of the command line is made from, in names and numbers.
+
+    Args:
+        model: Class in ``pyro_bnn.models``.
+        num_inputs: Number of inputs I.
+        num_outputs: Number of targets O.
+        num_classes: Number of classes C; None for regression.
+        hidden: Units of each hidden layer.
+        activation: Name of the activation.
+        prior: Class in ``pyro_bnn.priors``, with its defaults; None for the model's own prior.
+        likelihood: Class in ``pyro_bnn.likelihoods``.
+        seed: Seed of initial weights, where the model has any.
+        image_shape: Channels, height and width, where the model is one of images.
+        depth: Number of layers, where it is not the model's own.
+        width: Filters of the first layers, where they are not the model's own.
+    """
+
+    model: str
+    num_inputs: int
+    num_outputs: int
+    num_classes: int | None
+    hidden: tuple[int, ...]
+    activation: str
+    prior: str | None
+    likelihood: str
+    seed: int
+    image_shape: tuple[int, ...] | None = None
+    depth: int | None = None
+    width: int | None = None
+
+    def build(self) -> Model:
+        """The model; the same for the same values, and the caller's random state stays.
+
+        Raises:
+            UnknownNameError: If a class is not known.
+            OptionError: If a size is not allowed, or a class needs arguments.
+        """
+        cls = lookup("model", self.model)
+        own = getattr(cls, "default_likelihood", None)
+        likelihood = None  # the model's own
+        if own is None or type(own).__name__ != self.likelihood:
+            likelihood = _make_likelihood(self.likelihood, self.num_classes)
+        prior = None
+        if self.prior is not None:
+            factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__.startswith("Rank1") else {}
+            prior = _make("prior", lookup("prior", self.prior), **factors)
+        with isolated(self.seed):
+            layers = {name: getattr(self, name) for name in LAYER_OPTIONS if takes(cls, name)}
+            model = cls(
+                self.num_inputs if self.image_shape is None else self.image_shape,
+                self.num_outputs,
+                **{name: value for name, value in layers.items() if value is not None},
+                prior=prior,
+                likelihood=likelihood,
+            )
+        return cast(Model, model)
+
+
+def make_networks(
+    methods: Mapping[str, Method], split: Split, options: NetworkOptions, seed: int = 0
+) -> dict[str, Network]:
+    """The network of each method, with the likelihood of the task.
+
+    Regression gets Gaussian noise of learned scale, two classes Bernoulli, more Categorical.
+
+    Args:
+        methods: By name; each may bring a prior or need a model.
+        split: The data.
+        options: What the user says of the network.
+        seed: Seed of initial weights.
+
+    Raises:
+        OptionError: If a size is no positive integer, the likelihood does not fit the task, a
+            method needs another model, or two methods are the same on the same network.
+        UnknownNameError: If a name is not known; suggests the nearest.
+        ShapeError: If an input is not one row of numbers.
+    """
+    x, y = split.train.x, split.train.y
+    if options.activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", options.activation, ACTIVATIONS)
+    num_outputs = y.shape[1] if y.ndim == 2 else 1
+    networks: dict[str, Network] = {}
+    for name, method in methods.items():
+        model = _model_name(method, options.model)
+        cls = lookup("model", model)
+        network = Network(
+            model=model,
+            num_inputs=math.prod(x.shape[1:]),
+            num_outputs=num_outputs,
+            num_classes=split.train.num_classes,
+            hidden=layer_units(options.hidden) if takes(cls, "hidden") else (),
+            activation=options.activation if takes(cls, "activation") else "identity",
+            prior=_prior_name(method.prior or options.prior),
+            likelihood=_likelihood_name(options.likelihood, split, num_outputs),
+            seed=seed,
+            image_shape=_image_shape(split, cls),
+            depth=options.depth if takes(cls, "depth") else None,
+            width=options.width if takes(cls, "width") else None,
+        )
+        for other, known in networks.items():
+            if methods[other].cls is method.cls and known == network:
+                raise OptionError(f"{other} and {name} are the same fit of the same network")
+        networks[name] = network
+    return networks
+
+
+def build_models(networks: Mapping[str, Network]) -> dict[str, Model]:
+    """The models of networks by name; equal networks share ONE model object.
+
+    Raises:
+        OptionError: As :meth:`Network.build`.
+    """
+    built = {network: network.build() for network in dict.fromkeys(networks.values())}
+    return {name: built[network] for name, network in networks.items()}
+
+
+def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
+    """Channels, height and width for a model of images; None for one of rows.
+
+    Raises:
+        ShapeError: If the inputs are images and the model none of them, or the other way round.
+    """
+    shape = tuple(split.train.x.shape)
+    if not takes(model, "image_shape"):
+        if len(shape) != 2:
+            raise ShapeError(
+                f"{split.name}: inputs have shape {list(shape)}, but the network takes one row of "
+                "numbers each, [N, I]; flatten them, or take a model of images such as le-net"
+            )
+        return None
+    if len(shape) == 4:
+        return shape[1:]
+    side = math.isqrt(math.prod(shape[1:]))
+    if len(shape) != 2 or side * side != shape[1]:
+        raise ShapeError(
+            f"{split.name}: inputs have shape {list(shape)}, but {model.__name__} takes images "
+            "[N, C, H, W], or [N, H * H] for square ones of one channel: take a model of rows, "
+            "such as mlp"
+        )
+    return 1, side, side
+
+
+def takes(model: Any, option: str) -> bool:
+    """Whether a class of models has an option, such as ``"hidden"``."""
+    return option in inspect.signature(model).parameters
+
+
+def layer_units(hidden: str) -> tuple[int, ...]:
+    """Units of the hidden layers from numbers separated by commas.
+
+    Raises:
+        OptionError: If it holds anything but positive integers.
+    """
+    example = f"hidden layers are positive integers such as 50 or 50,50, not {hidden!r}"
+    sizes = comma_parts(hidden, example)
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise OptionError(example)
+    return tuple(int(size) for size in sizes)
+
+
+def describe(
+    split: Split, models: Mapping[str, Model], options: NetworkOptions, *, all_rows: bool = False
+) -> Iterator[str]:
+    """Lines on the rows, the task, the likelihood and where it comes from, and the models.
+
+    Args:
+        split: The data.
+        models: By name of the method; where there are several, each line names its methods.
+        options: What the user said of the network.
+        all_rows: Whether the fit is to all rows, so that none is held out.
+    """
+    data = split.train
+    held_out = "no" if all_rows else f"{len(split.test):,}"
+    rows = f"{len(data):,} training and {held_out} held-out rows, {_inputs(data.x)}"
+    yield f"Data:  {split.name}, {'all rows' if all_rows else f'split {split.index}'}: {rows}"
+    target = "" if data.target_name is None else f" of {data.target_name!r}"
+    classes = "" if data.num_classes is None else f", {data.num_classes} classes"
+    of_counts = " as counts, which stay as they are; inputs" if holds_counts(split) else ";"
+    yield f"Task:  {split.task}{target}{classes}{of_counts} standardised by the training rows"
+    likelihood = options.likelihood or _task_likelihood(split)
+    chosen = "" if options.likelihood else ", chosen from the task; --likelihood takes another"
+    yield f"Noise: likelihood {lookup('likelihood', likelihood).__name__}{chosen}"
+    shared: dict[int, list[str]] = {}
+    for name, model in models.items():
+        shared.setdefault(id(model), []).append(name)
+    for names in shared.values():
+        who = f" ({', '.join(names)})" if len(shared) > 1 else ""
+        line = f"Model: {describe_model(models[names[0]])}{who}"
+        yield textwrap.fill(line, WIDTH, subsequent_indent=" " * 7)
+
+
+def _inputs(x: torch.Tensor) -> str:
+    if x.ndim == 2:
+        return f"{x.shape[1]} inputs"
+    return f"inputs of {' x '.join(map(str, x.shape[1:]))}"
+
+
+# The parts of a network
+
+
+def _model_name(method: Method, given: str | None) -> str:
+    needed = getattr(method.cls, "needs_model", None)
+    model = lookup("model", given or needed or DEFAULT_MODEL).__name__
+    fitting = (needed, *getattr(method.cls, "suits_models", ()))
+    if needed is not None and model not in fitting:
+        raise OptionError(
+            f"{method.cls.__name__} needs the model {' or '.join(fitting)}, not {model}: leave "
+            "--model out"
+        )
+    return str(model)
+
+
+def _prior_name(given: str | None) -> str | None:
+    """Class of the prior; None for Normal, which is every model's own: equal networks are equal."""
+    prior = None if given is None else str(lookup("prior", given).__name__)
+    return None if prior == "Normal" else prior
+
+
+def _task_likelihood(split: Split) -> str:
+    if split.task == "regression":
+        return "Poisson" if holds_counts(split) else "Normal"
+    return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
+
+
+def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
+    chosen = _task_likelihood(split)
+    if given is None:
+        return chosen
+    name = str(lookup("likelihood", given).__name__)
+    num_classes = split.train.num_classes
+    described = _described(_make_likelihood(name, num_classes), num_outputs)
+    target = "counts" if holds_counts(split) else "numbers"
+    target = target if num_classes is None else f"{num_classes} classes"
+    if described != target:
+        or_counts = ", or say --task counts" if (described, target) == ("counts", "numbers") else ""
+        raise OptionError(
+            f"the likelihood {name} describes {described}, but the target holds {target}: "
+            f"leave --likelihood out for {chosen}{or_counts}"
+        )
+    return name
+
+
+def task_of(task: Task | None, likelihood: str | None) -> Task | None:
+    """What the target is: as the user said, else counts where their likelihood is one of counts.
+
+    Raises:
+        UnknownNameError: If there is no such likelihood; suggests the nearest.
+    """
+    if task is None and likelihood is not None:
+        return "counts" if lookup("likelihood", likelihood) is Poisson else None
+    return task
+
+
+def _described(likelihood: Likelihood, num_outputs: int) -> str:
+    """What a likelihood is over: numbers, counts, or how many classes."""
+    f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
+    with isolated(0):  # a prior over the noise is sampled
+        fn = likelihood.distribution(f)
+    base = base_distribution(fn)
+    if base.has_enumerate_support and not fn.event_shape:
+        return f"{len(base.enumerate_support(expand=False))} classes"
+    if base.support.is_discrete:
+        return "counts"
+    is_real = bool(base.support.check(f - 1).all())
+    return "numbers" if is_real else "positive numbers"
+
+
+def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:
+    cls = lookup("likelihood", name)
+    wants = "num_classes" in inspect.signature(cls).parameters
+    # without classes in the data two serve to say what the likelihood describes
+    likelihood = _make("likelihood", cls, **({"num_classes": num_classes or 2} if wants else {}))
+    return cast(Likelihood, likelihood)
+
+
+def _make(kind: str, cls: Any, **given: Any) -> Any:
+    """An object of a class with its defaults.
+
+    Raises:
+        OptionError: If it needs arguments beyond those given.
+    """
+    missing = [
+        parameter.name
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in given
+    ]
+    if missing:
+        raise OptionError(
+            f"the {kind} {cls.__name__} needs {_listed(missing)}, which the command line does not "
+            "set: take another, or fit it in Python"
+        )
+    return cls(**given)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names)

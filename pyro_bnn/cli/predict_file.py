@@ -1,0 +1,435 @@
+"""Predictions of a saved fit for the rows of a file, in the file's own units."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.cli.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
+from pyro_bnn.data.csv_file import count_rows
+from pyro_bnn.data.new_rows import NewRows, read_new_rows
+from pyro_bnn.diagnostics.bands import simulated_pit
+from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
+from pyro_bnn.diagnostics.novelty import LEVEL, Novelty
+from pyro_bnn.diagnostics.scores import accuracy, rmse
+from pyro_bnn.errors import BNNWarning, DataError, OptionError
+from pyro_bnn.files.atomic import check_file, write_text
+from pyro_bnn.memory import GIB
+from pyro_bnn.plotting.numbers import number
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.predict import predict
+from pyro_bnn.predictive.prediction import Names, Prediction, column_starts, require_level
+from pyro_bnn.program.random_state import derived_seed
+from pyro_bnn.report.evaluation.units import to_numpy
+
+RATIO = "uncertainty_vs_training"
+DISTANCE, P_VALUE = "distance_to_training", "distance_p_value"
+ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
+PLACES = ("mean", "median", "low", "high")  # in the units of the target
+KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
+DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FilePredictions:
+    """What a saved fit says of the rows of a file.
+
+    Attributes:
+        rows: The rows.
+        columns: Predictions by name of their column, ``[N]`` each: numbers, or names of classes.
+        epistemic: Epistemic uncertainty of each row ``[N]`` under the draws that measured the
+            training rows, in the model's units.
+        training: That of the training rows.
+        scores: Lines on how the predictions compare with the file's target; none without it.
+        starts: How the columns of each target begin; none for classes.
+        novelty: The training rows that the rows are measured to; None in fits of earlier versions.
+        distance: Distance of each row to the nearest of these ``[N]``, in the model's units.
+    """
+
+    rows: NewRows
+    columns: dict[str, np.ndarray]
+    epistemic: np.ndarray
+    training: Uncertainty
+    scores: list[str]
+    starts: tuple[str, ...] = ()
+    novelty: Novelty | None = None
+    distance: np.ndarray | None = None
+
+    @property
+    def p_value(self) -> np.ndarray | None:
+        """Conformal p-value of each distance ``[N]``; see :class:`Novelty`."""
+        if self.novelty is None or self.distance is None:
+            return None
+        return self.novelty.p_value(self.distance)
+
+    @property
+    def is_far(self) -> np.ndarray | None:
+        """Whether a row is farther from the training rows than all but 5 % of these ``[N]``."""
+        return None if self.p_value is None else self.p_value <= LEVEL
+
+    @property
+    def ratio(self) -> np.ndarray | None:
+        """``epistemic`` over the median of the training rows ``[N]``; None where there is none."""
+        return self.epistemic / self.training.median if self.training.median else None
+
+    @property
+    def training_maximum(self) -> float | None:
+        """The largest ratio of a training row; None where there is none."""
+        median, maximum = self.training.median, self.training.maximum
+        return maximum / median if median and maximum is not None else None
+
+    @property
+    def text(self) -> str:
+        """The file's columns as they were, then the predictions; the file's separator."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, delimiter=self.rows.separator, lineterminator="\n")
+        writer.writerow([*self.rows.header, *self.columns])
+        predicted = {name: _fields(values) for name, values in self.columns.items()}
+        for start in self.starts:
+            width = self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
+            for name in PLACES:
+                predicted[f"{start}_{name}"] = _fields(self.columns[f"{start}_{name}"], width)
+        for own, new in zip(self.rows.fields, zip(*predicted.values(), strict=True), strict=True):
+            writer.writerow([*own, *new])
+        return buffer.getvalue()
+
+    def summary(self) -> Iterator[str]:
+        """Lines on what to trust."""
+        yield self._far()
+        yield self._beyond()
+        yield from self.scores
+        unused = self.rows.unused
+        if unused:
+            what = "1 column that is" if len(unused) == 1 else f"{len(unused)} columns that are"
+            more = ", ..." if len(unused) > 5 else ""
+            yield f"Copied {what} not of the fit: {', '.join(map(repr, unused[:5]))}{more}"
+
+    def _far(self) -> str:
+        if self.novelty is None or self.is_far is None:
+            return (
+                f"{DISTANCE} is empty: the fit holds no training inputs, as those of earlier "
+                "versions; fit again to see which rows are far from them"
+            )
+        num_training = len(self.novelty.x)
+        if (least := 1 / (num_training + 1)) > LEVEL:
+            return (
+                f"{num_training} training rows are too few to call a row far from them: {P_VALUE} "
+                f"is at least {least:.2g}, and {LEVEL} would be far"
+            )
+        return (
+            f"{self.is_far.sum():,} of {len(self.is_far):,} rows are farther from the training "
+            f"rows than {100 * (1 - LEVEL):g} % of these from their nearest other ({P_VALUE} at "
+            f"most {LEVEL}); of rows like them about {100 * LEVEL:g} % would be"
+        )
+
+    def _beyond(self) -> str:
+        if self.training.median is None or self.training.maximum is None:
+            return (
+                f"{RATIO} is empty: a point estimate has no epistemic uncertainty; its intervals "
+                "hold noise alone"
+            )
+        count = int((self.epistemic > self.training.maximum * (1 + ROUNDING)).sum())
+        line = f"{count:,} of {len(self.epistemic):,} rows are more uncertain than any training row"
+        if self.training_maximum is None:
+            return (
+                f"{line}; {RATIO} is empty: the median training row has no epistemic uncertainty "
+                "to compare with"
+            )
+        return (
+            f"{line} ({RATIO} above {self.training_maximum:.3g}; the median training row has 1); "
+            "a small uncertainty proves nothing"
+        )
+
+
+def predict_file(
+    fit: SavedFit,
+    path: Path,
+    *,
+    level: float = 0.95,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> FilePredictions:
+    """Predict the rows of a CSV file.
+
+    Args:
+        fit: The fit.
+        path: A CSV file with the input columns of the fit, in any order; where it has the target
+            too, the predictions are scored.
+        level: Probability of the central interval, between 0 and 1.
+        num_samples: Draws of the posterior; None for 1,000, or all stored where there are fewer.
+        seed: Seed of the draws.
+
+    Raises:
+        DataError: If the file cannot be used; see :func:`pyro_bnn.data.new_rows.read_new_rows`.
+        OptionError: If ``level`` or ``num_samples`` is out of range.
+    """
+    require_level(level)
+    stored = fit.posterior.num_stored_draws
+    if num_samples is not None and stored is not None and num_samples > stored:
+        raise OptionError(f"the fit holds {stored:,} draws: take at most that, not {num_samples:,}")
+    targets = fit.target_names or fit.target_name
+    rows = read_new_rows(path, fit.columns, targets, fit.class_names)
+    num_targets = len(fit.target_names or (1,))
+    posterior, blocks = fit.posterior, []
+    z = posterior.in_blocks(posterior.count(num_samples), seed)
+    yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
+    is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
+    is_number = fit.class_names is None
+    at_once = _rows_at_once(len(z), num_targets) if is_number else ROWS_AT_ONCE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
+        for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
+            noise_seed = derived_seed(seed, block + 2) if block else seed  # else noise recurs
+            prediction = _predict(fit, rows.x[index], z, noise_seed)
+            y = None if rows.y is None else rows.y[index]
+            columns, extra = _predict_block(fit, prediction, y, level, noise_seed)
+            if not is_same:
+                prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
+            measure = fit.uncertainty.measure
+            extra["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
+            blocks.append((columns, extra))
+    columns, extra = (
+        {name: np.concatenate([block[part][name] for block in blocks]) for name in blocks[0][part]}
+        for part in (0, 1)
+    )
+    _check_names(path, rows, columns)
+    starts = _starts(fit)
+    _warn_of_moments(columns, starts)
+    scores = [] if rows.y is None else _scores(fit, columns, extra, to_numpy(rows.y), level)
+    found = FilePredictions(
+        rows=rows,
+        columns=columns,
+        epistemic=extra["epistemic"],
+        training=fit.uncertainty,
+        scores=scores,
+        starts=starts,
+        novelty=fit.novelty,
+        distance=_distance(fit, rows.x),
+    )
+    last = {DISTANCE: found.distance, P_VALUE: found.p_value, RATIO: found.ratio}
+    empty = np.full(len(rows.x), np.nan)
+    columns.update({name: empty if value is None else value for name, value in last.items()})
+    return found
+
+
+def write_predictions(predictions: FilePredictions, out: Path, source: Path) -> None:
+    """Write predictions to a CSV file.
+
+    Args:
+        predictions: What is written.
+        out: The file; earlier predictions of this name are replaced, any other file stays.
+        source: The file that was predicted, which is never replaced.
+
+    Raises:
+        OptionError: If a file is there that must stay; see :func:`check_out`.
+        OutputError: If the file cannot be written.
+    """
+    check_out(out, source)
+    write_text(out, predictions.text)
+
+
+def check_out(out: Path, source: Path) -> None:
+    """Check where predictions are to be written, before they are made.
+
+    Raises:
+        OptionError: If it is the file that is predicted, a folder, or any other file that is not
+            empty and does not hold predictions.
+        OutputError: If its folder cannot be written.
+    """
+    if os.path.realpath(out) == os.path.realpath(source):
+        raise OptionError(f"{str(out)!r} is the file that is predicted: choose another --out")
+    if out.is_dir():
+        raise OptionError(f"{str(out)!r} is a folder: choose a file as --out")
+    if out.is_file() and out.stat().st_size and not _holds_predictions(out):
+        raise OptionError(
+            f"{str(out)!r} exists and holds no predictions, so it is not replaced: choose another "
+            "--out, or remove it"
+        )
+    check_file(out)
+
+
+def _holds_predictions(path: Path) -> bool:
+    """Whether the header of a file ends as those that are written here."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline()
+            while first.count('"') % 2 and (line := file.readline()):  # a name with a line break
+                first += line
+    except (OSError, UnicodeDecodeError):
+        return False
+    return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
+
+
+def _starts(fit: SavedFit) -> tuple[str, ...]:
+    """How the columns of each target begin; none for classes."""
+    return () if fit.class_names is not None else column_starts(fit.target_names)
+
+
+def _rows_at_once(num_draws: int, num_targets: int) -> int:
+    """How many rows of numbers are predicted together, so that their draws fit in half the bound.
+
+    Raises:
+        OptionError: If those of a single row do not.
+    """
+    most = GIB // 2 // (KEPT * num_targets)
+    if num_draws > most:
+        raise OptionError(
+            f"{num_draws:,} draws are more than are kept of a row: take at most {most:,}"
+        )
+    return min(ROWS_AT_ONCE, most // num_draws)
+
+
+def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
+    """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
+    posterior, target = fit.posterior, fit.posterior.provenance.target
+    return predict(
+        posterior.program,
+        posterior.params,
+        z,
+        _in_its_units(fit, x),
+        seed=seed,
+        memory=GIB,
+        target=target,
+        has_moments=posterior.has_moments,
+        chunks=posterior.chunks,
+        names=Names(targets=fit.target_names, classes=fit.class_names),
+    )
+
+
+def _distance(fit: SavedFit, x: Tensor) -> np.ndarray | None:
+    """Distance of rows ``[N, I]`` in the user's units to the training rows, in those of the model.
+
+    They are rounded to float32 as the training rows are, so that a copy of one is at 0.
+    """
+    if fit.novelty is None:
+        return None
+    x = torch.nan_to_num(_in_its_units(fit, x).float())  # beyond float32: the largest
+    return fit.novelty.distance(to_numpy(x.flatten(1)))
+
+
+def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
+    """Rows ``[N, I]`` in the user's units, in the units and the shape of the training inputs.
+
+    Images ``[N, C, H, W]`` are rows of C, then H, then W pixels in a file.
+    """
+    posterior = fit.posterior
+    x = x.reshape(-1, *posterior.program.example.x.shape[1:])
+    inputs = posterior.provenance.inputs
+    return x if inputs is None else inputs.transform(x)
+
+
+Block: TypeAlias = "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"
+
+
+def _predict_block(
+    fit: SavedFit, prediction: Prediction, y: Tensor | None, level: float, seed: int
+) -> Block:
+    """Columns for the file, and what is computed beside them, for up to ROWS_AT_ONCE rows."""
+    extra: dict[str, np.ndarray] = {}
+    if y is not None:
+        extra["log_score"] = to_numpy(prediction.log_prob(y)).astype(float)
+    if fit.class_names is not None:
+        probs = to_numpy(prediction.probs).astype(float)  # [N, C]
+        extra["probs"] = probs
+        return prediction.columns(level), extra
+    starts = _starts(fit)
+    if y is not None:
+        draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
+        observed = to_numpy(y).reshape(len(y), -1)
+        pits = [pit(draws[..., o], observed[:, o], seed=seed) for o in range(len(starts))]
+        extra["pit"] = np.stack(pits, axis=1)  # [N, O]
+        covered = [
+            covered_share(simulated_pit(draws[..., o], observed[:, o], seed=seed), level)
+            for o in range(len(starts))
+        ]
+        extra["covered"] = len(y) * np.stack(covered, axis=1)[None]  # [1, S, O] of a block
+        if len(starts) > 1 and prediction.has_target_densities:
+            extra["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
+    return prediction.columns(level), extra
+
+
+def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> None:
+    taken = [name for name in rows.header if name in {*columns, DISTANCE, P_VALUE, RATIO}]
+    if taken:
+        raise DataError(
+            f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
+            "write: rename or drop it"
+        )
+
+
+def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> None:
+    for start in starts:
+        count = int(np.isnan(columns[f"{start}_mean"] + columns[f"{start}_sd"]).sum())
+        if count:
+            warnings.warn(
+                f"the predictive mean or sd does not exist in {count_rows(count)} and is empty "
+                f"there; {start}_median and the interval do exist",
+                BNNWarning,
+                stacklevel=3,
+            )
+
+
+def _scores(
+    fit: SavedFit,
+    columns: dict[str, np.ndarray],
+    extra: dict[str, np.ndarray],
+    y: np.ndarray,
+    level: float,
+) -> list[str]:
+    """Lines on how the predictions compare with the target: of all, then of each of several."""
+    log_score = _nats(extra["log_score"])
+    start = f"Against {fit.target_name!r} of {count_rows(len(y))}: {log_score}"
+    if fit.class_names is not None:
+        return [f"{start}, accuracy {100 * accuracy(extra['probs'], y):.1f} %"]
+    y = y.reshape(len(y), -1)
+    each = []
+    for o, name in enumerate(_starts(fit)):
+        point, what = columns[f"{name}_mean"], ""
+        if not np.isfinite(point).all():
+            point, what = columns[f"{name}_median"], " of the median"
+        covered = coverage(extra["pit"][:, o], level, extra["covered"][..., o].sum(0) / len(y))
+        band = f"{100 * covered.low:.1f} to {100 * covered.high:.1f} %"
+        is_known = not math.isnan(covered.low)
+        allowed = f"its own posterior allows {band}" if is_known else "too few draws to check it"
+        each.append(
+            f"RMSE{what} {number(rmse(point, y[:, o]))}, {100 * level:g} % interval covers "
+            f"{100 * covered.observed:.1f} % ({allowed})"
+        )
+    if fit.target_names is None:
+        return [f"{start}, {each[0]}"]
+    alone = [""] * len(each)
+    if "target_log_score" in extra:
+        alone = [f"{_nats(values)}, " for values in extra["target_log_score"].T]
+    lines = zip(fit.target_names, alone, each, strict=True)
+    return [start, *(f"  {name!r} alone: {own}{rest}" for name, own, rest in lines)]
+
+
+def _nats(log_scores: np.ndarray) -> str:
+    return f"log score {number(float(log_scores.mean()))} nats a row"
+
+
+def _fields(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:
+    """Text of values ``[N]``, with more digits where they lie many widths ``[N]`` from 0."""
+    if values.dtype.kind not in "fc":
+        return [str(value) for value in values]
+    digits = np.full(len(values), DIGITS)
+    if width is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            far = np.nan_to_num(np.ceil(np.log10(np.abs(values) / width)), nan=0.0)
+        digits = np.clip(DIGITS + far, DIGITS, np.finfo(np.float64).precision + 2).astype(int)
+    return [
+        "" if math.isnan(value) else f"{value:.{count}g}"
+        for value, count in zip(values, digits, strict=True)
+    ]

@@ -1,0 +1,392 @@
+"""What ``pyro-bnn compare`` runs: one comparison, or one for every split and seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyro_bnn.cli import fits, networks, side_by_side
+from pyro_bnn.cli import saves as resuming
+from pyro_bnn.cli.methods import Method, comma_parts
+from pyro_bnn.cli.saves import Saves
+from pyro_bnn.data import Split
+from pyro_bnn.errors import DataError, DivergenceError, OptionError
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
+from pyro_bnn.report.output.names import file_names
+
+MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
+STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What all runs of one command have in common.
+
+    Attributes:
+        methods: Guides and samplers by the name of a report.
+        engines: The engine of each.
+        choice: What the command says of the networks.
+        reference: Name of the method that others are measured against, or None.
+        progress: Whether to show progress bars.
+        say: Gets lines on what is being done.
+        command: What to run to get the reports again.
+        saves: Where the methods of a run are saved, each in a folder of its own.
+        notes: Around the runs of another process, which shows there what is logged and warned of.
+    """
+
+    methods: Mapping[str, Method]
+    engines: Mapping[str, fits.Engine]
+    choice: networks.NetworkOptions
+    reference: str | None
+    progress: bool
+    say: Callable[[str], object]
+    command: str
+    saves: Saves = dataclasses.field(default_factory=Saves)
+    notes: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def within(self, run: Run) -> Plan:
+        """The plan of one run of several, which is saved in a folder of its own."""
+        return dataclasses.replace(self, saves=self.saves.within(run.folder))
+
+    def saves_of_each(self) -> dict[str, Saves]:
+        """Where each method is saved."""
+        return {name: self.saves.within(stem) for name, stem in file_names(self.methods).items()}
+
+    def models(self, rows: Split, seed: int) -> dict[str, Model]:
+        """The network of each method for one run.
+
+        Raises:
+            OptionError: If the options do not fit each other or the data.
+        """
+        made: dict[str, Any] = networks.build_models(
+            networks.make_networks(self.methods, rows, self.choice, seed)
+        )
+        fits.check_starts(self.engines, made)
+        fits.check_estimators(self.engines, made, rows.train)
+        return made
+
+    def run(
+        self,
+        models: Mapping[str, Model],
+        rows: Split,
+        seed: int,
+        out: Path,
+        *,
+        num_processes: int = 1,
+    ) -> tuple[Comparison, dict[str, str]]:
+        """Fits all methods, compares them and writes the report.
+
+        Args:
+            models: The network of each method.
+            rows: Training and held-out rows.
+            seed: Seed of all fits and draws.
+            out: Folder of the report.
+            num_processes: Fits at a time, each in a process of its own with as many threads as
+                torch has here; one runs in this process.
+
+        Returns:
+            The comparison, and the methods that have no posterior with the reason.
+
+        Raises:
+            DivergenceError: If every method diverged.
+            DataError: If a held-out log score is NaN.
+            OptionError: If a checkpoint is of another run.
+        """
+        with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:  # of what processes return
+            if num_processes == 1:
+                posteriors, diverged = fits.fit_all(
+                    self.engines,
+                    models,
+                    rows,
+                    seed=seed,
+                    progress=self.progress,
+                    say=self.say,
+                    saves=self.saves_of_each(),
+                )
+            else:
+                posteriors, diverged = self._fit_side_by_side(
+                    models, rows, seed, Path(folder), num_processes
+                )
+            self.say("Comparing ...")
+            judge = self.reference if self.reference in posteriors else None
+            comparison = compare(posteriors, rows, reference=judge, seed=seed)
+            comparison.save(out, command=self.command)
+        parts = (line.partition(": ") for line in diverged)
+        return comparison, {name: reason for name, _, reason in parts}
+
+    def _fit_side_by_side(
+        self, models: Mapping[str, Model], rows: Split, seed: int, folder: Path, num_processes: int
+    ) -> tuple[dict[str, Posterior], list[str]]:
+        """What :func:`fits.fit_all` does, by processes: the longest fits begin first.
+
+        Engines that start from the posterior of another one run here, after these.
+        """
+        waits = [name for name in self.engines if fits.has_to_wait(name, self.engines, models)]
+        alone = [name for name in self.engines if name not in waits]
+        alone.sort(key=lambda name: -fits.expected_seconds(self.engines[name]))
+        paths = {name: folder / f"{stem}.pt" for name, stem in file_names(self.methods).items()}
+        reasons: dict[str, str | None] = side_by_side.run(
+            {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in alone},
+            num_processes,
+            torch.get_num_threads(),
+            self.say,
+            progress=self.progress,
+        )
+        found = {
+            name: Posterior.load(paths[name], models[name])
+            for name in alone
+            if reasons[name] is None
+        }
+        for name in waits:
+            run = partial(fits.fit, name, self.engines, models, rows, seed=seed, earlier=found)
+            save = self.saves_of_each()[name]
+            try:
+                found[name] = run(progress=self.progress, say=self.say, save=save)
+            except DivergenceError as error:
+                reasons[name] = str(error)
+        lost = [f"{name}: {reasons[name]}" for name in self.engines if name not in found]
+        if not found:
+            raise DivergenceError("; ".join(lost))
+        return {name: found[name] for name in self.engines if name in found}, lost
+
+
+def _fit_one(
+    plan: Plan, rows: Split, seed: int, name: str, path: Path, say: side_by_side.Say
+) -> str | None:
+    """One fit of a plan, saved to a file; the reason where there is none."""
+    with plan.notes():
+        try:
+            posterior = fits.fit(
+                name,
+                plan.engines,
+                plan.models(rows, seed),
+                rows,
+                seed=seed,
+                progress=plan.progress,
+                say=say,
+                save=plan.saves_of_each()[name],
+                earlier={},
+            )
+        except DivergenceError as error:
+            return str(error)
+    posterior.save(path)
+    return None
+
+
+def run_all(
+    plan: Plan,
+    splits: Mapping[int, Split],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    num_processes: int = 1,
+) -> RepeatedComparison:
+    """Runs every split with every seed, and puts the comparisons together.
+
+    A run that fails, because all methods diverged or a score is undefined, is counted as lost and
+    does not stop the others.
+
+    Args:
+        plan: What the runs have in common.
+        splits: The data by number of the split.
+        seeds: Seeds of each split.
+        out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
+        num_processes: Runs at a time, each in a process of its own with as many threads as torch
+            has here.
+
+    Raises:
+        DivergenceError: If no run has a posterior.
+        OptionError: If a checkpoint is of another run, or the processes have more threads together
+            than there are cores.
+    """
+    threads = require_cores(num_processes, torch.get_num_threads())
+    total = len(splits) * len(seeds)
+    numbered = {
+        f"Run {i} of {total}": (rows, seed)
+        for i, (rows, seed) in enumerate(itertools.product(splits.values(), seeds), start=1)
+    }
+    if num_processes == 1:
+        runs = [_run_alone(plan, title, *run, out) for title, run in numbered.items()]
+    else:
+        tasks = {
+            title: partial(_run_beside_others, plan, title, *run, out)
+            for title, run in numbered.items()
+        }
+        beside = side_by_side.run(tasks, num_processes, threads, plan.say, progress=plan.progress)
+        runs = list(beside.values())
+    if not any(run.methods for run in runs):
+        raise DivergenceError("; ".join(lost_lines(runs)))
+    repeated = compare_runs(runs)
+    repeated.save(out, command=plan.command)
+    return repeated
+
+
+def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
+    """Refuse checkpoints that the runs, one or all of :func:`run_all`, would not go on from.
+
+    Raises:
+        FileFormatError: If a checkpoint is damaged, foreign or newer.
+        OptionError: If there is one and the runs are not to go on.
+    """
+    runs = [plan.within(Run.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
+    plans = runs if len(runs) > 1 else [plan]
+    resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
+
+
+def number_of_jobs(
+    asked: int | None, engines: Mapping[str, Any], num_runs: int, threads: int
+) -> int:
+    """How many processes fit side by side: runs where there are several, else methods.
+
+    Args:
+        asked: What the command says; None for as many as there are cores for, where they save
+            more time than they take to begin.
+        engines: By name of the method.
+        num_runs: Runs over splits and seeds.
+        threads: CPU threads of each process.
+
+    Raises:
+        OptionError: If there are more jobs than fits, or than cores for the threads of each.
+    """
+    from joblib import cpu_count
+
+    num_tasks = num_runs if num_runs > 1 else len(engines)
+    if asked is None:
+        seconds = [fits.expected_seconds(engine) for engine in engines.values()]
+        if num_runs > 1:
+            seconds = [sum(seconds)] * num_runs
+        most = max(1, min(num_tasks, cpu_count() // threads))
+        saved = sum(seconds) - max(sum(seconds) / most, *seconds)
+        return most if saved > STARTING else 1
+    if asked > num_tasks:
+        what, are = ("run", "runs") if num_runs > 1 else ("method", "methods")
+        raise OptionError(
+            f"--jobs {asked} does nothing beyond one for each {what}, and there "
+            f"{f'is 1 {what}' if num_tasks == 1 else f'are {num_tasks} {are}'}: leave it out, or "
+            f"name more {'--splits or --seeds' if num_runs > 1 else '--methods'}"
+        )
+    require_cores(asked, threads)
+    return asked
+
+
+def require_cores(num_processes: int, threads: int) -> int:
+    """The threads of each process, if all of them have a core of their own.
+
+    Raises:
+        OptionError: If they have not.
+    """
+    from joblib import cpu_count
+
+    cores = cpu_count()
+    if num_processes > 1 and num_processes * threads > cores:
+        raise OptionError(
+            f"{num_processes} processes of {threads} threads need {num_processes * threads} cores, "
+            f"and there are {cores}: have fewer processes, or threads"
+        )
+    return threads
+
+
+def _run_alone(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run:
+    plan.say(f"{title}: {_description(rows, seed)}")
+    return _run(plan, rows, seed, out)
+
+
+def _run_beside_others(
+    plan: Plan, title: str, rows: Split, seed: int, out: Path, say: side_by_side.Say
+) -> Run:
+    """A run whose every line says which it is, as those of the others come between them."""
+
+    def say_which(line: str) -> None:
+        say(f"{title}: {line}")
+
+    with plan.notes():
+        say_which(_description(rows, seed))
+        return _run(dataclasses.replace(plan, say=say_which), rows, seed, out)
+
+
+def _description(rows: Split, seed: int) -> str:
+    return (
+        f"split {rows.index}, seed {seed}, {len(rows.train):,} training and {len(rows.test):,} "
+        "held-out rows"
+    )
+
+
+def _run(plan: Plan, rows: Split, seed: int, out: Path) -> Run:
+    run = Run.without_posteriors(rows, seed, {})
+    try:
+        done = plan.within(run).run(plan.models(rows, seed), rows, seed, out / run.folder)
+        return Run.of(*done)
+    except (DivergenceError, DataError) as error:
+        plan.say(f"No comparison: {error}")
+        return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, str(error)))
+
+
+def lost_lines(runs: Sequence[Run]) -> list[str]:
+    """A line for every method that has no posterior in a run."""
+    return [f"{run.name}: {name}: {why}" for run in runs for name, why in run.lost.items()]
+
+
+def numbers(text: str, option: str, largest: int = 2**32 - 1) -> list[int]:
+    """Whole numbers from 0, each once: ``0-4``, ``0,3,7`` or both.
+
+    Args:
+        text: Numbers and ranges, both ends included, separated by commas.
+        option: Flag that an error names.
+        largest: Largest number that is allowed; that of a seed where nothing is said.
+
+    Raises:
+        OptionError: If it is anything else, a number is too large or there twice, or there are too
+            many.
+
+    Example:
+        >>> numbers("0-2,7", "--splits")
+        [0, 1, 2, 7]
+    """
+    expected = f"{option} takes whole numbers from 0 such as 0-4 or 0,3,7"
+    found: list[int] = []
+    for part in comma_parts(text, expected):
+        low, dash, high = (end.strip() for end in part.partition("-"))
+        ends = (low, high) if dash else (low, low)
+        if not all(end.isascii() and end.isdigit() for end in ends):
+            raise OptionError(f"{expected}, not {text!r}")
+        first, last = map(int, ends)
+        if last < first:
+            raise OptionError(f"{expected}; {part.strip()!r} runs backwards")
+        if last > largest:
+            raise OptionError(f"{expected}, at most {largest}; {part.strip()!r} is above")
+        if last - first + len(found) >= MAX_NUMBERS:
+            raise OptionError(f"{expected}; {text!r} holds more than {MAX_NUMBERS:,}")
+        found.extend(range(first, last + 1))
+    if len(set(found)) < len(found):
+        raise OptionError(f"{expected}, each once; {text!r} names one twice")
+    return found
+
+
+def one_or_several(single: int, several: str | None, name: str, *, given: bool) -> list[int]:
+    """Values of a pair of options such as ``--split 3`` and ``--splits 0-4``.
+
+    Args:
+        single: Value of the option for one.
+        several: Value of the option for several, or None.
+        name: Of the option for one, such as ``"split"``.
+        given: Whether the option for one stood on the command line.
+
+    Raises:
+        OptionError: If both are given, or the numbers cannot be read.
+    """
+    if several is None:
+        return [single]
+    if given:
+        raise OptionError(f"--{name} and --{name}s are both given: leave one of them out")
+    return numbers(several, f"--{name}s")

@@ -1,0 +1,311 @@
+"""A fit in a folder: the posterior, and all it takes to rebuild its model and read new rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from pyro_bnn.cli import fit_file, training_file
+from pyro_bnn.cli.networks import Network
+from pyro_bnn.cli.uncertainty import Uncertainty
+from pyro_bnn.data import Dataset, Split, names
+from pyro_bnn.data.columns import Column
+from pyro_bnn.data.csv_file import read_columns
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import Table, holds_counts, make_split
+from pyro_bnn.diagnostics.novelty import Novelty
+from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
+from pyro_bnn.files.atomic import made_folder, output
+from pyro_bnn.plotting.numbers import number
+from pyro_bnn.posterior.posterior import Posterior
+
+POSTERIOR_FILE, TRAINING_FILE, FIT_FILE = "posterior.pt", "training.pt", "fit.json"
+FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
+PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
+LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFit:
+    """One fit of a network of the command line, with what is needed to predict a file.
+
+    Args:
+        posterior: The posterior.
+        network: What its model is made from.
+        columns: Input columns of the data, in the order of the inputs.
+        task: What the target is.
+        target_name: Its name; None where unknown.
+        class_names: Names of the classes, or None.
+        data: Name of the data set.
+        num_rows: Number of rows that were fitted.
+        split: Number of the split whose training rows were fitted; None for all rows.
+        uncertainty: Epistemic uncertainty of these rows.
+        held_out: Scores on the held-out rows, by name; None where there were none.
+        command: What was run.
+        target_names: Names of several targets; None where there is one.
+        novelty: The inputs of these rows, or of some of many, to which new rows are measured; None
+            for a fit of an earlier version, which was saved without.
+    """
+
+    posterior: Posterior
+    network: Network
+    columns: tuple[Column, ...]
+    task: Task
+    target_name: str | None
+    class_names: tuple[str, ...] | None
+    data: str
+    num_rows: int
+    split: int | None
+    uncertainty: Uncertainty
+    held_out: Mapping[str, float] | None
+    command: str
+    target_names: tuple[str, ...] | None = None
+    novelty: Novelty | None = None
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        network: Network,
+        columns: tuple[Column, ...],
+        rows: Split,
+        *,
+        all_rows: bool = False,
+        command: str = "",
+    ) -> SavedFit:
+        """A posterior of the training rows of a split, with what follows from both.
+
+        Args:
+            posterior: The posterior.
+            network: What its model is made from.
+            columns: Input columns of the data.
+            rows: The data.
+            all_rows: Whether the training rows are all rows, so that there is nothing to score.
+            command: What was run.
+        """
+        data, seed = rows.train, posterior.seed
+        class_names = data.class_names
+        if class_names is None and data.num_classes is not None:
+            class_names = tuple(map(str, range(data.num_classes)))
+        return cls(
+            posterior=posterior,
+            network=network,
+            columns=columns,
+            task=rows.task,
+            target_name=data.target_name,
+            class_names=class_names,
+            data=rows.name,
+            num_rows=len(data),
+            split=None if all_rows else rows.index,
+            uncertainty=Uncertainty.of(posterior, data, seed),
+            held_out=None if all_rows else held_out_scores(posterior, rows, seed),
+            command=command,
+            target_names=_target_names(data),
+            novelty=training_file.novelty(data.x, columns, seed),
+        )
+
+    def summary(self) -> str:
+        """The scores on held-out rows, with a line for each of several targets, or why not."""
+        if self.held_out is None:
+            return f"All {self.num_rows:,} rows were fitted: none is left to score"
+        found = dict(self.held_out)
+        parts = [f"log score {number(found['log_score'])} nats a row"]
+        if "accuracy" in found:
+            parts.append(f"accuracy {100 * found['accuracy']:.1f} %")
+        else:
+            unit = "" if self.target_name is None else f" ({self.target_name})"
+            unit = unit if self.target_names is None else " sds of each target"
+            parts.append(f"RMSE {number(found['rmse'])}{unit}")
+            parts.append(f"95 % interval covers {100 * found['coverage']:.1f} %")
+        lines = [f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"]
+        for name in self.target_names or ():
+            own = [f"RMSE {number(found[f'rmse of {name}'])}"]
+            if f"log_score of {name}" in found:
+                own.insert(0, f"log score {number(found[f'log_score of {name}'])} nats a row")
+            own.append(f"95 % interval covers {100 * found[f'coverage of {name}']:.1f} %")
+            lines.append(f"  {name}: {', '.join(own)}")
+        return "\n".join(lines)
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``posterior.pt``, ``training.pt`` and ``fit.json``.
+
+        Files of these names are replaced, or all of them stay.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        folder = made_folder(folder)
+        plain = dataclasses.replace(self, posterior=None, novelty=None)  # type: ignore[arg-type]  # not copied
+        document = {
+            "format": fit_file.FORMAT,
+            "version": fit_file.VERSION,
+            **dataclasses.asdict(plain),
+        }
+        del document["posterior"], document["novelty"]
+        document["method"] = self.posterior.method
+        document["seed"] = self.posterior.seed
+        document["versions"] = dict(_versions())
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+        try:  # all are written before any takes its place
+            with (
+                output(folder / FIT_FILE) as fit,
+                output(folder / TRAINING_FILE) as training,
+                output(folder / POSTERIOR_FILE) as posterior,
+            ):
+                self.posterior.save(posterior)
+                training_file.write(self.novelty, training)
+                fit.write_text(text + "\n", encoding="utf-8")
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SavedFit:
+        """Read a folder written by :meth:`save`; nothing in it is executed or unpickled.
+
+        Raises:
+            FileFormatError: If it is missing, damaged, foreign or newer.
+            SiteError: If its posterior is not of its network.
+        """
+        folder = Path(folder)
+        path = folder / FIT_FILE
+        if not path.is_file():
+            raise FileFormatError(
+                f"{str(folder)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
+            )
+        document = fit_file.read_document(path)
+        try:
+            values = fit_file.values(document)
+            fit_file.check_size(values["network"], folder / POSTERIOR_FILE)
+            model = values["network"].build()
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            what = str(error) if isinstance(error, BNNError) else repr(error)
+            raise FileFormatError(f"{path} is damaged: {what}") from error
+        posterior = Posterior.load(folder / POSTERIOR_FILE, model)
+        novelty = training_file.read(folder / TRAINING_FILE, values["columns"])
+        return cls(posterior=posterior, novelty=novelty, **values)
+
+
+def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, ...]:
+    """The input columns of data as :func:`pyro_bnn.data.load` takes them.
+
+    Args:
+        data: Registered name or path.
+        target: Column of a CSV that is predicted, or several separated by commas.
+        split: What was loaded; where inputs have no names they are called ``x0, x1, ...``.
+
+    Raises:
+        DataError: If a CSV cannot be read any more, or double precision cannot tell the values of
+            an input or of the target apart.
+    """
+    _check_precision(split)
+    path = Path(data).expanduser()
+    if data not in names() and path.suffix.lower() in (".csv", ".tsv"):
+        return read_columns(path, target, split.task)
+    return tuple(map(Column, _input_names(split.train)))
+
+
+def _input_names(data: Dataset) -> Sequence[str]:
+    """The names of the inputs, or ``x0, x1, ...``; of images, of every pixel in a row."""
+    num_inputs = math.prod(data.x.shape[1:])
+    known = data.input_names
+    return known if known and len(known) == num_inputs else [f"x{i}" for i in range(num_inputs)]
+
+
+def _check_precision(split: Split) -> None:
+    data = split.train
+    targets = _target_names(data) or (data.target_name or "y",)
+    parts = (
+        (data.inputs, data.x, [f"column {name!r}" for name in _input_names(data)]),
+        (data.target, data.y, [f"target {name!r}" for name in targets]),
+    )
+    for units, values, names_ in parts:
+        if units is None or values.ndim > 2:  # images are refused where a network is made
+            continue
+        varies = values.amin(0) < values.amax(0)
+        far = (units.loc.abs() > LARGEST_LOC * units.scale) & varies
+        if bool(far.any()):
+            first = int(far.reshape(-1).nonzero()[0])
+            loc, scale = (float(value.reshape(-1)[first]) for value in (units.loc, units.scale))
+            raise DataError(
+                f"{split.name}: {names_[first]} lies at {loc:.4g} with an sd of {scale:.2g}, too "
+                "far for the precision of predictions: subtract a constant from it"
+            )
+
+
+def all_rows(split: Split) -> Split:
+    """The training and held-out rows of a split together, standardised anew, as training rows.
+
+    Counts stay as they are.
+
+    Returns:
+        A split whose ``train`` and ``test`` both are all rows.
+    """
+    parts = [part.to(dtype=torch.float64).raw() for part in (split.train, split.test)]
+    x, y = (torch.cat(pair) for pair in zip(*parts, strict=True))
+    table = Table(
+        x=x,
+        y=y,
+        task="counts" if holds_counts(split) else split.task,
+        name=split.name,
+        input_names=split.train.input_names,
+        target_name=split.train.target_name,
+        class_names=split.train.class_names,
+        note=split.note,
+        target_names=split.train.target_names,
+    )
+    every = torch.arange(len(x))
+    return make_split(table, every, every, index=split.index)
+
+
+def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, float]:
+    """Scores on the held-out rows, as :func:`pyro_bnn.report.compare` has them.
+
+    Args:
+        posterior: The posterior.
+        split: Its data.
+        seed: Seed of the draws.
+
+    Returns:
+        ``rows``, ``log_score`` (nats a row, in the file's units), then ``rmse`` and ``coverage``
+        (share of rows inside the central 95 % interval), or ``accuracy``. Of several targets the
+        ``rmse`` is in sds of each, and ``rmse of NAME``, ``coverage of NAME`` and, where there is
+        one, ``log_score of NAME`` are in the units of one.
+    """
+    from pyro_bnn.report.evaluation.held_out import held_out
+
+    scores = held_out(posterior, split, posterior.count(None), seed)
+    found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
+    if scores.coverage is None:
+        return {**found, "accuracy": scores.accuracy}
+    found |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
+    for name, of_target in zip(_target_names(split.test) or (), scores.targets, strict=True):
+        found |= {f"rmse of {name}": of_target.rmse}
+        found |= {f"coverage of {name}": of_target.coverage.observed}
+        if of_target.log_score is not None:
+            found |= {f"log_score of {name}": float(of_target.log_score.mean())}
+    return found
+
+
+def _target_names(data: Dataset) -> tuple[str, ...] | None:
+    """Names of several targets, ``y0, y1, ...`` where they have none; None where there is one."""
+    count = data.y.shape[1] if data.y.ndim == 2 else 1
+    return None if count == 1 else data.target_names or tuple(f"y{o}" for o in range(count))
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield package, "not installed"

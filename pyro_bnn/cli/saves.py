@@ -1,0 +1,131 @@
+"""``--checkpoint`` and ``--resume``: where the runs of a command are saved, and how they go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from pyro_bnn.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from pyro_bnn.posterior.posterior import Posterior
+
+logger = logging.getLogger("pyro_bnn")
+
+CheckpointOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Save the state of each run to this folder every half minute, and when Ctrl-C stops "
+        "it, for --resume.",
+        show_default="nothing is saved",
+    ),
+]
+ResumeOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the folder of --checkpoint, the other options being those of the command "
+        "that was stopped.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Saves:
+    """Where a run, or each of several, is saved, and whether it goes on from there.
+
+    Attributes:
+        folder: The folder; None for none.
+        resume: Whether a run with a checkpoint goes on from it; without one it begins.
+
+    Raises:
+        OptionError: If it is to go on from nowhere.
+    """
+
+    folder: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resume and self.folder is None:
+            raise OptionError("--resume needs --checkpoint FOLDER: where the run was saved")
+
+    def within(self, name: str) -> Saves:
+        """Those of one run of several, in a folder of this name."""
+        return self if self.folder is None else Saves(self.folder / name, self.resume)
+
+    @property
+    def place(self) -> str | None:
+        """Where the run of the checkpoint stands, None if there is none.
+
+        Raises:
+            FileFormatError: If the checkpoint is damaged, foreign or newer.
+        """
+        from pyro_bnn.infer.checkpoints.manifest import read_manifest
+
+        saved = None if self.folder is None else read_manifest(self.folder)
+        if saved is None:
+            return None
+        return "the end" if saved["is_complete"] else str(saved["place"])
+
+    def run(
+        self, run: Callable[..., Posterior], say: Callable[[str], object], label: str
+    ) -> Posterior:
+        """Call ``run`` with what it takes of ``checkpoint`` and ``resume``.
+
+        Args:
+            run: An engine's, all but these options given.
+            say: Gets a line on where the run goes on, and where Ctrl-C stopped it.
+            label: At the beginning of the line.
+
+        Raises:
+            OptionError: If the checkpoint is of other data: an error of data may lose one run of
+                several, and this is none.
+        """
+        if self.folder is None:
+            return run()
+        place = self.place if self.resume else None
+        if place is not None:
+            say(f"{label}resumed at {place}")
+        try:
+            return run(checkpoint=self.folder, resume=place is not None)
+        except DataError as error:
+            if place is None:
+                raise
+            raise OptionError(str(error)) from error
+        except KeyboardInterrupt:
+            say(f"{label}interrupted, and saved at {self.place or 'no step yet'}")
+            raise
+
+
+def check(top: Saves, each: Iterable[Saves]) -> None:
+    """Refuse, before the first run, checkpoints that runs would not go on from.
+
+    Args:
+        top: Where all runs are saved; if they are to go on and none can, a line says so.
+        each: Where each is.
+
+    Raises:
+        FileFormatError: If a checkpoint is damaged, foreign or newer.
+        OptionError: If there is one, and its run is not to go on from it.
+    """
+    held = [one.folder for one in each if one.place is not None]
+    if held and not top.resume:
+        raise OptionError(
+            f"{held[0]} holds a checkpoint already: add --resume to go on from it, or name "
+            "another folder"
+        )
+    if top.resume and not held:
+        logger.warning("%s holds no checkpoint: all starts at the beginning", top.folder)
+
+
+def more_to_go_on(args: Sequence[str]) -> list[str] | None:
+    """What to add to the arguments of a command that was stopped; None if it saved nothing."""
+    if not any(arg.partition("=")[0] == "--checkpoint" for arg in args):
+        return None
+    return [] if "--resume" in args else ["--resume"]

@@ -1,0 +1,234 @@
+"""Work in processes side by side: while they run, what they say and how far they are is shown.
+
+Ctrl-C reaches this process alone, which passes it on once to every piece of work that runs: a fit
+that takes it as a question finishes its step and saves its state.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from tqdm.auto import tqdm
+
+from pyro_bnn.errors import BNNError
+from pyro_bnn.posterior.provenance import one_of_processes
+
+T = TypeVar("T")
+Say: TypeAlias = Callable[[str], object]
+POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of other libraries
+SECONDS = 0.1  # between two looks at what the processes sent
+
+_queue: Any = None  # of a process of the pool: what it sends, (name, kind, value)
+
+
+def run(
+    tasks: Mapping[str, Callable[[Say], T]],
+    num_processes: int,
+    threads: int,
+    say: Say,
+    *,
+    progress: bool,
+) -> dict[str, T]:
+    """Do all tasks, some at a time.
+
+    Args:
+        tasks: By name, in the order of their beginnings; each can be pickled and gets a function
+            that says a line here. Bars that it draws on the standard error are drawn here.
+        num_processes: How many are done at a time.
+        threads: CPU threads of each.
+        say: Gets the lines, as they come.
+        progress: Whether bars are shown.
+
+    Returns:
+        What each returned, in the order of the tasks.
+
+    Raises:
+        KeyboardInterrupt: If Ctrl-C came; all that ran has ended.
+        BNNError: If a process ended by itself. Of another error of a task it is that error.
+    """
+    context = mp.get_context("spawn")
+    queue = context.SimpleQueue()
+    columns = shutil.get_terminal_size().columns
+    with (
+        _environment({**dict.fromkeys(POOLS, str(threads)), "COLUMNS": str(columns)}),
+        ProcessPoolExecutor(num_processes, context, _begin, (queue,)) as pool,
+        _Screen(num_processes if progress else 0, say) as screen,
+    ):
+        futures: dict[Future[T], str] = {
+            pool.submit(_call, name, task, num_processes, threads): name
+            for name, task in tasks.items()
+        }
+        _watch(futures, queue, screen)
+    return {name: future.result() for future, name in futures.items()}
+
+
+def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> None:
+    """Show what is sent until all is done, or what has begun when something failed."""
+    waiting = set(futures)
+    running: dict[str, int] = {}  # name to process
+    stops: BaseException | None = None
+
+    def stop_all(why: BaseException) -> None:
+        nonlocal stops
+        stops = stops or why
+        for future in waiting:
+            future.cancel()
+        for process in running.values():
+            _interrupt(process)
+
+    while waiting or not queue.empty():
+        try:
+            done, waiting = wait(waiting, SECONDS, FIRST_COMPLETED)
+            while not queue.empty():
+                name, kind, value = queue.get()
+                if kind == "begins":
+                    running[name] = value
+                    if stops is not None:  # it was on its way already
+                        _interrupt(value)
+                screen.show(name, kind, value)
+            for future in done:
+                running.pop(futures[future], None)
+                screen.show(futures[future], "ends", None)
+                error = None if future.cancelled() else future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    error = BNNError(
+                        "a process ended by itself, perhaps for want of memory: have fewer --jobs"
+                    )
+                if error is not None and stops is None:
+                    stop_all(error)
+        except KeyboardInterrupt as asked:
+            stop_all(asked)
+    if stops is not None:
+        raise stops
+
+
+def _interrupt(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGINT)
+    except ProcessLookupError:
+        return  # it has ended
+
+
+class _Screen:
+    """Lines, and below them a bar for each process.
+
+    Args:
+        num_bars: How many bars there are.
+        say: Gets the lines.
+    """
+
+    def __init__(self, num_bars: int, say: Say) -> None:
+        self._say = say
+        self._bars: list[Any] = [
+            tqdm(total=0, bar_format="{desc}", position=i, leave=False) for i in range(num_bars)
+        ]
+        self._names: list[str | None] = [None] * num_bars
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._bars:
+            bar.close()
+
+    def show(self, name: str, kind: str, value: Any) -> None:
+        """Show what a task sent: a line, a note for the standard error, or its bar."""
+        if kind == "line":
+            with tqdm.external_write_mode():
+                self._say(value)
+        elif kind == "note":
+            tqdm.write(value, file=sys.stderr)
+        elif kind in ("bar", "ends") and self._bars:
+            if kind == "bar" and name not in self._names:
+                self._names[self._names.index(None) if None in self._names else 0] = name
+            if name in self._names:
+                place = self._names.index(name)
+                self._bars[place].set_description_str(value or "")
+                self._names[place] = name if kind == "bar" else None
+
+
+# In a process of the pool
+
+
+def _begin(queue: Any) -> None:
+    """Before the first task: out of reach of a terminal's Ctrl-C, not to outlive the parent."""
+    global _queue  # noqa: PLW0603 (of the process, as its tasks are)
+    _queue = queue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _call(name: str, task: Callable[[Say], T], num_processes: int, threads: int) -> T:
+    """One task; its interruption is an error like others."""
+    before = sys.stderr
+    sys.stderr = _Sent(name)  # all that is used of it is there
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _queue.put((name, "begins", os.getpid()))
+        with one_of_processes(num_processes, threads):
+            return task(partial(_send, name, "line"))
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(str(error)) from None  # what it holds may be large
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.stderr = before
+
+
+def _send(name: str, kind: str, text: str) -> None:
+    _queue.put((name, kind, text))
+
+
+class _Sent(io.TextIOBase):
+    """A standard error whose lines are notes, and what follows a carriage return a bar."""
+
+    encoding = "utf-8"
+
+    def __init__(self, name: str) -> None:
+        self._name, self._held = name, ""
+
+    def write(self, text: str) -> int:
+        """Send what is complete."""
+        *lines, self._held = (self._held + text).split("\n")
+        for line in lines:
+            if "\r" not in line:  # else a bar at its end, which has been shown
+                _send(self._name, "note", line)
+        _, is_bar, bar = self._held.rpartition("\r")
+        if is_bar and bar.strip():
+            _send(self._name, "bar", bar.rstrip())
+        return len(text)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables for the processes that start inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,1 @@
+"""Gaussian processes: exact regression, and the limit of an infinitely wide network."""

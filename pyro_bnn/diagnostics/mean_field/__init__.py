@@ -1,0 +1,1 @@
+"""What a mean-field guide loses: distances, covariances, units it prunes."""

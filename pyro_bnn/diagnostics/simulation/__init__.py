@@ -1,0 +1,1 @@
+"""Is the inference right? Posteriors of data simulated from the prior."""

@@ -1,0 +1,282 @@
+r"""Simulation-based calibration: does an engine sample the posterior that it says it does?
+
+Parameters drawn from the prior, data simulated at them, and the posterior given these data:
+
+.. math:: z_d \sim p(z), \qquad y_d \sim p(y \mid x, z_d), \qquad
+    z_d^{(1)}, \dots, z_d^{(L)} \sim p(z \mid x, y_d)
+
+make the truth one more draw of the posterior, so its rank among the L draws is uniform on 0 .. L,
+for every scalar of (z, y). A posterior that is too narrow gives a U, one too wide a hump, a biased
+one a slope. Talts et al., 2018, arXiv:1804.06788.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
+from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
+from pyro_bnn.diagnostics.simulation.simulations import (
+    DRAWS,
+    ENGINE,
+    TIES,
+    Simulations,
+    proper_program,
+    simulate,
+    stream_seed,
+)
+from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.engine import check_positive_int, unchanged
+from pyro_bnn.memory import GIB
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+
+MIN_SIMULATIONS = 20
+STORED_DRAWS = 1_000  # that an engine is taken to keep where it does not say
+
+
+class Engine(Protocol):
+    """What is calibrated: anything that makes a posterior of a model and data."""
+
+    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
+        """Fit or sample the model."""
+        ...
+
+
+@runtime_checkable
+class RunsEach(Protocol):
+    """An engine that samples the posteriors of many data sets at once, one chain each."""
+
+    def run_each(
+        self, model: Model, x: Tensor, ys: Tensor, *, seed: int = 0, progress: bool = True
+    ) -> tuple[Tensor, Mapping[str, NDArray[Any]]]:
+        """Draws ``[C, S, P]`` given each of ``ys [C, N, ...]``, with statistics ``[C, S]``."""
+        ...
+
+
+def simulation_based_calibration(
+    model: Model,
+    x: Tensor,
+    engine: Engine | RunsEach,
+    *,
+    num_simulations: int = 200,
+    num_draws: int = 99,
+    quantities: Mapping[str, Quantity] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> SimulationRanks:
+    """Runs an engine on data simulated from the model, and ranks the truth among its draws.
+
+    The ranks are of scalars that the data identify: f at rows of x, the log likelihood of the
+    simulated data, the log joint, sites of one entry such as the noise scale, norms of the other
+    sites. Single weights are exchangeable, and their ranks say nothing of the function.
+
+    Uniform ranks show that no error was found, at these x, averaged over the prior: an engine may
+    still fail on data that the prior makes rarely. Errors of a small share of the draws need more
+    simulations. Markov chains are thinned to ``num_draws``, and must hold that many effective
+    draws; a verdict says where they do not.
+
+    Args:
+        model: Pyro model with proper priors on all that is fitted.
+        x: Inputs ``[N, ...]``, held fixed; y is simulated. The engine runs on these rows, so few
+            make it fast.
+        engine: Any engine. One with a method ``run_each`` is given all data sets at once.
+        num_simulations: Simulated data sets D, at least 20; 200 find gross errors, 1,000 small
+            ones.
+        num_draws: Draws L that the truth is ranked among; L + 1 is a multiple of 20.
+        quantities: More scalars by name, each a function from the values of all sites by name,
+            ``[S, *shape]``, to ``[S]``.
+        seed: Seed of simulations, runs and draws.
+        progress: Whether to show a progress bar over simulations.
+
+    Returns:
+        Ranks, p-values, verdicts and a picture.
+
+    Raises:
+        DataError: If the prior simulates no data with two values of y.
+        DivergenceError: If the engine fails on too many of the simulated data sets.
+        ModelError: If the model has point-estimated parameters, or scales its likelihood.
+        OptionError: If a number is out of range, or the engine keeps fewer draws than are ranked.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
+
+    References:
+        Talts, Betancourt, Simpson, Vehtari & Gelman, "Validating Bayesian Inference Algorithms
+        with Simulation-Based Calibration", 2018, arXiv:1804.06788. Modrák et al., Bayesian
+        Analysis 2023, arXiv:2211.02383, on the quantities.
+
+    Example:
+        >>> from pyro_bnn import guides, infer, models
+        >>> svi = infer.SVI(guides.AutoDelta, num_steps=1, compile=False)  # one point: too narrow
+        >>> found = simulation_based_calibration(
+        ...     models.MLP(1, hidden=(2,)), torch.linspace(-1, 1, 8).unsqueeze(1), svi,
+        ...     num_simulations=20, num_draws=19, progress=False,
+        ... )
+        >>> found.ranks.shape, "too narrow" in found.shape_of("f(x[7])")
+        ((20, 11), True)
+    """
+    check_positive_int("num_simulations", num_simulations)
+    check_positive_int("num_draws", num_draws)
+    check_positive_int("seed", seed, minimum=0)
+    equal_bins(num_simulations, num_draws)
+    with unchanged(model):
+        program = proper_program(model, torch.as_tensor(x))
+        simulations = simulate(program, torch.as_tensor(x), num_simulations, seed)
+    scalars = Quantities(program, simulations.x, quantities)
+    generator = np.random.default_rng(stream_seed(seed, TIES))
+    ranks, sizes, diverging, method = [], [], [], type(engine).__name__
+    runs = _run_all(engine, program, simulations, num_draws, seed, progress=progress)
+    for truth, y, run in zip(simulations.z, simulations.ys, runs, strict=True):
+        if run is None or not run.z.isfinite().all():
+            continue
+        batch = program.batch(simulations.x, y)
+        draws = _thinned(run.z.flatten(0, 1).to(truth), num_draws)
+        values = scalars(torch.cat([truth.unsqueeze(0), draws]), batch)  # [1 + L, Q]
+        ranks.append(rank_among(values[0], values[1:], generator))
+        sizes.append(run.effective_draws(program, batch))
+        diverging.append(run.num_diverging)
+        method = run.method
+    num_failed = num_simulations - len(ranks)
+    if num_failed and len(ranks) < MIN_SIMULATIONS:
+        raise DivergenceError(
+            f"{method} failed on {num_failed} of {num_simulations} simulated data sets, and "
+            f"{MIN_SIMULATIONS} are needed: see the error of engine.run on one of them, or take a "
+            "prior that makes fewer extreme data"
+        )
+    return SimulationRanks(
+        ranks=np.stack(ranks),
+        names=scalars.names,
+        num_draws=num_draws,
+        method=method,
+        ess=_median(sizes),
+        num_failed=num_failed,
+        num_diverging=tuple(diverging),
+        num_redrawn=simulations.num_redrawn,
+    )
+
+
+def _median(sizes: list[float]) -> float:
+    """Of those that are known; NaN where none is, as of independent draws."""
+    known = [size for size in sizes if not np.isnan(size)]
+    return float(np.median(known)) if known else float("nan")
+
+
+# Posteriors of the simulated data
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Draws ``z [C, S, P]`` given one data set; those of a guide are independent.
+
+    ``log_joint [C, S]`` is that of the draws, where the engine has kept it; ``num_diverging`` of
+    them end a trajectory that diverges.
+    """
+
+    z: Tensor
+    method: str
+    is_independent: bool = False
+    log_joint: NDArray[Any] | None = None
+    num_diverging: int = 0
+
+    def effective_draws(self, program: Program, batch: Batch) -> float:
+        """Effective draws by the log joint; NaN for independent ones."""
+        from pyro_bnn import arviz_io
+
+        if self.is_independent:
+            return float("nan")
+        values = self.log_joint
+        if values is None:
+            with torch.no_grad():
+                flat = program.log_joint(self.z.flatten(0, 1).to(batch.x), batch)
+            values = flat.unflatten(0, self.z.shape[:2]).cpu().numpy()
+        return float(arviz_io.ess(np.asarray(values, dtype=float)))
+
+
+def _run_all(
+    engine: Engine | RunsEach,
+    program: Program,
+    simulations: Simulations,
+    num_draws: int,
+    seed: int,
+    *,
+    progress: bool,
+) -> Iterator[_Run | None]:
+    """The engine's draws given each simulated data set; None where it failed."""
+    x, ys = simulations.x, simulations.ys
+    if isinstance(engine, RunsEach):
+        stored = getattr(engine, "num_samples", STORED_DRAWS)
+        at_once = max(GIB // (stored * program.num_latents * x.element_size()), 1)
+        for number, some in enumerate(ys.split(at_once)):
+            run_seed = stream_seed(seed, ENGINE, number)
+            yield from _run_each(engine, program, x, some, run_seed, progress=progress)
+        return
+    for number, y in enumerate(tqdm(ys, disable=not progress, desc="SBC", unit="simulation")):
+        try:
+            posterior = engine.run(
+                program.model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
+            )
+        except DivergenceError:
+            yield None
+            continue
+        stored = posterior.num_stored_draws
+        z = posterior.unconstrained(
+            num_draws if stored is None else stored,
+            stream_seed(seed, DRAWS, number),
+            group_by_chain=True,
+        )
+        stats = posterior.sample_stats
+        yield _Run(
+            z,
+            posterior.method,
+            is_independent=stored is None,
+            log_joint=stats.get("lp"),
+            num_diverging=int(np.sum(stats.get("diverging", 0))),
+        )
+
+
+def _run_each(
+    engine: RunsEach, program: Program, x: Tensor, ys: Tensor, seed: int, *, progress: bool
+) -> Iterator[_Run | None]:
+    """Chains of all data sets; where one of them makes the engine fail, those of each half."""
+    try:
+        z, stats = engine.run_each(program.model, x, ys, seed=seed, progress=progress)
+    except DivergenceError:
+        if len(ys) == 1:
+            yield None
+            return
+        for half, part in enumerate(ys.tensor_split(2)):
+            part_seed = stream_seed(seed, ENGINE, half)
+            yield from _run_each(engine, program, x, part, part_seed, progress=progress)
+        return
+    for place, chain in enumerate(z):
+        yield _Run(
+            chain[None],
+            type(engine).__name__,
+            log_joint=stats["lp"][place][None] if "lp" in stats else None,
+            num_diverging=int(np.sum(stats["diverging"][place])) if "diverging" in stats else 0,
+        )
+
+
+def _thinned(z: Float[Tensor, "S P"], num_draws: int) -> Float[Tensor, "L P"]:
+    """So many draws of all S, evenly spaced, the last one among them.
+
+    Raises:
+        OptionError: If there are fewer.
+    """
+    if len(z) < num_draws:
+        raise OptionError(
+            f"the engine keeps {len(z)} draws, fewer than the num_draws={num_draws} that are "
+            "ranked: raise its num_samples"
+        )
+    return z[(torch.arange(1, num_draws + 1) * len(z)) // num_draws - 1]

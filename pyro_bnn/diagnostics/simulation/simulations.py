@@ -1,0 +1,107 @@
+"""Parameters drawn from the prior, and data simulated at them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import DataError, ModelError, SiteError
+from pyro_bnn.program.handlers import Model, evaluate, sampled_like
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import Batch
+
+MAX_REDRAWS = 1_000  # of one simulation
+
+PRIOR, DATA, ENGINE, DRAWS, TIES = range(5)  # streams of random numbers
+
+
+class Simulations(NamedTuple):
+    """Truths ``z [D, P]`` from the prior, inputs ``x [N, ...]``, data ``ys [D, N, ...]``."""
+
+    z: Tensor
+    x: Tensor
+    ys: Tensor
+    num_redrawn: int
+
+
+def proper_program(model: Model, x: Tensor) -> Program:
+    """The model as tensor functions, refused where it is no joint density of z and y.
+
+    Raises:
+        ModelError: If it has point-estimated parameters.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
+    """
+    like = sampled_like(model, x[:1])
+    x = x if like is None else x.to(like)
+    with isolated(0):
+        observed = evaluate(model, {}, x).observed
+        y = observed["fn"].sample() if observed else x.new_zeros(len(x))
+        program = Program(model, x, y, num_data=len(x))  # whatever classes y has
+    if trained := [name for name, value in program.params.items() if value.requires_grad]:
+        raise ModelError(
+            f"there is no prior to draw {', '.join(trained)} from, which are point estimates: give "
+            "them priors, as pyro_bnn.bayesian(net, prior=...) does, or hold them fixed with "
+            "requires_grad_(False)"
+        )
+    if improper := sorted(program.latents.improper):
+        raise SiteError(
+            f"nothing can be drawn from the flat prior of {', '.join(improper)}: give it a proper "
+            "one, such as pyro_bnn.priors.Normal()"
+        )
+    if tied := sorted(program.held_given_latents):
+        raise SiteError(
+            f"the density of {', '.join(tied)}, held at a value, depends on other sites, of which "
+            "draws from the prior are none given the value: take the model without it"
+        )
+    return program
+
+
+def simulate(program: Program, x: Tensor, num_simulations: int, seed: int) -> Simulations:
+    """Draws of the prior, and data at each of them.
+
+    Data with one value in all rows, such as one class, are drawn again with their z: engines
+    refuse them. Given y, the choice says nothing of z, so ranks stay uniform.
+
+    Raises:
+        DataError: If a simulation finds no data with two values.
+        ModelError: If the likelihood is scaled, so that data are of another model than densities.
+    """
+    x = program.inputs(x)
+    zs, ys, num_redrawn = [], [], 0
+    for number in range(num_simulations):
+        for attempt in range(MAX_REDRAWS):
+            (z,) = program.prior_draws(1, x, stream_seed(seed, PRIOR, number, attempt))
+            with isolated(stream_seed(seed, DATA, number, attempt)):
+                y = program.observed(z, x)[0].sample()  # [N] or [N, O]
+            if bool(y.isfinite().all()) and (len(y) == 1 or bool((y != y[:1]).any())):
+                break
+            num_redrawn += 1
+        else:
+            raise DataError(
+                f"{MAX_REDRAWS} draws from the prior gave no data of {len(x)} rows with two values "
+                "of y: pass more rows x, or take a prior under which y varies"
+            )
+        zs.append(z)
+        ys.append(y)
+    _require_unscaled(program, zs[0], program.batch(x, ys[0]))
+    return Simulations(torch.stack(zs), x, torch.stack(ys), num_redrawn)
+
+
+def _require_unscaled(program: Program, z: Tensor, batch: Batch) -> None:
+    with torch.no_grad():
+        parts = program.log_likelihood(z, batch).sum() + program.log_prior(z, batch.x)
+        whole = program.log_joint(z, batch)
+    if not torch.isclose(whole, parts, rtol=1e-3, atol=1e-3):
+        raise ModelError(
+            "the model scales its likelihood (pyro.poutine.scale, or a plate of another size than "
+            "x), so that its posterior is not that of data simulated from it: calibrate it unscaled"
+        )
+
+
+def stream_seed(*numbers: int) -> int:
+    """A seed of its own for each stream and place in it, so that no engine starts at the truth."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,0 +1,204 @@
+r"""Variational simulation-based calibration: is the point estimate of a guide unbiased?
+
+Parameters drawn from the prior, data simulated at them, and a guide q fitted to these data:
+
+.. math:: \theta_d \sim p(\theta), \qquad y_d \sim p(y \mid x, \theta_d), \qquad
+    p_{dj} = Q_d(h_j(\theta) \le h_j(\theta_d)), \quad \theta \sim q_d
+
+For the exact posterior the p are uniform. A variational fit is seldom exact, and a mean-field one
+too narrow by its nature, which makes their histogram a U; what its mean is worth is seen in their
+symmetry: p and 1 - p have one distribution where q lies above the truth as often as below. Yao,
+Vehtari, Simpson & Gelman, 2018, arXiv:1802.02538, section 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_bnn.diagnostics.simulation.estimands import Estimands
+from pyro_bnn.diagnostics.simulation.probabilities import SimulationProbabilities
+from pyro_bnn.diagnostics.simulation.quantities import Quantity
+from pyro_bnn.diagnostics.simulation.simulations import (
+    DRAWS,
+    ENGINE,
+    TIES,
+    Simulations,
+    proper_program,
+    simulate,
+    stream_seed,
+)
+from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
+from pyro_bnn.errors import CaptureError, DivergenceError, OptionError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer import SVI
+from pyro_bnn.infer.engine import check_positive_int, unchanged
+from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
+from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+
+logger = logging.getLogger("pyro_bnn")
+
+MIN_SIMULATIONS = 20
+
+
+class FitsGuides(Protocol):
+    """What is calibrated: an engine whose posterior is a guide with a density."""
+
+    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
+        """Fit the model."""
+        ...
+
+
+def variational_calibration(
+    model: Model,
+    x: Tensor,
+    engine: FitsGuides,
+    *,
+    num_simulations: int = 200,
+    num_draws: int = 999,
+    weights: bool = False,
+    quantities: Mapping[str, Quantity] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> SimulationProbabilities:
+    """Fits a guide to data simulated from the model, and asks it for the truth's probability.
+
+    The scalars are those that the data identify: f at rows of x, and sites of one entry such as
+    the noise scale. Single weights are aliased by the symmetries of a network: q sits in one of
+    many modes and the truth in another, which says nothing of the function. Ask for them with
+    ``weights=True`` where they are not, as in a linear model.
+
+    Where q has marginals of a known family the probability of a site's entry is in closed form;
+    the others are of draws. A histogram that is symmetric and even shows that no error was found
+    at these x, averaged over the prior: a guide may still fail on data that the prior makes rarely.
+
+    The fits of SVI with its default optimiser are trained together, a step for all of them.
+
+    Args:
+        model: Pyro model with proper priors on all that is fitted.
+        x: Inputs ``[N, ...]``, held fixed; y is simulated. Few rows make it fast.
+        engine: ``SVI`` with a guide that has a density, or another engine whose posterior is one.
+        num_simulations: Simulated data sets D, at least 20; the verdicts say what so many find.
+        num_draws: Draws L of q for probabilities that are in no closed form.
+        weights: Whether each entry of z is a scalar too.
+        quantities: More scalars by name, each a function from the values of all sites by name,
+            ``[S, *shape]``, to ``[S]``.
+        seed: Seed of simulations, fits and draws.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        Probabilities, tests, verdicts and a picture.
+
+    Raises:
+        DataError: If the prior simulates no data with two values of y.
+        DivergenceError: If the fit fails on too many of the simulated data sets.
+        ModelError: If the model has point-estimated parameters, or scales its likelihood.
+        OptionError: If a number is out of range, or the engine makes no guide with a density.
+        SiteError: If a prior is improper, or a held site's density depends on other sites.
+
+    References:
+        Yao, Vehtari, Simpson & Gelman, "Yes, but Did It Work?: Evaluating Variational Inference",
+        ICML 2018, arXiv:1802.02538.
+
+    Example:
+        >>> from pyro_bnn import guides, infer, models
+        >>> svi = infer.SVI(guides.AutoNormal, num_steps=300, learning_rate=0.05, compile=False)
+        >>> found = variational_calibration(
+        ...     models.MLP(1, hidden=(2,)), torch.linspace(-1, 1, 8).unsqueeze(1), svi,
+        ...     num_simulations=20, progress=False,
+        ... )
+        >>> found.probabilities.shape, found.names[:2]
+        ((20, 6), ('f(x[0])', 'f(x[2])'))
+    """
+    check_positive_int("num_simulations", num_simulations)
+    check_positive_int("num_draws", num_draws)
+    check_positive_int("seed", seed, minimum=0)
+    equal_bins(num_simulations, 999)
+    with unchanged(model):
+        program = proper_program(model, torch.as_tensor(x))
+        simulations = simulate(program, torch.as_tensor(x), num_simulations, seed)
+    estimands = Estimands(program, simulations.x, weights=weights, own=quantities)
+    generator = np.random.default_rng(stream_seed(seed, TIES))
+    rows, exact, method = [], dict[int, float](), type(engine).__name__
+    fits = _fits(engine, program, simulations, seed, progress=progress)
+    for number, fit in enumerate(fits):
+        if fit is None:
+            continue
+        method, guide = fit
+        truth = simulations.z[number]
+        z = guide.sample(num_draws, stream_seed(seed, DRAWS, number)).to(truth)
+        if not bool(z.isfinite().all()):
+            continue
+        values = estimands(torch.cat([truth.unsqueeze(0), z]))  # [1 + L, Q]
+        ranks = rank_among(values[0], values[1:], generator)
+        p = (ranks + generator.random(len(ranks))) / (num_draws + 1)  # uniform where ranks are
+        exact = estimands.exact(guide, truth)
+        p[list(exact)] = list(exact.values())
+        rows.append(p)
+    num_failed = num_simulations - len(rows)
+    if num_failed and len(rows) < MIN_SIMULATIONS:
+        raise DivergenceError(
+            f"{method} failed on {num_failed} of {num_simulations} simulated data sets, and "
+            f"{MIN_SIMULATIONS} are needed: lower the learning rate of its fit, or take a prior "
+            "that makes fewer extreme data"
+        )
+    return SimulationProbabilities(
+        probabilities=np.stack(rows),
+        names=estimands.names,
+        exact=frozenset(estimands.names[place] for place in exact),
+        num_draws=num_draws,
+        method=method,
+        num_failed=num_failed,
+        num_redrawn=simulations.num_redrawn,
+    )
+
+
+def _fits(
+    engine: FitsGuides, program: Program, simulations: Simulations, seed: int, *, progress: bool
+) -> Iterator[tuple[str, Guide] | None]:
+    """Method and guide fitted to each simulated data set; None where the fit failed."""
+    x, ys = simulations.x, simulations.ys
+    if isinstance(engine, SVI) and fits_at_once(engine):
+        together = fit_each(
+            engine, program, x, ys, seed=stream_seed(seed, ENGINE), progress=progress
+        )
+        try:
+            first = next(together)
+        except CaptureError as error:
+            logger.warning("%s; the fits run one after another, which is slower", error)
+        else:
+            for guide in itertools.chain([first], together):
+                yield None if guide is None else (type(guide).__name__, _with_density(guide))
+            return
+    for number, y in enumerate(tqdm(ys, disable=not progress, desc="VSBC", unit="simulation")):
+        try:
+            posterior = engine.run(
+                program.model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
+            )
+        except DivergenceError:
+            yield None
+            continue
+        if not isinstance(posterior, GuidePosterior):
+            raise OptionError(
+                f"{posterior.method} is no guide with a density, of which probabilities could be "
+                "asked: take diagnostics.simulation_based_calibration, which ranks draws"
+            )
+        yield posterior.method, _with_density(posterior.guide)
+
+
+def _with_density(guide: Guide) -> Guide:
+    if not guide.has_log_prob:
+        raise OptionError(
+            f"{type(guide).__name__} has no density, and puts all probability on points: take "
+            "diagnostics.simulation_based_calibration, which ranks draws"
+        )
+    return guide

@@ -1,0 +1,155 @@
+"""Numbers in files that are mapped into memory: written plainly, read as tensors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import FileFormatError, OutputError
+from pyro_bnn.files.pages import mapped
+from pyro_bnn.memory import readable
+
+
+class MappedFile:
+    """A file of known size, whose room is taken at once, so that a run ends in no full disk.
+
+    It is written by plain writes, as the pages of a map that are written count as the process's
+    own memory until they reach the disk. Without a path it has no name: nothing is left of it when
+    the process ends, even if it is killed.
+
+    Args:
+        num_bytes: Size of the file; what is not written yet is zero.
+        path: Where the file is or is to be; None for one without a name in the folder for
+            temporary files (``TMPDIR``).
+        what: What it holds, for messages.
+        is_whole: Whether there is a file that holds all its numbers: no room is taken, and one
+            that may not be written is read.
+
+    Attributes:
+        folder: Where the file is.
+        num_bytes: Its size.
+
+    Raises:
+        FileFormatError: If there is a larger file at ``path``.
+        OutputError: If the file cannot be made or opened, or the disk has no room for it.
+
+    Example:
+        >>> file = MappedFile(8)
+        >>> file.write(torch.tensor([3.0]), 4)
+        >>> file.map(torch.float32).tolist()
+        [0.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        num_bytes: int,
+        path: Path | None = None,
+        *,
+        what: str = "draws",
+        is_whole: bool = False,
+    ) -> None:
+        self.folder = tempfile.gettempdir() if path is None else str(path.parent)
+        self.num_bytes = num_bytes
+        self._path, self._what = path, what
+        try:
+            self._file: IO[bytes] = _opened_whole(path) if is_whole and path else _opened(path)
+            weakref.finalize(self, self._file.close)
+            if not is_whole:
+                self._reserve()
+        except OSError as error:
+            raise self._refusal(error.strerror or str(error)) from error
+
+    def _reserve(self) -> None:
+        held = os.fstat(self._file.fileno())
+        if held.st_size > self.num_bytes:
+            raise FileFormatError(
+                f"{self._path} holds {held.st_size} bytes, but {self.num_bytes} of {self._what} "
+                "belong there: it is another file"
+            )
+        taken = held.st_blocks * 512 if hasattr(held, "st_blocks") else held.st_size
+        if shutil.disk_usage(self.folder).free < self.num_bytes - taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._file.truncate(self.num_bytes)
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._file.fileno(), 0, self.num_bytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not of this disk
+                    raise
+
+    def write(self, values: Tensor, start: int) -> None:
+        """Write numbers ``[...]`` from a byte on.
+
+        Raises:
+            OutputError: If the disk takes no more.
+        """
+        flat = values.detach().cpu().flatten()
+        if flat.stride() != (1,):  # torch takes a single number of any stride as contiguous
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        left = flat.view(torch.uint8).numpy().data
+        try:
+            self._file.seek(start)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise self._refusal(error.strerror or str(error)) from error
+
+    def sync(self) -> None:
+        """Return when the disk has all that was written.
+
+        Raises:
+            OutputError: If it could not be written.
+        """
+        if not self._file.writable():
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._refusal(error.strerror or str(error)) from error
+
+    def map(self, dtype: torch.dtype) -> Tensor:
+        """All numbers ``[n]`` of the file, which lives as long as a view of this tensor."""
+        made = mapped(self._file.fileno(), self.num_bytes, is_writable=self._file.writable())
+        return torch.frombuffer(made, dtype=dtype)
+
+    def _refusal(self, why: str) -> OutputError:
+        try:
+            free = readable(shutil.disk_usage(self.folder).free)
+        except OSError:
+            free = "an unknown number"
+        remedy = (
+            "set TMPDIR to a folder with more room before Python starts"
+            if self._path is None
+            else "choose a folder with more room"
+        )
+        place = self.folder if self._path is None else self._path
+        return OutputError(
+            f"cannot write {readable(self.num_bytes)} of {self._what} to {place}, which has {free} "
+            f"free: {why}; {remedy}, keep fewer draws, or raise the bound on memory"
+        )
+
+
+def _opened(path: Path | None) -> IO[bytes]:
+    if path is None:
+        return tempfile.TemporaryFile(buffering=0)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    return os.fdopen(descriptor, "r+b", buffering=0)
+
+
+def _opened_whole(path: Path) -> IO[bytes]:
+    """A file that is there, open to be read alone where it may not be written."""
+    binary = getattr(os, "O_BINARY", 0)
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | binary), "r+b", buffering=0)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.fdopen(os.open(path, os.O_RDONLY | binary), "rb", buffering=0)

@@ -1,0 +1,1 @@
+"""The state of a run on disk: written whole, tied to its run, taken up again."""

@@ -1,0 +1,222 @@
+"""What a run is: that which must be equal for another to go on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_bnn import __version__
+from pyro_bnn.data import Dataset
+from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.program.program import Program
+
+TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is, JSON-able.
+
+    Attributes:
+        engine: Name of the engine.
+        options: Its options, those of its guide and optimiser included.
+        seed: Seed of the run.
+        sites: Name and shape of each site of the model.
+        dtype: The model's.
+        fingerprint: Log prior, norm of its gradient by each site, log likelihoods and f of the
+            example rows, at one z.
+        num_data: Rows N.
+        data: SHA-256 of x and y.
+    """
+
+    engine: str
+    options: dict[str, Any]
+    seed: int
+    sites: list[Any]
+    dtype: str
+    fingerprint: list[float]
+    num_data: int
+    data: str
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        dataset: Dataset,
+        *,
+        engine: str,
+        options: dict[str, Any],
+        seed: int,
+        trains_params: bool,
+        in_order: bool = True,
+    ) -> Identity:
+        """The identity of a run.
+
+        Args:
+            program: The model as tensor functions.
+            dataset: Rows as the caller gave them.
+            engine: Name of the engine.
+            options: What must be equal, JSON-able.
+            seed: Seed of the run.
+            trains_params: Whether the engine trains the model's point-estimated parameters, whose
+                values at the start are then no part of what the run is.
+            in_order: Whether the order of rows is part of it: not that of a ``DataLoader``.
+        """
+        return cls(
+            engine=engine,
+            options=options,
+            seed=seed,
+            sites=[[site.name, list(site.shape)] for site in program.sites],
+            dtype=str(program.dtype),
+            fingerprint=_fingerprint(program, trains_params=trains_params),
+            num_data=program.num_data,
+            data=_checksum(dataset, in_order=in_order),
+        )
+
+    def check(self, saved: dict[str, Any], where: object) -> None:
+        """Compare with what a checkpoint says.
+
+        Args:
+            saved: The attributes of the run that was saved.
+            where: The checkpoint, for the message.
+
+        Raises:
+            DataError: If it was run on other data.
+            OptionError: If it was another engine, with other options or another seed.
+            SiteError: If it was a run of another model.
+        """
+        own = json.loads(json.dumps(asdict(self)))
+        options = {"engine": own["engine"], "seed": own["seed"], **own["options"]}
+        theirs = {"engine": saved["engine"], "seed": saved["seed"], **saved["options"]}
+        if differ := [name for name in options | theirs if _differ(name, options, theirs)]:
+            what = ", ".join(
+                f"{name}={theirs.get(name)!r} where this run has {options.get(name)!r}"
+                for name in differ
+            )
+            raise OptionError(
+                f"the checkpoint {where} is of a run with {what}: run it with the same options, or "
+                "pass another folder"
+            )
+        if own["sites"] != saved["sites"] or own["dtype"] != saved["dtype"]:
+            raise SiteError(
+                f"the checkpoint {where} is of a model with {_listed(saved)}, but this model has "
+                f"{_listed(own)}"
+            )
+        data, their_data = (f"{v['num_data']} rows, {v['data'][:12]}" for v in (own, saved))
+        if own["num_data"] != saved["num_data"] or own["data"] != saved["data"]:
+            raise DataError(
+                f"the checkpoint {where} is of a run on other data ({their_data}) than this one "
+                f"({data}): pass the data as they were"
+            )
+        names = [name for name, _ in self.sites]
+        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], names):
+            raise SiteError(
+                f"the checkpoint {where} is of another model: its sites are the same, but not its "
+                f"densities at the same weights, {differ_at}; build it with the prior, the "
+                "activations and the likelihood of that run"
+            )
+
+    def has_bits_of(self, saved: dict[str, Any]) -> bool:
+        """Whether the densities are those of the run that was saved in every bit."""
+        return json.dumps(self.fingerprint) == json.dumps(saved["fingerprint"])  # NaN equals itself
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """What the bits of a run depend on beside what it is, by the words of a message."""
+    on_gpu = device.type == "cuda"
+    return {
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "pyro-ppl": pyro.__version__,
+        "numpy": np.__version__,
+        "pyro-bnn": __version__,
+    }
+
+
+def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
+    params = {name: value.detach() for name, value in program.params.items()}
+    if trains_params:
+        is_trained = {name: value.requires_grad for name, value in program.params.items()}
+        params = {k: _wave(value) if is_trained[k] else value for k, value in params.items()}
+    z = _wave(program.initial)
+    x, _ = program.example
+    log_prior, gradient = _log_prior(program, z, params)
+    with torch.no_grad():
+        values = (
+            log_prior.reshape(1),
+            # one total hides a prior that differs at a site of few numbers among many
+            torch.stack([gradient[site.start : site.stop].norm() for site in program.sites]),
+            program.log_likelihood(z, program.example, params),
+            program.function(z, x, params).flatten(),
+        )
+    return [float(value) for value in torch.cat(values).double().cpu()]
+
+
+def _log_prior(program: Program, z: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Log p(z) and its gradient ``[P]``."""
+    with torch.enable_grad():
+        leaf = z.clone().requires_grad_()
+        value = program.log_prior(leaf, program.example.x, params)
+        if not value.requires_grad:  # of flat priors alone
+            return value, torch.zeros_like(z)
+        (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
+    return value.detach(), gradient
+
+
+def _wave(like: Tensor) -> Tensor:
+    """Values without a pattern that a network could be blind to."""
+    return torch.arange(1, like.numel() + 1).sin().reshape(like.shape).to(like)
+
+
+def _checksum(dataset: Dataset, *, in_order: bool) -> str:
+    rows = [_bytes_of_rows(values) for values in (dataset.x, dataset.y)]
+    if not in_order:
+        joint = np.hstack(rows)
+        rows = [np.sort(joint.view(f"V{joint.shape[1]}"), axis=0)]
+    digest = hashlib.sha256()
+    for values in (dataset.x, dataset.y):
+        digest.update(f"{values.dtype} {tuple(values.shape)} ".encode())
+    for block in rows:
+        digest.update(block.data)
+    return digest.hexdigest()
+
+
+def _bytes_of_rows(values: Tensor) -> Any:
+    plain = values.detach().cpu().contiguous().reshape(len(values), -1)
+    return plain.view(torch.uint8).numpy()
+
+
+def _differ(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return json.dumps(ours.get(name)) != json.dumps(theirs.get(name))  # NaN equals itself
+
+
+def _first_difference(ours: list[float], theirs: list[float], sites: Sequence[str]) -> str:
+    """Where two fingerprints differ, in words; empty if they do not."""
+    if len(ours) != len(theirs):
+        return f"of which there are {len(theirs)} where this model has {len(ours)}"
+    parts = ["log p(z)", *(f"the norm of its gradient by {name}" for name in sites)]
+    parts += ["log p(y | z)"] * 2
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        is_close = math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        if not is_close and not (math.isnan(a) and math.isnan(b)):
+            what = parts[i] if i < len(parts) else "f"
+            return f"{what} = {b:.6g} where this model has {a:.6g}"
+    return ""
+
+
+def _listed(run: dict[str, Any]) -> str:
+    sites = ", ".join(f"{name} {tuple(shape)}" for name, shape in run["sites"])
+    return f"{sites} in {str(run['dtype']).removeprefix('torch.')}"

@@ -1,0 +1,1 @@
+"""Posteriors in closed form: exact, and by coordinate ascent."""

@@ -1,0 +1,1 @@
+"""Hamiltonian samplers: many chains in lockstep, adapted in windows."""

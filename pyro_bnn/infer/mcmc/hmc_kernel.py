@@ -1,0 +1,164 @@
+r"""Hamiltonian Monte Carlo with a number of steps that is drawn beforehand, as a state machine.
+
+A trajectory of L leapfrog steps from (z, p) to (z', p') is accepted with probability
+
+.. math:: \min\{1, \exp(H(z, p) - H(z', p'))\}
+
+L is drawn anew for every trajectory, evenly from :math:`\lceil \bar L / 2 \rceil` to
+:math:`\lfloor 3 \bar L / 2 \rfloor`: one length for all could be a period of the posterior.
+
+Of the form that :mod:`pyro_bnn.infer.mcmc.lockstep` drives: a call of :func:`step` moves every
+chain by one leapfrog step, and a chain whose trajectory is over starts the next one at once.
+
+References:
+    Neal, "MCMC Using Hamiltonian Dynamics", 2011, arXiv:1206.1901, sections 3 and 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer.mcmc.leapfrog import (
+    MAX_ENERGY_ERROR,
+    Potential,
+    energy_error,
+    kinetic,
+    leapfrog,
+)
+from pyro_bnn.infer.mcmc.mass import Mass
+
+STATISTICS = ("lp", "energy", "n_steps", "acceptance_rate", "diverging")
+UNIFORMS = 2  # that a step uses of each chain: acceptance, length of the next trajectory
+
+
+class Trajectory(NamedTuple):
+    """Where every chain stands in its trajectory.
+
+    Attributes:
+        z: Positions ``[C, P]``; likewise momenta ``p``, gradients ``grad``.
+        start_z: Where the trajectory started, ``[C, P]``, with ``start_grad``.
+        start_potential: U there ``[C]``; ``start_energy`` with the kinetic energy.
+        num_steps: Leapfrog steps so far ``[C]``.
+        length: Steps of the whole trajectory ``[C]``.
+        accept_sum: Acceptance probability of the newest point ``[C]``.
+        ended: Whether the last step ended a trajectory ``[C]``.
+        stats: Of the last trajectory that ended ``[C, 5]``: see ``STATISTICS``.
+    """
+
+    z: Tensor
+    p: Tensor
+    grad: Tensor
+    start_z: Tensor
+    start_grad: Tensor
+    start_potential: Tensor
+    start_energy: Tensor
+    num_steps: Tensor
+    length: Tensor
+    accept_sum: Tensor
+    ended: Tensor
+    stats: Tensor
+
+
+def begin(
+    z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
+) -> Trajectory:
+    """Trajectories of one point.
+
+    Args:
+        z: Positions ``[C, P]``.
+        potential: U at z ``[C]``.
+        grad: Its gradient ``[C, P]``.
+        momentum: Standard normal ``[C, P]``.
+        uniform: In [0, 1), ``[C, UNIFORMS]``.
+        limit: Mean number of steps of a trajectory.
+    """
+    zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+    return Trajectory(
+        z=z.clone(),
+        p=momentum.clone(),
+        grad=grad.clone(),
+        start_z=z.clone(),
+        start_grad=grad.clone(),
+        start_potential=potential.clone(),
+        start_energy=potential + kinetic(momentum),
+        num_steps=zero,
+        length=_length(uniform[:, 1], torch.tensor(limit, device=z.device)),
+        accept_sum=torch.zeros_like(potential),
+        ended=zero > 0,
+        stats=z.new_zeros(z.shape[0], len(STATISTICS)),
+    )
+
+
+def is_possible(state: Trajectory, limit: int) -> bool:
+    """Whether trajectories of so many steps in the mean can be there between two steps."""
+    is_length = (state.length > 0) & (state.length <= 3 * limit // 2)
+    return bool((is_length & (state.num_steps >= 0) & (state.num_steps < state.length)).all())
+
+
+def position(state: Trajectory, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+    return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
+
+
+def step(
+    state: Trajectory,
+    potential: Potential,
+    mass: Mass,
+    step_size: Tensor,
+    momentum: Tensor,
+    uniform: Tensor,
+    limit: Tensor,
+) -> Trajectory:
+    """One leapfrog step of every chain, and acceptance where a trajectory is over.
+
+    Args:
+        state: Where the chains stand; not changed.
+        potential: U and its gradient.
+        mass: The mass matrix.
+        step_size: Of each chain ``[C]``.
+        momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
+        uniform: In [0, 1), ``[C, UNIFORMS]``.
+        limit: Mean number of steps of a trajectory, ``[]``.
+    """
+    new = leapfrog(state.z, state.p, state.grad, step_size, potential, mass)
+    error = energy_error(new.energy, state.start_energy)
+    accept = (-error).clamp(max=0).exp()
+    diverging = error > MAX_ENERGY_ERROR
+    num_steps = state.num_steps + 1
+    ended = diverging | (num_steps >= state.length)
+    accepted = ended & (uniform[:, 0] < accept)
+    z = _choose(accepted, new.z, state.start_z)
+    grad = _choose(accepted, new.grad, state.start_grad)
+    value = _choose(accepted, new.potential, state.start_potential)
+    energy = _choose(accepted, new.energy, state.start_energy)
+    stats = torch.stack(
+        [-value, energy, num_steps.to(value.dtype), accept, diverging.to(value.dtype)], -1
+    )
+    return Trajectory(
+        z=_choose(ended, z, new.z),
+        p=_choose(ended, momentum, new.p),
+        grad=_choose(ended, grad, new.grad),
+        start_z=z,
+        start_grad=grad,
+        start_potential=value,
+        start_energy=_choose(ended, value + kinetic(momentum), state.start_energy),
+        num_steps=torch.where(ended, 0, num_steps),
+        length=torch.where(ended, _length(uniform[:, 1], limit), state.length),
+        accept_sum=accept,
+        ended=ended,
+        stats=_choose(ended, stats, state.stats),
+    )
+
+
+def _length(uniform: Tensor, limit: Tensor) -> Tensor:
+    """Numbers of steps ``[C]``, even over those from half to one and a half times the mean."""
+    low, high = (limit + 1) // 2, 3 * limit // 2
+    return torch.minimum(low + (uniform * (high - low + 1)).long(), high)
+
+
+def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Rows ``[C, ...]`` of ``yes`` where the condition ``[C]`` holds, else of ``no``."""
+    return torch.where(condition.unsqueeze(-1) if yes.ndim == 2 else condition, yes, no)

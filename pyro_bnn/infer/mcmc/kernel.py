@@ -1,0 +1,59 @@
+"""What :class:`~pyro_bnn.infer.mcmc.lockstep.Lockstep` asks of a sampler."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.mass import Mass
+
+
+class Kernel(Protocol):
+    """A sampler as a state machine: :mod:`~pyro_bnn.infer.mcmc.nuts_kernel` and ``hmc_kernel``.
+
+    Its state is a named tuple of tensors with a row a chain, among them ``ended [C]``, whether the
+    last step ended a trajectory, ``stats [C, len(STATISTICS)]`` of the last trajectory that ended,
+    and ``accept_sum [C]``, the acceptance probability of a trajectory's first point.
+    """
+
+    @property
+    def STATISTICS(self) -> tuple[str, ...]:  # noqa: N802 - a constant of a module
+        """Names of the columns of ``stats``."""
+
+    @property
+    def UNIFORMS(self) -> int:  # noqa: N802
+        """How many uniform numbers a step takes for each chain."""
+
+    def begin(
+        self,
+        z: Tensor,
+        potential: Tensor,
+        grad: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: int,
+    ) -> Any:
+        """State of chains that start a trajectory at z."""
+
+    def step(
+        self,
+        state: Any,
+        potential: Potential,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Any:
+        """The state after one leapfrog step of every chain."""
+
+    def is_possible(self, state: Any, limit: int) -> bool:
+        """Whether chains can be in a state, which comes from a file, between two steps.
+
+        From another one a step may read beyond its tensors, or a trajectory never end.
+        """
+
+    def position(self, state: Any, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Latest draws z ``[K, P]`` of some chains, U there and its gradient."""

@@ -1,0 +1,398 @@
+r"""Markov chains in lockstep: one batch, one captured step for all of them, no chain ever waits.
+
+Every step moves each chain by one leapfrog step. A chain whose trajectory ends hands over its draw
+and starts the next one in the same step. Step sizes are each chain's own, adapted in the same step:
+updates pooled over chains whose trajectories end at different times would favour the short, bad
+ones. The mass matrix is one for all chains, unless they sample densities of their own.
+
+Chains that no longer adapt need no look after every step, which in a small network costs a quarter
+of it: the graph itself then notes the draws of a block of steps, and takes the momenta of the
+trajectories that follow from a supply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.capture.captured import Captured
+from pyro_bnn.errors import FileFormatError
+from pyro_bnn.infer.mcmc import step_size as averaging
+from pyro_bnn.infer.mcmc.kernel import Kernel
+from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.step_size import DualAveraging
+
+UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
+BLOCK = 16  # steps between two looks at chains that no longer adapt
+FEW_CHAINS = 8  # up to which those that are done go along to the end, and cost hardly anything
+# of the draws of a block; where they would take more, a look after every step
+BLOCK_BYTES = 1 << 25
+
+
+class Log(NamedTuple):
+    """Draws of a block of B steps, noted in the graph.
+
+    Attributes:
+        z: The draws ``[C, B + 1, P]``; the last one takes what is unused.
+        stats: Their statistics ``[C, B + 1, len(STATISTICS)]``.
+        num_drawn: How many there are of each chain ``[C]``.
+    """
+
+    z: Tensor
+    stats: Tensor
+    num_drawn: Tensor
+
+
+class Drawn(NamedTuple):
+    """Draws of a block of steps, a chain's in their order.
+
+    Attributes:
+        places: Places of their chains in the batch ``[K]``, ascending.
+        z: The draws ``[K, P]``.
+        stats: Statistics and step sizes ``[K, len(STATISTICS) + 1]``.
+    """
+
+    places: NDArray[np.int64]
+    z: Tensor
+    stats: NDArray[np.float64]
+
+
+class Lockstep:
+    """Chains of one kernel, moved by one captured step.
+
+    Args:
+        kernel: The state machine.
+        potential: U and its gradient at z ``[C, P]`` and other inputs; a pure function of tensors.
+        inputs: What the potential takes beside z, such as the data.
+        starts: Where the chains start ``[C, P]``.
+        mass: First mass matrix; later ones have its shapes.
+        limit: Length of trajectories, as the kernel counts: most points, or mean steps.
+        target_accept: Acceptance rate that step sizes aim at.
+        seed: Seed of momenta and choices.
+        name: What is sampled, for log lines.
+        captured: Whether the step is recorded as a graph.
+        compiled: Whether that graph is compiled.
+        strict: Whether a step that cannot be compiled is an error.
+        own_inputs: Indices of the inputs that have a row a chain.
+
+    Attributes:
+        chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
+        mass: The mass matrix.
+        step_size: Step size of each ``[C]``.
+        compile_path: How a step computes: ``"compiled"``, ``"captured"`` or ``"eager"``.
+        block: How many steps :meth:`steps` takes.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        potential: Potential,
+        inputs: Sequence[Tensor],
+        starts: Tensor,
+        mass: Mass,
+        *,
+        limit: int,
+        target_accept: float,
+        seed: int,
+        name: str,
+        captured: bool = True,
+        compiled: bool,
+        strict: bool,
+        own_inputs: Sequence[int] = (),
+    ) -> None:
+        self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
+        self._own_inputs = own_inputs
+        self._like, self._limit, self._target = starts, limit, target_accept
+        self._acceptance = self.column("acceptance_rate")
+        self._generator = torch.Generator(starts.device).manual_seed(seed)
+        value, grad = (v.detach() for v in potential(starts, *inputs))
+        self.chains: NDArray[np.int64] = np.arange(len(starts))
+        self.mass = mass
+        self._uniforms = self._uniform_block()
+        self._uniform = self._uniforms[0].clone()
+        self._num_used = 0
+        self._points = torch.tensor(limit, device=starts.device)
+        momentum = self._normal(len(starts))
+        self._state = kernel.begin(starts, value, grad, momentum, self._uniform, limit)
+        self.block = BLOCK if BLOCK * starts.nbytes <= BLOCK_BYTES else 1
+        self._momenta = self._supply()
+        self._log = Log(
+            starts.new_zeros(len(starts), self.block + 1, starts.shape[-1]),
+            starts.new_zeros(len(starts), self.block + 1, len(kernel.STATISTICS)),
+            torch.zeros(len(starts), dtype=torch.int64, device=starts.device),
+        )
+        self.step_size = torch.ones_like(value)
+        self._averages = averaging.start(self.step_size)
+        self._adapting = torch.ones_like(value, dtype=torch.bool)
+        num_state = len(self._state) + len(self._averages) + 1 + len(self._log)
+        first_input = len(self._tensors()) - len(self._inputs)
+        own = [*range(num_state + 3), *(first_input + i for i in own_inputs)]
+        if mass.scale.ndim == 2:
+            own.append(num_state + 3)
+        self._captured = Captured(
+            self._iterate,
+            name,
+            compiled=compiled,
+            # tensors with a row a chain; of few chains a graph of their own number compiles sooner
+            rows=dict.fromkeys(own, 0) if len(starts) > FEW_CHAINS else {},
+            num_state=num_state,
+            strict=strict,
+            in_order=True,
+        )
+        self._captured.is_captured &= captured
+        self._advance = self._captured.bind(*self._tensors())
+        self._captured.is_strict = False  # a run that has begun ends, if slower
+        how = "compiled" if self._captured.is_compiled else "captured"
+        self.compile_path = how if self._captured.is_captured else "eager"
+
+    def column(self, name: str) -> int:
+        """Place of a statistic."""
+        return list(self._kernel.STATISTICS).index(name)
+
+    def step(self) -> NDArray[np.int64]:
+        """Move all chains; places in the batch of those that drew ``[K]``."""
+        self._move()
+        drew = np.flatnonzero(_on_host(self._state.ended))
+        if len(drew):
+            self._momenta[self._at(drew), 0] = self._normal(len(drew))
+            self._log.num_drawn.zero_()
+        return drew
+
+    def steps(self) -> Drawn:
+        """Move all chains by a block of steps; what they drew meanwhile."""
+        for _ in range(self.block):
+            self._move()
+        count = _on_host(self._log.num_drawn)
+        places = np.repeat(np.arange(len(count)), count)
+        turns = np.arange(len(places)) - np.repeat(count.cumsum() - count, count)
+        noted = self._at(places), self._at(turns)
+        stats = _on_host(self._log.stats[noted]).astype(np.float64)
+        drawn = Drawn(
+            places,
+            self._log.z[noted],
+            np.column_stack([stats, _on_host(self.step_size)[places]]),
+        )
+        self._momenta[noted] = self._normal(len(places))
+        self._log.num_drawn.zero_()
+        return drawn
+
+    def _move(self) -> None:
+        if self._num_used == UNIFORM_STEPS:
+            self._uniforms, self._num_used = self._uniform_block(), 0
+        self._uniform.copy_(self._uniforms[self._num_used])
+        self._num_used += 1
+        self._advance()
+
+    def draws(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Latest draws z ``[K, P]`` of chains at places in the batch, gradients of U there."""
+        z, _, grad = self._kernel.position(self._state, self._at(places))
+        return z, grad
+
+    def stats(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Statistics of the latest draws and step sizes ``[K, len(STATISTICS) + 1]``."""
+        stats = _on_host(self._state.stats)[places].astype(np.float64)
+        return np.column_stack([stats, _on_host(self.step_size)[places]])
+
+    def restart(self, mass: Mass, *, limit: int) -> None:
+        """Start all trajectories over from the latest draws, with step sizes found anew.
+
+        Args:
+            mass: The new mass matrix.
+            limit: Of the trajectories from now on, as the kernel counts.
+        """
+        for old, new in zip(_given(self.mass), _given(mass), strict=True):
+            old.copy_(new)
+        self._points.fill_(limit)
+        z, value, grad = self._kernel.position(self._state, self._at(self.chains))
+        momentum = self._normal(len(z))
+        self._adapting.zero_()
+
+        def energy_error(step_size: Tensor) -> Tensor:
+            self._begin(z, value, grad, momentum, step_size)
+            self._advance()
+            accepted = self._state.stats[:, self._acceptance]
+            return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
+
+        step_size = averaging.reasonable(energy_error, self.step_size.clone())
+        self._begin(z, value, grad, self._normal(len(z)), step_size)
+        self._momenta.copy_(self._supply())
+        for old, new in zip(self._averages, averaging.start(step_size), strict=True):
+            old.copy_(new)
+        self._adapting.fill_(value=True)
+
+    def fix(self, places: NDArray[np.int64]) -> None:
+        """End the adaptation of the step sizes of chains at places in the batch.
+
+        Chains of one density share what they have found.
+        """
+        at, final = self._at(places), averaging.final if self._own_inputs else averaging.shared
+        self.step_size[at] = final(self._averages)[at]
+        self._adapting[at] = False
+
+    def serves(self, num_chains: int) -> bool:
+        """Whether the step is there for so many chains, without another graph."""
+        return self._captured.serves(num_chains)
+
+    def keep(self, chosen: NDArray[np.int64]) -> None:
+        """Go on with the chains at these places in the batch alone."""
+        self.chains, places = self.chains[chosen], self._at(chosen)
+        self._state = type(self._state)(*(value[places] for value in self._state))
+        self._averages = DualAveraging(*(value[places] for value in self._averages))
+        self._log = Log(*(value[places] for value in self._log))
+        self.step_size, self._adapting = self.step_size[places], self._adapting[places]
+        self._momenta, self._uniform = self._momenta[places], self._uniform[places]
+        self._uniforms = self._uniforms[:, places]
+        if self.mass.scale.ndim == 2:
+            self.mass = Mass(self.mass.scale[places])
+        self._inputs = tuple(
+            value[places] if i in self._own_inputs else value
+            for i, value in enumerate(self._inputs)
+        )
+        self._advance = self._captured.bind(*self._tensors())
+
+    # Between two steps
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on beside what the chains were made of, in its tensors."""
+        return {
+            "chains": torch.from_numpy(self.chains),
+            "changing": self._changing(),
+            "uniforms": self._uniforms,
+            "num_used": self._num_used,
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, in chains made like those it is of: the next steps have its bits.
+
+        The graph stays that of all chains, whichever are left.
+
+        Raises:
+            FileFormatError: If the state is of other chains.
+        """
+        chosen = state["chains"].numpy()
+        distinct = set(chosen.tolist())
+        if not distinct <= set(range(len(self.chains))) or len(distinct) < len(chosen):
+            raise FileFormatError(f"the state is of chains {chosen}, not of {len(self.chains)}")
+        if len(chosen) < len(self.chains):
+            self.keep(chosen)
+        own, saved = self._changing(), state["changing"]
+        theirs = {name: (value.shape, value.dtype) for name, value in saved.items()}
+        if theirs != {name: (value.shape, value.dtype) for name, value in own.items()}:
+            raise FileFormatError("the state is of other chains: its tensors have other shapes")
+        uniforms, num_used = state["uniforms"], state["num_used"]
+        fits = (uniforms.shape, uniforms.dtype) == (self._uniforms.shape, self._uniforms.dtype)
+        if not fits or type(num_used) is not int or not 0 <= num_used <= UNIFORM_STEPS:
+            raise FileFormatError("the state is of other chains: its uniform numbers do not fit")
+        for name, value in own.items():
+            value.copy_(saved[name])
+        is_limit = 0 < int(self._points) <= self._limit
+        if not is_limit or not self._kernel.is_possible(self._state, self._limit):
+            raise FileFormatError("the state has trajectories that would never end")
+        self._uniforms, self._num_used = uniforms.to(self._uniforms), num_used
+        self._generator.set_state(state["generator"])
+
+    def _changing(self) -> dict[str, Tensor]:
+        """Tensors that change from step to step or from window to window, by name."""
+        parts = {"kernel": self._state, "averages": self._averages, "mass": self.mass}
+        named = {
+            f"{part}.{name}": value
+            for part, values in parts.items()
+            for name, value in values._asdict().items()
+            if value is not None
+        }
+        own = {"step_size": self.step_size, "adapting": self._adapting, "points": self._points}
+        return {**named, **own, "momenta": self._momenta, "uniform": self._uniform}
+
+    def _at(self, places: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(places).to(self._like.device)
+
+    # The step as a pure function
+
+    def _tensors(self) -> list[Tensor]:
+        """What a step takes, in the order of :meth:`_iterate`."""
+        own = (*self._state, *self._averages, self.step_size, *self._log)
+        own += (self._adapting, self._momenta, self._uniform)
+        return [*own, *_given(self.mass), self._points, *self._inputs]
+
+    def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """State, averages, step sizes and log after a step, from all that it takes."""
+        given = iter(tensors)
+        state = type(self._state)(*(next(given) for _ in self._state))
+        averages = DualAveraging(*(next(given) for _ in self._averages))
+        step_size = next(given)
+        log = Log(*(next(given) for _ in self._log))
+        adapting, momenta, uniform = (next(given) for _ in range(3))
+        mass = Mass(*(next(given) for _ in _given(self.mass)))
+        points, *inputs = given
+
+        def potential(z: Tensor) -> tuple[Tensor, Tensor]:
+            return self._potential(z, *inputs)
+
+        chains = torch.arange(step_size.shape[0], device=step_size.device)
+        momentum = momenta[chains, log.num_drawn] if self.block > 1 else momenta[:, 0]
+        state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
+        moved = state.ended & adapting
+        acceptance = state.stats[:, self._acceptance]
+        averages = averaging.update(averages, acceptance, moved, self._target)
+        step_size = torch.where(moved, averages.log_step.exp(), step_size)
+        if self.block > 1:
+            place = torch.where(state.ended, log.num_drawn, self.block)
+            log = Log(
+                log.z.index_put((chains, place), self._kernel.position(state, chains)[0]),
+                log.stats.index_put((chains, place), state.stats),
+                log.num_drawn + state.ended,
+            )
+        return (*state, *averages, step_size, *log)
+
+    def _begin(
+        self, z: Tensor, value: Tensor, grad: Tensor, momentum: Tensor, step_size: Tensor
+    ) -> None:
+        """Write the start of trajectories into the state."""
+        state = self._kernel.begin(z, value, grad, momentum, self._uniform, self._limit)
+        for old, new in zip(self._state, state, strict=True):
+            old.copy_(new)
+        self.step_size.copy_(step_size)
+        self._log.num_drawn.zero_()
+
+    def _supply(self) -> Tensor:
+        """Momenta of the trajectories that chains start in a block ``[C, B, P]``."""
+        return torch.stack([self._normal(len(self.chains)) for _ in range(self.block)], 1)
+
+    def _normal(self, num_chains: int) -> Tensor:
+        like = self._like
+        return torch.randn(
+            num_chains,
+            like.shape[-1],
+            dtype=like.dtype,
+            device=like.device,
+            generator=self._generator,
+        )
+
+    def _uniform_block(self) -> Tensor:
+        like = self._like
+        return torch.rand(
+            UNIFORM_STEPS,
+            len(self.chains),
+            self._kernel.UNIFORMS,
+            dtype=like.dtype,
+            device=like.device,
+            generator=self._generator,
+        )
+
+
+def _on_host(values: Tensor) -> NDArray[Any]:
+    """An array with the values; of a tensor on the CPU a view."""
+    array: NDArray[Any] = values.cpu().numpy()
+    return array
+
+
+def _given(mass: Mass) -> list[Tensor]:
+    """The tensors of a mass matrix that it has."""
+    return [value for value in mass if value is not None]

@@ -1,0 +1,337 @@
+r"""A run of chains in lockstep: warm-up in windows, then the draws that are kept.
+
+**Warm-up.** The mass matrix is estimated in windows from the draws of all chains, so a few draws of
+each are enough. A window ends when the chains together have made their draws: slow ones, far out,
+need not make theirs. Then all trajectories start over under the new matrix. In the last window
+every chain tunes its step size under the final matrix for a number of draws of its own, takes that
+which the chains share, and starts to keep what it draws: how many draws a chain keeps does not
+depend on its speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.errors import FileFormatError
+from pyro_bnn.infer.mcmc import mass as masses
+from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.progress import Progress
+from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
+from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
+
+SHORT = 64  # points of trajectories under the first mass matrix
+MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
+
+MassMatrix = Literal["diagonal", "low_rank"]
+
+
+class Sampled(NamedTuple):
+    """Draws z ``[C, S, P]``, their statistics ``[C, S, len(STATISTICS) + 1]``, seconds by phase.
+
+    The last statistic is the step size.
+    """
+
+    z: Tensor
+    stats: NDArray[np.float64]
+    phases: dict[str, float]
+
+
+def first_mass(grad: Tensor, kind: MassMatrix, *, each: bool = False) -> Mass:
+    """Mass matrix by the gradients at the starts ``[C, P]``.
+
+    Args:
+        grad: The gradients.
+        kind: Of the matrix.
+        each: Whether each chain has a matrix of its own, which is diagonal.
+    """
+    mass = masses.from_gradients(grad, each=each)
+    return mass.padded(RANK) if kind == "low_rank" and not each else mass
+
+
+class Sampling:
+    """A run of chains: warm-up and draws, one step of all chains at a time.
+
+    Between two steps it can be stopped, and another one like it go on from its :meth:`state`.
+
+    Args:
+        chains: All chains, at their starts.
+        warmup_steps: Draws of a chain that adapt and are dropped, on average over the chains.
+        num_samples: Draws S of each chain that are kept.
+        limit: Length of trajectories, as the kernel counts.
+        progress: The bar.
+        path: File for the draws of a run that others go on with; see
+            :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
+        phases: Seconds of the phases before.
+    """
+
+    def __init__(
+        self,
+        chains: Lockstep,
+        *,
+        warmup_steps: int,
+        num_samples: int,
+        limit: int,
+        progress: Progress,
+        path: Path | None = None,
+        phases: Mapping[str, float] | None = None,
+    ) -> None:
+        self._chains, self._progress = chains, progress
+        self._num_samples, self._limit, self._path = num_samples, limit, path
+        self._windows = windows_of(warmup_steps)
+        self._enter(0)
+        num_chains = len(chains.chains)
+        self._left = np.full(num_chains, self._windows[-1] + num_samples)  # at each place
+        num_columns = chains.stats(chains.chains[:0]).shape[1]
+        self._stats = np.zeros((num_chains, num_samples, num_columns))
+        self._store: DrawStore | None = None
+        self._phases = dict(phases or {})
+        self._began = self._warmed = time.perf_counter()
+        self._ended: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all draws are there."""
+        return not self._left.any()
+
+    @property
+    def num_common(self) -> int:
+        """How many draws every chain has kept."""
+        return 0 if self._store is None else int(self._store.counts.min())
+
+    def begin(self) -> None:
+        """Start all chains; in place of :meth:`restore`."""
+        self._began = time.perf_counter()
+        if self._path is not None:  # of a run that was killed before its first save
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._store = self._open(None)
+        limit = min(self._limit, SHORT) if len(self._windows) > 1 else self._limit
+        self._chains.restart(self._chains.mass, limit=limit)
+        if self._windows == [0]:
+            self._chains.fix(self._chains.chains)
+        self._warmed = time.perf_counter()
+
+    def step(self) -> None:
+        """Move all chains, and do what the draws that they made ask for."""
+        if self._window is None and not self._is_tuning and self._chains.block > 1:
+            self._keep(*self._chains.steps())
+            return
+        drew = self._chains.step()
+        if not len(drew):
+            return
+        if self._window is not None:
+            self._learn(drew, self._window)
+        else:
+            self._tune(drew)
+
+    def result(self) -> Sampled:
+        """The draws that every chain has, all S of a run that is done; with its phases so far."""
+        assert self._store is not None
+        most, (warm_up, sampling) = self.num_common, self._seconds()
+        return Sampled(
+            self._store.draws[:, :most],
+            self._stats[:, :most],
+            {**self._phases, "warm-up": warm_up, "sampling": sampling},
+        )
+
+    # Between two steps
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on; of draws in their file the number of each chain.
+
+        Raises:
+            OutputError: If draws cannot be written to their file.
+        """
+        assert self._store is not None
+        store = self._store.state()
+        most = int(store["counts"].max())
+        warm_up, sampling = self._seconds()
+        return {
+            "place": self._place(),
+            "compile_path": self._chains.compile_path,
+            "chains": self._chains.state(),
+            "window": self._number,
+            "drawn": None if self._window is None else self._window.state(),
+            "left": torch.from_numpy(self._left),
+            "store": store,
+            "stats": torch.from_numpy(self._stats[:, :most]),
+            "progress": self._progress.state(),
+            "phases": dict(self._phases),
+            "warm_up": warm_up,
+            "sampling": sampling,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of a run with the same options; in place of :meth:`begin`.
+
+        Raises:
+            FileFormatError: If the state is of another run, or the file of draws is not its own.
+        """
+        stats, left = state["stats"].numpy(), state["left"].numpy()
+        self._store = self._open(state["store"])
+        self._chains.restore(state["chains"])
+        most = int(self._store.counts.max())
+        fits = stats.shape == self._stats[:, :most].shape and self._fits(left)
+        if not fits or not 0 <= state["window"] < len(self._windows):
+            raise FileFormatError("the state is of a run with other chains or other windows")
+        self._stats[:, :most] = stats
+        self._left = left.astype(np.int64, casting="same_kind")
+        self._enter(state["window"])
+        if self._window is not None:
+            self._window.restore(state["drawn"])
+        self._progress.restore(state["progress"])
+        for name, seconds in state["phases"].items():
+            self._phases[str(name)] = self._phases.get(name, 0.0) + float(seconds)
+        now = time.perf_counter()
+        self._warmed = now - float(state["sampling"])
+        self._began = self._warmed - float(state["warm_up"])
+        self._ended = now if self.is_done else None
+
+    def _fits(self, left: NDArray[Any]) -> bool:
+        """Whether so many draws are left at each place, and chains that have no place are done."""
+        assert self._store is not None
+        most, num_samples = self._windows[-1] + self._num_samples, self._num_samples
+        if left.shape != self._chains.chains.shape or not ((left >= 0) & (left <= most)).all():
+            return False
+        kept = np.full(len(self._store.counts), num_samples)
+        kept[self._chains.chains] = num_samples - np.minimum(left, num_samples)
+        return np.array_equal(kept, self._store.counts.numpy())
+
+    def _place(self) -> str:
+        if self._is_tuning:
+            return f"window {self._number + 1} of {len(self._windows)} of the warm-up"
+        return f"draw {self.num_common} of {self._stats.shape[1]} of the slowest chain"
+
+    def _seconds(self) -> tuple[float, float]:
+        """Of warm-up and of sampling, so far."""
+        now = time.perf_counter() if self._ended is None else self._ended
+        warmed = now if self._is_tuning else self._warmed
+        return warmed - self._began, now - warmed
+
+    def _open(self, saved: Mapping[str, Any] | None) -> DrawStore:
+        like, (num_chains, num_samples, _) = self._chains.mass.scale, self._stats.shape
+        shape, where = (num_chains, num_samples, like.shape[-1]), like.device
+        return DrawStore(*shape, like.dtype, device=where, path=self._path, saved=saved)
+
+    def _enter(self, number: int) -> None:
+        """Begin a window; in the last one, of which there is no mass matrix, the draws are kept."""
+        self._number = number
+        num_chains, scale = len(self._chains.chains), self._chains.mass.scale
+        window = Window(num_chains, self._windows[number], scale.reshape(-1, scale.shape[-1])[0])
+        self._window = window if number < len(self._windows) - 1 else None
+
+    def _learn(self, drew: NDArray[np.int64], window: Window) -> None:
+        """Take in draws until the chains together have theirs; then start over with their mass."""
+        chains = self._chains
+        window.add(chains, drew)
+        _show(chains, drew, self._progress)
+        if window.is_over:
+            chains.restart(window.mass(chains.mass), limit=self._limit)
+            self._enter(self._number + 1)
+            self._warmed = time.perf_counter()
+
+    @property
+    def _is_tuning(self) -> bool:
+        """Whether a chain does not keep its draws yet."""
+        return bool((self._left > self._num_samples).any())
+
+    def _tune(self, drew: NDArray[np.int64]) -> None:
+        """In the last window a chain's first draws tune its step size; the others are kept."""
+        chains = self._chains
+        is_tuning = self._left[drew] > self._num_samples
+        tuning, kept = drew[is_tuning], drew[~is_tuning]
+        if len(tuning):
+            _show(chains, tuning, self._progress)
+            self._left[tuning] -= 1
+            warm = tuning[self._left[tuning] == self._num_samples]
+            if len(warm):
+                chains.fix(warm)
+                if not self._is_tuning:
+                    self._warmed = time.perf_counter()
+                    self._progress.start_over()
+        if len(kept):
+            self._keep(kept, chains.draws(kept)[0], chains.stats(kept))
+
+    def _keep(self, places: NDArray[np.int64], z: Tensor, stats: NDArray[np.float64]) -> None:
+        """Keep draws ``[K, P]`` of chains at ascending places, but for what they made too many."""
+        assert self._store is not None
+        turns = turns_of(places)
+        is_kept = turns < self._left[places]
+        if not is_kept.all():
+            places, z, stats = places[is_kept], z[torch.from_numpy(is_kept)], stats[is_kept]
+            turns = turns[is_kept]
+        if not len(places):
+            return
+        numbers = self._chains.chains[places]
+        self._stats[numbers, self._store.counts.numpy()[numbers] + turns] = stats
+        self._store.append(torch.from_numpy(numbers), z)
+        np.subtract.at(self._left, places, 1)
+        _tell(self._chains, places, stats, self._progress)
+        self._left = _shrink(self._chains, self._left)
+        if self.is_done:
+            self._ended = time.perf_counter()
+            self._progress.complete()
+
+
+def sample(
+    chains: Lockstep,
+    *,
+    warmup_steps: int,
+    num_samples: int,
+    limit: int,
+    progress: Progress,
+) -> Sampled:
+    """Warm up and sample, in one go; the arguments are those of :class:`Sampling`."""
+    run = Sampling(
+        chains,
+        warmup_steps=warmup_steps,
+        num_samples=num_samples,
+        limit=limit,
+        progress=progress,
+    )
+    run.begin()
+    while not run.is_done:
+        run.step()
+    return run.result()
+
+
+def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Drop chains that are done where they are many; two stay, as one alone has another graph."""
+    num_busy = np.count_nonzero(left)
+    if len(left) <= 2 or not num_busy or num_busy >= (1 - MOST_IDLE) * len(left):
+        return left
+    places = np.sort(np.argsort(left == 0, kind="stable")[: max(2, num_busy)])
+    if not chains.serves(len(places)):
+        return left
+    chains.keep(places)
+    return left[places]
+
+
+def _show(chains: Lockstep, drew: NDArray[np.int64], progress: Progress) -> None:
+    """Tell the progress bar of the latest draws of chains at places in the batch."""
+    _tell(chains, drew, chains.stats(drew), progress)
+
+
+def _tell(
+    chains: Lockstep,
+    places: NDArray[np.int64],
+    stats: NDArray[np.float64],
+    progress: Progress,
+) -> None:
+    """Tell the progress bar of draws of chains at places, by their statistics."""
+    progress.add(
+        chains.chains[places],
+        stats[:, chains.column("acceptance_rate")],
+        stats[:, chains.column("diverging")] > 0,
+        stats[:, -1],
+    )

@@ -1,0 +1,97 @@
+"""Where chains start: at points of finite density and gradient, drawn again a few times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import DivergenceError
+from pyro_bnn.infer.engine import Init
+from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.starting_points import starting_points
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.handlers import without_validation
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import Batch
+
+MAX_STARTS = 20  # tries for each chain
+
+
+def find_starts(
+    program: Program,
+    potential: Potential,
+    init: Init,
+    num_chains: int,
+    seed: int,
+    batches: Sequence[Batch],
+) -> Tensor:
+    """Starting points ``[C, P]`` with finite density and gradient.
+
+    Args:
+        program: The model as tensor functions.
+        potential: U ``[C]`` and its gradient ``[C, P]`` at z ``[C, P]``.
+        init: What to start at; sites that it leaves out, all by default, start at draws from the
+            prior, others for each chain.
+        num_chains: Number of chains C.
+        seed: Seed of the draws.
+        batches: The data of each chain ``[C]``, or of all ``[1]``, to name what is not finite.
+
+    Raises:
+        DivergenceError: If a chain finds none in ``MAX_STARTS`` tries; names the chain and the
+            sites.
+    """
+    x = batches[0].x[:1]
+    points: Tensor | None = None
+    missing = torch.ones(num_chains, dtype=torch.bool)
+    for attempt in range(MAX_STARTS):
+        own_seed = stream_seed(seed, attempt)
+        with isolated(own_seed), without_validation():
+            prior = program.prior_draws(num_chains, x, own_seed)
+            tried = _candidates(program, init, prior, seed + attempt)
+            points = tried if points is None else torch.where(missing[:, None], tried, points)
+            value, grad = potential(points)
+        missing = ~(value.isfinite() & grad.isfinite().all(-1)).cpu()
+        if not missing.any():
+            return points.detach()
+        missing = missing.to(points.device)
+    assert points is not None
+    chain = int(missing.nonzero()[0])
+    names = _not_finite(program, points[chain], batches[chain % len(batches)])
+    where = "draws from the prior" if init is None else "tries around init"
+    raise DivergenceError(
+        f"chain {chain} found no starting point of finite density in {MAX_STARTS} {where}: "
+        f"not finite at {', '.join(map(repr, names))}; standardise the data, or pass "
+        "init=, values of the sites"
+    )
+
+
+def _candidates(program: Program, init: Init, prior: Tensor, seed: int) -> Tensor:
+    """Points ``[C, P]`` from ``init``, and from draws of the prior ``[C, P]`` for the rest."""
+    if init is None:
+        return prior
+    if isinstance(init, Posterior):
+        given = starting_points(program, init, len(prior), seed)
+    else:
+        rows = [starting_points(program, init, 1, seed, default=row) for row in prior]
+        given = torch.cat([row for row in rows if row is not None])
+    return prior if given is None else given
+
+
+def _not_finite(program: Program, z: Tensor, batch: Batch) -> list[str]:
+    """Names of the sites whose density or gradient is not finite at z; ``"y"`` included."""
+    z = z.detach().requires_grad_()
+    log_joint = program.log_joint(z, batch)
+    if not log_joint.isfinite():
+        return program.non_finite_terms(z.detach(), batch) or ["the sum over sites"]
+    (grad,) = torch.autograd.grad(log_joint, z)
+    return [s.name for s in program.sites if not bool(grad[s.start : s.stop].isfinite().all())]
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """A seed that shares no random numbers with the seed itself, nor with other streams."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(stream,))
+    return int(sequence.generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,1 @@
+"""Stochastic variational inference: a guide's parameters descend the negative ELBO."""

@@ -1,0 +1,1 @@
+"""Estimators of the expected log likelihood, each unbiased, by name."""

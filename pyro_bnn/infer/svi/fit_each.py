@@ -1,0 +1,164 @@
+r"""One kind of guide fitted to many data sets of one model, with a step for all of them at once.
+
+The parameters of D guides are stacked, and the objective is the sum of theirs, so that its gradient
+is that of each; Adam goes by entries, so its steps are those of D runs of SVI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.errors import CaptureError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.engine import unchanged
+from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.svi import SVI, make_guide
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import derived_seed, isolated
+from pyro_bnn.program.terms import Batch
+
+AT_ONCE = 256  # data sets, after which larger operations gain nothing
+NUMBERS = 1 << 22  # parameters of all guides at once
+NOISE = 1  # stream of random numbers beside that of the starts
+
+
+def fits_at_once(engine: object) -> bool:
+    """Whether an engine is SVI with options that leave the steps of many fits apart.
+
+    Clipping goes by the norm of all gradients, patience by one objective, and other optimisers and
+    estimators, minibatches and draws for each row are not built here.
+    """
+    return (
+        isinstance(engine, SVI)
+        and not isinstance(engine.guide, nn.Module)  # an instance is trained in place
+        and engine.optimizer is None
+        and engine.batch_size is engine.patience is None
+        and engine.clip_norm is None
+        and not engine.per_example_draws
+        and engine.estimator == WEIGHT_SAMPLING
+    )
+
+
+def fit_each(
+    svi: SVI, program: Program, x: Tensor, ys: Tensor, *, seed: int = 0, progress: bool = True
+) -> Iterator[Guide | None]:
+    """A guide for each data set, fitted by the options of an SVI for which ``fits_at_once`` holds.
+
+    Args:
+        svi: The options; ``compile`` is not used but where it is True.
+        program: The model, without point-estimated parameters that are trained.
+        x: Inputs ``[N, ...]`` of every data set.
+        ys: Observations ``[D, N, ...]``.
+        seed: Seed of starts and noise.
+        progress: Whether to show a progress bar over steps.
+
+    Yields:
+        A trained guide, or None where its objective or a parameter became NaN or infinite.
+
+    Raises:
+        CaptureError: If the guide or the model cannot be batched over data sets.
+    """
+    start = 0
+    while start < len(ys):
+        first = _new_guide(svi, program, x, derived_seed(seed, start))
+        size = sum(p.numel() for p in first.parameters())
+        at_once = max(min(AT_ONCE, NUMBERS // max(size, 1)), 1)
+        batches = [program.batch(x, y) for y in ys[start : start + at_once]]
+        others = [
+            _new_guide(svi, program, x, derived_seed(seed, start + d))
+            for d in range(1, len(batches))
+        ]
+        with isolated(), unchanged(program.model):
+            fits = _train(svi, program, [first, *others], batches, seed + start, progress=progress)
+        yield from fits
+        start += at_once
+
+
+def _new_guide(svi: SVI, program: Program, x: Tensor, seed: int) -> Guide:
+    with isolated(seed), unchanged(program.model):
+        guide = make_guide(svi.guide, program.model)
+        if not isinstance(guide, Guide):
+            raise CaptureError("a guide of stock Pyro is not batched over data sets")
+        guide.setup(x[:1])
+    guide.to(device=program.device, dtype=program.dtype)
+    guide.check_covers(program.sites)
+    program.prepare(guide)
+    return guide
+
+
+def _train(
+    svi: SVI,
+    program: Program,
+    guides: Sequence[Guide],
+    batches: Sequence[Batch],
+    seed: int,
+    *,
+    progress: bool,
+) -> list[Guide | None]:
+    """The guides, trained in place."""
+    guide, x = guides[0], batches[0].x
+    ys = torch.stack([batch.y for batch in batches])  # [D, N, ...]
+    names = [name for name, _ in guide.named_parameters()]
+    stacked = [
+        torch.stack([dict(g.named_parameters())[name].detach() for g in guides]) for name in names
+    ]
+
+    def loss(
+        variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        noise, x, ys, weight = rest
+
+        def one(noise: Tensor, y: Tensor, *values: Tensor) -> Tensor:
+            params = {f"guide.{name}": value for name, value in zip(names, values, strict=True)}
+            terms = program.elbo(guide, params, noise, Batch(x, y))
+            factors = 0.0 if terms.log_factors is None else terms.log_factors
+            return weight * terms.kl - terms.expected_log_likelihood - factors
+
+        losses = torch.func.vmap(one)(noise, ys, *variables)  # [D]
+        return losses.sum(), (losses,)
+
+    step = Captured(
+        value_and_grad(loss, len(names)),
+        f"{type(guide).__name__} on {len(guides)} data sets",
+        compiled=svi.compile is True,
+    )
+    descent = svi.descent(stacked)
+    loc_warmup = svi.warmup_of(guide, is_new=True)
+    generator = torch.Generator(program.device).manual_seed(derived_seed(seed, NOISE))
+    is_good = torch.ones(len(guides), dtype=torch.bool, device=program.device)
+    bar = tqdm(range(svi.num_steps), disable=not progress, desc=f"{len(guides)} fits", unit="step")
+    for number in bar:
+        noise = guide.draw_noise(len(guides) * svi.num_particles, generator)
+        noise = noise.unflatten(0, (len(guides), -1))  # [D, K, M]
+        weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (number + 1) / svi.kl_warmup)
+        try:
+            _, losses, *gradients = step(*stacked, noise, x, ys, program.initial.new_tensor(weight))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CaptureError(
+                f"{type(guide).__name__} cannot be batched over data sets: {reason}"
+            ) from error
+        is_good &= losses.isfinite()
+        for name, parameter, gradient in zip(names, stacked, gradients, strict=True):
+            is_held = number < loc_warmup and name != "loc"
+            parameter.grad = None if is_held else gradient
+        descent.step(number)
+    for parameter in stacked:
+        is_good &= parameter.isfinite().flatten(1).all(1)
+    return [
+        _filled(g, [p[d] for p in stacked]) if good else None
+        for d, (g, good) in enumerate(zip(guides, is_good.tolist(), strict=True))
+    ]
+
+
+def _filled(guide: Guide, values: Sequence[Tensor]) -> Guide:
+    """A guide with its trained values."""
+    with torch.no_grad():
+        for parameter, value in zip(guide.parameters(), values, strict=True):
+            parameter.copy_(value)
+    return guide

@@ -1,0 +1,212 @@
+"""Options of stochastic variational inference: checked, described, and what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pyro.nn import PyroModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pyro_bnn.data import Dataset
+from pyro_bnn.errors import OptionError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.identity import Identity
+from pyro_bnn.infer.engine import (
+    Data,
+    check_compile,
+    check_positive,
+    check_positive_int,
+)
+from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
+from pyro_bnn.infer.svi.estimators.by_name import EstimatorName, check_estimator
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+
+LEARNING_RATE = 1e-2
+GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
+
+
+@dataclass(frozen=True)
+class SVIOptions:
+    """What every training run of SVI reads; see ``SVI`` for each option."""
+
+    guide: GuideSpec
+    _: KW_ONLY
+    num_steps: int = 10_000
+    learning_rate: float = LEARNING_RATE
+    optimizer: MakeOptimizer | None = None
+    batch_size: int | None = None
+    num_particles: int = 1
+    per_example_draws: bool = False
+    estimator: EstimatorName = "weight_sampling"
+    kl_warmup: int = 0
+    loc_warmup: int | None = None
+    patience: int | None = None
+    schedule: Schedule = "cosine"
+    clip_norm: float | None = None
+    compile: Literal["auto"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive_int("num_steps", self.num_steps)
+        check_positive_int("num_particles", self.num_particles)
+        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
+        if self.kl_warmup > self.num_steps:
+            raise OptionError(
+                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
+                "the KL would never have its whole weight"
+            )
+        if self.loc_warmup is not None:
+            check_positive_int("loc_warmup", self.loc_warmup, minimum=0)
+            if self.loc_warmup >= self.num_steps:
+                raise OptionError(
+                    f"loc_warmup={self.loc_warmup} takes the whole run of num_steps="
+                    f"{self.num_steps}: the scales of the guide would never be trained"
+                )
+        check_positive("learning_rate", self.learning_rate)
+        if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
+            raise OptionError(
+                f"learning_rate={self.learning_rate} would have no effect, as this optimizer sets "
+                "its own step size: set it there, or pass the torch.optim class"
+            )
+        if self.batch_size is not None:
+            check_positive_int("batch_size", self.batch_size)
+        if self.patience is not None:
+            check_positive_int("patience", self.patience)
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm)
+        if self.schedule not in ("cosine", "constant"):
+            raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
+        check_compile(self.compile)
+        check_estimator(
+            self.estimator,
+            per_example_draws=self.per_example_draws,
+            num_particles=self.num_particles,
+        )
+
+    def open_checkpoint(
+        self,
+        folder: str | Path | None,
+        guide: object,
+        program: Program,
+        data: Data,
+        dataset: Dataset,
+        *,
+        seed: int,
+        resume: bool,
+        start: float,
+    ) -> Checkpoint:
+        """The checkpoint of a run of these options; raises as ``SVI.run`` does."""
+        own_order = isinstance(data, DataLoader)
+
+        def identify() -> Identity:
+            options = self.describe(guide, float(self.learning_rate))
+            del options["compiled"]
+            return Identity.of(
+                program,
+                dataset,
+                engine="SVI",
+                options=options | {"loc_warmup": self.loc_warmup},
+                seed=seed,
+                trains_params=True,
+                in_order=not own_order,
+            )
+
+        return Checkpoint.open(
+            folder,
+            resume=resume,
+            identify=identify,
+            device=program.device,
+            own_order=own_order,
+            start=start,
+        )
+
+    def check_rows(self, guide: Guide, data: Data) -> None:
+        """Refuse minibatches and draws for each row where the objective has no such estimate."""
+        if self.per_example_draws and guide.atoms() is not None:
+            raise OptionError(
+                f"per_example_draws=True would have no effect, as the draws of {name_of(guide)} do "
+                "not differ: leave it at False"
+            )
+        if not guide.needs_all_rows:
+            return
+        objective = f"the {guide.objective} of {type(guide).__name__}"
+        if self.batch_size is not None or isinstance(data, DataLoader):
+            raise OptionError(
+                f"{objective} is defined over the whole data set, and has no unbiased estimate "
+                "from a minibatch: leave batch_size at None and pass the data set"
+            )
+        if self.per_example_draws:
+            raise OptionError(
+                f"{objective} is not linear in the rows' likelihoods: leave per_example_draws at "
+                "False"
+            )
+
+    def warmup_of(self, guide: object, *, is_new: bool = False) -> int:
+        """Steps in which the means alone are trained; refused where they would have no effect."""
+        named = dict(guide.named_parameters()) if isinstance(guide, Guide) else {}
+        means = guide.mean_params if isinstance(guide, Guide) else ()
+        has_scales = 0 < len(means) < len(named)
+        if self.loc_warmup is None:
+            held = has_scales and is_new and self.patience is None
+            return self.num_steps // 10 if held else 0
+        if self.loc_warmup and not has_scales:
+            raise OptionError(
+                f"loc_warmup={self.loc_warmup} would have no effect, as {name_of(guide)} has no "
+                "means loc [P] to train before its other parameters: leave it at None"
+            )
+        return self.loc_warmup
+
+    def descent(self, parameters: Sequence[Tensor]) -> Descent:
+        """The optimiser and schedule of these options."""
+        return Descent(
+            parameters,
+            optimizer=self.optimizer,
+            learning_rate=float(self.learning_rate),
+            schedule=self.schedule,
+            num_steps=self.num_steps,
+            clip_norm=self.clip_norm,
+        )
+
+    def describe(
+        self,
+        guide: object,
+        learning_rate: float,
+        loc_warmup: int = 0,
+        *,
+        is_compiled: bool = False,
+    ) -> dict[str, Any]:
+        """The options as JSON-able values, and what became of those that were left open."""
+        options: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in (
+                "num_steps",
+                "learning_rate",
+                "batch_size",
+                "num_particles",
+                "per_example_draws",
+                "estimator",
+                "kl_warmup",
+                "patience",
+                "schedule",
+                "clip_norm",
+                "compile",
+            )
+        }
+        options["learning_rate"] = learning_rate
+        options["loc_warmup"] = loc_warmup
+        options["compiled"] = is_compiled
+        options["optimizer"] = "Adam" if self.optimizer is None else name_of(self.optimizer)
+        options["guide"] = name_of(guide)
+        if isinstance(guide, Guide):
+            options |= guide.options()
+        return options
+
+
+def name_of(made: object) -> str:
+    """The name of a class or function, or of the class of an object."""
+    return getattr(made, "__name__", type(made).__name__)

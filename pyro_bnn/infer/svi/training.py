@@ -1,0 +1,441 @@
+"""One training run of SVI: parameters, captured step, optimiser, losses, and how it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.errors import DivergenceError
+from pyro_bnn.guides import Guide
+from pyro_bnn.handled import model_name
+from pyro_bnn.infer.batches import Batches
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, users_code
+from pyro_bnn.infer.engine import WINDOW, is_compiled
+from pyro_bnn.infer.svi.counted_noise import make_key, normal
+from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+
+if TYPE_CHECKING:
+    from pyro_bnn.infer.svi.options import SVIOptions
+
+COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on all cores
+NUM_GRAPHS = 2  # that are made when a run is resumed: for minibatches, and for a smaller last one
+
+
+class Training:
+    """One training run.
+
+    Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
+    the optimiser does its update.
+
+    Args:
+        svi: The options.
+        program: The model as tensor functions.
+        guide: The guide, trained in place.
+        seed: Of the noise.
+        batches: The data, for :meth:`train`.
+        loc_warmup: Steps in which the means alone are trained.
+        compile_path: How the run that is resumed computes; by default what the options say.
+
+    Attributes:
+        step: Number of steps done.
+        losses: Minus the ELBO of each.
+        compile_path: ``"compiled"``, ``"captured"`` or ``"eager"``, as the first step was; None
+            before it.
+    """
+
+    def __init__(
+        self,
+        svi: SVIOptions,
+        program: Program,
+        guide: Guide,
+        seed: int,
+        *,
+        batches: Batches | None = None,
+        loc_warmup: int = 0,
+        compile_path: str | None = None,
+    ) -> None:
+        self.svi, self.program, self.guide = svi, program, guide
+        self.loc_warmup = loc_warmup
+        named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
+        trained = (k for k, v in program.params.items() if v.requires_grad)
+        own = [k for k in trained if k not in guide.member_params]  # those are the guide's
+        named |= {f"model.{k}": program.params[k] for k in own}
+        self.names, self.parameters = list(named), list(named.values())
+        means = [f"guide.{name}" for name in guide.mean_params]
+        self._held = {n for n in named if n.startswith("guide.") and n not in means}
+        self.step, self._is_done = 0, False
+        self.losses: list[float] = []
+        self._best, self._best_step = -math.inf, 0
+        self._batches = batches
+        self._generator = torch.Generator(program.device).manual_seed(seed + 1)
+        self._num_normals = svi.num_particles * guide.noise_dim
+        self.estimator = make_estimator(svi.estimator, program, guide)
+        self._nodes = None if self.estimator is None else self.estimator.nodes
+        has_own_noise = svi.per_example_draws or self._nodes is not None
+        self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
+        self._key = make_key(seed + 1)
+        self.descent = svi.descent(self.parameters)
+        self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
+        self.compile_path: str | None = None
+        self._row_counts: list[int] = []  # in the order in which graphs were made for them
+        self._make_steps(compile_path, rows_vary=batches is not None and batches.rows_vary)
+
+    def _make_steps(self, path: str | None, *, rows_vary: bool) -> None:
+        svi, n = self.svi, len(self.parameters)
+        num_numbers = sum(parameter.numel() for parameter in self.parameters)
+        automatic = is_compiled(svi.compile, svi.num_steps, num_numbers)
+        compiled = automatic if path is None else path == "compiled"
+        is_whole = compiled and self.descent.make_pure()
+        if is_whole:
+            self._lay_out(by_column=True)
+        model = self.program.model
+        name = f"{type(self.guide).__name__} on {model_name(model)}"
+        self._step = Captured(
+            value_and_grad(self._loss, n),
+            name,
+            compiled=compiled and not is_whole,
+            rows=self._row_dims(n, rows_vary),
+            strict=svi.compile is True,
+        )
+        self._whole_step = Captured(
+            self._step_and_update,
+            name,
+            enabled=is_whole,
+            compiled=is_whole,
+            rows=self._row_dims(3 * n, rows_vary),
+            num_state=3 * n,
+            strict=svi.compile is True,
+        )
+        if path == "eager":
+            self._step.is_captured = False
+
+    @contextmanager
+    def _laid_out(self) -> Iterator[None]:
+        """Put tall matrices back by rows at the end."""
+        try:
+            yield
+        finally:
+            self._lay_out(by_column=False)
+
+    def _lay_out(self, *, by_column: bool) -> None:
+        """Put the guide's tall matrices, and their moments, into memory by columns or by rows.
+
+        A product along a few columns that are side by side takes three times as long. Pyro's
+        parameter store takes rows.
+        """
+        n, tall = len(self.names), {f"guide.{name}" for name in self.guide.tall_params}
+        moments = [] if self.descent.adam is None else self.descent.adam.moments
+        for i, value in enumerate((*self.parameters, *moments)):
+            if value.ndim == 2 and self.names[i % n] in tall:
+                rows = value.data.contiguous()
+                value.data = rows.mT.contiguous().mT if by_column else rows
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether steps are compiled."""
+        return any(c.is_captured and c.is_compiled for c in (self._whole_step, self._step))
+
+    def _row_dims(self, first: int, vary: bool) -> dict[int, int]:
+        """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
+        if not vary:
+            return {}
+        by_row = {first: 1} if self.svi.per_example_draws else {}
+        if self._has_row_noise:
+            first += 1
+            by_row = {first: 1}
+        return {**by_row, first + 1: 0, first + 2: 0}
+
+    @property
+    def _has_row_noise(self) -> bool:
+        """Whether rows have noise of their own beside that of the draws of z."""
+        return self.estimator is not None and self.estimator.row_numbers > 0
+
+    def train(self, checkpoint: Checkpoint, *, progress: bool) -> None:
+        """Do the steps that are left.
+
+        Raises:
+            DivergenceError: If the loss or a parameter becomes NaN or infinite.
+            Interrupted: If Ctrl-C came.
+            OutputError: If the checkpoint cannot be written.
+        """
+        assert self._batches is not None
+        num_steps, title = self.svi.num_steps, type(self.guide).__name__
+        bar = tqdm(
+            total=num_steps, initial=self.step, disable=not progress, desc=title, unit="step"
+        )
+        with bar, checkpoint.watch(), self._laid_out():
+            while not self._is_done:
+                self._advance(self.step, next(self._batches))
+                self.step += 1
+                self._is_done = self.step == num_steps
+                if self._is_done or self.step % WINDOW == 0:
+                    self._look_back(bar)
+                checkpoint.step(self)
+            self._check_last()
+            checkpoint.finish(self)
+
+    def _look_back(self, bar: Any) -> None:
+        """After a window of steps: show it, and see whether the objective still rises."""
+        svi, last = self.svi, self.step - 1
+        recent = self.losses[-WINDOW:]
+        smoothed = -sum(recent) / len(recent)
+        bar.update(self.step - bar.n)
+        bar.set_postfix_str(f"{self.guide.objective} {smoothed:.1f}")
+        # of another objective, or before the scales are trained
+        if self.step - len(recent) < max(svi.kl_warmup, self.loc_warmup):
+            self._best_step = last
+        elif smoothed > self._best:
+            self._best, self._best_step = smoothed, last
+        if svi.patience is not None and last - self._best_step >= svi.patience:
+            self._is_done = True
+
+    # A checkpoint's two methods
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on; see ``Resumable``."""
+        assert self._batches is not None
+        good, values = self._last_good
+        return {
+            "place": f"step {self.step} of {self.svi.num_steps}",
+            "compile_path": self.compile_path,
+            "step": self.step,
+            "is_done": self._is_done,
+            "loc_warmup": self.loc_warmup,
+            "row_counts": self._row_counts,
+            "parameters": dict(zip(self.names, self.parameters, strict=True)),
+            "optimizer": self.descent.state(),
+            "generator": self._generator.get_state(),
+            "batches": self._batches.state(),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "best": self._best,
+            "best_step": self._best_step,
+            "last_good": {"step": good, "values": dict(zip(self.names, values, strict=True))},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; see ``Resumable``.
+
+        Raises:
+            OptionError: If the optimiser has other options.
+            ValueError: If parameters have other names or shapes.
+        """
+        assert self._batches is not None
+        step, losses, good = state["step"], state["losses"], state["last_good"]
+        if not 0 < step <= self.svi.num_steps or losses.shape != (step,):
+            raise ValueError(f"{losses.numel()} losses of {step} steps")
+        values = self._ordered(state["parameters"])
+        self._last_good = (good["step"], self._ordered(good["values"]))
+        self.loc_warmup, self._is_done = state["loc_warmup"], state["is_done"]
+        if self._is_done:  # no step is left, nor a graph to be made
+            self.compile_path, self._row_counts = state["compile_path"], list(state["row_counts"])
+        else:  # graphs as the run made them, at its start
+            firsts = [self._batches.first(n) for n in state["row_counts"][:NUM_GRAPHS]]
+            with users_code():
+                for batch in firsts:
+                    self._make_graph(batch)
+        self._go_to(values)
+        self.descent.restore(state["optimizer"])
+        self._generator.set_state(state["generator"])
+        self._batches.restore(state["batches"])
+        self.step, self.losses = step, losses.tolist()
+        self._best, self._best_step = float(state["best"]), int(state["best_step"])
+
+    def _ordered(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """Values of the parameters, checked to be theirs."""
+        theirs = {name: (value.shape, value.dtype) for name, value in values.items()}
+        named = zip(self.names, self.parameters, strict=True)
+        if theirs != {name: (value.shape, value.dtype) for name, value in named}:
+            raise ValueError(f"its parameters are {', '.join(theirs)}")
+        return [
+            values[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)
+        ]
+
+    def _go_to(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, values, strict=True):
+                parameter.copy_(value)
+
+    # A step
+
+    def _advance(self, step: int, batch: Batch) -> None:
+        noise = self._draw_noise(step, len(batch.x))
+        held = [step < self.loc_warmup and name in self._held for name in self.names]
+        if step % WINDOW == 0:
+            self._last_good = (step, self._snapshot())
+        if self._whole_step.is_compiled:
+            values = self._advance_whole(step, noise, batch, held)
+        else:
+            values = self._advance_in_parts(step, noise, batch, held)
+        if not all(map(math.isfinite, values)):
+            self._diverged(step, noise[0], batch, in_draws=not math.isfinite(values[2]))
+        self.losses.append(values[1])  # minus the ELBO, with the whole KL
+        if len(batch.x) not in self._row_counts:
+            self._note_graph(len(batch.x))
+
+    def _note_graph(self, num_rows: int) -> None:
+        self._row_counts.append(num_rows)
+        if self.compile_path is None:
+            is_graph = self._step.is_captured
+            self.compile_path = (
+                "compiled" if self.is_compiled else "captured" if is_graph else "eager"
+            )
+
+    def _make_graph(self, batch: Batch) -> None:
+        """The graph of a step with so many rows, without the step."""
+        noise = self._draw_noise(0, len(batch.x))
+        if self._whole_step.is_compiled:
+            controls = [1.0] * (1 + 3 * len(self.parameters))
+            self._whole_step.bind(*self._whole_inputs(noise, batch, controls))
+            self._see_failure()
+        if not self._whole_step.is_compiled:
+            self._step.bind(*self._inputs(noise, batch, 1.0))
+        self._note_graph(len(batch.x))
+
+    def _kl_weight(self, step: int) -> float:
+        warmup = self.svi.kl_warmup
+        return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
+
+    def _advance_whole(
+        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
+    ) -> Sequence[float]:
+        controls = [self._kl_weight(step), *self.descent.controls(step, held)]
+        (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
+        self._see_failure()
+        return cast(list[float], values.tolist())
+
+    def _whole_inputs(
+        self, noise: Sequence[Tensor], batch: Batch, controls: Sequence[float]
+    ) -> tuple[Tensor, ...]:
+        assert self.descent.adam is not None
+        told = self.program.initial.new_tensor(controls)
+        return (*self.parameters, *self.descent.adam.moments, *noise, *batch, told)
+
+    def _see_failure(self) -> None:
+        if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
+            self._step.is_captured = False
+
+    def _advance_in_parts(
+        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
+    ) -> Sequence[float]:
+        out = self._step(*self._inputs(noise, batch, self._kl_weight(step)))
+        values = [float(value) for value in out[:3]]
+        if not all(map(math.isfinite, values)):
+            return values
+        for parameter, gradient, is_held in zip(self.parameters, out[3:], held, strict=True):
+            if is_held:  # without a gradient an optimiser neither moves nor counts the step
+                parameter.grad = None
+                continue
+            # clipping scales in place, and a graph's gradients may be one tensor
+            parameter.grad = gradient if self.svi.clip_norm is None else gradient.clone()
+        self.descent.step(step)
+        return values
+
+    def _inputs(
+        self, noise: Sequence[Tensor], batch: Batch, kl_weight: float
+    ) -> tuple[Tensor, ...]:
+        return (*self.parameters, *noise, *batch, self.program.initial.new_tensor(kl_weight))
+
+    def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """Loss, minus the ELBO, the loss's sampled part ``[3]``, then new parameters and moments.
+
+        Args:
+            args: The n parameters, their 2n moments, the noise, x, y, and the controls
+                ``[1 + 3n]``: the KL's weight, then those of the optimiser.
+        """
+        n = len(self.parameters)
+        parameters, moments, (*noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
+        weight, *rest = controls.unbind()
+        gradient = value_and_grad(self._loss, n)
+        value, loss, sampled, *gradients = gradient(*parameters, *noise, x, y, weight)
+        with torch.no_grad():
+            values = torch.stack([value, loss, sampled])
+            state = self.descent.update(parameters, gradients, moments, rest, sampled.isfinite())
+        return (values, *state)
+
+    def _loss(
+        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        noise, *row_noise, x, y, kl_weight = rest
+        params = dict(zip(self.names, variables, strict=True))
+        terms = self.program.elbo(
+            self.guide, params, self._noise_of(noise), Batch(x, y), self.estimator, row_noise
+        )
+        elbo = terms.expected_log_likelihood - terms.kl
+        loss = kl_weight * terms.kl - terms.expected_log_likelihood
+        if terms.log_factors is not None:
+            loss = loss - terms.log_factors
+        # the loss but for what is in closed form: an update that waits for the sum over all
+        # parameters as well goes through them once more
+        sampled = terms.sampled_kl - terms.expected_log_likelihood
+        if terms.log_factors is not None:
+            sampled = sampled - terms.log_factors
+        return loss, (-elbo, sampled)
+
+    def _draw_noise(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
+        """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
+        noise = self._draw_own(step, num_rows)
+        if self.estimator is None or not self._has_row_noise:
+            return (noise,)
+        num_particles = self.svi.num_particles
+        return noise, self.estimator.row_noise(num_particles, num_rows, self._generator)
+
+    def _draw_own(self, step: int, num_rows: int) -> Tensor:
+        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
+        svi, guide = self.svi, self.guide
+        if self._nodes is not None:
+            return self._nodes
+        if self._counts_noise:
+            return torch.tensor(step * self._num_normals, device=self.program.device)
+        if not svi.per_example_draws:
+            return guide.draw_noise(svi.num_particles, self._generator)
+        noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
+        return noise.reshape(svi.num_particles, num_rows, -1)
+
+    def _noise_of(self, counter: Tensor) -> Tensor:
+        """The noise itself: made of a counter inside the step, or as it was drawn before it."""
+        if not self._counts_noise:
+            return counter
+        like = next(self.guide.parameters())
+        values = normal(counter, self._num_normals, self._key, like.dtype)
+        return values.reshape(self.svi.num_particles, -1)
+
+    def _snapshot(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.parameters]
+
+    def _go_back(self) -> int:
+        step, values = self._last_good
+        self._go_to(values)
+        return step
+
+    def _diverged(self, step: int, noise: Tensor, batch: Batch, *, in_draws: bool) -> None:
+        sites = self._non_finite_sites(noise, batch) if in_draws else []
+        good = self._go_back()
+        where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
+        raise DivergenceError(
+            f"the loss is not finite at step {step}, {where}; the state of step {good} is kept in "
+            "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
+        )
+
+    def _non_finite_sites(self, noise: Tensor, batch: Batch) -> list[str]:
+        with torch.no_grad():
+            draws = self.guide.make_terms(self._noise_of(noise).flatten(0, -2), density=False).z
+            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
+            return next((names for names in named if names), [])
+
+    def _check_last(self) -> None:
+        pairs = zip(self.names, self.parameters, strict=True)
+        if names := [name for name, value in pairs if not bool(value.isfinite().all())]:
+            good = self._go_back()
+            raise DivergenceError(
+                f"parameters {', '.join(names)} are not finite after the last step; the state of "
+                f"step {good} is kept in error.posterior. Lower learning_rate or set clip_norm"
+            )

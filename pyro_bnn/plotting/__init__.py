@@ -1,0 +1,1 @@
+"""Matplotlib without pyplot: colours and canvases; numbers as text."""

@@ -1,0 +1,235 @@
+"""Colours and canvas of the figures: safe for colour-blind readers, light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Dashes = str | tuple[float, tuple[float, ...]]
+MARKS = ("s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Dashes, ...] = ((0, (5, 1.5)), "-", (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn; never told apart by colour alone."""
+
+    colour: str
+    mark: str
+    dashes: Dashes
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one appearance.
+
+    Method colours are those of Okabe & Ito ("Color Universal Design", 2008); yellow is left out,
+    being too light for lines on white, and black gives way to the ink of the theme.
+
+    Attributes:
+        name: ``"light"`` or ``"dark"``.
+        paper: Background.
+        ink: Text, and the first method.
+        muted: Axes, grid labels, thresholds.
+        band: What chance allows.
+        methods: Colours of methods after the first.
+    """
+
+    name: str
+    paper: str
+    ink: str
+    muted: str
+    band: str
+    methods: tuple[str, ...]
+
+    def styles(self, names: Sequence[str], reference: str | None) -> dict[str, Style]:
+        """A style for every method: ink, dots and full lines for the reference, then the others.
+
+        Colours come again after six methods, but not with the same mark and dashes.
+
+        Example:
+            >>> LIGHT.styles(["mean-field", "NUTS"], "NUTS")["NUTS"].colour
+            '#1A1A1A'
+        """
+        others = [name for name in names if name != reference]
+        styles = {
+            name: Style(
+                self.methods[i % len(self.methods)],
+                MARKS[i % len(MARKS)],
+                DASHES[i % len(DASHES)],
+            )
+            for i, name in enumerate(others)
+        }
+        return {name: styles.get(name, Style(self.ink, "o", "-")) for name in names}
+
+
+LIGHT = Theme(
+    "light",
+    paper="#FFFFFF",
+    ink="#1A1A1A",
+    muted="#6B6B6B",
+    band="#D9DDE1",
+    methods=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"),
+)
+DARK = Theme(
+    "dark",
+    paper="#16181C",
+    ink="#ECECEC",
+    muted="#A0A5AD",
+    band="#3A4048",
+    methods=("#56B4E9", "#E69F00", "#2BC79A", "#CC79A7", "#4C8FD9", "#E57C33"),
+)
+
+
+@contextmanager
+def canvas(
+    theme: Theme, width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with a grid of axes in the theme's colours; matplotlib's settings are restored.
+
+    Args:
+        theme: Colours.
+        width: In inches.
+        height: In inches.
+        rows: Rows of axes.
+        columns: Columns of axes.
+        **options: For ``Figure.subplots``.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings = {
+        "font.size": 11,
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "axes.labelsize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": theme.muted,
+        "axes.facecolor": theme.paper,
+        "figure.facecolor": theme.paper,
+        "savefig.facecolor": theme.paper,
+        "text.color": theme.ink,
+        "axes.labelcolor": theme.ink,
+        "axes.titlecolor": theme.ink,
+        "xtick.color": theme.muted,
+        "ytick.color": theme.muted,
+        "xtick.labelcolor": theme.ink,
+        "ytick.labelcolor": theme.ink,
+        "legend.frameon": False,
+        "axes.unicode_minus": True,
+    }
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure, list(axes.ravel())
+
+
+def grid_shape(num_panels: int, most: int = 3) -> tuple[int, int]:
+    """Rows and columns of a grid for some panels, with as few empty places as can be.
+
+    Example:
+        >>> grid_shape(2), grid_shape(4), grid_shape(5)
+        ((1, 2), (2, 2), (2, 3))
+    """
+    columns = 2 if num_panels == 4 else min(num_panels, most)
+    return -(-num_panels // columns), columns
+
+
+def hide_unused(axes: Sequence[Axes], num_used: int, num_columns: int) -> None:
+    """Hides the axes of a grid that no panel uses; those above them get their own tick labels."""
+    for place in range(num_used, len(axes)):
+        axes[place].set_visible(False)
+        if place >= num_columns:
+            axes[place - num_columns].tick_params(labelbottom=True)
+
+
+def name_words(name: str) -> list[str]:
+    """Where a name is broken first: at its spaces, but not behind an @.
+
+    Example:
+        >>> name_words("AutoNormal @ HalfCauchyScale")
+        ['AutoNormal', '@ HalfCauchyScale']
+    """
+    return re.split(r"(?<!@)\s+", name.strip())
+
+
+def name_parts(word: str) -> list[str]:
+    """Where a word is broken if it must: after hyphens, between the words of a class name.
+
+    Example:
+        >>> name_parts("AutoLowRank-5")
+        ['Auto', 'Low', 'Rank-', '5']
+    """
+    return re.split(r"(?<=[_-])(?=\S)|(?<=[a-z0-9])(?=[A-Z])", word)
+
+
+def wrap_name(name: str, width: int = 20) -> str:
+    """Breaks a long name into lines where it may be broken.
+
+    Example:
+        >>> wrap_name("AutoLowRankMultivariateNormal").splitlines()
+        ['AutoLowRank', 'MultivariateNormal']
+        >>> wrap_name("AutoNormal @ HalfCauchyScale").splitlines()
+        ['AutoNormal', '@ HalfCauchyScale']
+    """
+    lines = [""]
+    for word in name_words(name):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for part in name_parts(word):
+            if lines[-1] and len(lines[-1]) + len(part) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(line for line in lines if line)
+
+
+def show_counts(
+    ax: Axes,
+    counts: np.ndarray,
+    edges: np.ndarray,
+    limits: tuple[float | np.ndarray, float | np.ndarray],
+    colour: str,
+    theme: Theme,
+) -> None:
+    """A histogram in front of the band that chance allows; the band's edges stay in view.
+
+    Limits are one for all bars or one a bar; NaN shows none.
+    """
+    low, high = (np.broadcast_to(limit, counts.shape).astype(float) for limit in limits)
+    ax.stairs(high, edges, baseline=low, fill=True, color=theme.band, lw=0, zorder=0)
+    ax.stairs(counts, edges, fill=True, color=theme.paper, zorder=1)
+    ax.stairs(counts, edges, fill=True, color=colour, alpha=0.7, zorder=1)
+    for heights in (low, high):
+        steps = np.repeat(edges, 2)[1:-1], np.repeat(heights, 2)
+        ax.plot(*steps, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=2)
+
+
+def name_rows(ax: Axes, names: list[str]) -> None:
+    """Names the rows of a dot plot, first row on top."""
+    ax.set_yticks(range(len(names)), [wrap_name(name) for name in names])
+    hide_left(ax)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def rows_height(names: Sequence[str]) -> float:
+    """Height in inches of the rows of a dot plot, so that no name touches the next."""
+    return len(names) * max(0.5, 0.2 * max(wrap_name(name).count("\n") + 1 for name in names))
+
+
+def hide_left(ax: Axes) -> None:
+    """Takes away ticks and line of the axis on the left, where rows are named."""
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)

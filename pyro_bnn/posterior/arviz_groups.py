@@ -1,0 +1,350 @@
+"""A posterior as NumPy arrays in the groups of ArviZ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.memory import GIB
+from pyro_bnn.models.description import describe
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.predict import predict
+from pyro_bnn.program.random_state import derived_seed
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+    from pyro_bnn.posterior.protocol import ProgramPosterior
+    from pyro_bnn.predictive.prediction import Prediction
+    from pyro_bnn.program.program import Program
+    from pyro_bnn.program.terms import Params
+
+FORMAT_VERSION = 2
+"""Of the groups and attributes below; a reader refuses files of a newer one."""
+NAMED_POINTS = 8
+PRIOR_DRAWS = 200
+TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # of the objective of each step
+Groups = dict[str, dict[str, NDArray[Any]]]
+Array = TypeVar("Array", Tensor, NDArray[Any])
+
+
+def arviz_groups(
+    posterior: ProgramPosterior,
+    train: Dataset,
+    test: Dataset | None,
+    *,
+    num_samples: int,
+    include_weights: bool,
+    seed: int,
+    memory: int = GIB,
+) -> tuple[Groups, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Groups, dims, coords and attributes of the tree that :meth:`Posterior.to_arviz` describes."""
+    stored = posterior.num_stored_draws
+    if stored is not None:
+        num_samples = min(num_samples, stored)
+    chains = posterior.num_chains
+    draws = posterior.in_blocks(num_samples, seed)
+    points = train if test is None else test
+    num_points = min(NAMED_POINTS, len(points.x))
+
+    def by_chain(value: Tensor) -> NDArray[Any]:
+        whole: Tensor = value.unflatten(0, (chains, -1))
+        return whole.cpu().numpy()  # of a file a view, which maps it
+
+    def predicted(data: Dataset) -> Prediction:
+        return posterior.predict(data.x, num_samples, seed, memory=memory, disk=True)
+
+    def log_likelihood(data: Dataset) -> NDArray[Any]:
+        return by_chain(posterior.log_likelihood(data, num_samples, seed, memory=memory))
+
+    train_prediction = predicted(train)
+    groups: Groups = {
+        "posterior": site_summaries(posterior, draws, include_weights=include_weights),
+        "posterior_predictive": {"y": of_targets(by_chain(train_prediction.draws))},
+        "log_likelihood": {"y": log_likelihood(train)},
+        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
+        "constant_data": {"x": train.x.cpu().numpy()},
+    }
+    groups["posterior"]["f"] = by_chain(
+        posterior.function_draws(points.x[:num_points], num_samples, seed)
+    )
+    if test is not None:
+        prediction = predicted(test)
+        groups["predictions"] = {
+            "y": of_targets(by_chain(prediction.draws)),
+            "f": by_chain(prediction.function_draws),
+        }
+        if test.y.ndim == 2 and test.y.shape[1] > 1 and prediction.has_target_densities:
+            densities = prediction.target_log_likelihood(test.y)
+            groups["predictions"]["y_log_density"] = by_chain(densities)
+        given_draw = {
+            "y_mean": prediction.means,
+            "y_variance": prediction.variances,
+        }
+        groups["predictions"] |= {
+            name: of_targets(by_chain(value))
+            for name, value in given_draw.items()
+            if value is not None
+        }
+        if prediction.class_probs is not None:
+            groups["predictions"]["probs"] = by_chain(prediction.class_probs)
+        groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
+        groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
+        groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
+    if stats := _sample_stats(posterior, train, num_samples, seed):
+        groups["sample_stats"] = stats
+    if len(posterior.losses):
+        name = TRACE_NAMES.get(posterior.objective, "objective")
+        groups["optimization"] = {name: -np.asarray(posterior.losses)}
+    if not posterior.program.latents.improper:
+        groups["log_prior"] = _log_priors(posterior, draws, train)
+        if not posterior.program.held_given_latents:  # draws of the prior would not be given them
+            groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
+    rows = "train" if test is None else "test"
+    coords = {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
+    dims = dims_of(train)
+    attrs = {
+        "format_version": FORMAT_VERSION,
+        "method": posterior.method,
+        "engine": posterior.engine,
+        "options": posterior.options,
+        "seed": posterior.seed,
+        "draws_seed": seed,
+        "wall_time": posterior.wall_time,
+        "threads": posterior.threads,
+        "processes": posterior.processes,
+        "num_parameters": posterior.num_parameters,
+        "num_stored_draws": stored,
+        "num_atoms": posterior.num_atoms,
+        "elbo_kind": posterior.elbo_kind,
+        "objective": posterior.objective,
+        "likelihood": posterior.program.likelihood_family.__name__,
+        "num_data": posterior.program.num_data,
+        "task": "classification" if train_prediction.means is None else "regression",
+        "rows": _rows(points),
+        "model": _model(posterior.program, train),
+        "params": {name: _digest(value) for name, value in posterior.params.items()},
+    }
+    return groups, dims, coords, attrs
+
+
+def dims_of(train: Dataset) -> dict[str, Any]:
+    """The dimensions of all groups over rows like these, as ``datatree`` takes them.
+
+    Those of y have an axis of outputs where there are several targets only: most of ArviZ's
+    functions of y know of none.
+    """
+    outputs = ["output"] if of_targets(train.y).ndim > 1 else []
+    inputs = input_dims(train.x)
+    return {
+        "f": ["point", "f_output"],
+        "predictions": {
+            "f": ["test_row", "f_output"],
+            **{name: ["test_row", *outputs] for name in ("y", "y_mean", "y_variance")},
+            "y_log_density": ["test_row", *outputs],
+            "probs": ["test_row", "class"],
+        },
+        "y": ["row", *outputs],
+        "x": ["row", *inputs],
+        "predictions_constant_data": {"x": ["test_row", *inputs]},
+        "test_data": {"y": ["test_row", *outputs]},
+        "log_likelihood": {"y": ["row"]},
+        "log_likelihood_predictions": {"y": ["test_row"]},
+    }
+
+
+def input_dims(x: Tensor) -> list[str]:
+    """Names of the dimensions of one row of inputs ``[N, I]``, or of images."""
+    return ["input"] if x.ndim == 2 else [f"x_dim_{i}" for i in range(x.ndim - 1)]
+
+
+def of_targets(values: Array) -> Array:
+    """Values ``[..., N]`` of one target, or ``[..., N, O]`` of several, out of ``[..., N, O]``."""
+    return values[..., 0] if values.ndim > 1 and values.shape[-1] == 1 else values
+
+
+def _labels(data: Dataset) -> dict[str, Sequence[str]]:
+    """Names of inputs, of several targets and of classes, where they are known."""
+    names = {
+        "input": data.input_names,
+        "output": data.target_names,
+        "class": data.class_names,
+    }
+    return {dim: labels for dim, labels in names.items() if labels is not None}
+
+
+def with_units(tree: DataTree, train: Dataset) -> DataTree:
+    """The tree with the units of x and y in their attributes.
+
+    Where they were standardised, ``units`` says so, and of one target ``loc`` and ``scale`` lead
+    back to the user's: ``loc + scale * y``. Those of inputs and of several targets, which may be
+    many, are in the options of the tree, as ``rows``. ``long_name`` is the target's name.
+    """
+    of_y: dict[str, Any] = {}
+    if train.target is not None:
+        of_y["units"] = "standardised"
+        if train.target.loc.numel() == 1:
+            of_y |= {name: float(getattr(train.target, name)) for name in ("loc", "scale")}
+    if train.target_name is not None:
+        of_y["long_name"] = train.target_name
+    of_x = {} if train.inputs is None else {"units": "standardised"}
+    for name, own in (("x", of_x), ("y", of_y), ("y_mean", of_y)):
+        for group in tree.children.values():
+            if name in group.data_vars and "log_likelihood" not in str(group.name):
+                group[name].attrs.update(own)
+    return tree
+
+
+def site_summaries(
+    posterior: ProgramPosterior, draws: Draws, *, include_weights: bool
+) -> dict[str, NDArray[Any]]:
+    """Scalars and constrained sites as they are, the Euclidean norm of every other site."""
+    values: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
+    for z in draws.blocks():  # [s, Q]
+        for site in posterior.program.sites:
+            value = site.value(z)  # [s, *shape]
+            is_norm = bool(site.shape) and site.is_real
+            if is_norm:
+                norm = value.flatten(1).norm(dim=-1)
+                values[f"norm {site.name}"].append(norm.cpu().numpy())
+            if include_weights or not is_norm:
+                # a copy: a view would keep all of z
+                values[site.name].append(value.cpu().numpy().copy())
+    return {name: _by_chain(np.concatenate(parts), draws) for name, parts in values.items()}
+
+
+def _by_chain(value: NDArray[Any], draws: Draws) -> NDArray[Any]:
+    return value.reshape(draws.num_chains, -1, *value.shape[1:])  # [C, S, ...]
+
+
+def _sample_stats(
+    posterior: ProgramPosterior, train: Dataset, num_samples: int, seed: int
+) -> dict[str, NDArray[Any]]:
+    if posterior.has_log_prob:
+        log_p, log_q = posterior.densities(train, num_samples, seed)
+        shape = (posterior.num_chains, -1)
+        return {
+            "log_p": log_p.reshape(shape).cpu().numpy(),
+            "log_q": log_q.reshape(shape).cpu().numpy(),
+        }
+    if not posterior.sample_stats:
+        return {}
+    chosen = posterior.chosen(num_samples, seed).numpy()  # type: ignore[attr-defined]
+    return {name: value[:, chosen] for name, value in posterior.sample_stats.items()}
+
+
+def _log_priors(
+    posterior: ProgramPosterior, draws: Draws, train: Dataset
+) -> dict[str, NDArray[Any]]:
+    """Log density ``[C, S]`` of each site under its prior, by name."""
+    program = posterior.program
+
+    def log_priors(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        return (program.log_priors(z, rows[0], params),)
+
+    row = program.inputs(train.x[:1])  # its shape alone matters
+    (values,) = posterior.chunks.over(
+        "log priors", log_priors, draws, (row,), posterior.params
+    ).together(GIB)
+    by_site = _by_chain(values.cpu().numpy(), draws)  # [C, S, sites]
+    return {site.name: by_site[..., i] for i, site in enumerate(program.sites)}
+
+
+def _prior_groups(
+    posterior: ProgramPosterior,
+    train: Dataset,
+    points: Dataset,
+    num_points: int,
+    seed: int,
+    memory: int,
+) -> Groups:
+    program, params = posterior.program, posterior.params
+    x = program.inputs(points.x[:num_points])
+    z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
+    whole = _with_members(posterior, z, seed)
+    with torch.no_grad():
+        f = program.function(whole, x, params)
+    y = predict(
+        program,
+        params,
+        Draws.of(whole),
+        train.x.to(x),
+        seed=derived_seed(seed, 3),  # apart from the draws of z
+        memory=memory,
+        chunks=posterior.chunks,
+        disk=True,
+    ).draws
+    of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
+    return {
+        "prior": {**of_sites, "f": f.unsqueeze(0).cpu().numpy()},
+        "prior_predictive": {"y": of_targets(y.unsqueeze(0).cpu().numpy())},
+    }
+
+
+def _with_members(posterior: ProgramPosterior, z: Tensor, seed: int) -> Tensor:
+    """Prior draws ``[S, P + Q]``, each with the parameters of its own that a posterior draw has."""
+    draws = posterior.draws(min(len(z), posterior.num_stored_draws or len(z)), seed)
+    own = draws[:, z.shape[-1] :]  # [S, Q]
+    return torch.cat([z, own], -1) if own.shape[-1] else z
+
+
+def _rows(data: Dataset) -> dict[str, Any]:
+    """What a data set knows beside its arrays: units, names, and whether y is ``[N]``."""
+
+    def units(map_: Standardiser | None) -> dict[str, Any] | None:
+        return None if map_ is None else {k: getattr(map_, k).tolist() for k in ("loc", "scale")}
+
+    return {
+        "inputs": units(data.inputs),
+        "target": units(data.target),
+        "input_names": data.input_names,
+        "target_name": data.target_name,
+        "target_names": data.target_names,
+        "class_names": data.class_names,
+        "y_ndim": data.y.ndim,
+    }
+
+
+def _model(program: Program, train: Dataset) -> dict[str, Any]:
+    """What tells one model from another: words, sites, and its densities at one fixed point.
+
+    The point is one of the weights and of all trainable parameters, so it does not depend on the
+    fit: log prior, log likelihood and f of the first two training rows.
+    """
+    z = _steps(program.num_latents).sin().to(program.initial)
+    params = {
+        name: _steps(value.numel()).cos().to(value).reshape(value.shape)
+        if value.requires_grad
+        else value
+        for name, value in program.params.items()
+    }
+    rows = program.batch(train.x[:2], train.y[:2])
+    with torch.no_grad():
+        values = (
+            program.log_prior(z, rows.x, params).reshape(1),
+            program.log_likelihood(z, rows, params),
+            program.function(z, rows.x, params).flatten(),
+        )
+    return {
+        "description": describe(program.model),
+        "sites": [[site.name, list(site.shape)] for site in program.sites],
+        "fingerprint": torch.cat(values).double().cpu().tolist(),
+    }
+
+
+def _steps(count: int) -> Tensor:
+    return torch.arange(1, count + 1, dtype=torch.float64)
+
+
+def _digest(values: Tensor) -> str:
+    """SHA-256 of point estimates: whether two posteriors hold the same, without storing them."""
+    array = np.ascontiguousarray(values.detach().double().cpu().numpy())
+    return hashlib.sha256(f"{array.shape}".encode() + array.tobytes()).hexdigest()

@@ -1,0 +1,789 @@
+"""The posterior of a model: draws, predictions, densities; the same object whatever made it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bnn.data import Dataset
+from pyro_bnn.data.arrays import ArrayLike, cast, column_order, in_order, listed, to_tensor
+from pyro_bnn.data.labels import check_same_classes
+from pyro_bnn.errors import DataError, OptionError, OutputError, ShapeError, SiteError
+from pyro_bnn.guides import Guide
+from pyro_bnn.guides.guide import ELBO
+from pyro_bnn.memory import GIB
+from pyro_bnn.posterior import storage
+from pyro_bnn.posterior.cache import MOST_BYTES, Remembered
+from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
+from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
+from pyro_bnn.predictive.predict import log_likelihoods, predict
+from pyro_bnn.predictive.prediction import Names, Prediction, require_finite
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Params
+
+__all__ = [
+    "NUM_SAMPLES",
+    "DrawsPosterior",
+    "GuidePosterior",
+    "Posterior",
+    "Provenance",
+    "chosen_draws",
+]
+
+NUM_SAMPLES = 1_000  # draws by default
+DRAWS_OF_UNKNOWN_GUIDES = 1_000  # that a file holds of a guide of no class of this package
+
+Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+
+class Posterior(ABC):
+    """Draws, predictions and log densities of one fit or one sampling run.
+
+    ``num_samples`` is always the total over chains, and one seed gives the same draws in every
+    method. Where draws are stored, each is used at most once. By default it is 1,000, or all
+    stored draws where there are fewer.
+
+    Args:
+        program: The model as tensor functions.
+        provenance: How the posterior came about.
+
+    Attributes:
+        params: Values of the model's point-estimated parameters, by name, unconstrained; of
+            those in ``program.member_params`` each draw has its own, and the value here is unused.
+        chunks: What was learned of the program's functions, for the next call.
+    """
+
+    def __init__(self, program: Program, provenance: Provenance) -> None:
+        self.program = program
+        self.provenance = provenance
+        self.params = {name: value.detach() for name, value in program.params.items()}
+        self.chunks = Chunks(program)
+        self._remembered = Remembered()
+
+    # What is known of it
+
+    @property
+    def model(self) -> Model:
+        """The Pyro model."""
+        return self.program.model
+
+    @property
+    def method(self) -> str:
+        """Name of the guide or sampler."""
+        return self.provenance.method
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+        return self.provenance.engine
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the engine."""
+        return self.provenance.options
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.provenance.seed
+
+    @property
+    def wall_time(self) -> float:
+        """Duration of the run in seconds."""
+        return self.provenance.wall_time
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of the run; None where it is not known."""
+        return self.provenance.threads
+
+    @property
+    def processes(self) -> int:
+        """Processes that shared the machine with that of the run, itself included."""
+        return self.provenance.processes
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the run fitted."""
+        return self.provenance.num_parameters
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers."""
+        return self.provenance.losses
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains C; 1 for an approximation."""
+        return 1
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Number of stored draws over all chains; None where draws are made on demand."""
+        return None
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number K of the functions that all draws are of; None where each draw is its own.
+
+        Predictions are those of the K functions, each computed once, and exact in their weights,
+        which are equal, where the number of draws is a multiple of K.
+        """
+        return None
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the approximation has a density q(z)."""
+        return False
+
+    @property
+    def elbo_kind(self) -> str:
+        """``"exact"``, ``"bound"``, ``"monte_carlo"``, or ``"none"`` where there is no ELBO."""
+        return "none"
+
+    @property
+    def sample_stats(self) -> dict[str, NDArray[Any]]:
+        """Sampler statistics of each draw ``[C, S]``, named as ArviZ names them."""
+        return {}
+
+    @property
+    def objective(self) -> str:
+        """Name of what ``losses`` are the negative of; ``"ELBO"`` where it is that bound."""
+        return ELBO
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether predictions have a mean and sd; quantiles they always have."""
+        return True
+
+    @abstractmethod
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """At most ``num_samples`` draws ``[Q]``, as many of each chain, made a few at a time.
+
+        A draw is z ``[P]``, followed by values of its own of the parameters
+        ``program.member_params``, if there are such.
+        """
+
+    def unconstrained(
+        self, num_samples: int | None = None, seed: int = 0, *, group_by_chain: bool = False
+    ) -> Float[Tensor, "*C S P"]:
+        """Draws of the flat unconstrained vector z: ``[S, P]``, or ``[C, S/C, P]`` by chain.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        z = self.draws(num_samples, seed, group_by_chain=group_by_chain)
+        return z[..., : self.program.num_latents]
+
+    def draws(
+        self, num_samples: int | None = None, seed: int = 0, *, group_by_chain: bool = False
+    ) -> Float[Tensor, "*C S Q"]:
+        """Draws as the functions of the program take them.
+
+        These are the draws of :meth:`unconstrained`, each followed by its own values of the
+        parameters ``program.member_params``, such as the biases of a mixture's component.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        z = self.in_blocks(self.count(num_samples), seed).together()
+        return z if group_by_chain else z.flatten(0, 1)
+
+    def count(self, num_samples: int | None) -> int:
+        """The number of draws asked for; for None 1,000, or all stored draws where fewer.
+
+        Draws of K atoms are by default as many of each: K times a whole number, at most 1,000.
+
+        Raises:
+            OptionError: If ``num_samples`` is not a positive integer.
+        """
+        if num_samples is None:
+            if self.num_stored_draws is not None:
+                return min(NUM_SAMPLES, self.num_stored_draws)
+            atoms = self.num_atoms or 1
+            return max(NUM_SAMPLES - NUM_SAMPLES % atoms, atoms)
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
+            raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
+        return num_samples
+
+    # Draws
+
+    def sample(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        """Draws of every site.
+
+        The result works as ``posterior_samples`` of ``pyro.infer.Predictive``.
+
+        Args:
+            num_samples: Number of draws S, the total over chains. Where draws are stored, at most
+                as many as there are.
+            seed: One seed gives the same draws in every method.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *event]``, or ``[C, S/C, *event]`` by chain.
+        """
+        return self.program.constrain(
+            self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
+        )
+
+    def hyperparameters(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
+        """Draws of the sites that are no weights: constrained ones, as scales, and single numbers.
+
+        Args:
+            num_samples: Number of draws S, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *event]``, or ``[C, S/C, *event]`` by chain.
+        """
+        sites = [site for site in self.program.sites if not (site.is_real and site.shape)]
+        draws = self.in_blocks(self.count(num_samples), seed)
+        # a copy of each block: a view would keep all of z
+        blocks = [{site.name: site.value(z).clone() for site in sites} for z in draws.blocks()]
+        values = {site.name: torch.cat([block[site.name] for block in blocks]) for site in sites}
+        if not group_by_chain:
+            return values
+        return {name: v.unflatten(0, (draws.num_chains, -1)) for name, v in values.items()}
+
+    def function_draws(
+        self,
+        x: ArrayLike,
+        num_samples: int | None = None,
+        seed: int = 0,
+        group_by_chain: bool = False,
+        *,
+        memory: int = GIB,
+        disk: bool = False,
+    ) -> Float[Tensor, "*C S N F"]:
+        """Draws of the network output f at x ``[N, I]``: ``[S, N, F]``, or ``[C, S/C, N, F]``.
+
+        Args:
+            x: Inputs in the model's units; columns as in :meth:`predict`.
+            num_samples: Number of draws, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+            memory: Bound in bytes on the result, the draws of weights and intermediate results.
+            disk: Whether a result beyond the bound is written to a file without a name in the
+                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
+
+        Raises:
+            OptionError: If the result exceeds the bound; names the num_samples that fits.
+            OutputError: If the disk has no room.
+        """
+        draws = self.in_blocks(self.count(num_samples), seed)
+
+        def function(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+            return (self.program.function(z, rows[0], params),)
+
+        (f,) = self.chunks.over(
+            "function", function, draws, (self._inputs(x),), self.params
+        ).together(memory, disk=disk)
+        return f.unflatten(0, (draws.num_chains, -1)) if group_by_chain else f
+
+    def predict(
+        self,
+        x: ArrayLike,
+        num_samples: int | None = None,
+        seed: int = 0,
+        raw: bool = False,
+        *,
+        memory: int = GIB,
+        disk: bool = False,
+    ) -> Prediction:
+        """Predictive distribution of y at new rows.
+
+        Draws of weights are made a few at a time and not kept, so that networks of any size are
+        predicted within the bound.
+
+        Args:
+            x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``. The
+                columns of a data frame are found by their names, those of the fit, in any order;
+                an array has them in the order of the fit.
+            num_samples: Number of draws S, the total over chains.
+            seed: Seed of the draws, of weights and of y.
+            raw: Whether x and the prediction are in the user's units, densities included.
+            memory: Bound in bytes on what the prediction keeps and on the draws of weights and
+                intermediate results while it is made. Where what the draws predict exceeds it,
+                the prediction has moments, quantiles and densities, and no draws.
+            disk: Whether it has draws there too, in files without a name in the folder for
+                temporary files (``TMPDIR``), mapped from there, on the CPU.
+
+        Raises:
+            DataError: If a data frame has other columns than the fit; names both lists.
+            OptionError: If a single draw exceeds the bound.
+            OutputError: If the disk has no room.
+        """
+        rows = self._rows(x)
+        if raw and self.provenance.inputs is not None:
+            rows = self.provenance.inputs.transform(rows)
+        return predict(
+            self.program,
+            self.params,
+            self.in_blocks(self.count(num_samples), seed),
+            self._inputs(rows),
+            seed=seed,
+            memory=memory,
+            has_moments=self.has_moments,
+            target=self.provenance.target if raw else None,
+            chunks=self.chunks,
+            disk=disk,
+            names=Names(
+                targets=self.provenance.target_names,
+                classes=self.provenance.class_names,
+                rows=getattr(x, "index", None) if hasattr(x, "columns") else None,
+            ),
+        )
+
+    # Densities
+
+    def log_likelihood(
+        self,
+        data: Data,
+        num_samples: int | None = None,
+        seed: int = 0,
+        group_by_chain: bool = False,
+        *,
+        memory: int = GIB,
+        disk: bool = True,
+    ) -> Float[Tensor, "*C S N"]:
+        """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units.
+
+        Args:
+            data: Rows in the model's units; columns as in :meth:`predict`, but those of a
+                ``Dataset`` in the order of the fit.
+            num_samples: Number of draws, the total over chains.
+            seed: Seed of the draws.
+            group_by_chain: Whether to keep chains apart.
+            memory: Bound in bytes on the result, the draws of weights and intermediate results.
+            disk: Whether a result beyond the bound is written to a file without a name in the
+                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
+
+        Raises:
+            DataError: If the columns have names, and these are not those of the fit.
+            OptionError: If a single draw exceeds the bound, or without ``disk`` the result; names
+                the num_samples that fits.
+            OutputError: If the disk has no room.
+        """
+        run = self._log_likelihoods(data, num_samples, seed)
+        if run.excess(memory, run.stored) is None:
+            values = self._remembered.get(
+                (*run.rows, *self._state()),
+                (len(run.draws), seed, memory),
+                len(run.draws) * run.stored,
+                lambda: run.together(memory)[0],
+            )
+        else:
+            (values,) = run.together(memory, disk=disk)
+        return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
+
+    def log_joint(
+        self, data: Data, num_samples: int | None = None, seed: int = 0
+    ) -> Float[Tensor, " S"]:
+        """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
+        run = self._log_likelihoods(data, num_samples, seed)
+        if len(run.draws) * run.stored <= MOST_BYTES:
+            rows = self.log_likelihood(data, num_samples, seed)  # which others ask for too
+            likelihood = rows.sum(-1, dtype=torch.float64)
+        else:
+            likelihood = self._summed(run)
+
+        def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+            return (self.program.log_prior(z, rows[0], params),)
+
+        row = (run.rows[0][:1],)  # of which the prior takes the shape alone
+        (prior,) = self.chunks.over("log prior", log_prior, run.draws, row, self.params).together(
+            GIB
+        )
+        return likelihood.to(prior.dtype) + prior
+
+    def _summed(self, run: Pass) -> Float[Tensor, " S"]:
+        """The sum over rows ``[N]`` of log likelihoods, of which a few are held at once."""
+        # Made before the blocks: small results left among what they free would split the heap
+        likelihood = torch.zeros(
+            len(run.draws), dtype=torch.float64, device=self.program.initial.device
+        )
+        for some in run.by_rows(GIB):
+            start = 0
+            for (values,) in some.parts(GIB):
+                likelihood[start : start + len(values)] += values.sum(-1)
+                start += len(values)
+        return likelihood
+
+    def _state(self) -> tuple[Tensor, ...]:
+        """The tensors that its draws and densities follow from."""
+        return tuple(self.params.values())
+
+    def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
+        x, y = self.pair(data)
+        draws = self.in_blocks(self.count(num_samples), seed)
+        batch = self.program.batch(self._inputs(x), y)
+        return log_likelihoods(self.chunks, draws, batch, self.params)
+
+    def densities(
+        self, data: Data, num_samples: int | None = None, seed: int = 0
+    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """Log p(y, z_s | x) and log q(z_s), each ``[S]``, in the same coordinates.
+
+        Raises:
+            SiteError: If the posterior has no density q.
+        """
+        return self.log_joint(data, num_samples, seed), self.log_q(num_samples, seed)
+
+    def elbo(
+        self, data: Data, num_samples: int | None = None, seed: int = 0
+    ) -> tuple[float, float]:
+        """ELBO on ``data`` in nats and its Monte Carlo standard error.
+
+        It is the mean of log p(y, z | x) - log q(z) over draws of q, in the model's units.
+
+        Raises:
+            OptionError: If ``num_samples`` is 1, which has no standard error.
+            SiteError: If the posterior has no ELBO: no density q, or a prior without density.
+        """
+        if self.count(num_samples) < 2:
+            raise OptionError("the standard error of the ELBO needs num_samples of at least 2")
+        if improper := sorted(self.program.latents.improper):
+            raise SiteError(
+                f"there is no ELBO under the flat prior of {', '.join(improper)}, which has no "
+                "density"
+            )
+        log_p, log_q = self.densities(data, num_samples, seed)
+        weights = (log_p - log_q).double()
+        return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
+
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` of the approximation at its draws, unconstrained.
+
+        Raises:
+            SiteError: If the posterior has no density q.
+        """
+        raise SiteError(
+            f"{self.method} has no density q(z): {self.count(num_samples)} draws of seed {seed} "
+            "have no log_q"
+        )
+
+    # Export
+
+    def to_arviz(
+        self,
+        train: Dataset,
+        test: Dataset | None = None,
+        num_samples: int | None = None,
+        include_weights: bool = False,
+        *,
+        seed: int = 0,
+        memory: int = GIB,
+    ) -> DataTree:
+        """The posterior as an ArviZ ``DataTree``.
+
+        Groups: ``posterior`` (hyper-parameters, the norm of each weight tensor, f at up to eight
+        rows), ``posterior_predictive``, ``log_likelihood``, ``log_prior`` (a density a site),
+        ``observed_data``, ``constant_data``;
+        with ``test`` also ``predictions``, ``predictions_constant_data``, ``test_data``,
+        ``log_likelihood_predictions``; ``sample_stats`` (for an approximation ``log_p`` and
+        ``log_q``), ``optimization``, ``prior``, ``prior_predictive``. Beside y and f,
+        ``predictions`` has the mean and variance of y, or the class probabilities, given each draw;
+        with these ``pyro_bnn.report.compare_files`` makes the report from saved trees alone.
+        Under a flat prior there is no group of the prior.
+
+        Inputs, classes and several targets have their names as coordinates where they are known. x
+        and y are in the model's units, which their attributes name.
+
+        The draws of an approximation (where ``sample_stats`` has ``log_q``) are not those of the
+        posterior, so ``arviz.loo`` and ``arviz.compare`` of the tree score neither: use
+        ``arviz.loo_approximate_posterior``, or :func:`pyro_bnn.arviz_io.loo_approximate`, which
+        refuses an approximation that is too far away.
+
+        Args:
+            train: Training rows.
+            test: Held-out rows.
+            num_samples: Number of draws, the total over chains.
+            include_weights: Whether all weights are stored too.
+            seed: Seed of the draws.
+            memory: Bound in bytes on the draws of one array over rows. Arrays beyond it are in
+                files without a name in the folder for temporary files (``TMPDIR``), and read from
+                there; :func:`pyro_bnn.arviz_io.save_netcdf` copies them a part at a time.
+
+        Raises:
+            DataError: If the columns have names, and these are not those of the fit.
+            OutputError: If the disk has no room.
+        """
+        from pyro_bnn.arviz_io.tree import datatree
+        from pyro_bnn.posterior.arviz_groups import arviz_groups, with_units
+
+        for rows in (train, test):
+            if rows is not None:
+                self.check_names(rows)
+        groups, dims, coords, attrs = arviz_groups(
+            self,
+            train,
+            test,
+            num_samples=self.count(num_samples),
+            include_weights=include_weights,
+            seed=seed,
+            memory=memory,
+        )
+        return with_units(datatree(groups, dims=dims, coords=coords, attrs=attrs), train)
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior to one file that :meth:`load` reads; the model is not in it.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        storage.save(Path(path), self.program, self.params, self.provenance, self._contents())
+
+    def _contents(self) -> dict[str, Any]:
+        """What its file holds beside its model: draws, unless a subclass has more to keep.
+
+        Raises:
+            OutputError: If draws are not all of it.
+        """
+        if self.program.member_params:
+            raise OutputError(
+                f"cannot save a {self.method}, whose class is not of this package and whose draws "
+                f"have values of their own of {', '.join(self.program.member_params)}"
+            )
+        count = self.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
+        z = self.unconstrained(count, group_by_chain=True)
+        log_q = self.log_q(count) if self.has_log_prob else None
+        return storage.draws_contents(z, log_q, self.sample_stats)
+
+    @staticmethod
+    def load(path: str | Path, model: Model) -> Posterior:
+        """Read a posterior written by :meth:`save`.
+
+        Args:
+            path: The file.
+            model: The Pyro model, built as it was for the fit, buffers included: they are compared
+                and not restored.
+
+        Raises:
+            FileFormatError: If the file is missing, truncated, foreign or newer.
+            SiteError: If the model differs from the one that was saved: in its sites, buffers,
+                prior, network or likelihood.
+        """
+        program, provenance, guide, z, stats, log_q = storage.load(Path(path), model)
+        if guide is not None:
+            return GuidePosterior(program, guide, provenance)
+        return DrawsPosterior(program, z, provenance, sample_stats=stats, log_q=log_q)
+
+    def _rows(self, x: ArrayLike) -> Tensor:
+        """Inputs as a tensor, the columns of a data frame in the order of the fit."""
+        return to_tensor(in_order(x, self.provenance.input_names, "x"), "x")
+
+    def pair(self, data: Data) -> tuple[Tensor, Tensor]:
+        """X and y of rows of data, their columns in the order of the fit.
+
+        Raises:
+            DataError: If data are of another kind, or the columns have names, and these are not
+                those of the fit.
+        """
+        if isinstance(data, Dataset):
+            self.check_names(data)
+            return data.x, data.y
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise DataError(
+                f"data is a pyro_bnn.data.Dataset or a pair (x, y), not {type(data).__name__}; of "
+                "a Split pass split.train or split.test"
+            )
+        names = Names(self.provenance.target_names, self.provenance.class_names)
+        return self._rows(data[0]), names.observed(data[1])
+
+    def check_names(self, data: Dataset) -> None:
+        """Check that columns and classes which have names are those of the fit, in its order.
+
+        Raises:
+            DataError: If they are not.
+        """
+        check_same_classes(data.class_names, self.provenance.class_names, "these rows")
+        given, known = data.input_names, self.provenance.input_names
+        if column_order(given, known, "x") is not None:
+            raise DataError(
+                f"x has the columns of the fit, {listed(known or ())}, in another order, "
+                f"{listed(given or ())}: make the Dataset of a frame with the order of the fit"
+            )
+
+    def _inputs(self, x: ArrayLike) -> Tensor:
+        rows = self._rows(x)
+        if rows.ndim < 1 or not len(rows):
+            raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
+        require_finite(rows)
+        if self.program.x_dtype.is_floating_point:
+            rows = cast(rows, self.program.x_dtype, "x")
+        return self.program.inputs(rows)
+
+    def __repr__(self) -> str:
+        stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""
+        what = f"{self.method} by {self.engine}, P={self.program.num_latents}{stored}"
+        return f"{type(self).__name__}({what})"
+
+
+class GuidePosterior(Posterior):
+    """A trained guide: draws are made on demand.
+
+    Args:
+        program: The model as tensor functions.
+        guide: The trained guide.
+        provenance: How it came about.
+    """
+
+    def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
+        super().__init__(program, provenance)
+        self.guide = guide
+        program.prepare(guide)
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number of the guide's ``atoms``, if it has such."""
+        atoms = self.guide.atoms()
+        return None if atoms is None else len(atoms)
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the guide has a density."""
+        return self.guide.has_log_prob
+
+    @property
+    def elbo_kind(self) -> str:
+        """The guide's ``kl_kind``; ``"none"`` under a flat prior."""
+        return "none" if self.program.latents.improper else self.guide.kl_kind
+
+    @property
+    def objective(self) -> str:
+        """The guide's ``objective``."""
+        return self.guide.objective
+
+    @property
+    def has_moments(self) -> bool:
+        """The guide's ``has_moments``."""
+        return self.guide.has_moments
+
+    def _contents(self) -> dict[str, Any]:
+        known = storage.is_known(self.guide)
+        return storage.guide_contents(self.guide) if known else super()._contents()
+
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """Draws of the guide; see the base class."""
+        atoms = self.guide.atoms()
+        if atoms is not None:
+            return draws_of_atoms(atoms.detach(), num_samples, seed)
+
+        def blocks() -> Iterator[Tensor]:
+            return self.guide.in_blocks(self._draws, num_samples, seed)
+
+        return Draws(blocks, num_samples)
+
+    def _state(self) -> tuple[Tensor, ...]:
+        return (*super()._state(), *(value.detach() for value in self.guide.parameters()))
+
+    def _draws(self, noise: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.guide.draws(noise).detach()
+
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
+        if not self.has_log_prob:
+            return super().log_q(num_samples, seed)
+        with torch.no_grad():
+            blocks = self.guide.in_blocks(self.guide.log_q, self.count(num_samples), seed)
+            return torch.cat(list(blocks))
+
+
+class DrawsPosterior(Posterior):
+    """Stored draws, from a sampler or from a guide of stock Pyro.
+
+    Args:
+        program: The model as tensor functions.
+        z: Draws ``[C, S, P]`` of C chains; may be a map of a file, which is read a few at a time.
+        provenance: How they came about.
+        sample_stats: Sampler statistics of each draw ``[C, S]``.
+        log_q: log q ``[C, S]`` of each draw, where the draws come from an approximation.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        z: Float[Tensor, "C S P"],
+        provenance: Provenance,
+        *,
+        sample_stats: Mapping[str, NDArray[Any]] | None = None,
+        log_q: Float[Tensor, "C S"] | None = None,
+    ) -> None:
+        super().__init__(program, provenance)
+        if z.ndim != 3 or z.shape[-1] != program.num_latents:
+            raise ShapeError(
+                f"stored draws have shape {tuple(z.shape)}, expected [C, S, {program.num_latents}]"
+            )
+        self._z, self._stored_log_q = z, log_q
+        self._sample_stats = dict(sample_stats or {})
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains C."""
+        return self._z.shape[0]
+
+    @property
+    def num_stored_draws(self) -> int:
+        """Number of stored draws over all chains."""
+        return self._z.shape[0] * self._z.shape[1]
+
+    @property
+    def stored(self) -> Float[Tensor, "C S P"]:
+        """All stored draws, the very tensor: to be read alone, and not all of a file at once."""
+        return self._z
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether log q of each draw is stored."""
+        return self._stored_log_q is not None
+
+    @property
+    def elbo_kind(self) -> str:
+        """``"monte_carlo"`` where log q is stored and no prior is flat, else ``"none"``."""
+        has_elbo = self.has_log_prob and not self.program.latents.improper
+        return "monte_carlo" if has_elbo else "none"
+
+    @property
+    def sample_stats(self) -> dict[str, NDArray[Any]]:
+        """Sampler statistics of each stored draw ``[C, S]``."""
+        return self._sample_stats
+
+    def _state(self) -> tuple[Tensor, ...]:
+        return (*super()._state(), self._z)
+
+    def _contents(self) -> dict[str, Any]:
+        return storage.draws_contents(self._z, self._stored_log_q, self._sample_stats)
+
+    def chosen(self, num_samples: int, seed: int) -> Tensor:
+        """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
+        return chosen_draws(self._z.shape[0], self._z.shape[1], num_samples, seed)
+
+    def in_blocks(self, num_samples: int, seed: int) -> Draws:
+        """Stored draws; see the base class."""
+        chosen = self.chosen(num_samples, seed)
+        return stored_draws(self._z, chosen, like=self.program.initial)
+
+    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
+        if self._stored_log_q is None:
+            return super().log_q(num_samples, seed)
+        return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()

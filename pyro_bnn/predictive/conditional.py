@@ -1,0 +1,201 @@
+"""The distribution of y given each of many draws, as tensors that are taken apart again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Num
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+from torch.distributions import Distribution as TorchDistribution
+
+from pyro_bnn.data import Standardiser
+from pyro_bnn.files.pages import let_go
+from pyro_bnn.memory import WORKING_SET
+from pyro_bnn.predictive.collected import together
+from pyro_bnn.program.distributions import base_distribution, distribution_tensors, with_tensors
+from pyro_bnn.program.random_state import isolated
+
+T = TypeVar("T")
+BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
+COPIES = 8  # of the values of y, that its moments and densities take at most
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """The distribution of y at N rows given each of S draws.
+
+    Attributes:
+        fn: The distribution ``[N]`` at one draw.
+        tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
+        units: Carries y to the user's units; None leaves it in the model's.
+        has_moments: Whether the mixture over draws has a mean; without, means are NaN.
+        disk: Whether its tensors are of files, and what is made of them is to be too.
+    """
+
+    fn: Distribution
+    tensors: Sequence[Tensor]
+    units: Standardiser | None
+    has_moments: bool
+    disk: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    @property
+    def one(self) -> Conditional:
+        """The same at the one draw of ``fn``."""
+        tensors = [value.unsqueeze(0) for value in distribution_tensors(self.fn)]
+        return Conditional(self.fn, tensors, self.units, self.has_moments)
+
+    def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:
+        """The distribution ``[s, N]`` at some draws; with ``size``, the last one fills up."""
+        values = [value[start:stop] for value in self.tensors]
+        if self.disk:
+            values = [value.to(self._device) for value in values]
+        count = len(values[0])
+        if size is not None and size > count:
+            values = [
+                torch.cat([value, value[-1:].expand(size - count, *value.shape[1:])])
+                for value in values
+            ]
+            count = size
+        return with_tensors(self.fn, values, count)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether y is a number, with means and variances, and no class; 0 and 1 of several are."""
+        base = base_distribution(self.fn)
+        is_one_of_two = isinstance(base, dist.Bernoulli) and not self.fn.event_shape
+        return not (isinstance(base, dist.Categorical) or is_one_of_two)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether y is a count or a class."""
+        return bool(base_distribution(self.fn).support.is_discrete)
+
+    @property
+    def _device(self) -> torch.device:
+        return distribution_tensors(self.fn)[0].device
+
+    def whole(self, make: Callable[[Conditional], Tensor]) -> Tensor:
+        """What is made ``[S, ...]`` of this distribution, in a file if its tensors are."""
+        like = make(self._draws(0, 1))
+        held = {value.untyped_storage().data_ptr() for value in self.tensors}
+        if not self.disk or like.untyped_storage().data_ptr() in held:  # a view costs nothing
+            return make(self)
+        size = max(1, WORKING_SET // (COPIES * like.nbytes))
+        starts = range(0, len(self), size)
+        parts = ((make(self._draws(start, start + size)),) for start in starts)
+        return together(self._letting_go(parts), len(self), disk=True)[0]
+
+    def _draws(self, start: int, stop: int) -> Conditional:
+        """The distribution at some draws, read from the files."""
+        return replace(self, tensors=[value[start:stop] for value in self.tensors])
+
+    def _letting_go(self, parts: Iterable[T]) -> Iterator[T]:
+        """The parts, none of which leaves pages of the files in memory."""
+        for part in parts:
+            yield part
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for value in self.tensors if self.disk else ():
+            let_go(value.numpy())
+
+    def means(self) -> Float[Tensor, "S N O"]:
+        """Mean of y given each draw."""
+        y = self.of(0, len(self))
+        means: Tensor = y.mean if len(y.event_shape) else y.mean.unsqueeze(-1)
+        if self.units is not None:
+            means = self.units.inverse(means)
+        return means if self.has_moments else torch.full_like(means, torch.nan)
+
+    def variances(self) -> Float[Tensor, "S N O"]:
+        """Variance of y given each draw, NaN where it does not exist."""
+        y = self.of(0, len(self))
+        variances: Tensor = y.variance if len(y.event_shape) else y.variance.unsqueeze(-1)
+        variances = torch.where(variances.isfinite(), variances, torch.nan)
+        if self.units is None:
+            return variances
+        dtype = torch.promote_types(variances.dtype, self.units.scale.dtype)
+        return variances.to(dtype) * self.units.scale**2
+
+    def class_probs(self) -> Float[Tensor, "S N C"]:
+        """Class probabilities given each draw."""
+        base = base_distribution(self.of(0, len(self)))
+        if isinstance(base, dist.Categorical):
+            return base.probs
+        p = base.probs.unsqueeze(-1)
+        return torch.cat([1 - p, p], -1)
+
+    def sample(self, seed: int) -> Num[Tensor, "S N O"]:
+        """One y from each draw; the first of them for a larger S."""
+        num_rows = self.fn.batch_shape.numel()
+        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // num_rows))
+
+        def blocks() -> Iterator[tuple[Tensor]]:
+            for start in range(0, len(self), size):
+                y = self.of(start, start + size, size=size)  # whole: the stream of y is that of S
+                draws = y.sample()[: len(self) - start]
+                yield (self._columns(draws),)
+
+        with torch.no_grad(), isolated(seed):
+            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
+
+    def log_prob(self, y: Tensor) -> Iterator[Float[Tensor, "s N"]]:
+        """Log densities of y in the model's units, chunk by chunk."""
+        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
+        for start in range(0, len(self), size):
+            with torch.no_grad():
+                values = self.of(start, start + size).log_prob(y)
+            yield values
+            self._let_go()
+
+    @property
+    def has_target_densities(self) -> bool:
+        """Whether the numbers of y are independent given a draw, each with a density."""
+        return self.is_number and not base_distribution(self.fn).event_shape
+
+    def target_log_prob(self, y: Tensor) -> Float[Tensor, "S N O"]:
+        """Log densities of each number of y ``[N, O]`` in the model's units."""
+        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
+
+        def blocks() -> Iterator[tuple[Tensor]]:
+            for start in range(0, len(self), size):
+                fn = base_distribution(self.of(start, start + size))
+                yield (fn.log_prob(y).reshape(-1, *y.reshape(len(y), -1).shape),)
+
+        with torch.no_grad():
+            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
+
+    def _columns(self, draws: Tensor) -> Tensor:
+        """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
+        columns = draws if len(self.fn.event_shape) else draws.unsqueeze(-1)
+        base = base_distribution(self.fn)
+        if isinstance(base, dist.Bernoulli) and not self.is_number:
+            return columns.long()
+        if self.units is None or isinstance(base, dist.Categorical):
+            return columns
+        return self.units.inverse(columns)
+
+
+def at_rows(fn: Distribution, num_rows: int) -> Distribution:
+    """A distribution as it is at more rows N, whose tensors are to be given: it has its own."""
+    few = fn.batch_shape[0]
+
+    def resized(value: TorchDistribution) -> TorchDistribution:
+        made = copy.copy(value)
+        for name, item in vars(value).items():
+            if isinstance(item, TorchDistribution):
+                made.__dict__[name] = resized(item)
+        if value.batch_shape[:1] == (few,):
+            made._batch_shape = torch.Size([num_rows, *value.batch_shape[1:]])
+        return made
+
+    return cast(Distribution, resized(fn))

@@ -1,0 +1,503 @@
+r"""Posterior predictive, :math:`p(y \mid x, D) \approx \tfrac1S \sum_s p(y \mid x, z_s)`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
+from pyro_bnn.data.labels import coded
+from pyro_bnn.errors import BNNWarning, DataError, OptionError
+from pyro_bnn.files.pages import is_mapped, let_go
+from pyro_bnn.memory import WORKING_SET
+from pyro_bnn.predictive.moments import RunningLogMean, RunningMoments, entropy
+
+DRAWS_READ = 64  # at once, of the rows of a file
+
+PREDICTED = "predicted"  # how the columns of predictions begin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
+
+
+class Names(NamedTuple):
+    """What a table of predictions calls its rows and columns.
+
+    Attributes:
+        targets: The O names of several targets; None for ``y0, y1, ...``, or one target.
+        classes: The C names of the classes; None for ``0, 1, ...``.
+        rows: Index of the N rows, of pandas; None for 0 .. N-1.
+    """
+
+    targets: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    rows: Any = None
+
+    def observed(self, y: ArrayLike) -> Tensor:
+        """Observations as a tensor: columns and classes are found by their names.
+
+        Raises:
+            DataError: If y has other columns or classes, or holds no real numbers.
+        """
+        y = in_order(y, self.targets, "y")
+        if self.classes is not None:
+            y, _ = coded(y, self.classes)
+        return to_tensor(y, "y")
+
+
+class Prediction:
+    """The predictive distribution of y at N rows, as a mixture over S draws of the posterior.
+
+    Args:
+        draws: One draw of y from each draw of the posterior, ``[S, N, O]``; class labels
+            ``[S, N, 1]``. This and the others may be a function that gives the tensor, which is
+            called when it is first read.
+        function_draws: Network output f ``[S, N, F]``, in the model's units.
+        means: Mean of y given each draw ``[S, N, O]``, in the units of y; None for classes.
+        variances: Variance of y given each draw ``[S, N, O]``; None for classes.
+        class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
+        _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
+        is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
+        _target_log_likelihood: Log densities ``[S, N, O]`` of each target alone; None where they
+            are not independent given a draw.
+        names: What :meth:`to_frame` calls its rows and columns.
+    """
+
+    def __init__(
+        self,
+        draws: Tensor | Callable[[], Tensor],
+        function_draws: Tensor | Callable[[], Tensor],
+        means: Tensor | Callable[[], Tensor] | None,
+        variances: Tensor | Callable[[], Tensor] | None,
+        class_probs: Tensor | Callable[[], Tensor] | None,
+        _log_likelihood: LogLikelihood,
+        *,
+        is_discrete: bool = False,
+        _target_log_likelihood: Callable[[Tensor], Tensor] | None = None,
+        names: Names | None = None,
+    ) -> None:
+        self._is_discrete = is_discrete
+        self._names = Names() if names is None else names
+        self._stored: dict[str, Any] = {
+            "draws": draws,
+            "function_draws": function_draws,
+            "means": means,
+            "variances": variances,
+            "class_probs": class_probs,
+        }
+        self._log_likelihood = _log_likelihood
+        self._target_log_likelihood = _target_log_likelihood
+
+    @property
+    def draws(self) -> Num[Tensor, "S N O"]:
+        """One draw of y from each draw of the posterior ``[S, N, O]``; classes ``[S, N, 1]``."""
+        return cast(Tensor, self._read("draws"))
+
+    @property
+    def function_draws(self) -> Float[Tensor, "S N F"]:
+        """Network output f ``[S, N, F]``, in the model's units."""
+        return cast(Tensor, self._read("function_draws"))
+
+    @property
+    def means(self) -> Float[Tensor, "S N O"] | None:
+        """Mean of y given each draw ``[S, N, O]``, in the units of y; None for classes."""
+        return self._read("means")
+
+    @property
+    def variances(self) -> Float[Tensor, "S N O"] | None:
+        """Variance of y given each draw ``[S, N, O]``; None for classes."""
+        return self._read("variances")
+
+    @property
+    def class_probs(self) -> Float[Tensor, "S N C"] | None:
+        """Class probabilities given each draw ``[S, N, C]``; None for numbers."""
+        return self._read("class_probs")
+
+    # Numbers
+
+    @property
+    def mean(self) -> Float[Tensor, "N O"]:
+        """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist."""
+        return _existing(self._mean_of("means"), "mean")
+
+    @property
+    def sd_epistemic(self) -> Float[Tensor, "N O"]:
+        """Sd over draws of the mean of y ``[N, O]``: what more data would remove."""
+        return self._variance_of_means().sqrt()
+
+    @property
+    def sd_aleatoric(self) -> Float[Tensor, "N O"]:
+        """Root of the mean over draws of the variance of y ``[N, O]``: noise."""
+        return self._mean_of("variances").sqrt()
+
+    @property
+    def sd(self) -> Float[Tensor, "N O"]:
+        """Predictive standard deviation ``[N, O]``: mean variance plus variance of means."""
+        return _existing((self._mean_of("variances") + self._variance_of_means()).sqrt(), "sd")
+
+    def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
+        """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
+
+        Between draws they are interpolated; that of a count is the smallest count which at least
+        this share of the draws does not exceed.
+
+        Raises:
+            OptionError: If a level is not between 0 and 1.
+            OutputError: If the draws exceed the memory bound and the disk has no room for them.
+        """
+        require_levels(q)
+        of = self.draws if self.draws.is_floating_point() else self.function_draws
+        levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
+        position = levels * (len(self.draws) - 1)
+        if self._is_discrete:
+            share = torch.as_tensor(q, dtype=torch.float64, device="cpu") * len(self.draws)
+            position = (share.ceil() - 1).clamp(min=0).to(position)
+        low = position.floor().long()
+        high = (low + 1).clamp(max=len(self.draws) - 1)
+        weight = (position - low).reshape((*levels.shape, 1, 1))
+        # Made before the blocks: small results left among what they free would split the heap
+        found = levels.new_empty((*levels.shape, *self.draws.shape[1:]))
+        start = 0
+        for rows in _row_blocks(self.draws, always=True):  # as sorting takes copies
+            draws = _sorted(rows.to(levels.dtype))  # [S, n, O]
+            between = draws[low] * (1 - weight) + draws[high] * weight
+            places = found.narrow(-2, start, rows.shape[1])
+            places.copy_(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
+            start += rows.shape[1]
+        return found
+
+    # Classes
+
+    @property
+    def probs(self) -> Float[Tensor, "N C"]:
+        """Predictive class probabilities ``[N, C]``: the mean over draws."""
+        return self._mean_of("class_probs")
+
+    @property
+    def entropy(self) -> Float[Tensor, " N"]:
+        """Entropy of the predictive class probabilities ``[N]``, nats: total uncertainty."""
+        return entropy(self.probs)
+
+    @property
+    def mutual_information(self) -> Float[Tensor, " N"]:
+        """Entropy minus its expectation over draws ``[N]``, nats: epistemic uncertainty."""
+        return (self.entropy - self._expected_entropy()).clamp(min=0)
+
+    # Densities
+
+    def log_prob(self, y: ArrayLike) -> Float[Tensor, " N"]:
+        r"""Log of the mean density over draws ``[N]``.
+
+        .. math:: \log \tfrac1S \sum_s p(y_n \mid x_n, z_s)
+
+        Args:
+            y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction; the columns of a
+                data frame are found by the names of several targets, classes as text by theirs.
+
+        Raises:
+            DataError: If y holds no real numbers, or is a data frame of other targets, or text
+                that is no class of the fit.
+            ShapeError: If y does not have one row for each row of x.
+        """
+        found = self._log_likelihood(self._names.observed(y))
+        if isinstance(found, RunningLogMean):
+            return found.value
+        log_mean = RunningLogMean()
+        log_mean.add(found)
+        return log_mean.value
+
+    @property
+    def has_target_densities(self) -> bool:
+        """Whether each of several targets has a density of its own."""
+        return self._target_log_likelihood is not None
+
+    def target_log_likelihood(self, y: ArrayLike) -> Float[Tensor, "S N O"]:
+        """Log density of each target alone given each draw ``[S, N, O]``.
+
+        Args:
+            y: Observations ``[N, O]``, in the units of the prediction.
+
+        Raises:
+            OptionError: If targets are not independent given a draw, or y is a class.
+        """
+        if self._target_log_likelihood is None:
+            raise OptionError(
+                "the likelihood has no density of each target alone: read log_prob(y) of all"
+            )
+        return self._target_log_likelihood(self._names.observed(y))
+
+    def target_log_prob(self, y: ArrayLike) -> Float[Tensor, "N O"]:
+        r"""Log of the mean density over draws of each target alone ``[N, O]``.
+
+        .. math:: \log \tfrac1S \sum_s p(y_{no} \mid x_n, z_s)
+
+        Targets are independent given a draw but not over draws: the sum over targets is not
+        ``log_prob(y)``.
+
+        Args:
+            y: Observations ``[N, O]``, in the units of the prediction.
+
+        Raises:
+            OptionError: As :meth:`target_log_likelihood`.
+        """
+        found = RunningLogMean()
+        found.add(self.target_log_likelihood(y))
+        return found.value
+
+    # Tables
+
+    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
+        """The table that ``pyro-bnn predict`` writes, a row for each row of x.
+
+        Numbers have ``predicted_mean``, ``_median``, ``_sd``, ``_low``, ``_high``,
+        ``_sd_epistemic`` and ``_sd_aleatoric``; of several targets these are
+        ``predicted_NAME_mean`` and so on. Classes have ``predicted_class``, ``predicted_p_NAME`` of
+        each, ``predicted_entropy`` and ``predicted_mutual_information``, nats. What the command
+        compares with the training rows is not among them. Units are those of the prediction; the
+        index is that of the data frame that was predicted.
+
+        Args:
+            level: Probability of the central interval from ``low`` to ``high``.
+
+        Raises:
+            OptionError: If the level is not between 0 and 1.
+            OutputError: As :meth:`quantile`.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(level), index=self._names.rows)
+
+    def columns(self, level: float) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns of :meth:`to_frame`, ``[N]`` each."""
+        require_level(level)
+        if self._stored["means"] is None:
+            return self._class_columns()
+        low, median, high = self.quantile([(1 - level) / 2, 0.5, (1 + level) / 2])
+        values = {
+            "mean": self.mean,
+            "median": median,
+            "sd": self.sd,
+            "low": low,
+            "high": high,
+            "sd_epistemic": self.sd_epistemic,
+            "sd_aleatoric": self.sd_aleatoric,
+        }
+        targets = self._names.targets
+        if targets is None and median.shape[1] > 1:
+            targets = tuple(f"y{o}" for o in range(median.shape[1]))
+        return {
+            f"{start}_{name}": _array(value[:, o])
+            for o, start in enumerate(column_starts(targets))
+            for name, value in values.items()
+        }
+
+    def _class_columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        probs = _array(self.probs).astype(float)  # [N, C]
+        names = self._names.classes or tuple(map(str, range(probs.shape[1])))
+        return {
+            f"{PREDICTED}_class": np.array(names)[probs.argmax(1)],
+            **{f"{PREDICTED}_p_{name}": probs[:, c] for c, name in enumerate(names)},
+            f"{PREDICTED}_entropy": _array(self.entropy),
+            f"{PREDICTED}_mutual_information": _array(self.mutual_information),
+        }
+
+    # What a mixture whose draws are not stored does otherwise
+
+    def _read(self, name: str) -> Tensor | None:
+        value = self._stored[name]
+        if callable(value):
+            value = value()
+            if name != "class_probs" or _is_of_file(value):
+                self._stored[name] = value  # probabilities are as large as the logits: not kept
+        return cast("Tensor | None", value)
+
+    def _mean_of(self, name: str) -> Tensor:
+        return torch.cat([rows.mean(0) for rows in _row_blocks(self._of_kind(name))])
+
+    def _variance_of_means(self) -> Tensor:
+        blocks = _row_blocks(self._of_kind("means"))
+        return torch.cat([rows.var(0, correction=0) for rows in blocks])
+
+    def _expected_entropy(self) -> Tensor:
+        blocks = _row_blocks(self._of_kind("class_probs"))
+        return torch.cat([entropy(rows).mean(0) for rows in blocks])
+
+    def _of_kind(self, name: str) -> Tensor:
+        value = self._read(name)
+        return require_kind(name) if value is None else value
+
+
+class StreamedPrediction(Prediction):
+    """A prediction whose draws exceed the memory bound: moments, quantiles, densities, no draws.
+
+    Args:
+        moments: By name, over ``means`` and ``variances``, or over ``class_probs`` and
+            ``entropies``.
+        refusal: Why the draws cannot be read, and what to do.
+        _log_likelihood: Log densities of observations, over all draws.
+        on_disk: Makes the same prediction with draws in files, from which quantiles are taken.
+        names: What its table calls its rows and columns.
+    """
+
+    def __init__(
+        self,
+        moments: dict[str, RunningMoments],
+        refusal: str,
+        _log_likelihood: LogLikelihood,
+        on_disk: Callable[[], Prediction],
+        names: Names | None = None,
+    ) -> None:
+        is_number = "means" in moments
+
+        def refuse() -> NoReturn:
+            raise OptionError(refusal)
+
+        super().__init__(
+            draws=refuse,
+            function_draws=refuse,
+            means=refuse if is_number else None,
+            variances=refuse if is_number else None,
+            class_probs=None if is_number else refuse,
+            _log_likelihood=_log_likelihood,
+            names=names,
+        )
+        self._moments = moments
+        self._on_disk = cache(on_disk)  # written once, for all quantiles
+
+    def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
+        """Quantiles of the draws of y, which are written to a file for it; see the base class."""
+        require_levels(q)
+        return self._on_disk().quantile(q)
+
+    @property
+    def has_target_densities(self) -> bool:
+        """As of the same prediction in files; see the base class."""
+        return self._on_disk().has_target_densities
+
+    def target_log_likelihood(self, y: ArrayLike) -> Float[Tensor, "S N O"]:
+        """Log densities of each target alone, which are written to a file; see the base class."""
+        return self._on_disk().target_log_likelihood(y)
+
+    def _mean_of(self, name: str) -> Tensor:
+        return self._moments[name].mean if name in self._moments else require_kind(name)
+
+    def _variance_of_means(self) -> Tensor:
+        return (
+            self._moments["means"].variance if "means" in self._moments else require_kind("means")
+        )
+
+    def _expected_entropy(self) -> Tensor:
+        return self._mean_of("entropies")
+
+
+def require_kind(name: str) -> NoReturn:
+    """Refuse moments of classes, and probabilities of numbers.
+
+    Raises:
+        OptionError: Always; says what to read instead.
+    """
+    if name in ("means", "variances"):
+        raise OptionError("mean and sd describe numbers; for classes read probs and entropy")
+    raise OptionError("probs describe classes; for numbers read mean, sd and quantile(q)")
+
+
+def require_levels(q: float | list[float] | Tensor) -> None:
+    """Check levels of quantiles.
+
+    Raises:
+        OptionError: If one is not between 0 and 1.
+    """
+    levels = torch.as_tensor(q, device="cpu")
+    if not bool(((levels >= 0) & (levels <= 1)).all()):
+        raise OptionError(f"quantile levels lie between 0 and 1, not {q!r}")
+
+
+def column_starts(targets: Sequence[str] | None) -> tuple[str, ...]:
+    """How the columns of predicted numbers begin: of the one target, or of each of several."""
+    return (PREDICTED,) if targets is None else tuple(f"{PREDICTED}_{name}" for name in targets)
+
+
+def require_level(level: float) -> None:
+    """Check the probability of an interval.
+
+    Raises:
+        OptionError: If it is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise OptionError(f"the level of an interval is between 0 and 1, such as 0.95, not {level}")
+
+
+def require_finite(x: Tensor) -> None:
+    """Check inputs ``[N, ...]`` of a prediction.
+
+    Raises:
+        DataError: If a value is NaN or infinite; names the columns and counts the rows.
+    """
+    bad = ~x.isfinite()
+    if bool(bad.any()):
+        columns = bad.reshape(len(x), -1).any(0).nonzero().flatten().tolist()
+        rows = int(bad.reshape(len(x), -1).any(1).sum())
+        raise DataError(
+            f"x holds NaN or infinite values in {rows} of {len(x)} rows, in column "
+            f"{', '.join(map(str, columns[:5]))} (from 0): impute them or leave these rows out"
+        )
+
+
+def _row_blocks(value: Tensor, *, always: bool = False) -> Iterator[Tensor]:
+    """Draws ``[S, n, ...]`` of some rows after others if they are of a file, else all at once.
+
+    Args:
+        value: Draws ``[S, N, ...]``.
+        always: Whether those in memory come in blocks too.
+    """
+    of_file = _is_of_file(value)
+    at_once = max(1, WORKING_SET // max(1, value[:, :1].nbytes))
+    for rows in value.split(at_once, dim=1) if of_file or always else (value,):
+        yield _in_memory(rows) if of_file else rows
+
+
+def _in_memory(rows: Tensor) -> Tensor:
+    """Draws ``[S, n, ...]`` of a file, none of whose pages stays mapped.
+
+    They are read a few draws at a time, as a system may map 2 MiB where one page is read.
+    """
+    read = rows.new_empty(rows.shape)
+    for some, of_file in zip(read.split(DRAWS_READ), rows.split(DRAWS_READ), strict=True):
+        some.copy_(of_file)
+        let_go(of_file.numpy())
+    return read
+
+
+def _sorted(draws: Tensor) -> Tensor:
+    """Draws ``[S, ...]`` in order, NaN last; NumPy keeps no places of them, of 8 bytes each."""
+    if draws.device.type != "cpu" or draws.dtype == torch.bfloat16 or draws.requires_grad:
+        return draws.sort(0).values
+    return torch.from_numpy(np.sort(draws.numpy(), 0))
+
+
+def _is_of_file(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu" and is_mapped(value.numpy())
+
+
+def _array(value: Tensor) -> np.ndarray[Any, Any]:
+    return np.asarray(value.detach().cpu())
+
+
+def _existing(value: Tensor, name: str) -> Tensor:
+    if bool(value.isnan().any()):
+        warnings.warn(
+            f"the predictive {name} does not exist at {int(value.isnan().any(-1).sum())} rows and "
+            "is NaN there; quantile(q) does exist",
+            BNNWarning,
+            stacklevel=3,
+        )
+    return value

@@ -1,0 +1,8 @@
+"""A Pyro model, traced once, as pure tensor functions of one flat vector z."""
+
+from __future__ import annotations
+
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, GuideTerms, Params, RowEstimate
+
+__all__ = ["Batch", "ELBOTerms", "GuideLike", "GuideTerms", "Params", "Program", "RowEstimate"]

@@ -1,0 +1,258 @@
+"""What a model must be to be traced as a program; each refusal prints the corrected code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.poutine.condition_messenger import ConditionMessenger
+from torch import Tensor, nn
+
+from pyro_bnn.errors import ModelError, ShapeError, SiteError
+from pyro_bnn.handled import module_of, unhandled
+from pyro_bnn.likelihoods import as_columns, match_observation
+from pyro_bnn.program.handlers import (
+    Evaluate,
+    Model,
+    ModelTrace,
+    _depends_on_latents,
+    _in_rows,
+    _innermost,
+    _is_deterministic,
+    _is_point,
+    _without_registration_warnings,
+    evaluate,
+    log_prob,
+    still_frozen,
+    trace_model,
+)
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.sites import _base
+
+CORRECTED = """
+    f = pyro.deterministic("f", f)                       # f [N, F], the network output
+    with pyro.plate("data", x.shape[0]):
+        return pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)"""
+
+
+def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
+    """Check a model against the contract ``model(x, y=None)`` and match y to its likelihood.
+
+    Args:
+        model: Pyro model that records f ``[N, F]``, or ``[N]`` for one output, and observes one
+            site ``"y"`` in ``"data"``.
+        x: Inputs, N rows.
+        y: Observations ``[N]`` or ``[N, O]``.
+
+    Returns:
+        The model's trace, and y in the shape and dtype of the model's likelihood.
+
+    Raises:
+        ModelError: If the model breaks the contract; the message shows the corrected lines.
+        ShapeError: If y does not fit the likelihood, or f would broadcast against it.
+        SiteError: If a latent site is discrete, per row, or there is none.
+    """
+    _check_modules(model)
+    num_rows = x.shape[0]
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet:
+        free = poutine.trace(model).get_trace(x)
+        nodes: Mapping[str, Any] = free.nodes
+        if "y" not in nodes:
+            raise ModelError(
+                f'the model has no sample site named "y"; it should end with{CORRECTED}'
+            )
+        if nodes["y"]["is_observed"]:
+            raise ModelError(
+                'the model observes "y" without being given it, as where pyro.condition holds it, '
+                "or poutine.reparam takes all sites: pass y with the data, run(model, (x, y)), and "
+                "name other sites to the handler"
+            )
+        _check_held(free)
+        _check_rows(free, num_rows)
+        _check_plate(free, poutine.trace(model).get_trace(x[:1]))
+        y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
+        observed = poutine.trace(model).get_trace(x, y)
+        _check_names(model, {*free.nodes, *observed.nodes})
+        _check_observed(observed, model, x, y)
+    with isolated():
+        return trace_model(model, x), y
+
+
+def _check_held(trace: poutine.Trace) -> None:
+    """Check that no site is held at a value which is computed from other sites."""
+    nodes: Mapping[str, Any] = trace.nodes
+    for name in trace.observation_nodes:
+        if not _is_point(nodes[name]["fn"]):
+            continue
+        value, point = nodes[name]["value"], _innermost(nodes[name]["fn"]).v
+        if value is not point and not torch.equal(value, point):
+            raise ModelError(
+                f"{name!r} is computed from other sites, so that it has no density at a value at "
+                "which pyro.condition holds it: condition on the sites that it is made of"
+            )
+
+
+def _check_names(model: Model, sites: Collection[str]) -> None:
+    """Check that the model has every site that a handler around it names."""
+    for handler in unhandled(model)[1]:
+        data = handler.data if isinstance(handler, ConditionMessenger) else {}
+        if isinstance(data, Mapping) and (unknown := [name for name in data if name not in sites]):
+            known = [name for name in sites if not name.startswith("_")]
+            raise ModelError(
+                f"pyro.condition holds {', '.join(map(repr, unknown))}, which the model does not "
+                f"have; its sites are {', '.join(sorted(known))}"
+            )
+
+
+def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) -> None:
+    """Check that y is observed, and that no other site belongs to rows.
+
+    Observed beside it are factors, such as a penalty on parameters, and sites held at values: by
+    ``pyro.condition``, or by a reparameterisation.
+    """
+    if not trace.nodes["y"]["is_observed"]:
+        raise ModelError(f'the site "y" does not observe y: pass obs=y, as in{CORRECTED}')
+    nodes: Mapping[str, Any] = trace.nodes
+    others = [
+        name
+        for name in trace.observation_nodes
+        if name not in ("y", "f") and not _is_deterministic(nodes[name])
+        if not isinstance(nodes[name]["fn"], dist.Unit)
+    ]
+    in_rows = [n for n in others if _in_rows(nodes[n]) and not _is_point(nodes[n]["fn"])]
+    if not in_rows:
+        _check_shared(trace)
+    if others and not in_rows:
+        names = [n for n in trace.stochastic_nodes if type(nodes[n]["fn"]).__name__ != "_Subsample"]
+        values = {name: nodes[name]["value"] for name in names}
+        runs = [evaluate(model, values, *rows) for rows in ((x, y), (x[:1], y[:1]))]
+        terms = [{n: log_prob(run.given[n]).sum() for n in others} for run in runs]
+        in_rows = [name for name in others if not torch.equal(*(term[name] for term in terms))]
+    if in_rows:
+        raise ModelError(
+            f'the model observes {", ".join(map(repr, in_rows))} beside "y"; one site observed in '
+            "the rows is supported: put what belongs to one row into one distribution. A site "
+            f"whose density is that of no row may be held at a value by pyro.condition{CORRECTED}"
+        )
+
+
+def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
+    """Check f, the plate and the distribution of y of a trace over N rows."""
+    nodes: Mapping[str, Any] = trace.nodes
+    node = nodes["y"]
+    if "f" not in nodes or not _is_deterministic(nodes["f"]):
+        raise ModelError(
+            'the model does not record its network output "f"; add the first of these lines'
+            f"{CORRECTED}"
+        )
+    f = nodes["f"]["value"]
+    if as_columns(f).ndim != 2 or as_columns(f).shape[0] != num_rows:
+        raise ModelError(
+            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
+            f"{num_rows} rows, or [N] for one output{CORRECTED}"
+        )
+    if "data" not in [frame.name for frame in node["cond_indep_stack"]]:
+        raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}')
+    batch_shape = node["fn"].batch_shape
+    if batch_shape != (num_rows,):
+        raise ShapeError(
+            f'the distribution of "y" has batch shape {tuple(batch_shape)}, not ({num_rows},): '
+            "f [N, 1] in a plate of N rows broadcasts to [N, N]; make the columns one event, as "
+            f"in{CORRECTED}"
+        )
+
+
+def _check_plate(whole: poutine.Trace, first_row: poutine.Trace) -> None:
+    """Check that the plate follows the rows of x, unless it subsamples itself."""
+    plate = _data_plate(whole)
+    if plate.full_size not in (None, plate.size):
+        return
+    if (size := _data_plate(first_row).size) != 1:
+        raise ModelError(
+            f'the plate "data" has {size} rows whatever x has: give it the rows of x, as '
+            f"minibatches and predictions have other numbers of them{CORRECTED}"
+        )
+
+
+def _data_plate(trace: poutine.Trace) -> Any:
+    nodes: Mapping[str, Any] = trace.nodes
+    return next(frame for frame in nodes["y"]["cond_indep_stack"] if frame.name == "data")
+
+
+def _check_shared(trace: poutine.Trace) -> None:
+    """Check that no latent site has a value for each row, and no factor a term for each."""
+    nodes: Mapping[str, Any] = trace.nodes
+    for name in [*trace.stochastic_nodes, *trace.observation_nodes]:
+        if name in ("y", "f") or _is_deterministic(nodes[name]):
+            continue
+        if _in_rows(nodes[name]) and not _is_point(nodes[name]["fn"]):
+            if isinstance(nodes[name]["fn"], dist.Unit):
+                raise ModelError(
+                    f'the factor {name!r} lies inside the plate "data", which scales it with the '
+                    "rows; write pyro.factor(...) before the plate"
+                )
+            raise SiteError(
+                f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
+                "sites are shared by all rows: sample it before the plate"
+            )
+
+
+def _check_modules(model: Model) -> None:
+    """Refuse modules that cannot be batched over draws."""
+    inner = module_of(model)
+    for name, module in () if inner is None else inner.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ModelError(
+                f"{name} is a {type(module).__name__} in training mode: its output for a row "
+                "depends on the other rows of the batch; use torch.nn.GroupNorm instead, or call "
+                ".eval() on it"
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise ModelError(
+                f"{name} is a {type(module).__name__} in training mode: f would be random given "
+                "the weights; take it out, or call .eval() on it"
+            )
+        if isinstance(module, nn.RNNBase | nn.LSTMCell):
+            raise ModelError(
+                f"{name} is a {type(module).__name__}, whose kernel cannot be batched over draws; "
+                "use torch.nn.GRUCell, or a cell in plain operations"
+            )
+
+
+def require_factors_of_parameters(run: Evaluate) -> None:
+    """Check that ``pyro.factor`` statements depend on parameters only.
+
+    Args:
+        run: The model, evaluated at values that require gradients.
+
+    Raises:
+        ModelError: If one depends on a latent site.
+    """
+    for name, msg in run.factors.items():
+        if _depends_on_latents(msg, run):
+            raise ModelError(
+                f"the factor {name!r} depends on a latent site: write its density into that site's "
+                "prior; a factor may penalise point-estimated parameters"
+            )
+
+
+def require_fixed_supports(run: Evaluate) -> None:
+    """Check that no site's support depends on another site or on a parameter.
+
+    Args:
+        run: The model, evaluated at values and parameters that require gradients.
+
+    Raises:
+        SiteError: If one does: the map from z to its values would not be fixed.
+    """
+    for name, msg in run.latent.items():
+        bounds = vars(_base(msg["fn"].support)).values()
+        if any(isinstance(bound, Tensor) and bound.requires_grad for bound in bounds):
+            raise SiteError(
+                f"the support of the latent site {name!r} depends on another site or parameter; "
+                "sample it on a fixed support and scale the sample"
+            )

@@ -1,0 +1,110 @@
+"""Distributions as their tensors: taken apart, put together again, without checks of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+_COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
+
+
+def unvalidated(fn: Distribution) -> Distribution:
+    """A copy of a distribution that does not check its arguments.
+
+    ``expand`` freezes the check at construction, where turning validation off no longer reaches
+    it, and the check cannot be captured as a graph.
+    """
+    copied = object.__new__(type(fn))
+    copied.__dict__.update(fn.__dict__)
+    copied.__dict__["_validate_args"] = False
+    if "base_dist" in copied.__dict__:
+        copied.__dict__["base_dist"] = unvalidated(copied.__dict__["base_dist"])
+    return copied
+
+
+def distribution_tensors(fn: Distribution) -> list[Tensor]:
+    """All tensors that a distribution is made of, in a fixed order."""
+    found: list[Tensor] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, _COMPOSITE):
+            for item in vars(value).values():
+                collect(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                collect(item)
+
+    collect(fn)
+    return found
+
+
+def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) -> Distribution:
+    """A copy of a distribution over S draws.
+
+    Args:
+        fn: The distribution at one draw.
+        tensors: The ``distribution_tensors`` of all draws, each with a leading dimension S.
+        num_draws: S.
+
+    Returns:
+        The distribution with batch shape ``[S, *batch]``.
+    """
+    remaining = iter(tensors)
+
+    def copy(value: Any, ndim: int) -> Any:
+        """A copy; its tensors get at least ``ndim`` dimensions after S, so that they broadcast."""
+        if isinstance(value, Tensor):
+            draws = next(remaining)  # [S, *shape]
+            missing = max(0, ndim - draws.ndim + 1)
+            return draws.reshape((num_draws, *(1,) * missing, *draws.shape[1:]))
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return type(value)(copy(item, ndim) for item in value)
+        if not isinstance(value, _COMPOSITE):
+            return value
+        copied: Any = object.__new__(type(value))
+        for name, item in vars(value).items():
+            inner = ndim
+            if isinstance(value, torch.distributions.Distribution):
+                event_dim = len(value.event_shape)
+                if isinstance(item, Tensor):
+                    event_dim = _parameter_event_dim(value, name)
+                inner = len(value.batch_shape) + event_dim
+            copied.__dict__[name] = copy(item, inner)
+        if isinstance(value, torch.distributions.Distribution):
+            copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
+        return copied
+
+    return cast("Distribution", copy(fn, 0))
+
+
+def _parameter_event_dim(fn: torch.distributions.Distribution, name: str) -> int:
+    """Dimensions of one parameter of a distribution, without its batch."""
+    if name.endswith("_tril"):
+        return 2
+    constraint = fn.arg_constraints.get(name.removeprefix("_unbroadcasted_"))
+    return constraint.event_dim if isinstance(constraint, constraints.Constraint) else 0
+
+
+def base_distribution(fn: Distribution) -> Distribution:
+    """The distribution inside ``to_event``."""
+    while isinstance(fn, torch.distributions.Independent):
+        fn = cast("Distribution", fn.base_dist)
+    return fn
+
+
+def _zeros_like(fn: Distribution) -> Tensor:
+    """Zeros in the shape and on the device of a draw."""
+    tensors = distribution_tensors(fn)
+    device = tensors[0].device if tensors else None
+    dtype = torch.long if isinstance(base_distribution(fn), dist.Categorical) else None
+    if dtype is None and tensors and tensors[0].is_floating_point():
+        dtype = tensors[0].dtype
+    return torch.zeros(fn.shape(), dtype=dtype, device=device)

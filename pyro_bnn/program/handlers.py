@@ -1,0 +1,349 @@
+"""The one place where Pyro's effect handlers run: check a model, find its sites, evaluate it.
+
+Downstream of this module (and of ``program.py``, which wraps it) a model is a set of pure
+functions of tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from pyro.distributions.util import scale_and_mask
+from pyro.ops.provenance import detach_provenance
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import biject_to, constraints, transform_to
+
+from pyro_bnn.errors import SiteError
+from pyro_bnn.handled import module_of
+from pyro_bnn.likelihoods import as_columns
+from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
+from pyro_bnn.program.random_state import empty_store, isolated
+from pyro_bnn.sites import Site, _base
+
+logger = logging.getLogger("pyro_bnn")
+
+Model = Callable[..., Any]
+
+ENUMERATION = "https://pyro.ai/examples/enumeration.html"
+
+
+@dataclass(frozen=True)
+class ModelTrace:
+    """What one look at a model says: its latent sites, a draw of them, its parameters.
+
+    Attributes:
+        sites: Latent sites in the order of the model's execution.
+        messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw.
+        param_messages: Messages of explicit ``pyro.param`` statements.
+    """
+
+    sites: tuple[Site, ...]
+    messages: Mapping[str, Mapping[str, Any]]
+    param_messages: Mapping[str, Mapping[str, Any]]
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Record gradients, which show what depends on what, also under the caller's ``no_grad``."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def still_frozen(model: Model) -> Iterator[None]:
+    """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
+    module = module_of(model)
+    parameters = () if module is None else module.parameters()
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
+@contextmanager
+def _without_registration_warnings() -> Iterator[None]:
+    """Pyro warns of parameters that need no gradient; here all are given from outside."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
+        yield
+
+
+@contextmanager
+def without_validation() -> Iterator[None]:
+    """Switch off the checks of Pyro and torch; ``pyro.validation_enabled`` forgets torch's flag."""
+    validates = torch.distributions.Distribution._validate_args
+    try:
+        with pyro.validation_enabled(is_validate=False):
+            yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
+
+
+def trace_model(
+    model: Model, *args: Any, leave_enumerated: bool = False, **kwargs: Any
+) -> ModelTrace:
+    """Run a model once and list its latent sites; it draws from torch's global generator.
+
+    Args:
+        model: Pyro model.
+        args: Its arguments.
+        leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        SiteError: If a latent site is discrete, or the model has none.
+    """
+    quiet = _without_registration_warnings()
+    with poutine.block(), empty_store(), still_frozen(model), quiet:
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+    nodes: Mapping[str, Any] = trace.nodes
+    sites: list[Site] = []
+    start = 0
+    for name in trace.stochastic_nodes:
+        node = nodes[name]
+        if node["infer"].get("is_auxiliary") or type(node["fn"]).__name__ == "_Subsample":
+            continue
+        if name == "y" and _in_rows(node):  # sampled because y was None
+            continue
+        fn = node["fn"]
+        if leave_enumerated and node["infer"].get("enumerate"):
+            continue
+        _check_support(name, fn)
+        u = biject_to(fn.support).inv(node["value"])
+        sites.append(Site(name, node["value"].shape, fn.support, start, start + u.numel(), u.shape))
+        start += u.numel()
+    if not sites:
+        raise SiteError(
+            "the model has no latent sample site: give its weights priors, for example with "
+            "pyro_bnn.bayesian(net)"
+        )
+    messages = {site.name: nodes[site.name] for site in sites}
+    params = {name: node for name, node in nodes.items() if node["type"] == "param"}
+    return ModelTrace(tuple(sites), messages, params)
+
+
+def _check_support(name: str, fn: Distribution) -> None:
+    """Check that there is a map from unconstrained numbers onto the support of a latent site."""
+    kind = type(base_distribution(fn)).__name__
+    if not fn.has_rsample and _base(fn.support).is_discrete:
+        raise SiteError(
+            f"the latent site {name!r} is discrete ({kind}); sum it out in the model, as by "
+            "pyro.distributions.MixtureSameFamily, since every latent site has to be continuous. "
+            'Guides leave out a site with infer={"enumerate": "parallel"}, which '
+            f"pyro.infer.TraceEnum_ELBO sums out: {ENUMERATION}"
+        )
+    try:
+        biject_to(fn.support)
+    except NotImplementedError as error:
+        if type(_base(fn.support)) is type(dist.constraints.sphere):
+            raise SiteError(
+                f"the latent site {name!r} lies on a sphere ({kind}), onto which no numbers map "
+                "one to one: take a ProjectedNormal, and fit the model poutine.reparam(model, "
+                f"{{{name!r}: ProjectedNormalReparam()}}), of pyro.infer.reparam"
+            ) from error
+        raise SiteError(
+            f"the latent site {name!r} ({kind}) has the support {fn.support}, for which torch has "
+            "no map from unconstrained numbers: write it as a function of sites that have one"
+        ) from error
+
+
+def sampled_like(model: Model, x: Tensor) -> Tensor | None:
+    """The first floating array that a model samples or records, or None.
+
+    A model that names no tensor makes its own from numbers or after x, and only running it tells
+    which; where it fails on x, what it sampled until then does.
+    """
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet, poutine.trace() as tracer:
+        try:
+            model(x)
+        except Exception as error:  # it is raised again by the model's check, on x as it is cast
+            logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
+    nodes: Mapping[str, Any] = tracer.trace.nodes
+    values = [node["value"] for node in nodes.values() if node["type"] == "sample"]
+    arrays = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim)
+    return next(arrays, None)
+
+
+def takes(model: Model, x: Tensor) -> bool:
+    """Whether a model runs on x; nothing of it is kept."""
+    quiet = _without_registration_warnings()
+    with poutine.block(), isolated(), still_frozen(model), quiet:
+        try:
+            model(x)
+        except Exception as error:
+            logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
+            return False
+    return True
+
+
+class Evaluate(Messenger):
+    """Give every latent site its value and keep what densities are made of.
+
+    Attributes:
+        latent: Message (fn, value, scale, mask) of each latent site.
+        observed: Message of the site ``"y"``.
+        factors: Message of each ``pyro.factor`` statement.
+        given: Message of each other observed site: a latent site under ``pyro.condition``, what a
+            reparameterised site became.
+        f: Network output ``[N, F]``.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor | None],
+        params: Mapping[str, tuple[Tensor, constraints.Constraint]],
+    ) -> None:
+        super().__init__()
+        self.values, self.params = values, params
+        self.latent: dict[str, dict[str, Any]] = {}
+        self.observed: dict[str, Any] = {}
+        self.factors: dict[str, dict[str, Any]] = {}
+        self.given: dict[str, dict[str, Any]] = {}
+        self.f: Tensor | None = None
+
+    def _pyro_param(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.params:
+            unconstrained, constraint = self.params[name]
+            msg["value"], msg["done"] = transform_to(constraint)(unconstrained), True
+        elif len(msg["args"]) > 1 and isinstance(msg["args"][1], Tensor):
+            # a module's own parameter, already in place: keep it out of the store
+            msg["value"], msg["done"] = msg["args"][1], True
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+        elif msg["name"] == "y" and not msg["is_observed"]:
+            msg["value"] = _zeros_like(msg["fn"])  # only the model's own code reads it
+        elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
+            fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
+            size = fn.size if fn.subsample_size is None else fn.subsample_size
+            msg["value"] = torch.arange(size, device=fn.device)
+
+    def _pyro_post_sample(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.values:
+            self.latent[name] = msg
+        elif name == "y":
+            self.observed = msg
+        elif name == "f":
+            self.f = as_columns(msg["value"])
+        elif isinstance(msg["fn"], dist.Unit):
+            self.factors[name] = msg
+        elif msg["is_observed"] and not _is_deterministic(msg):
+            self.given[name] = msg
+
+    def log_given(self, like: Tensor) -> Tensor:
+        """Log density ``[]`` of the values that sites are held at, given the latent ones."""
+        total = like.new_zeros(())
+        for msg in self.given.values():
+            total = total + (log_prob(msg) * msg["scale"]).sum()
+        return total
+
+
+def held_given_latents(run: Evaluate) -> frozenset[str]:
+    """Names of the held sites whose density depends on latent sites, such as a weight on its scale.
+
+    Args:
+        run: The model, evaluated at values that require gradients.
+    """
+    return frozenset(name for name, msg in run.given.items() if _depends_on_latents(msg, run))
+
+
+def _depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
+    """Whether a site's density depends on the value of a latent site."""
+    term = log_prob(msg)
+    if not term.requires_grad:
+        return False
+    values = [value for value in (m["value"] for m in run.latent.values()) if value.numel()]
+    grads = torch.autograd.grad(term.sum(), values, retain_graph=True, allow_unused=True)
+    return any(grad is not None for grad in grads)
+
+
+def evaluate(
+    model: Model,
+    values: Mapping[str, Tensor | None],
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    module_params: Mapping[str, Tensor] | None = None,
+    store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
+) -> Evaluate:
+    """Run a model with its latent sites held at given values.
+
+    Args:
+        model: Pyro model.
+        values: Value of every latent site; None draws it from its prior.
+        args: The model's arguments: x, or x and y as the likelihood takes it.
+        kwargs: Its keyword arguments.
+        module_params: Values that stand in for the model's own parameters and buffers, by name.
+        store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
+    """
+    evaluation = Evaluate(values, store_params or {})
+    with (
+        poutine.block(),  # a handler around the engine is none of the model's
+        without_validation(),
+        empty_store(),
+        _without_registration_warnings(),
+        evaluation,
+    ):
+        module = module_of(model)
+        named = {} if kwargs is None else dict(kwargs)
+        if module is None or not module_params:
+            model(*args, **named)
+        elif module is model:
+            torch.func.functional_call(module, dict(module_params), args, named)
+        else:
+            params = {f"module.{name}": value for name, value in module_params.items()}
+            torch.func.functional_call(_Handled(module, model), params, args, named)
+    return evaluation
+
+
+class _Handled(nn.Module):
+    """A model under handlers as a module, so that values can stand in for its parameters."""
+
+    def __init__(self, module: nn.Module, model: Model) -> None:
+        super().__init__()
+        self.module, self.model = module, model
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        self.model(*args, **kwargs)
+
+
+def log_prob(msg: Mapping[str, Any]) -> Tensor:
+    """Log density of a message, in the shape of its batch, without its scale."""
+    value = scale_and_mask(unvalidated(msg["fn"]).log_prob(msg["value"]), 1.0, msg["mask"])
+    return detach_provenance(value) if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def _in_rows(node: Mapping[str, Any]) -> bool:
+    return "data" in [frame.name for frame in node["cond_indep_stack"]]
+
+
+def _is_point(fn: Distribution) -> bool:
+    """Whether it is a value computed from other sites: a deterministic one, or reparameterised."""
+    return isinstance(_innermost(fn), dist.Delta)
+
+
+def _innermost(fn: Distribution) -> Any:
+    """The distribution inside ``to_event`` and masks."""
+    while isinstance(fn, dist.MaskedDistribution | torch.distributions.Independent):
+        fn = cast("Distribution", fn.base_dist)
+    return fn
+
+
+def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return bool(node["infer"].get("_deterministic"))

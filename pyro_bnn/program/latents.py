@@ -1,0 +1,234 @@
+"""The latent sites of a model as one flat vector z ``[P]``, and the density of their prior."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import SiteError
+from pyro_bnn.program.closed_forms import FAMILIES, Block, Marginal, make_index
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.handlers import Evaluate, log_prob
+from pyro_bnn.sites import Site
+
+
+class Marginals(NamedTuple):
+    """Marginals of an approximation q, or of each of its K components.
+
+    Attributes:
+        loc: Means (of a Cauchy: medians), ``[P]`` or ``[K, P]``.
+        scale: Standard deviations (of a Cauchy: half the interquartile range), of the same shape.
+        cauchy: Names of the sites whose marginals are Cauchy.
+        others: Family of the other sites' marginals.
+        weights: Weights of the components, ``[K]``; None for equal ones.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    cauchy: frozenset[str] = frozenset()
+    others: Marginal = "normal"
+    weights: Tensor | None = None
+
+
+class ClosedForms(NamedTuple):
+    """Blocks of the prior by what is known of their expectation under q.
+
+    Attributes:
+        expected: Blocks whose expectation is in closed form, with the family of q there.
+        sampled: The others.
+    """
+
+    expected: tuple[tuple[Block, Marginal], ...]
+    sampled: tuple[Block, ...]
+
+
+Member = tuple[Site, Tensor, Tensor]  # loc and scale of the site's prior, each [n]
+
+
+class Latents:
+    r"""Coordinates and prior density of the latent sites.
+
+    Site s owns ``z[s.start:s.stop]``; its value is ``s.value(z)``. The log prior density of z is
+    that of the values plus the log Jacobian of this map.
+
+    Args:
+        sites: The latent sites in the order of the model's execution.
+
+    Attributes:
+        num_latents: Length P of z.
+    """
+
+    def __init__(self, sites: tuple[Site, ...]) -> None:
+        self.sites = sites
+        self.num_latents = sites[-1].stop
+        self._found: dict[type, list[Member]] = {}
+        self._blocks: tuple[Block, ...] = ()
+        self._other_sites = sites
+        self._closed_forms: dict[tuple[frozenset[str], Marginal], ClosedForms] = {}
+        self.improper: frozenset[str] = frozenset()  # sites with a flat prior
+
+    def is_closed_form(
+        self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
+    ) -> bool:
+        """Whether the expected log prior under q is in closed form for all of z.
+
+        Args:
+            cauchy: Names of the sites whose marginals under q are Cauchy.
+            others: Family of the other sites' marginals.
+        """
+        return not self._other_sites and not self.closed_forms(cauchy, others).sampled
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
+        parts = self._split(z)
+        return {site.name: site.value_of(parts[site.name]) for site in self.sites}
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+
+        Raises:
+            SiteError: If a site is missing or has another shape.
+        """
+        parts = []
+        for site in self.sites:
+            if site.name not in values:
+                raise SiteError(
+                    f"no value for the site {site.name!r}; needed are "
+                    f"{', '.join(s.name for s in self.sites)}"
+                )
+            value = values[site.name]
+            if value.shape[value.ndim - len(site.shape) :] != site.shape:
+                raise SiteError(
+                    f"the value of site {site.name!r} has shape {tuple(value.shape)}, but the "
+                    f"site's shape is {tuple(site.shape)}"
+                )
+            parts.append(site.flatten(value))
+        return torch.cat(parts, -1)
+
+    def log_prior(
+        self,
+        run: Evaluate,
+        z: Tensor,
+        *,
+        jacobian: bool = True,
+        blocks: Sequence[Block] | None = None,
+    ) -> Tensor:
+        """Log p(z) ``[]`` of z ``[P]``.
+
+        Args:
+            run: The model, evaluated at z.
+            z: Flat unconstrained vector.
+            jacobian: Whether it is the density of z; else that of the sites' values.
+            blocks: Which closed-form entries to include: all, or ``closed_forms(...).sampled``
+                where :meth:`expected_log_prior` covers the others.
+        """
+        total = z.new_zeros(())
+        for block in self._blocks if blocks is None else blocks:
+            total = total + block.log_prob(z)
+        parts = self._split(z) if self._other_sites and jacobian else {}
+        for site in self._other_sites:
+            msg = run.latent[site.name]
+            total = total + (log_prob(msg) * msg["scale"]).sum()
+            if jacobian:
+                total = total + site.log_abs_det_jacobian_of(parts[site.name])
+        return total
+
+    def log_priors(self, run: Evaluate) -> Tensor:
+        """Log density ``[K]`` of each site's value under its prior, in the order of the sites."""
+        messages = [run.latent[site.name] for site in self.sites]
+        return torch.stack([(log_prob(msg) * msg["scale"]).sum() for msg in messages])
+
+    def _split(self, z: Tensor) -> dict[str, Tensor]:
+        """Entries ``[..., n]`` of all sites, by name, out of z ``[..., P]``."""
+        # one split, whose gradient is one concatenation; a slice a site would cost a sum each
+        parts = z.split([site.stop - site.start for site in self.sites], dim=-1)
+        return {site.name: part for site, part in zip(self.sites, parts, strict=True)}
+
+    def expected_log_prior(self, q: Marginals) -> Tensor:
+        """Closed-form part of E_q log p(z), ``[]``, averaged over q's components."""
+        total = q.loc.new_zeros(())
+        for block, marginal in self.closed_forms(q.cauchy, q.others).expected:
+            value = block.expected_log_prob(q.loc, q.scale, marginal)  # [] or [K]
+            if q.weights is not None:
+                value = q.weights @ value
+            total = total + (value.mean() if value.ndim else value)
+        return total
+
+    def closed_forms(
+        self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
+    ) -> ClosedForms:
+        """The closed-form entries by what is known of their expectation under q.
+
+        The first call for one set of sites makes tensors, and is not to be captured in a graph.
+
+        Args:
+            cauchy: Names of the sites whose marginals under q are Cauchy.
+            others: Family of the other sites' marginals.
+        """
+        key = cauchy, others
+        if key not in self._closed_forms:
+            expected: list[tuple[Block, Marginal]] = []
+            sampled: list[Block] = []
+            marginals: tuple[Marginal, ...] = (others, "cauchy")
+            for family, members in self._found.items():
+                for marginal in marginals:
+                    part = [m for m in members if (m[0].name in cauchy) == (marginal == "cauchy")]
+                    if not part:
+                        continue
+                    block = _block(family, part)
+                    if marginal in block.family.expected_log_prob:
+                        expected.append((block, marginal))
+                    else:
+                        sampled.append(block)
+            self._closed_forms[key] = ClosedForms(tuple(expected), tuple(sampled))
+        return self._closed_forms[key]
+
+    def find_closed_forms(self, probe: Evaluate) -> None:
+        """Gather the sites whose prior is of a closed-form family with constant parameters.
+
+        Args:
+            probe: The model, evaluated at values and parameters that require gradients: a prior
+                that depends on either shows it.
+        """
+        found: dict[type, list[Member]] = {}
+        for site in self.sites:
+            msg = probe.latent[site.name]
+            fn = base_distribution(msg["fn"])
+            trivial = msg["mask"] is None and isinstance(msg["scale"], float) and msg["scale"] == 1
+            if type(fn) not in FAMILIES or not site.is_real or not trivial:
+                continue
+            if fn.loc.requires_grad or fn.scale.requires_grad:
+                continue
+            dtype = msg["value"].dtype
+            loc, scale = (p.expand(site.shape).reshape(-1).to(dtype) for p in (fn.loc, fn.scale))
+            found.setdefault(type(fn), []).append((site, loc, scale))
+        self._found = found
+        self._blocks = tuple(_block(family, members) for family, members in found.items())
+        self._closed_forms = {}
+        self.closed_forms()
+        self.improper = frozenset(
+            site.name
+            for site in self.sites
+            if isinstance(base_distribution(probe.latent[site.name]["fn"]), dist.ImproperUniform)
+        )
+        closed = {site.name for members in found.values() for site, _, _ in members}
+        self._other_sites = tuple(site for site in self.sites if site.name not in closed)
+
+
+def _block(family: type, members: Sequence[Member]) -> Block:
+    return Block(
+        FAMILIES[family],
+        make_index([slice(s.start, s.stop) for s, _, _ in members], members[0][1].device),
+        _merged([loc for _, loc, _ in members]),
+        _merged([scale for _, _, scale in members]),
+    )
+
+
+def _merged(values: Sequence[Tensor]) -> Tensor:
+    """One vector of several, or the number ``[]`` that all its entries are."""
+    merged = torch.cat(list(values))
+    return merged[0].clone() if len(merged) and bool((merged == merged[0]).all()) else merged

@@ -1,0 +1,675 @@
+"""A Pyro model, traced once, as pure functions over a flat unconstrained vector z ``[P]``.
+
+Every engine, guide, prediction and diagnostic uses these functions and nothing else of the model;
+they are independent of Pyro, can be batched with ``torch.func.vmap`` and captured as a graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar, cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+from torch.distributions import transform_to
+from torch.utils._pytree import tree_map
+
+from pyro_bnn.errors import DataError, ModelError, ShapeError
+from pyro_bnn.handled import model_name, module_of
+from pyro_bnn.likelihoods import match_observation
+from pyro_bnn.program.contract import (
+    CORRECTED,
+    check_model,
+    require_factors_of_parameters,
+    require_fixed_supports,
+)
+from pyro_bnn.program.distributions import (
+    base_distribution,
+    distribution_tensors,
+    unvalidated,
+    with_tensors,
+)
+from pyro_bnn.program.handlers import (
+    Evaluate,
+    Model,
+    evaluate,
+    held_given_latents,
+    log_prob,
+    sampled_like,
+    takes,
+    with_gradients,
+)
+from pyro_bnn.program.latents import Latents
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.snapshot import Snapshot
+from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, Params, RowEstimate
+from pyro_bnn.sites import Site
+
+logger = logging.getLogger("pyro_bnn")
+
+T = TypeVar("T")
+
+
+class Predictive(NamedTuple):
+    """What a model says of rows x given draws z ``[S, P]``.
+
+    Attributes:
+        f: Network output ``[S, N, F]``.
+        y: Distribution of y, batch ``[S, N]``.
+    """
+
+    f: Tensor
+    y: Distribution
+
+
+class Program:
+    r"""A model as tensor functions.
+
+    The coordinates are the flat unconstrained vector :math:`z \in \mathbb R^P`: site s owns
+    ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Densities over z include the Jacobian
+    of that map. The likelihood of a batch of B rows is scaled by N/B, unless the model's plate
+    scales it already.
+
+    A latent site that ``pyro.condition(model, data)`` holds at a value has no coordinates: it is a
+    constant, and its density, given the sites that are left, is part of the joint and of the prior.
+    Under ``poutine.reparam(model, config)`` the sites are those that it makes.
+
+    A z may be followed by values of parameters of the model, ``[P + Q]``: the parameters in
+    ``member_params`` take these values at this draw, so that the members of a mixture have their
+    own.
+
+    Args:
+        model: Pyro model ``model(x, y=None)`` that records ``f`` and observes ``"y"`` in the plate
+            ``"data"``.
+        x: Inputs ``[B, ...]`` of any rows of the data; only the shapes of the model's sites are
+            read from them.
+        y: Observations of these rows.
+        num_data: Rows N of the whole data set, where these are some of them; default B.
+
+    Raises:
+        ModelError: If the model breaks the contract; the message shows the corrected lines.
+        ShapeError: If x and y do not fit the model or each other.
+        DataError: If all rows of the data set are of one class.
+        SiteError: If a latent site is discrete or per row, or its support is not fixed.
+
+    Attributes:
+        latents: The latent sites and their prior.
+        initial: A draw of z from the prior, ``[P]``.
+        params: The model's point-estimated parameters by name, unconstrained, as clones: engines
+            train those that require gradients and leave the user's model as it is.
+        member_params: Names of the parameters that draws may carry after z.
+        held_given_latents: Names of the held sites whose density depends on latent sites; then the
+            prior of these is not their density given the values.
+        x_dtype: Of the inputs: ``dtype``, or that of whole numbers which the model alone takes.
+        likelihood_family: Class of the distribution of y.
+        example: The first two rows.
+        snapshot: The model's buffers, priors and modes as they were.
+    """
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor, *, num_data: int | None = None) -> None:
+        if x.shape[0] != y.shape[0]:
+            raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
+        self.model = model
+        self.snapshot = Snapshot(model)  # the user may change the model after the fit
+        self.dtype, self.device = _dtype_and_device(model, x)
+        self.x_dtype = _input_dtype(model, x, self.dtype, self.device)
+        x, y = self.inputs(x), self._cast(y)
+        self.num_data = x.shape[0] if num_data is None else num_data
+        trace, y = check_model(model, x, y)
+        self._y_dtype = y.dtype
+        self._is_batched = True  # False once batching over draws failed
+        self._predictive_is_checked = False
+        self.example = Batch(x[:2].clone(), y[:2].clone())
+        self.params: dict[str, Tensor] = {}
+        self.member_params: tuple[str, ...] = ()
+        if (module := module_of(model)) is not None:
+            for name, parameter in module.named_parameters():
+                trainable = parameter.requires_grad  # one that the user froze stays frozen
+                self.params[name] = parameter.detach().clone().requires_grad_(trainable)
+        self._store_constraints = _store_params(model, trace.param_messages)
+        for name, (value, _) in self._store_constraints.items():
+            self.params[name] = value.detach().clone().requires_grad_()
+        initial = torch.cat(
+            [site.flatten(trace.messages[site.name]["value"]) for site in trace.sites]
+        )
+        self.initial = initial.detach().to(self.dtype)
+        self.latents = Latents(trace.sites)
+        with with_gradients():
+            z, leaves = self.initial.clone().requires_grad_(), _leaves(self.params)
+            probe = self._run(z, x[:1].clone(), y[:1].clone(), leaves)
+            require_fixed_supports(probe)
+            require_factors_of_parameters(probe)
+            self.held_given_latents = held_given_latents(probe)
+            self.latents.find_closed_forms(probe)
+        self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
+        self.num_function_outputs = cast(Tensor, probe.f).shape[1]
+        if num_data is None:  # all rows of the data set
+            _require_two_classes(y, self.likelihood_family)
+
+    def prepare(self, guide: GuideLike) -> None:
+        """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
+        self.member_params = guide.member_params
+        self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
+
+    # Coordinates
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The latent sites, in the order of the model's execution."""
+        return self.latents.sites
+
+    @property
+    def num_latents(self) -> int:
+        """Length P of z."""
+        return self.latents.num_latents
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
+        return self.latents.constrain(z)
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+
+        Raises:
+            SiteError: If a site is missing or has another shape.
+        """
+        return self.latents.unconstrain(
+            {k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()}
+        )
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the dtype and on the device of the model.
+
+        Raises:
+            DataError: If the model takes whole numbers alone and these are not.
+        """
+        is_rounded = x.is_floating_point() and not self.x_dtype.is_floating_point
+        if is_rounded and bool((x != x.floor()).any()):
+            raise DataError(
+                "x holds fractions, but the model takes whole numbers, to which it was fitted: "
+                "pass the numbers that its embedding looks up"
+            )
+        return x.to(device=self.device, dtype=self.x_dtype)
+
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """Rows in the program's dtype and device, y in the shape the likelihood takes.
+
+        Raises:
+            ShapeError: If y does not fit the likelihood.
+            DataError: If values of y lie outside the likelihood's support, such as a class label
+                that is not 0..C-1.
+        """
+        x, y = self.inputs(x), self._cast(y)
+        fn = self._run(self.initial, x[:1], None, self.params).observed["fn"]
+        fn = fn.expand(torch.Size([x.shape[0]]))
+        y = match_observation(y, fn)
+        if not bool((inside := fn.support.check(y)).all()):
+            outside = y[~inside].unique()[:5].tolist()
+            raise DataError(
+                f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
+                f"{self.likelihood_family.__name__} likelihood, {fn.support}"
+            )
+        return Batch(x.contiguous(), y.to(self._y_dtype).contiguous())  # as graphs expect them
+
+    # Densities
+
+    def log_joint(
+        self, z: Tensor, batch: Batch, params: Params | None = None, *, jacobian: bool = True
+    ) -> Tensor:
+        """Log p(y, z | x) ``[...]`` of z ``[..., P]``, likelihood scaled by N/B.
+
+        With ``jacobian=False``, the density of the sites' values instead, which MAP maximises.
+        """
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_joint(row, batch, params, jacobian=jacobian), z)
+        z, params = self._split(z, params)
+        run = self._run(z, batch.x, batch.y, params)
+        rows, scale = self._log_likelihood(run)
+        return rows.sum() * scale + self._log_prior(run, z, jacobian=jacobian)
+
+    def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only.
+
+        Of a model under ``pyro.condition``, the density of z and of the values together.
+        """
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_prior(row, x, params), z)
+        z, params = self._split(z, params)
+        return self._log_prior(self._run(z, x[:1], None, params), z)
+
+    def log_priors(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Log density ``[..., K]`` of the values of each of the K sites, without Jacobians."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_priors(row, x, params), z)
+        z, params = self._split(z, params)
+        return self.latents.log_priors(self._run(z, x[:1], None, params))
+
+    def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
+        """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
+        if z.ndim == 2:
+            return self._vmap(lambda row: self.log_likelihood(row, batch, params), z)
+        z, params = self._split(z, params)
+        return log_prob(self._run(z, batch.x, batch.y, params).observed)
+
+    def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
+        """Network output f ``[..., N, F]`` of z ``[..., P]``."""
+        if z.ndim == 2:
+            with self._naming_columns(x):
+                return self._vmap(lambda row: self.function(row, x, params), z)
+        z, params = self._split(z, params)
+        return cast(Tensor, self._run(z, x, None, params).f)
+
+    # The distribution of y
+
+    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Predictive:
+        """Network output and distribution of y at x ``[N, ...]`` given each z ``[S, P]``.
+
+        Raises:
+            ModelError: If the distribution of y cannot be batched over draws.
+            ShapeError: If the model fails on x, whose columns are not those it was fitted to.
+        """
+        f, *values = self.predictive_tensors(z, x, params)
+        return Predictive(f, with_tensors(self.observed(z[0], x, params)[0], values, z.shape[0]))
+
+    def predictive_tensors(
+        self, z: Tensor, x: Tensor, params: Params | None = None
+    ) -> tuple[Tensor, ...]:
+        """Network output f ``[S, N, F]`` and the tensors ``[S, ...]`` of the distribution of y.
+
+        Raises:
+            ModelError: If the distribution of y cannot be batched over draws.
+            ShapeError: If the model fails on x, whose columns are not those it was fitted to.
+        """
+        if not self._predictive_is_checked:
+            self._check_predictive(params)
+        with self._naming_columns(x):
+            return self._predictive_tensors(z, x, params)
+
+    def _predictive_tensors(
+        self, z: Tensor, x: Tensor, params: Params | None
+    ) -> tuple[Tensor, ...]:
+        def tensors(row: Tensor) -> tuple[Tensor, ...]:
+            own, own_params = self._split(row, params)
+            run = self._run(own, x, None, own_params)
+            return (cast(Tensor, run.f), *distribution_tensors(unvalidated(run.observed["fn"])))
+
+        return self._vmap(tensors, z)
+
+    def observed(
+        self, z: Tensor, x: Tensor, params: Params | None = None
+    ) -> tuple[Distribution, bool]:
+        """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
+        own, own_params = self._split(z, params)
+        with self._naming_columns(x):
+            msg = self._run(own, x, None, own_params).observed
+        return unvalidated(msg["fn"]), msg["mask"] is not None
+
+    def _check_predictive(self, params: Params | None) -> None:
+        """Compare the batched distribution of y with the model's own, a draw at a time."""
+        x, y = self.example
+        z = torch.stack([self.initial, 0.9 * self.initial, 1.1 * self.initial])  # S differs from N
+        with torch.no_grad():
+            expected = torch.stack([self.log_likelihood(row, self.example, params) for row in z])
+            try:
+                _, *values = self._predictive_tensors(z, x, params)
+                fn, _ = self.observed(z[0], x, params)
+                actual = with_tensors(fn, values, len(z)).log_prob(y)
+                fits = torch.allclose(actual, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+            except RuntimeError:
+                fits = False
+        if not fits:
+            raise ModelError(
+                f"the {self.likelihood_family.__name__} distribution of y cannot be batched over "
+                "draws: write it with parameters that have a value for each row, or as one of "
+                "pyro_bnn.likelihoods"
+            )
+        self._predictive_is_checked = True
+
+    def prior_draws(
+        self, num_draws: int, x: Tensor, seed: int = 0, params: Params | None = None
+    ) -> Tensor:
+        """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
+        with isolated(seed), torch.no_grad():
+            runs = [self._run(None, x, None, params) for _ in range(num_draws)]
+        rows = [
+            torch.cat([s.flatten(run.latent[s.name]["value"]) for s in self.sites]) for run in runs
+        ]
+        return torch.stack(rows).detach().to(self.dtype)
+
+    # The variational objective
+
+    def elbo(
+        self,
+        guide: GuideLike,
+        params: Params,
+        noise: Tensor,
+        batch: Batch,
+        estimate: RowEstimate | None = None,
+        row_noise: Sequence[Tensor] = (),
+    ) -> ELBOTerms:
+        r"""The ELBO of a guide at given noise, in its two halves.
+
+        .. math:: \tfrac{N}{B} \sum_{b} E_q \log p(y_b \mid x_b, z)
+                  - \mathrm{KL}\bigl(q(z) \,\|\, p(z)\bigr)
+
+        The KL is summed over all of z, once per data set. Its entropy is in closed form where the
+        guide has it, the expected log prior where the marginals of q and the prior are a pair of
+        families with a closed form; the rest is a Monte Carlo average over the same draws. For a
+        guide without density (a point estimate) the second half is minus the log prior density of
+        the values.
+
+        Args:
+            guide: The guide.
+            params: Values of the guide's parameters, keys ``guide.<name>``, and of the model's,
+                keys ``model.<name>``.
+            noise: Noise ``[S, M]`` of S particles; ``[S, B, M]`` gives every row draws of its own,
+                for the likelihood only: the KL is that of the first row's draws.
+            batch: Rows of the data.
+            estimate: Of the likelihood term, where it is another one; the KL is as without.
+            row_noise: Its noise, beside that of the draws.
+        """
+        guide_params = _part(params, "guide.")
+        model_params = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
+        by_row = noise.ndim == 3
+        terms = guide.terms(guide_params, noise[:, 0] if by_row else noise)
+        blocks = None  # of the prior whose expectation is sampled: all
+        if terms.marginals is not None:
+            q = terms.marginals
+            blocks = self.latents.closed_forms(q.cauchy, q.others).sampled
+        has_factors, scale = False, 1.0
+        weights = terms.weights if estimate is None else estimate.kl_weights
+
+        def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            nonlocal has_factors, scale
+            x, y = (batch.x[:1], batch.y[:1]) if by_row or estimate is not None else batch
+            z, own_params = self._split(z, model_params)
+            run = self._run(z, x, y, own_params)
+            prior = self._log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
+            has_factors = bool(run.factors)
+            rows, scale = self._log_likelihood(run)
+            return rows, prior, _log_factors(run, like=z)
+
+        if terms.z.shape[0] == 1:
+            rows, log_prior, log_factors = one(terms.z.squeeze(0))
+            rows = rows.unsqueeze(0)  # [D, B]
+        else:
+            rows, log_prior, log_factors = self._vmap(one, terms.z)
+            log_prior = log_prior.mean(0) if weights is None else weights @ log_prior
+            log_factors = log_factors.mean(0) if weights is None else weights @ log_factors
+        if estimate is not None:
+            rows, scale = estimate.rows(terms, (noise, *row_noise), batch, model_params)
+        elif by_row:
+            z = guide.terms(guide_params, noise.flatten(0, 1), density=False).z
+            z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
+            rows, scale = self._log_likelihood_by_row(z, batch, model_params)
+        sampled_kl = -log_prior
+        if terms.marginals is not None:
+            log_prior = log_prior + self.latents.expected_log_prior(terms.marginals)
+        if terms.entropy is not None:
+            kl = -terms.entropy - log_prior
+        elif terms.log_prob is not None:
+            log_q = terms.log_prob.mean() if weights is None else weights @ terms.log_prob
+            kl = sampled_kl = log_q - log_prior
+        else:
+            kl = -log_prior
+        if terms.kl_scale != 1:
+            kl = terms.kl_scale * kl
+        if terms.weights is None:
+            log_likelihood = guide.reduce_log_likelihood(rows, scale)
+        else:
+            log_likelihood = (terms.weights @ rows.sum(-1)) * scale
+        factors = log_factors if has_factors else None
+        return ELBOTerms(log_likelihood, kl, sampled_kl, factors)
+
+    def row_log_likelihood(
+        self, values: Mapping[str, Tensor], batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the rows at values of all sites, and their scale, N/B."""
+        return self._log_likelihood(self._run_at(values, *batch, params))
+
+    def _log_likelihood_by_row(
+        self, z: Tensor, batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[D, B]`` of each row at draws of its own, z ``[D, B, P]``, and N/B."""
+        scale = 1.0
+
+        def one(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            nonlocal scale
+            own, own_params = self._split(z, params)
+            run = self._run(own, x.unsqueeze(0), y.unsqueeze(0), own_params)
+            rows, scale = self._log_likelihood(run, num_rows=batch.x.shape[0])
+            return rows.squeeze(0)
+
+        try:
+            rows = torch.func.vmap(lambda draw: torch.func.vmap(one)(draw, *batch))(z)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ModelError(
+                "draws for each row need a model that can be batched over draws and rows, and this "
+                f"one cannot: leave per_example_draws at False ({str(error).splitlines()[0]})"
+            ) from error
+        return rows, scale
+
+    def non_finite_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> list[str]:
+        """Names of the sites, ``"y"`` included, whose value or density is not finite at z."""
+        z, params = self._split(z, params)
+        run = self._run(z, batch.x, batch.y, params)
+        messages = {**run.latent, "y": run.observed}
+        return [
+            name
+            for name, msg in messages.items()
+            if not (msg["value"].isfinite().all() and log_prob(msg).isfinite().all())
+        ]
+
+    # Inside
+
+    def _run(
+        self,
+        z: Tensor | None,
+        x: Tensor,
+        y: Tensor | None,
+        params: Params | None,
+    ) -> Evaluate:
+        """The model evaluated at z ``[P]``, or at a draw from its prior."""
+        values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
+        return self._run_at(values, x, y, params)
+
+    def _run_at(
+        self,
+        values: Mapping[str, Tensor | None],
+        x: Tensor,
+        y: Tensor | None,
+        params: Params | None,
+    ) -> Evaluate:
+        """The model evaluated at values of its sites; None draws one from its prior."""
+        params = self.params if params is None else params
+        store = {
+            name: (params[name], constraint)
+            for name, (_, constraint) in self._store_constraints.items()
+        }
+        module = {name: value for name, value in params.items() if name not in store}
+        with self.snapshot.held():
+            return evaluate(
+                self.model,
+                values,
+                *((x,) if y is None else (x, y)),
+                module_params={**self.snapshot.buffers, **module},
+                store_params=store,
+            )
+
+    @contextmanager
+    def _naming_columns(self, x: Tensor) -> Iterator[None]:
+        """Say of a failure where x is of another shape than the rows of the fit."""
+        try:
+            yield
+        except RuntimeError as error:
+            columns, known = tuple(x.shape[1:]), tuple(self.example.x.shape[1:])
+            if columns == known:
+                raise
+            raise ShapeError(
+                f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
+                f"shape {known}: pass the same columns, in the same order ({error})"
+            ) from error
+
+    def _split(self, z: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
+        """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""
+        if len(z) == self.num_latents:
+            return z, params
+        params = dict(self.params if params is None else params)
+        start = self.num_latents
+        for name in self.member_params:
+            stop = start + params[name].numel()
+            params[name] = z[start:stop].reshape(params[name].shape)
+            start = stop
+        return z[: self.num_latents], params
+
+    def _log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
+        """Log density ``[]`` of z ``[P]`` and of the values that other sites are held at."""
+        log_prior = self.latents.log_prior(run, z, **how)
+        return log_prior + run.log_given(like=z) if run.given else log_prior
+
+    def _log_likelihood(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
+
+        Args:
+            run: The model, evaluated.
+            num_rows: Rows B of the batch where the run holds one of them; default those of the run.
+
+        Raises:
+            ModelError: If the run holds one row and the plate scales by its own size.
+        """
+        msg = run.observed
+        plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
+        rows, scale = log_prob(msg), msg["scale"]  # [B]
+        if isinstance(scale, Tensor):  # of a poutine.scale(...) with one
+            rows, scale = rows * scale, 1.0
+        if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
+            if num_rows is not None:
+                raise ModelError(
+                    'draws for each row need a plate "data" of the rows of x, and this one has a '
+                    f"size of its own; write{CORRECTED}"
+                )
+            return rows, scale
+        return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether draws are computed as one batch; False once a model was found to refuse that."""
+        return self._is_batched
+
+    def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
+        """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
+        if self._is_batched:
+            try:
+                with without_vmap_warnings():
+                    return torch.func.vmap(fn)(z)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+        rows = [fn(row) for row in z]
+        if self._is_batched:
+            self._is_batched = False
+            logger.warning(
+                "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
+                model_name(self.model),
+                reason,
+            )
+        return cast(T, tree_map(lambda *values: torch.stack(values), *rows))
+
+    def _cast(self, value: Tensor) -> Tensor:
+        if value.is_floating_point():
+            return value.to(device=self.device, dtype=self.dtype)
+        return value.to(self.device)
+
+
+@contextmanager
+def without_vmap_warnings() -> Iterator[None]:
+    """Torch warns of kernels that it batches by a loop of its own, such as that of attention."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+def _log_factors(run: Evaluate, like: Tensor) -> Tensor:
+    """Sum of the ``pyro.factor`` statements of a run, ``[]``."""
+    total = like.new_zeros(())
+    for msg in run.factors.values():
+        total = total + (log_prob(msg) * msg["scale"]).sum()
+    return total
+
+
+def _require_two_classes(y: Tensor, family: type) -> None:
+    """Refuse class labels that are all the same."""
+    if issubclass(family, dist.Bernoulli | dist.Categorical) and y.ndim == 1:
+        classes = y.unique()
+        if len(classes) == 1:
+            raise DataError(
+                f"all {len(y)} rows of y are of one class, {classes[0]:g}: from one class nothing "
+                "is learned of the others; pass rows of at least two"
+            )
+
+
+def _store_params(
+    model: Model, messages: Mapping[str, Mapping[str, object]]
+) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
+    """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
+    module = module_of(model)
+    own = set() if module is None else {id(p) for p in module.parameters()}
+    params = {}
+    for name, msg in messages.items():
+        value = cast(Tensor, msg["value"])
+        constraint = cast(dict[str, torch.distributions.constraints.Constraint], msg["kwargs"]).get(
+            "constraint", torch.distributions.constraints.real
+        )
+        leaf = value.unconstrained() if hasattr(value, "unconstrained") else value
+        if id(value) in own or id(leaf) in own:
+            continue
+        if "$$$" in name:
+            raise ModelError(
+                f"the parameter {name!r} belongs to a pyro.module(...) statement in a plain "
+                "function; make the model a pyro.nn.PyroModule with that module as an attribute"
+            )
+        params[name] = (transform_to(constraint).inv(value.detach()), constraint)
+    return params
+
+
+def _part(params: Params, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
+
+
+def _leaves(params: Params) -> dict[str, Tensor]:
+    return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+
+
+def _input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Floating, unless x are whole numbers and the model takes no others, as an embedding."""
+    row = x[:1].to(device)
+    if x.is_floating_point() or takes(model, row.to(dtype)) or not takes(model, row):
+        return dtype
+    return x.dtype
+
+
+def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
+    if (inner := module_of(model)) is not None:
+        for tensor in [*inner.parameters(), *inner.buffers()]:
+            if tensor.is_floating_point():
+                return tensor.dtype, tensor.device
+        for module in inner.modules():
+            own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
+            for prior in [getattr(module, "distribution", None), *own]:
+                if not isinstance(prior, Distribution):
+                    continue
+                for value in distribution_tensors(prior):
+                    if value.is_floating_point():
+                        return value.dtype, value.device
+    if (found := sampled_like(model, x[:1])) is not None:
+        return found.dtype, found.device
+    return torch.get_default_dtype(), x.device

@@ -1,0 +1,43 @@
+"""Random numbers of a piece of work: its own seed, and the caller's state as it was."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyro
+import torch
+
+
+@contextmanager
+def isolated(seed: int | None = None) -> Iterator[None]:
+    """Leave the caller's random state, parameter store and Pyro settings as they were.
+
+    Args:
+        seed: Seed of torch's global generators inside, or None to leave them at their state.
+    """
+    with torch.random.fork_rng(), empty_store():
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def derived_seed(seed: int, stream: int) -> int:
+    """Seed of a random stream that is independent of that of ``seed`` itself."""
+    state = np.random.SeedSequence([seed % 2**64, stream]).generate_state(1, np.uint64)
+    return int(state[0])
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """Put Pyro's parameters aside, and back, as the caller's trace of them has them."""
+    store = pyro.get_param_store()
+    shown = [value for _, value in store.named_parameters() if hasattr(value, "unconstrained")]
+    try:
+        with store.scope():
+            yield
+    finally:
+        for value in shown:  # which the store's scope takes from them
+            value.unconstrained = weakref.ref(value)

@@ -1,0 +1,98 @@
+"""What programs take and give: batches of rows, the terms of a guide and of an ELBO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from pyro_bnn.program.closed_forms import Marginal
+from pyro_bnn.program.latents import Marginals
+
+Params = Mapping[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """Rows of data: inputs ``x [B, ...]`` and observations y, ``[B]`` or ``[B, O]``."""
+
+    x: Tensor
+    y: Tensor
+
+
+class GuideTerms(NamedTuple):
+    """What an ELBO needs of a guide at one or more noise vectors.
+
+    Attributes:
+        z: Draws ``[D, P]``; ``[D, P + Q]`` where a draw has values of its own of some of the
+            model's parameters.
+        entropy: Entropy of q in closed form, ``[]``, or None.
+        log_prob: log q(z) ``[D]``; None where the entropy is given, or q has no density.
+        marginals: Marginals of q where they are of a known family, or None.
+        kl_scale: Factor of the KL.
+        weights: Weights ``[D]`` of the draws, which sum to 1; None for equal ones.
+    """
+
+    z: Tensor
+    entropy: Tensor | None
+    log_prob: Tensor | None
+    marginals: Marginals | None
+    kl_scale: float = 1.0
+    weights: Tensor | None = None
+
+
+class GuideLike(Protocol):
+    """The part of a guide that the program calls."""
+
+    has_log_prob: bool
+    marginal_family: Marginal
+
+    @property
+    def member_params(self) -> tuple[str, ...]:
+        """Names of the model's parameters of which each draw has values of its own."""
+        ...
+
+    def terms(self, params: Params, noise: Tensor, *, density: bool = True) -> GuideTerms:
+        """The guide's terms with ``params`` in place of its own parameters."""
+        ...
+
+    def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
+        """The likelihood term ``[]`` of log densities ``[D, B]`` of draws and rows, and N/B."""
+        ...
+
+    @property
+    def cauchy_sites(self) -> frozenset[str]:
+        """Names of the sites whose marginals are Cauchy."""
+        ...
+
+
+class RowEstimate(Protocol):
+    """Another estimate of the likelihood term than that of draws of z; see ``infer.estimators``."""
+
+    @property
+    def kl_weights(self) -> Tensor | None:
+        """Weights ``[S]`` of the draws in the KL; None for equal ones."""
+        ...
+
+    def rows(
+        self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
+    ) -> tuple[Tensor, float]:
+        """Expected log densities ``[D, B]`` of the rows, or draws of them, and N/B."""
+        ...
+
+
+class ELBOTerms(NamedTuple):
+    """The parts of a variational objective, each ``[]``.
+
+    Attributes:
+        expected_log_likelihood: Likelihood term.
+        kl: KL(q || p); the likelihood term less it is the bound on log p(D).
+        sampled_kl: The part of it that is an average over draws.
+        log_factors: Sum of the model's ``pyro.factor`` statements, such as weight decay on
+            point-estimated parameters: maximised with the bound and no part of it.
+    """
+
+    expected_log_likelihood: Tensor
+    kl: Tensor
+    sampled_kl: Tensor
+    log_factors: Tensor | None = None

@@ -1,0 +1,1 @@
+"""Every number of the report, computed once a method."""

@@ -1,0 +1,91 @@
+"""Posteriors and all numbers about them on one split; what is drawn and written is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyro_bnn.diagnostics.probes import Probes
+from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
+from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.tables.table import make_table
+from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.verdicts import verdicts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+
+class Evaluations:
+    """Posteriors compared on one split: numbers, ranking and verdicts, nothing drawn.
+
+    Attributes:
+        posteriors: The posteriors by name, in the order given.
+        split: The data they are compared on.
+        reference: Name of the reference, or None.
+        num_draws: Draws of the function behind the scores of every method but point estimates.
+        seed: Seed of all draws.
+        probes: Rows off the data where spreads are compared too; None without a reference, and
+            where there are none.
+        evaluations: All numbers by method.
+        ranking: Methods by held-out log score, best first.
+        models: The models that the methods answer under, each with its label and its methods.
+        evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
+            estimates) by group; ELBOs of different groups must not be compared.
+        table: A row a method in the order of the ranking; see the column ``units``.
+    """
+
+    def __init__(
+        self,
+        posteriors: Mapping[str, PosteriorLike],
+        split: Split,
+        *,
+        reference: str | None,
+        num_draws: int,
+        seed: int,
+        evaluations: Mapping[str, Evaluation],
+        probes: Probes | None = None,
+    ) -> None:
+        self.posteriors = dict(posteriors)
+        self.split = split
+        self.reference = reference
+        self.num_draws = num_draws
+        self.seed = seed
+        self.probes = probes
+        self.evaluations = dict(evaluations)
+        self.units = Units.of(split)
+        self.ranking: list[Ranked] = rank(
+            {name: entry.held_out.log_score for name, entry in evaluations.items()},
+            {name: entry.held_out.log_score_error for name, entry in evaluations.items()},
+        )
+        self.models: list[SharedModel] = shared_models(self.posteriors)
+        self.evidences: list[list[str]] = shared_evidences(self.posteriors)
+        self.table: pd.DataFrame = make_table(
+            list(self.evaluations.values()), self.ranking, self.units, split.task, reference
+        )
+
+    @cached_property
+    def findings(self) -> list[Verdict]:
+        """The verdicts with the rule that each comes from."""
+        return verdicts(list(self.evaluations.values()), self.ranking, self.reference)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What the numbers carry in plain words, each with its threshold and the next step."""
+        return [finding.text for finding in self.findings]
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether all posteriors are of one model."""
+        return len(self.models) == 1
+
+    @property
+    def ranked(self) -> list[Evaluation]:
+        """The evaluations in the order of the ranking."""
+        return [self.evaluations[place.name] for place in self.ranking]

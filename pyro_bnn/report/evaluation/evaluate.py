@@ -1,0 +1,236 @@
+"""All numbers of one method: held-out scores, checks of the fit, distance to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.probes import Probes
+from pyro_bnn.diagnostics.reference import ReferenceDistance, reference_distance
+from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
+from pyro_bnn.report.evaluation.fit_checks import FitChecks, fit_checks
+from pyro_bnn.report.evaluation.held_out import HeldOut, held_out, marginals
+from pyro_bnn.report.evaluation.units import to_numpy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+LEAST_SD = 0.01  # of a class probability: of two spreads that are smaller neither matters
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainstReference:
+    """A method against the reference at some rows.
+
+    Attributes:
+        where: What the rows are.
+        distance: Distance to the reference and its floor.
+        sd_ratio: Epistemic sd over that of the reference, row by row.
+        mean_shift: Distance of the mean from that of the reference, in its sds, row by row.
+        reference_sd: Mean epistemic sd of the reference, in the units of the distance.
+        counts: Rows of each kind, in their order; empty where they are of one.
+    """
+
+    where: str
+    distance: ReferenceDistance
+    sd_ratio: RowByRow
+    mean_shift: RowByRow
+    reference_sd: float
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceDraws:
+    """Marginals of the reference by chain.
+
+    Attributes:
+        rows: At the test rows ``[C, T, N, G]``.
+        probes: At the probes ``[C, T, P, G]``; None without probes.
+        at: The probes' inputs ``[P, I]``, in the dtype of the data.
+        counts: How many probes there are of each kind.
+    """
+
+    rows: Float[np.ndarray, "C T N G"]
+    probes: Float[np.ndarray, "C T P G"] | None = None
+    at: Tensor | None = None
+    counts: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Numbers of one method on one split.
+
+    Attributes:
+        name: Name in the comparison.
+        posterior: The posterior.
+        num_draws: Draws of the function behind the scores; 1 for a point estimate, K for K atoms.
+        held_out: Scores on the test rows.
+        checks: What the fit says about itself.
+        at_rows: Against the reference at the test rows; None for the reference and without one.
+        off_data: Against the reference at the probes; None also without these.
+        notes: Why a number is blank, and what limits the others.
+    """
+
+    name: str
+    posterior: PosteriorLike
+    num_draws: int
+    held_out: HeldOut
+    checks: FitChecks
+    at_rows: AgainstReference | None = None
+    off_data: AgainstReference | None = None
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(
+    name: str,
+    posterior: PosteriorLike,
+    split: Split,
+    *,
+    num_draws: int,
+    seed: int,
+    reference: ReferenceDraws | None = None,
+) -> Evaluation:
+    """Evaluates one posterior.
+
+    Args:
+        name: Name in the comparison.
+        posterior: Any posterior.
+        split: The data; training rows for the checks, test rows for the scores.
+        num_draws: Draws for every method of the comparison.
+        seed: Seed of the draws.
+        reference: Marginals of the reference by chain, from `reference_draws`; None for the
+            reference itself, without one, and where its predictive mean does not exist.
+    """
+    stored = posterior.num_stored_draws
+    available = num_draws if stored is None else min(num_draws, stored)
+    scores = held_out(posterior, split, available, seed)
+    checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
+    at_rows = off_data = None
+    notes = scores.notes + checks.notes
+    if (atoms := posterior.num_atoms) is not None and not scores.is_point:
+        available = min(atoms, available)
+        notes += (f"{available} functions of equal weight, of which all draws of y are",)
+    if reference is not None and not scores.has_mean:
+        notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
+    elif reference is not None:
+        f = scores.function_draws
+        at_rows = _against(f, reference.rows, split, is_point=scores.is_point)
+        if reference.probes is not None and reference.at is not None:
+            draws = len(f)
+            f = to_numpy(posterior.function_draws(reference.at, num_samples=draws, seed=seed))
+            off_data = _against(
+                f, reference.probes, split, is_point=scores.is_point, counts=reference.counts
+            )
+    return Evaluation(
+        name=name,
+        posterior=posterior,
+        num_draws=1 if scores.is_point else available,
+        held_out=scores,
+        checks=checks,
+        at_rows=at_rows,
+        off_data=off_data,
+        notes=notes,
+    )
+
+
+def _against(
+    f: Float[np.ndarray, "S N F"],
+    reference: Float[np.ndarray, "C T N G"],
+    split: Split,
+    *,
+    is_point: bool,
+    counts: Mapping[str, int] | None = None,
+) -> AgainstReference:
+    own = marginals(f, split.task, _num_targets(split))
+    if is_point:  # rounding between rows of a batch is no spread
+        own = np.broadcast_to(own[:1], own.shape)
+    what = "test rows" if counts is None else "probes off the data"
+    return against(
+        own,
+        reference,
+        where=what if own.shape[2] == 1 else f"outputs at {what}",
+        scale=_target_sd(split),
+        least_sd=LEAST_SD if split.task == "classification" else 0.0,
+        counts=counts,
+    )
+
+
+def against(
+    own: Float[np.ndarray, "S N G"],
+    reference: Float[np.ndarray, "C T N G"],
+    *,
+    where: str,
+    scale: float = 1.0,
+    least_sd: float = 0.0,
+    counts: Mapping[str, int] | None = None,
+) -> AgainstReference:
+    """Marginals of a method against those of the reference.
+
+    Args:
+        own: Draws of the method.
+        reference: Draws of the reference by chain.
+        where: What the rows are.
+        scale: Unit of distances, in that of the draws.
+        least_sd: Rows and outputs with no larger sd of the reference are not judged.
+        counts: Rows of each kind, in their order.
+    """
+    return AgainstReference(
+        where=where,
+        distance=reference_distance(own, reference, scale=scale),
+        sd_ratio=sd_ratio(own, reference, least_sd),
+        mean_shift=mean_shift(own, reference, least_sd),
+        reference_sd=float(reference.std((0, 1)).mean() / scale),
+        counts=counts or {},
+    )
+
+
+def reference_draws(
+    posterior: PosteriorLike,
+    split: Split,
+    *,
+    num_draws: int,
+    seed: int,
+    probes: Probes | None = None,
+) -> ReferenceDraws:
+    """Marginals of the reference at the test rows and probes, all stored draws by chain.
+
+    Args:
+        posterior: The reference.
+        split: The data.
+        num_draws: Draws where the reference stores none (an approximation as the reference).
+        seed: Seed of the draws.
+        probes: Rows off the data, or None.
+    """
+
+    def at(x: Tensor) -> np.ndarray:
+        f = posterior.function_draws(
+            x,
+            num_samples=posterior.num_stored_draws or num_draws,
+            seed=seed,
+            group_by_chain=True,
+        )
+        return marginals(to_numpy(f), split.task, _num_targets(split))
+
+    rows = at(split.test.x)
+    if probes is None:
+        return ReferenceDraws(rows=rows)
+    x = split.test.x.new_tensor(probes.x)
+    return ReferenceDraws(rows=rows, probes=at(x), at=x, counts=probes.counts)
+
+
+def _num_targets(split: Split) -> int:
+    return 1 if split.test.y.ndim == 1 else int(split.test.y.shape[1])
+
+
+def _target_sd(split: Split) -> float:
+    """Standard deviation of y over the training rows, in the units of f; 1 for probabilities."""
+    if split.task == "classification":
+        return 1.0
+    return float(to_numpy(split.train.y).std(0).mean()) or 1.0

@@ -1,0 +1,312 @@
+"""Checks of one fit: ELBO, its trend, checks of Markov chains, k-hat, PSIS-LOO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.convergence import (
+    MIN_DRAWS_A_CHAIN,
+    ChainChecks,
+    FunctionConvergence,
+    ebfmi,
+    function_convergence,
+)
+from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
+from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
+from pyro_bnn.errors import BNNError
+from pyro_bnn.plotting.numbers import number
+from pyro_bnn.report.evaluation.shared_models import point_estimates
+from pyro_bnn.report.evaluation.units import to_numpy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyro_bnn.arviz_io.loo import LooResult
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+EXACT_SAMPLERS = frozenset({"NUTS", "HMC"})  # draws of the exact posterior, once converged
+EXACT_ENGINES = frozenset({"Exact", "GaussianProcess"})  # that give the posterior itself
+MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
+ELBO = "ELBO"  # an objective that is that bound
+NO_BOUND = "objective (no ELBO, as its prior is improper)"
+FUNCTION, LOG_LIKELIHOOD = "f", "log likelihood"
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitChecks:
+    """What a fit says about itself; NaN or None where a check does not apply.
+
+    Attributes:
+        elbo: Evidence lower bound in nats, in the standardised units of y.
+        elbo_error: Its Monte Carlo error.
+        trend: Trend of the objective over the last part of the run.
+        losses: Loss of every step ``[T]``; empty for samplers.
+        convergence: R-hat and ESS of f over test points.
+        chains: The draws of f behind them ``[C, S, N, F]``.
+        sampling: All checks of Markov chains; None for what is not one.
+        num_divergent: Divergent draws after warm-up.
+        khat: k-hat of the approximation.
+        khat_error: Its standard error over draws.
+        khat_limit: Below it the draws can be reweighted to the posterior around them.
+        loo: PSIS leave-one-out score of the exact posterior, in standardised units.
+        notes: Why a number is blank, and what limits the others.
+        unchecked: Why it is not known whether the fit converged; empty where it was judged.
+    """
+
+    elbo: float
+    elbo_error: float
+    trend: Trend | None
+    losses: Float[np.ndarray, " T"]
+    convergence: FunctionConvergence | None
+    chains: Float[np.ndarray, "C S N F"] | None
+    sampling: ChainChecks | None
+    num_divergent: int | None
+    khat: float
+    khat_error: float
+    khat_limit: float
+    loo: LooResult | None
+    notes: tuple[str, ...]
+    unchecked: str = ""
+
+
+def fit_checks(
+    posterior: PosteriorLike, split: Split, num_draws: int, seed: int, *, is_point: bool
+) -> FitChecks:
+    """Runs every check that applies to a posterior.
+
+    Args:
+        posterior: Any posterior.
+        split: ELBO, k-hat, LOO and R-hat of the log likelihood use the training rows, R-hat of f
+            the test rows.
+        num_draws: Draws for ELBO, k-hat and LOO; R-hat uses all stored draws.
+        seed: Seed of the draws.
+        is_point: Whether the posterior is a single point, which has no density.
+    """
+    notes: list[str] = []
+    if is_point:
+        notes.append("a point estimate: one draw of the function")
+    elbo, elbo_error = NAN, NAN
+    if posterior.elbo_kind != "none" and num_draws < 2:
+        notes.append("no ELBO: its standard error needs two draws")
+    elif posterior.elbo_kind != "none":
+        elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
+    chains = function_chains(posterior, split, seed)
+    sampling = chain_checks(posterior, split, chains, seed, notes)
+    divergent = posterior.sample_stats.get("diverging")
+    shape = _khat(posterior, split, num_draws, seed, notes)
+    losses = to_numpy(posterior.losses).astype(float)
+    trend = objective_trend(losses, learning_rates(posterior, len(losses))) if losses.size else None
+    unchecked = _unchecked(posterior, trend, len(losses))
+    if unchecked:
+        notes.append(f"convergence not judged: {unchecked}")
+    elif trend is not None and not trend.is_rising and trend.largest >= MIN_GAIN:
+        notes.append(
+            f"a rise of up to {number(trend.largest, 2)} nats over the last {trend.num_steps:,} "
+            f"steps cannot be excluded; one of {number(trend.detectable, 2)} would have been found "
+            "in 9 of 10 runs"
+        )
+    return FitChecks(
+        elbo=elbo,
+        elbo_error=elbo_error,
+        trend=trend,
+        losses=losses,
+        convergence=sampling.quantities.get(FUNCTION) if sampling else None,
+        chains=chains,
+        sampling=sampling,
+        num_divergent=None if divergent is None else int(np.sum(divergent)),
+        khat=shape,
+        khat_error=NAN if np.isnan(shape) else khat_error(shape, num_draws),
+        khat_limit=NAN if np.isnan(shape) else khat_threshold(num_draws),
+        loo=_loo(posterior, split, num_draws, seed, shape, is_point, notes),
+        notes=tuple(notes),
+        unchecked=unchecked,
+    )
+
+
+def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) -> str:
+    """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
+    is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
+    sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
+    if not is_fit or trend is not None or (sweeps is not None and num_steps < sweeps):
+        return ""
+    if not num_steps:
+        return "it has no trace of its objective"
+    return (
+        f"too short, {num_steps:,} steps, where a trend needs {MIN_STEPS} in the last quarter of "
+        "the accumulated learning rate"
+    )
+
+
+def function_chains(
+    posterior: PosteriorLike, split: Split, seed: int
+) -> Float[np.ndarray, "C S N F"] | None:
+    """Draws of f by chain at up to 200 test rows; None for what is not a Markov chain.
+
+    Of several logits their mean is taken off, which the likelihood does not identify.
+    """
+    if not posterior.sample_stats or posterior.num_stored_draws is None:
+        return None
+    if posterior.num_stored_draws // posterior.num_chains < MIN_DRAWS_A_CHAIN:
+        return None
+    num_points = len(split.test.x)
+    rows = np.unique(np.linspace(0, num_points - 1, min(num_points, MAX_POINTS)).round()).tolist()
+    f = posterior.function_draws(
+        split.test.x[[int(row) for row in rows]],
+        num_samples=posterior.num_stored_draws,
+        seed=seed,
+        group_by_chain=True,
+    )
+    draws = to_numpy(f)
+    if split.task == "classification" and draws.shape[-1] > 1:
+        draws = draws - draws.mean(-1, keepdims=True)
+    return draws
+
+
+def chain_checks(
+    posterior: PosteriorLike,
+    split: Split,
+    chains: Float[np.ndarray, "C S N F"] | None,
+    seed: int,
+    notes: list[str],
+) -> ChainChecks | None:
+    """All checks of Markov chains; what could not be checked goes to notes.
+
+    R-hat and ESS are of f, of the log likelihood of all training rows, and of scales, which have
+    no copies by symmetry: one of several entries by the mean of their logs, as units may be
+    swapped.
+
+    Args:
+        posterior: Any posterior.
+        split: The data.
+        chains: Draws of f of `function_chains`.
+        seed: Seed of the draws.
+        notes: Of the fit; added to.
+    """
+    stats = posterior.sample_stats
+    if not stats or posterior.num_stored_draws is None:
+        return None
+    quantities = {}
+    if chains is not None:
+        values = {FUNCTION: chains}
+        likelihood = posterior.log_likelihood(
+            split.train, posterior.num_stored_draws, seed, group_by_chain=True
+        )
+        values[LOG_LIKELIHOOD] = _at_one_point(likelihood.double().sum(-1))
+        for name, value in posterior.hyperparameters(
+            posterior.num_stored_draws, seed, group_by_chain=True
+        ).items():
+            entries = to_numpy(value).reshape(*value.shape[:2], -1).astype(float)  # [C, S, M]
+            values[name] = _at_one_point(
+                (np.log(entries) if (entries > 0).all() else entries).mean(-1)
+            )
+        quantities = {name: function_convergence(value) for name, value in values.items()}
+    limit = posterior.options.get("max_tree_depth")
+    depth, energy = stats.get("tree_depth"), stats.get("energy")
+    if depth is not None and limit is None:
+        notes.append("saturated trees not judged: the largest depth allowed is not known")
+    if energy is None:
+        notes.append("E-BFMI not judged: consecutive energies are not stored")
+    return ChainChecks(
+        num_chains=posterior.num_chains,
+        quantities=quantities,
+        divergent=float(np.mean(stats["diverging"])) if "diverging" in stats else NAN,
+        saturated=NAN if depth is None or limit is None else float(np.mean(depth >= limit)),
+        ebfmi=NAN if energy is None or energy.shape[1] < 2 else float(np.min(ebfmi(energy))),
+    )
+
+
+def _at_one_point(values: Tensor | np.ndarray) -> Float[np.ndarray, "C S 1 1"]:
+    return to_numpy(values)[..., None, None]
+
+
+def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray, " T"] | None:
+    r"""Relative learning rate of every step, from the options of the engine.
+
+    A cosine schedule is :math:`(1 + \cos(\pi t / T)) / 2` over the planned number of steps, of
+    which an early stop may have used only the first.
+    """
+    if posterior.options.get("schedule") != "cosine":
+        return None
+    planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
+    return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
+
+
+def objective_of(posterior: PosteriorLike) -> str:
+    """What a fit maximised, in words; an ELBO only where the prior has a finite total mass."""
+    if posterior.objective == ELBO and posterior.elbo_kind == "none":
+        return NO_BOUND
+    return posterior.objective
+
+
+def _khat(
+    posterior: PosteriorLike, split: Split, num_draws: int, seed: int, notes: list[str]
+) -> float:
+    if not posterior.has_log_prob:
+        return NAN
+    if num_draws < MIN_DRAWS:
+        notes.append(f"no k-hat from {num_draws} draws (at least {MIN_DRAWS})")
+        return NAN
+    log_p, log_q = posterior.densities(split.train, num_samples=num_draws, seed=seed)
+    try:
+        return khat(to_numpy(log_p).astype(float), to_numpy(log_q).astype(float))
+    except BNNError as error:
+        notes.append(f"no k-hat: {error}")
+        return NAN
+
+
+def _loo(
+    posterior: PosteriorLike,
+    split: Split,
+    num_draws: int,
+    seed: int,
+    shape: float,
+    is_point: bool,
+    notes: list[str],
+) -> LooResult | None:
+    """PSIS-LOO where it estimates what it is said to; otherwise None and the reason in notes.
+
+    It estimates the score of the EXACT posterior, whatever proposal is corrected, so it is shown
+    for exact samplers, and for an approximation only if its draws can be corrected.
+    """
+    from pyro_bnn import arviz_io
+
+    held = ", ".join(sorted(point_estimates(posterior)))
+    if posterior.method in EXACT_SAMPLERS:
+        estimate = arviz_io.loo
+        if held:
+            notes.append(
+                f"PSIS-LOO is given {held}: too high if their values were fitted to these rows"
+            )
+    elif held:
+        notes.append(f"no PSIS-LOO: {held} were fitted to every row, so no row is left out of them")
+        return None
+    elif is_point:
+        notes.append("no PSIS-LOO: a point has no importance weights")
+        return None
+    elif shape < khat_threshold(max(num_draws, 2)):
+        estimate = arviz_io.loo_approximate
+    else:
+        reason = (
+            "no log density"
+            if np.isnan(shape)
+            else f"k-hat {shape:.2f}, not below {khat_threshold(num_draws):.2f}"
+        )
+        notes.append(f"no PSIS-LOO: {reason}, so its draws cannot be reweighted to the posterior")
+        return None
+    try:
+        result = estimate(posterior.to_arviz(split.train, num_samples=num_draws, seed=seed))
+    except BNNError as error:
+        notes.append(f"no PSIS-LOO: {error}")
+        return None
+    if result.num_bad:
+        notes.append(
+            f"PSIS-LOO is not to be trusted: {result.num_bad} of {len(result.khat)} training rows "
+            "have a k-hat above its limit"
+        )
+    return result

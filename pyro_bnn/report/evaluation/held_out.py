@@ -1,0 +1,291 @@
+"""Held-out scores and calibration of one method, in the user's units."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, simulated_pit, upper_limit
+from pyro_bnn.diagnostics.calibration import (
+    Coverage,
+    PITHistogram,
+    Reliability,
+    coverage,
+    covered_share,
+    ece,
+    pit,
+    pit_histogram,
+    reliability_curve,
+    simulated_ece,
+)
+from pyro_bnn.diagnostics.rejection import class_uncertainty, rejection_curve
+from pyro_bnn.diagnostics.scores import (
+    accuracy,
+    brier,
+    crps,
+    log_score_error,
+    moment_matched_log_score,
+    rmse,
+)
+from pyro_bnn.errors import BNNWarning
+from pyro_bnn.plotting.numbers import MINUS
+from pyro_bnn.report.evaluation.target_scores import TargetScores, score_targets
+from pyro_bnn.report.evaluation.units import Units, to_numpy
+
+if TYPE_CHECKING:
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike, PredictionLike
+
+LEVEL = 0.95
+POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Scores on the test rows; NaN or None where one does not apply to the task.
+
+    With several targets a point is a row for the log score, and an entry for all else; RMSE and
+    CRPS over all of them are in sds of each, and ``targets`` has those of one alone in its units.
+
+    Attributes:
+        log_score: Log of the mean density over draws, every row ``[N]``, nats.
+        function_draws: Draws of the network output ``[S, N, F]``, standardised units.
+        is_point: Whether all draws are one function (MAP, maximum likelihood).
+        log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point,
+            and for K functions of which the draws are as many of each.
+        gaussian_log_score: Mean moment-matched log score: another number, never ranked.
+        rmse: Of the predictive mean, or of the median where the mean does not exist.
+        crps: Mean continuous ranked probability score.
+        mean: Predictive means ``[N, O]``, or medians of the draws where means do not exist.
+        interval: Ends of the central 95 % interval ``[2, N, O]``.
+        pit: PIT values ``[N O]``.
+        pit_histogram: Their counts, with the band of data drawn from the posterior itself.
+        coverage: Of the central 95 % interval, with the band of such data.
+        accuracy: Share of rows.
+        brier: Mean Brier score, 0 to 2.
+        probs: Predictive class probabilities ``[N, C]``.
+        ece: Expected calibration error, 15 bins.
+        ece_floor: Mean ECE over classes drawn from the posterior itself: of an exact posterior.
+        ece_high: The ECE that an exact posterior exceeds once in a hundred times; NaN where it has
+            too few draws to tell.
+        reliability: Accuracy against confidence.
+        rejection_area: Area under the accuracy-rejection curve by entropy.
+        targets: Scores of each of several targets; none where there is one.
+        has_mean: Whether the predictive mean exists; Cauchy tails have none.
+        notes: What limits the numbers.
+    """
+
+    log_score: Float[np.ndarray, " N"]
+    function_draws: Float[np.ndarray, "S N F"]
+    is_point: bool
+    log_score_error: float = 0.0
+    gaussian_log_score: float = NAN
+    rmse: float = NAN
+    crps: float = NAN
+    mean: Float[np.ndarray, "N O"] | None = None
+    interval: Float[np.ndarray, "2 N O"] | None = None
+    pit: Float[np.ndarray, " M"] | None = None
+    pit_histogram: PITHistogram | None = None
+    coverage: Coverage | None = None
+    accuracy: float = NAN
+    brier: float = NAN
+    probs: Float[np.ndarray, "N C"] | None = None
+    ece: float = NAN
+    ece_floor: float = NAN
+    ece_high: float = NAN
+    reliability: Reliability | None = None
+    rejection_area: float = NAN
+    targets: tuple[TargetScores, ...] = ()
+    has_mean: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> HeldOut:
+    """Scores a posterior on the test rows of a split.
+
+    Args:
+        posterior: Any posterior.
+        split: Test rows in the standardised units of the model, with the way back.
+        num_draws: Draws S of the function, the same for every method that is compared.
+        seed: Seed of the draws.
+    """
+    prediction = posterior.predict(split.test.x, num_samples=num_draws, seed=seed)
+    f = to_numpy(prediction.function_draws)
+    log_score = to_numpy(prediction.log_prob(split.test.y)).astype(float)
+    is_point = len(f) == 1 or bool(
+        (np.ptp(f, axis=0) <= POINT_TOLERANCE * (1 + np.abs(f[0]))).all()
+    )
+    atoms, is_all = posterior.num_atoms, posterior.num_stored_draws in (None, num_draws)
+    # as many draws of each function, which some of those in a file are not
+    is_exact = is_point or (atoms is not None and is_all and num_draws % atoms == 0)
+    if split.task == "classification":
+        scores = _score_classes(prediction, split, log_score, f, is_point)
+    else:
+        scores = _score_regression(prediction, split, log_score, f, is_point, seed)
+    return dataclasses.replace(
+        scores,
+        log_score_error=0.0 if is_exact else _monte_carlo_error(posterior, split, num_draws, seed),
+        notes=scores.notes + _impossible_rows(log_score),
+    )
+
+
+def _monte_carlo_error(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> float:
+    """Error of the mean log score over draws: of a Markov chain by its ESS, else independent."""
+    log_likelihood = posterior.log_likelihood(
+        split.test, num_samples=num_draws, seed=seed, group_by_chain=True
+    )
+    return log_score_error(to_numpy(log_likelihood), independent=not posterior.sample_stats)
+
+
+def _impossible_rows(log_score: Float[np.ndarray, " N"]) -> tuple[str, ...]:
+    rows = np.flatnonzero(np.isneginf(log_score))
+    if not len(rows):
+        return ()
+    return (
+        f"log score {MINUS}∞: the density of {len(rows)} of {len(log_score)} test rows is 0 to the "
+        f"last digit of its dtype, first of row {rows[0]} (from 0); is it an outlier?",
+    )
+
+
+def _score_regression(
+    prediction: PredictionLike,
+    split: Split,
+    log_score: Float[np.ndarray, " N"],
+    f: Float[np.ndarray, "S N F"],
+    is_point: bool,
+    seed: int,
+) -> HeldOut:
+    units = Units.of(split)
+    shape = (len(log_score), len(units.scale))  # [N, O]
+    z = to_numpy(split.test.y).reshape(shape).astype(float)
+    y = units.values(z).ravel()  # [N O]
+    draws = units.values(to_numpy(prediction.draws).reshape(-1, *shape)).reshape(-1, y.size)
+    z_mean, z_sd = (moment.reshape(shape) for moment in _moments(prediction))
+    has_mean = not np.isnan(z_mean).any()
+    has_sd = has_mean and not np.isnan(z_sd).any()
+    mean = units.values(z_mean) if has_mean else np.median(draws, axis=0).reshape(shape)
+    gaussian = NAN
+    if has_sd:
+        matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
+        gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
+    values, simulated = pit(draws, y, seed=seed), simulated_pit(draws, y, seed=seed)
+    covered, of_targets = coverage(values, LEVEL, covered_share(simulated, LEVEL)), None
+    if shape[1] > 1 and prediction.has_target_densities:
+        of_targets = to_numpy(prediction.target_log_prob(split.test.y)) - np.log(units.scale)
+    # over several targets the units of none: their sds, which weigh them alike
+    sds = np.tile(units.scale, len(z)) if shape[1] > 1 else np.ones(y.size)
+    tail = (1 - LEVEL) / 2
+    # "weibull" puts quantile p at rank p (S + 1), as the PIT does: no shrinkage with few draws
+    interval = np.quantile(draws, [tail, 1 - tail], axis=0, method="weibull")
+    return HeldOut(
+        log_score=log_score - units.log_scale,
+        function_draws=f,
+        is_point=is_point,
+        gaussian_log_score=gaussian,
+        rmse=rmse(mean.ravel() / sds, y / sds),
+        crps=float((crps(draws, y) / sds).mean()),
+        mean=mean,
+        interval=interval.reshape(2, *shape),
+        pit=values,
+        pit_histogram=pit_histogram(values, simulated),
+        coverage=covered,
+        targets=score_targets(
+            draws.reshape(-1, *shape),
+            y.reshape(shape),
+            mean,
+            values.reshape(shape),
+            simulated.reshape(-1, *shape),
+            LEVEL,
+            of_targets,
+        ),
+        has_mean=has_mean,
+        notes=_missing_moments(has_mean, has_sd)
+        + _no_band("coverage", np.isnan(covered.low), len(draws)),
+    )
+
+
+def _moments(
+    prediction: PredictionLike,
+) -> tuple[Float[np.ndarray, "N O"], Float[np.ndarray, "N O"]]:
+    """Predictive means and sds; NaN where they do not exist, which the notes say, not a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BNNWarning)
+        return to_numpy(prediction.mean).astype(float), to_numpy(prediction.sd).astype(float)
+
+
+def _missing_moments(has_mean: bool, has_sd: bool) -> tuple[str, ...]:
+    if has_sd:
+        return ()
+    if has_mean:
+        return ("the predictive sd does not exist: no Gaussian score",)
+    return (
+        "the predictive mean does not exist: RMSE is that of the predictive median, and there is "
+        "no Gaussian score",
+    )
+
+
+def _no_band(what: str, is_missing: bool, num_draws: int) -> tuple[str, ...]:
+    """Says that calibration is shown unchecked, where it is."""
+    least = round(2 / (1 - BAND_PROBABILITY)) - 1
+    text = f"{what} unchecked: {num_draws} draws give no band of 99 %, {least} do"
+    return (text,) if is_missing else ()
+
+
+def _score_classes(
+    prediction: PredictionLike,
+    split: Split,
+    log_score: Float[np.ndarray, " N"],
+    f: Float[np.ndarray, "S N F"],
+    is_point: bool,
+) -> HeldOut:
+    y = to_numpy(split.test.y)
+    probs = to_numpy(prediction.probs).astype(float)
+    total = class_uncertainty(probs[None]).entropy
+    simulated = to_numpy(prediction.draws)[..., 0]  # [S, N]
+    errors = simulated_ece(probs, simulated)
+    curve = reliability_curve(probs, y, simulated=simulated)
+    return HeldOut(
+        log_score=log_score,
+        function_draws=f,
+        is_point=is_point,
+        accuracy=accuracy(probs, y),
+        brier=float(brier(probs, y).mean()),
+        probs=probs,
+        ece=ece(probs, y),
+        ece_floor=float(errors.mean()),
+        ece_high=upper_limit(errors),
+        reliability=curve,
+        rejection_area=rejection_curve(total, probs.argmax(1) == y).area,
+        notes=_no_band("reliability", bool(np.isnan(curve.low).all()), len(simulated)),
+    )
+
+
+def marginals(
+    f: Float[np.ndarray, "*batch F"], task: str, num_targets: int
+) -> Float[np.ndarray, "*batch G"]:
+    r"""What distances to a reference are measured on.
+
+    The location of y for regression (the first O outputs; what follows are raw scales), and the
+    class probabilities for classification, because logits are free up to a shift and saturate.
+
+    Args:
+        f: Network outputs, the last axis F.
+        task: ``"regression"`` or ``"classification"``.
+        num_targets: Number of targets O.
+
+    Example:
+        >>> marginals(np.zeros((1, 1)), "classification", 1), marginals(np.eye(2), "regression", 1)
+        (array([[0.5]]), array([[1.],
+               [0.]]))
+    """
+    from scipy import special
+
+    if task != "classification":
+        return np.asarray(f[..., :num_targets])
+    return np.asarray(special.expit(f) if f.shape[-1] == 1 else special.softmax(f, axis=-1))

@@ -1,0 +1,1 @@
+"""The report as files: a page, a table, trees."""

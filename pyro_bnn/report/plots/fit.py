@@ -1,0 +1,279 @@
+"""Figures of the checks of the fits: ELBO traces, ranks of chains, k-hat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.plotting.theme import (
+    Theme,
+    canvas,
+    hide_unused,
+    name_rows,
+    rows_height,
+    show_counts,
+    wrap_name,
+)
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_checks import ELBO, objective_of
+from pyro_bnn.report.plots.captions import span
+from pyro_bnn.report.plots.styles import styles_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.evaluation.comparison import Evaluations
+
+NUM_RANK_BINS = 12
+NUM_TRACE_POINTS = 150  # of the smoothed trace
+MAX_CHAINS = 8
+BEYOND = 1.1  # where k-hat above 1 is drawn, whatever it is
+
+
+def has_losses(comparison: Evaluations) -> bool:
+    """Whether any method has an ELBO trace."""
+    return bool(_with_elbo(comparison))
+
+
+def has_chains(comparison: Evaluations) -> bool:
+    """Whether any method has Markov chains."""
+    return bool(_with_chains(comparison))
+
+
+def has_khat(comparison: Evaluations) -> bool:
+    """Whether any method has a k-hat."""
+    return bool(_with_khat(comparison))
+
+
+def elbo_traces(comparison: Evaluations, theme: Theme) -> Figure:
+    """Smoothed ELBO traces; the legend names them from the highest end to the lowest."""
+    entries = _with_elbo(comparison)
+    styles = styles_of(comparison, theme)
+    names = [wrap_name(entry.name) for entry in entries]
+    num_lines = max(name.count("\n") + 1 for name in names) * -(-len(names) // 2)
+    with canvas(theme, 6.6, 3.6 + 0.19 * num_lines) as (figure, (ax,)):
+        settled, ends = [], []
+        for entry, name in zip(entries, names, strict=True):
+            losses, style = entry.checks.losses, styles[entry.name]
+            steps, smooth = _smooth(-losses)
+            settled.append(smooth[len(smooth) // 4 :])
+            thin = slice(None, None, max(1, losses.size // 1500))
+            ax.plot(
+                np.arange(1, losses.size + 1)[thin], -losses[thin], color=style.colour,
+                alpha=0.18, lw=0.6, rasterized=True,
+            )  # fmt: skip
+            (line,) = ax.plot(steps, smooth, color=style.colour, ls=style.dashes, lw=2, label=name)
+            ends.append((smooth[-1], line))
+        low = min(float(part.min()) for part in settled)
+        high = max(float(part.max()) for part in settled)
+        room = 0.15 * (high - low) or 1.0
+        ax.set_ylim(low - room, high + room)
+        ax.set_xlim(0, max(entry.checks.losses.size for entry in entries))
+        ax.set_xlabel("step")
+        ax.set_ylabel("ELBO, nats (smoothed)")
+        ordered = [line for _, line in sorted(ends, key=lambda end: -float(end[0]))]
+        figure.legend(handles=ordered, loc="outside lower left", ncols=2, handlelength=3.2)
+    return figure
+
+
+def describe_elbo(comparison: Evaluations) -> str:
+    """How to read `elbo_traces`, and the trends left."""
+    parts = []
+    for entry in _with_elbo(comparison):
+        trend = entry.checks.trend
+        if trend is None:
+            parts.append(f"{entry.name}: too few steps to judge")
+        else:
+            gain = with_error(trend.gain, trend.standard_error)
+            parts.append(
+                f"{entry.name} {gain} over its last {trend.num_steps:,} steps, at most "
+                f"{number(trend.largest, 2)}"
+            )
+    apart = "" if len(comparison.evidences) == 1 else (
+        "Methods of different models, or with different point estimates, bound different "
+        "evidences: compare shapes, not heights. "
+    )  # fmt: skip
+    return (
+        "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "
+        f"the first climb. {apart}The trend left at the end, in nats, with the effect of a falling "
+        f"learning rate removed, and its upper 95 % bound: {'; '.join(parts)}."
+    )
+
+
+def elbo_in_words(comparison: Evaluations) -> str:
+    """What `elbo_traces` shows."""
+    ends = {
+        entry.name: float(_smooth(-entry.checks.losses)[1][-1]) for entry in _with_elbo(comparison)
+    }
+    return f"ELBO over the steps of the fit, a line a method: at the end {span(ends)} nats."
+
+
+def rank_plots(comparison: Evaluations, theme: Theme) -> Figure:
+    """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
+    entries = _with_chains(comparison)
+    columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
+    styles = styles_of(comparison, theme)
+    panel = 1.9 if columns <= 4 else 1.4
+    with canvas(
+        theme, max(panel * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
+        sharex=True, sharey="row",
+    ) as (figure, axes):  # fmt: skip
+        for row, entry in enumerate(entries):
+            panels = axes[row * columns : (row + 1) * columns]
+            draws = _worst_draws(entry)  # [C, S]
+            counts = rank_counts(draws)[:columns]  # [C, B]
+            expected = draws.shape[1] / NUM_RANK_BINS
+            share = 1 / NUM_RANK_BINS
+            spread = draws.shape[1] * np.sqrt(share * (1 - share) / ess_within(draws))
+            for chain, (ax, count) in enumerate(zip(panels, counts, strict=False)):
+                limits = (max(expected - 2.58 * spread, 0), expected + 2.58 * spread)
+                edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
+                show_counts(ax, count, edges, limits, styles[entry.name].colour, theme)
+                ax.set_title(f"chain {chain + 1}", fontsize=10)
+                ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
+            hide_unused(panels, len(counts), columns)
+            panels[0].set_ylabel(f"{wrap_name(entry.name)}\ndraws")
+        figure.supxlabel(
+            "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
+        )
+    return figure
+
+
+def describe_ranks(comparison: Evaluations) -> str:
+    """How to read `rank_plots`."""
+    return (
+        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
+        "(99 % a bar). The function is shown, not weights, which symmetries alias: "
+        f"{', '.join(entry.name for entry in _with_chains(comparison))}."
+    )
+
+
+def ranks_in_words(comparison: Evaluations) -> str:
+    """What `rank_plots` shows."""
+    parts = []
+    for entry in _with_chains(comparison):
+        convergence = entry.checks.convergence
+        assert convergence is not None
+        parts.append(
+            f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
+            f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
+        )
+    return f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}."
+
+
+def khats(comparison: Evaluations, theme: Theme) -> Figure:
+    """k-hat of every guide with its error and the limit; values above 1 all at one place."""
+    entries = _with_khat(comparison)
+    styles = styles_of(comparison, theme)
+    with canvas(theme, 6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
+        figure,
+        (ax,),
+    ):
+        low = min(0.0, *(entry.checks.khat - entry.checks.khat_error for entry in entries))
+        for place, entry in enumerate(entries):
+            shape, error, style = entry.checks.khat, entry.checks.khat_error, styles[entry.name]
+            if shape > 1:
+                ax.plot(BEYOND, place, ">", ms=8, color=style.colour)
+                text, end = "above 1", BEYOND
+            else:
+                end = min(shape + error, BEYOND)
+                ax.plot([shape - error, end], [place, place], color=style.colour, lw=2.2)
+                ax.plot(shape, place, style.mark, ms=7, color=style.colour)
+                text = with_error(shape, error)
+            ax.annotate(text, (end, place), xytext=(9, 0), textcoords="offset points", va="center")
+        room = 0.03 * (BEYOND - low)
+        limit = entries[0].checks.khat_limit
+        ax.set_xlim(low - room, BEYOND + 9 * room)
+        ax.axvspan(low - room, limit, color=theme.band, lw=0, zorder=0)
+        name_rows(ax, [entry.name for entry in entries])
+        ax.set_xlabel(f"k-hat (grey: below {number(limit, 2)}, draws can be reweighted)")
+    return figure
+
+
+def describe_khat(comparison: Evaluations) -> str:
+    """How to read `khats`."""
+    return (
+        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
+        "its error over draws: below its limit the guide's draws can be reweighted to the "
+        "posterior around them. Modes that a guide lacks do not show in it, and copies of a mode "
+        "change nothing; a large value need not mean poor predictions. "
+        f"{khat_in_words(comparison)}"
+    )
+
+
+def khat_in_words(comparison: Evaluations) -> str:
+    """What `khats` shows."""
+    entries = _with_khat(comparison)
+    limit = entries[0].checks.khat_limit
+    below = sum(entry.checks.khat < limit for entry in entries)
+    draws = f"{entries[0].num_draws:,} draws"
+    beyond = [entry.name for entry in comparison.evaluations.values() if entry.checks.khat > 1]
+    rest = f"; above 1, where values order nothing: {', '.join(beyond)}" if beyond else ""
+    return (
+        f"k-hat is below {number(limit, 2)}, the limit for {draws}, for {below} of {len(entries)} "
+        f"guide{'' if len(entries) == 1 else 's'}{rest}."
+    )
+
+
+def rank_counts(draws: Float[np.ndarray, "C S"]) -> Float[np.ndarray, "C B"]:
+    """Counts of each chain's draws in bins of their rank among all chains.
+
+    Example:
+        >>> rank_counts(np.arange(24.0).reshape(2, 12)).astype(int)[0].tolist()
+        [2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
+    """
+    ranks = draws.ravel().argsort(kind="stable").argsort().reshape(draws.shape)
+    bins = ranks * NUM_RANK_BINS // draws.size  # [C, S]
+    return np.stack([np.bincount(row, minlength=NUM_RANK_BINS) for row in bins]).astype(float)
+
+
+def ess_within(draws: Float[np.ndarray, "C S"]) -> float:
+    """Effective draws of one chain, from its autocorrelation alone, mean over chains.
+
+    That of all chains together falls where they disagree, which is what the band must show.
+
+    Example:
+        >>> bool(150 < ess_within(np.random.default_rng(0).normal(size=(4, 200))) < 260)
+        True
+    """
+    from pyro_bnn import arviz_io
+
+    return float(np.nanmean([arviz_io.ess(chain[None], kind="mean") for chain in draws]))
+
+
+def _worst_draws(entry: Evaluation) -> Float[np.ndarray, "C S"]:
+    convergence = entry.checks.convergence
+    assert convergence is not None
+    point, output = convergence.worst
+    return _chains(entry)[:, :, point, output]
+
+
+def _chains(entry: Evaluation) -> Float[np.ndarray, "C S N F"]:
+    assert entry.checks.chains is not None
+    return entry.checks.chains
+
+
+def _smooth(values: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
+    """Block means, for a line that shows the trend: middle steps and means."""
+    blocks = np.array_split(values, min(NUM_TRACE_POINTS, values.size))
+    sizes = np.array([block.size for block in blocks])
+    return sizes.cumsum() - sizes / 2, np.array([block.mean() for block in blocks])
+
+
+def _with_elbo(comparison: Evaluations) -> list[Evaluation]:
+    return [
+        entry
+        for entry in comparison.ranked
+        if entry.checks.losses.size and objective_of(entry.posterior) == ELBO
+    ]
+
+
+def _with_khat(comparison: Evaluations) -> list[Evaluation]:
+    return [entry for entry in comparison.ranked if not np.isnan(entry.checks.khat)]
+
+
+def _with_chains(comparison: Evaluations) -> list[Evaluation]:
+    return [entry for entry in comparison.ranked if entry.checks.chains is not None]

@@ -1,0 +1,208 @@
+"""Figures of predictions on held-out rows, one panel a method, on shared axes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pyro_bnn.plotting.numbers import number, percent
+from pyro_bnn.plotting.theme import Theme, canvas, grid_shape, hide_unused, wrap_name
+from pyro_bnn.report.evaluation.held_out import LEVEL, marginals
+from pyro_bnn.report.evaluation.units import to_numpy
+from pyro_bnn.report.plots.captions import coverages, span
+from pyro_bnn.report.plots.styles import styles_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.evaluation.comparison import Evaluations
+
+MAX_INTERVALS = 250  # more overlap to a grey block
+NUM_GRID = 200
+
+
+def is_regression(comparison: Evaluations) -> bool:
+    """Whether the target is a number."""
+    return comparison.split.task != "classification"
+
+
+def has_one_input(comparison: Evaluations) -> bool:
+    """Whether there is one input, to draw y over x, one numeric target, and no posterior of a file.
+
+    A file holds predictions at its held-out rows, and the figure needs a grid.
+    """
+    from pyro_bnn.report.saved.file_posterior import FilePosterior
+
+    x, units = comparison.split.train.x, comparison.split.train.target
+    if units is None:  # of counts: f is the log of their rate, not where they lie
+        return False
+    if any(isinstance(posterior, FilePosterior) for posterior in comparison.posteriors.values()):
+        return False
+    return (
+        is_regression(comparison) and x.ndim == 2 and x.shape[1] == len(comparison.units.scale) == 1
+    )
+
+
+def predictions(comparison: Evaluations, theme: Theme) -> Figure:
+    """Observed values over predicted means with 95 % intervals, one panel a method."""
+    names = [place.name for place in comparison.ranking]
+    rows, columns = grid_shape(len(names))
+    units, split = comparison.units, comparison.split
+    observed = units.values(to_numpy(split.test.y).reshape(-1, len(units.scale))).ravel()
+    with canvas(
+        theme, 3.1 * columns + 0.4, 3.0 * rows + 0.4, rows, columns, sharex=True, sharey=True
+    ) as (figure, axes):
+        shown = np.unique(
+            np.linspace(0, observed.size - 1, min(observed.size, MAX_INTERVALS)).astype(int)
+        )
+        limits = (observed.min(), observed.max())
+        for ax, name in zip(axes, names, strict=False):
+            scores = comparison.evaluations[name].held_out
+            assert scores.mean is not None
+            assert scores.interval is not None
+            mean, (low, high) = scores.mean.ravel(), scores.interval.reshape(2, -1)
+            limits = (min(limits[0], low[shown].min()), max(limits[1], high[shown].max()))
+            outside = (observed < low) | (observed > high)
+            colour = styles_of(comparison, theme)[name].colour
+            ax.hlines(observed[shown], low[shown], high[shown], color=colour, alpha=0.3, lw=1.4)
+            inside = shown[~outside[shown]]
+            missed = shown[outside[shown]]
+            ax.plot(mean[inside], observed[inside], "o", ms=3.5, color=colour, mec="none")
+            ax.plot(mean[missed], observed[missed], "o", ms=5, mfc=theme.paper, mec=colour, mew=1.4)
+            ax.set_title(wrap_name(name), fontweight="bold")
+            ax.text(
+                0.03, 0.97, f"RMSE {number(scores.rmse)}\n"
+                f"{outside.sum()} of {outside.size} outside",
+                transform=ax.transAxes, va="top", fontsize=9.5, color=theme.ink,
+            )  # fmt: skip
+        for ax in axes[: len(names)]:
+            ax.plot(limits, limits, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=0)
+        hide_unused(axes, len(names), columns)
+        figure.supxlabel(
+            f"predicted {units.name}: mean and {percent(LEVEL, 0)} interval", fontsize=11
+        )
+        figure.supylabel(f"observed {units.name}", fontsize=11)
+    return figure
+
+
+def describe_predictions(comparison: Evaluations) -> str:
+    """How to read `predictions`."""
+    centre = (
+        "mean"
+        if all(entry.held_out.has_mean for entry in comparison.ranked)
+        else "mean (median where the tails have no mean)"
+    )
+    return (
+        f"Held-out rows: the observed value over the predictive {centre}, with the central 95 % "
+        "interval as a line; open circles lie outside their interval, the dashed line is equality."
+    )
+
+
+def predictions_in_words(comparison: Evaluations) -> str:
+    """What `predictions` shows."""
+    errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
+    return (
+        f"Scatter plots of observed over predicted {comparison.units.name} at "
+        f"{len(comparison.split.test):,} held-out rows, a panel a method: RMSE {span(errors)}; "
+        f"95 % intervals cover {coverages(comparison)}."
+    )
+
+
+def band(comparison: Evaluations, theme: Theme) -> Figure:
+    """Predictive and epistemic band over the one input, one panel a method."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    names = [place.name for place in comparison.ranking]
+    rows, columns = grid_shape(len(names))
+    split, units = comparison.split, comparison.units
+    x_train, x_test = split.train.x, split.test.x
+    low, high = float(x_train.min()), float(x_train.max())
+    grid = x_train.new_tensor(
+        np.linspace(low - 0.25 * (high - low), high + 0.25 * (high - low), NUM_GRID)
+    )[:, None]
+    inputs = split.train.inputs
+    x_grid, x_seen, x_held = (
+        to_numpy(x if inputs is None else inputs.inverse(x)).ravel()
+        for x in (grid, x_train, x_test)
+    )
+    seen, held = (
+        units.values(to_numpy(y).reshape(-1, 1)).ravel() for y in (split.train.y, split.test.y)
+    )
+    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    with canvas(
+        theme, 3.3 * columns + 0.4, 2.8 * rows + 0.5, rows, columns, sharex=True, sharey=True
+    ) as (figure, axes):
+        for ax, name in zip(axes, names, strict=False):
+            entry = comparison.evaluations[name]
+            draws = len(entry.held_out.function_draws)
+            prediction = entry.posterior.predict(grid, num_samples=draws, seed=comparison.seed)
+            y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
+            f = marginals(to_numpy(prediction.function_draws), split.task, 1)
+            f = units.values(f)[..., 0]
+            colour = styles_of(comparison, theme)[name].colour
+            y_edges = smooth_edges(np.quantile(y, tails, axis=0))
+            ax.fill_between(x_grid, *y_edges, color=colour, alpha=0.18, lw=0)
+            if not entry.held_out.is_point:
+                f_edges = np.quantile(f, tails, axis=0)
+                ax.fill_between(x_grid, *f_edges, color=colour, alpha=0.4, lw=0)
+            ax.plot(x_grid, np.median(f, axis=0), color=colour, lw=2)
+            ax.plot(x_seen, seen, "o", ms=2.5, color=theme.muted, mec="none")
+            ax.plot(x_held, held, "o", ms=4, mfc="none", mec=theme.ink, mew=0.9)
+            ax.set_title(wrap_name(name), fontweight="bold")
+            _limit(ax, y_edges, np.concatenate([seen, held]))
+        hide_unused(axes, len(names), columns)
+        figure.legend(
+            [
+                Line2D([], [], color=theme.muted, lw=2),
+                Patch(color=theme.muted, alpha=0.6, lw=0),
+                Patch(color=theme.muted, alpha=0.25, lw=0),
+                Line2D([], [], ls="", marker="o", ms=3, color=theme.muted),
+                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=theme.ink),
+            ],
+            ["median of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
+            loc="outside upper left",
+            ncols=5,
+            fontsize=9.5,
+        )
+        names_of_x = split.train.input_names
+        figure.supxlabel(names_of_x[0] if names_of_x else "x", fontsize=11)
+        figure.supylabel(units.name, fontsize=11)
+    return figure
+
+
+def describe_band(comparison: Evaluations) -> str:
+    """How to read `band`."""
+    return (
+        "Median of the function (line), its central 95 % band (dark: what the posterior does not "
+        f"know) and that of new observations of {comparison.units.name} (light: noise added), with "
+        "training rows (dots) and held-out rows (circles)."
+    )
+
+
+def band_in_words(comparison: Evaluations) -> str:
+    """What `band` shows."""
+    return (
+        f"Predictive bands of {comparison.units.name} over the one input, a panel a method: 95 % "
+        f"intervals cover {coverages(comparison)} of {len(comparison.split.test):,} held-out rows."
+    )
+
+
+def smooth_edges(edges: np.ndarray, width: int = 9) -> np.ndarray:
+    """Moving average along a grid ``[2, G]`` of an interval's ends: draws of y leave them ragged.
+
+    Example:
+        >>> smooth_edges(np.ones((2, 30)))[0, :2]
+        array([1., 1.])
+    """
+    padded = np.pad(edges, ((0, 0), (width // 2, width // 2)), mode="reflect", reflect_type="odd")
+    return np.stack([np.convolve(edge, np.ones(width) / width, mode="valid") for edge in padded])
+
+
+def _limit(ax: Axes, interval: np.ndarray, y: np.ndarray) -> None:
+    """Keeps the data in view where the bands run off beyond them."""
+    low, high = min(y.min(), interval[0].min()), max(y.max(), interval[1].max())
+    room = 0.75 * (y.max() - y.min())
+    ax.set_ylim(max(low, y.min() - room), min(high, y.max() + room))

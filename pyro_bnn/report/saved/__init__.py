@@ -1,0 +1,1 @@
+"""A report of posteriors that were saved as NetCDF files."""

@@ -1,0 +1,266 @@
+"""A comparison from saved ArviZ files alone: nothing is fitted, no model is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from pyro_bnn.data import Split, Standardiser
+from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.posterior.storage import TOLERANCE
+from pyro_bnn.report.compare import Comparison, compare
+from pyro_bnn.report.evaluation.units import to_numpy
+from pyro_bnn.report.output.names import file_names
+from pyro_bnn.report.saved.file_posterior import SAME_ROWS, FileModel, FilePosterior, read
+
+NUM_SAMPLES = 1_000
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+
+
+def compare_files(
+    files: Sequence[PathLike] | Mapping[str, PathLike],
+    *,
+    reference: str | None = None,
+    num_samples: int | None = None,
+    seed: int | None = None,
+) -> Comparison:
+    """Compares posteriors that were saved as ArviZ NetCDF files, without models or fits.
+
+    Files of one comparison give its numbers again. Others, also of different runs, are compared
+    where they are of the same training and held-out rows.
+
+    Args:
+        files: Files of ``Comparison.save`` or ``Posterior.to_arviz(train, test)``; by name where
+            their own names would be equal.
+        reference: Name of the posterior to measure distances to, or its kebab-case; by default that
+            of the comparison which wrote the files, else NUTS where one of several files is.
+        num_samples: Draws of every method; by default as in the comparison that wrote the files,
+            else 1,000. Never more than a file has.
+        seed: Seed of the choice of draws; by default that of the first file.
+
+    Raises:
+        FileFormatError: If a file is missing, no NetCDF file, or of another origin.
+        DataError: If a file is of other rows than the others, or has no held-out rows.
+        OptionError: If there is no file, or two would have one name.
+        UnknownNameError: If ``reference`` is not one of the names.
+    """
+    posteriors = _in_order(read_all(files))
+    split = _common_rows(list(posteriors.values()))
+    if split.train.x.ndim == 2 and split.train.x.shape[1] == 1:
+        note = "No predictive band over the input: files hold predictions at held-out rows only."
+        split = replace(split, note=f"{split.note} {note}".lstrip())
+    models = _shared_models(list(posteriors.values()))
+    return compare(
+        {
+            name: posterior.on(split, model)
+            for (name, posterior), model in zip(posteriors.items(), models, strict=True)
+        },
+        split,
+        reference=_find_reference(reference, posteriors),
+        num_samples=_common_count(list(posteriors.values()))
+        if num_samples is None
+        else num_samples,
+        seed=next(iter(posteriors.values())).saved["draws_seed"] if seed is None else seed,
+    )
+
+
+def read_all(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[str, FilePosterior]:
+    """Reads files; each has the name given, else that in its comparison, else its method.
+
+    Raises:
+        OptionError: If there is no file, or two would have one name; says how to name them.
+    """
+    if isinstance(files, str | os.PathLike):
+        raise OptionError(f"files is a list of paths, or paths by name, not the one path {files}")
+    if not files:
+        raise OptionError(
+            "nothing to compare: give NetCDF files of 'pyro-bnn compare', such as report/nuts.nc"
+        )
+    if isinstance(files, Mapping):
+        return {name: read(path) for name, path in files.items()}
+    found: dict[str, FilePosterior] = {}
+    for path in files:
+        posterior = read(path)
+        name = posterior.name
+        if name in found:
+            other = found[name].path
+            raise OptionError(
+                f"{other} and {path} are both called {name!r}: give them names, as in "
+                f"first={other} second={path}"
+            )
+        found[name] = posterior
+    return found
+
+
+def named_files(arguments: Sequence[str]) -> list[PathLike] | dict[str, PathLike]:
+    """Files of the arguments ``FILE`` or ``NAME=FILE`` of a command line.
+
+    Returns:
+        The paths; by name if one was given, and then the others by their file names.
+
+    Raises:
+        OptionError: If two have one name, or a name or file is empty.
+
+    Example:
+        >>> named_files(["a.nc", "b.nc"])
+        ['a.nc', 'b.nc']
+        >>> named_files(["first=run1/nuts.nc", "run2/nuts.nc"])
+        {'first': 'run1/nuts.nc', 'nuts': 'run2/nuts.nc'}
+    """
+    parts = [
+        ("", argument) if Path(argument).exists() or "=" not in argument else _named(argument)
+        for argument in arguments
+    ]
+    if not any(name for name, _ in parts):
+        return [path for _, path in parts]
+    found: dict[str, PathLike] = {}
+    for given, path in parts:
+        name = given or Path(path).stem
+        if name in found:
+            raise OptionError(
+                f"{found[name]} and {path} are both called {name!r}: give each a name of its own, "
+                f"as in first={found[name]} second={path}"
+            )
+        found[name] = path
+    return found
+
+
+def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterior]:
+    """In the order of the one comparison that wrote them, which numbers its models; else as given.
+
+    Files of one comparison name the same methods, the same seed of the draws, and one method each.
+    """
+    every = [one.saved for one in posteriors.values()]
+    order: list[str] = every[0].get("compared") or []
+    names = {saved.get("name") for saved in every}
+    is_one = len(names) == len(every) and all(
+        saved.get("compared") == order and saved["draws_seed"] == every[0]["draws_seed"]
+        for saved in every
+    )
+    if not (is_one and names.issubset(order)):
+        return dict(posteriors)
+    return dict(sorted(posteriors.items(), key=lambda item: order.index(item[1].saved["name"])))
+
+
+def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -> str | None:
+    """The posterior of a name or of its kebab-case; else the one of the comparison, else NUTS."""
+    if name is not None:
+        kebab = {stem: full for full, stem in file_names(posteriors).items()}
+        return name if name in posteriors else kebab.get(name, name)
+    if len(posteriors) == 1:
+        return None
+    marked = [name for name, one in posteriors.items() if one.saved.get("is_reference")]
+    exact = [name for name, one in posteriors.items() if one.method == "NUTS"]
+    return next((names[0] for names in (marked, exact) if len(names) == 1), None)
+
+
+def _named(argument: str) -> tuple[str, str]:
+    name, _, path = argument.partition("=")
+    if not name or not path:
+        raise OptionError(
+            f"expected FILE or NAME=FILE, such as nuts=report/nuts.nc, not {argument!r}"
+        )
+    return name, path
+
+
+def _common_count(posteriors: Sequence[FilePosterior]) -> int:
+    """Draws behind the scores of the comparisons that wrote the files, the fewest of several."""
+    counts = [int(one.saved["num_draws"]) for one in posteriors if one.saved.get("num_draws")]
+    return min(counts, default=NUM_SAMPLES)
+
+
+def _common_rows(posteriors: Sequence[FilePosterior]) -> Split:
+    """The rows of all files.
+
+    Raises:
+        DataError: If a file is of other rows than most; names it and one of those.
+    """
+    groups: list[list[FilePosterior]] = []
+    for posterior in posteriors:
+        for group in groups:
+            if not _difference(group[0].split, posterior.split):
+                group.append(posterior)
+                break
+        else:
+            groups.append([posterior])
+    most = max(groups, key=len)
+    for group in groups:
+        if group is not most:
+            other, one = group[0], most[0]
+            raise DataError(
+                f"{other.path} ({_title(other.split)}) is of other data than {one.path} "
+                f"({_title(one.split)}): {_difference(one.split, other.split)}; compare files of "
+                "one data set and split"
+            )
+    splits = [posterior.split for posterior in most]
+    named = [one.split for one in most if one.saved.get("data")]
+    return (named or splits)[0]
+
+
+def _title(split: Split) -> str:
+    return f"{split.name}, split {split.index}"
+
+
+def _difference(a: Split, b: Split) -> str:
+    """Why the rows of two splits are not the same; empty where they are."""
+    if a.task != b.task:
+        return f"the tasks are {a.task} and {b.task}"
+    for part in ("test", "train"):
+        words = "held-out" if part == "test" else "training"
+        own, other = getattr(a, part), getattr(b, part)
+        for name in ("x", "y"):
+            if text := _unequal(getattr(own, name), getattr(other, name)):
+                return f"the {words} {name} {text}"
+    for part in ("inputs", "target"):
+        if not _same_units(getattr(a.test, part), getattr(b.test, part)):
+            return f"the units of the {part} differ"
+    return ""
+
+
+def _unequal(a: Tensor, b: Tensor) -> str:
+    own, other = to_numpy(a), to_numpy(b)
+    if own.shape != other.shape:
+        return f"have shapes {list(own.shape)} and {list(other.shape)}"
+    far = ~np.isclose(own, other, rtol=SAME_ROWS, atol=SAME_ROWS)
+    count = int(far.reshape(len(own), -1).any(1).sum())
+    return f"differ in {count} of {len(own)} rows" if count else ""
+
+
+def _same_units(a: Standardiser | None, b: Standardiser | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.loc.shape != b.loc.shape:
+        return False
+    room = SAME_ROWS * (to_numpy(a.scale) + np.abs(to_numpy(a.loc)))
+    pairs = ((a.loc, b.loc), (a.scale, b.scale))
+    return all(bool((np.abs(to_numpy(p) - to_numpy(q)) <= room).all()) for p, q in pairs)
+
+
+def _shared_models(posteriors: Sequence[FilePosterior]) -> list[FileModel]:
+    """The model of each file, one object where descriptions and densities agree.
+
+    A model that a file does not describe is shared with none.
+    """
+    models: list[FileModel] = []
+    for posterior in posteriors:
+        same = (other for other in models if _same_model(other, posterior.model))
+        models.append(next(same, posterior.model))
+    return models
+
+
+def _same_model(a: FileModel, b: FileModel) -> bool:
+    if a.record is None or b.record is None:
+        return False
+    if any(a.record[name] != b.record[name] for name in ("description", "sites")):
+        return False
+    own, other = (np.asarray(m.record["fingerprint"], dtype=float) for m in (a, b) if m.record)
+    return own.shape == other.shape and np.allclose(
+        own, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    )

@@ -1,0 +1,1 @@
+"""One comparison over many splits and seeds."""

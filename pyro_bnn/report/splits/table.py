@@ -1,0 +1,290 @@
+"""The table over several runs: means of each method over splits, paired differences to the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
+from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.report.splits.statistics import (
+    MIN_SPLITS,
+    OverSplits,
+    behind_over_splits,
+    over_splits,
+    paired,
+)
+from pyro_bnn.report.tables.table import Column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pyro_bnn.report.splits.run import Run
+
+NAN = float("nan")
+AVERAGED = {
+    "regression": ("rmse", "crps", "coverage_95", "gaussian_log_score"),
+    "classification": ("accuracy", "brier", "ece", "ece_floor", "rejection_area"),
+}  # beside the log score
+AVERAGED_ALWAYS = ("distance", "sd_ratio", "seconds")
+LARGEST = ("rhat", "khat", "threads", "processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One method over all runs.
+
+    Attributes:
+        name: The method.
+        rank: 1 for every method that is not behind another, then by place; None where there are too
+            few splits for a standard error, or no run that all methods have.
+        log_score: Mean held-out log score over the common runs.
+        difference: Paired difference to the best over the same runs; its error is corrected, and
+            of this pair alone.
+        p_value: Family-wise p-value of "no method is better"; 1 where there is no rank.
+        num_runs: Runs that the method has.
+        num_best: Common runs in which no method has a higher log score.
+    """
+
+    name: str
+    rank: int | None
+    log_score: OverSplits
+    difference: OverSplits
+    p_value: float
+    num_runs: int
+    num_best: int
+
+
+def common_runs(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have every method which has any run: averages are over these alone."""
+    present = {str(name) for run in runs for name in run.methods}
+    return [run for run in runs if present and present <= set(run.methods)]
+
+
+def correction(runs: Sequence[Run]) -> float:
+    """Test over training rows, averaged over runs: the correction of paired differences."""
+    return float(np.mean([run.num_test / run.num_train for run in runs])) if runs else NAN
+
+
+def by_split(runs: Sequence[Run], name: str, key: str) -> list[Float[np.ndarray, " R"]]:
+    """Values of a method's column: an array over seeds for each split, in the order of splits."""
+    splits = sorted({run.split for run in runs})
+    return [
+        np.array([float(run.table.loc[name, key]) for run in runs if run.split == split])
+        for split in splits
+    ]
+
+
+def standings(runs: Sequence[Run]) -> list[Standing]:
+    """All methods by mean held-out log score, best first; methods without a run are last."""
+    common = common_runs(runs)
+    names = list(dict.fromkeys(name for run in runs for name in (*run.methods, *run.lost)))
+    present = [name for name in names if any(name in run.methods for run in runs)]
+    scores = {name: by_split(common, name, "log_score") for name in present}
+    means = {name: over_splits(scores[name]) for name in present}
+    if common:
+        present.sort(key=lambda name: -means[name].mean)
+    tops = [max(run.table["log_score"]) for run in common]
+    is_ranked = len({run.split for run in common}) >= MIN_SPLITS
+    p = behind_over_splits([scores[name] for name in present], correction(common))
+    found = []
+    for place, name in enumerate(present, start=1):
+        differences = [
+            paired(own, best) for own, best in zip(scores[name], scores[present[0]], strict=True)
+        ]
+        gap = over_splits(differences, correction(common) if common else 0.0)
+        found.append(
+            Standing(
+                name=name,
+                rank=None if not is_ranked else 1 if p[place - 1] > FAMILY_WISE_ERROR else place,
+                log_score=means[name],
+                difference=gap,
+                p_value=float(p[place - 1]),
+                num_runs=sum(name in run.methods for run in runs),
+                num_best=sum(
+                    bool(run.table.loc[name, "log_score"] == top)
+                    for run, top in zip(common, tops, strict=True)
+                ),
+            )
+        )
+    nothing = over_splits([])
+    return found + [
+        Standing(
+            name=name,
+            rank=None,
+            log_score=nothing,
+            difference=nothing,
+            p_value=1.0,
+            num_runs=0,
+            num_best=0,
+        )
+        for name in names
+        if name not in present
+    ]
+
+
+def make_run_table(
+    runs: Sequence[Run], places: Sequence[Standing], task: str, units: str
+) -> pd.DataFrame:
+    """All averages, a row a method in the order of the standings.
+
+    ``<score>_se`` is the standard error over splits, NaN with fewer than three; ``<score>_sd`` the
+    standard deviation over seeds, with one split only. ``difference_se`` is corrected for rows that
+    the splits share. ``rhat, khat, threads, processes`` are the largest over all runs of a method.
+
+    Args:
+        runs: All runs.
+        places: From :func:`standings`.
+        task: ``"regression"`` or ``"classification"``.
+        units: Name of the target with its unit.
+    """
+    import pandas as pd
+
+    common = common_runs(runs)
+    rows = []
+    for place in places:
+        row: dict[str, Any] = {"rank": NAN if place.rank is None else place.rank}
+        _put(row, "log_score", place.log_score)
+        _put(row, "difference", place.difference)
+        row |= {"tied": place.rank == 1, "p_value": place.p_value if place.rank else NAN}
+        for key in (*AVERAGED[task], *AVERAGED_ALWAYS):
+            has_runs = place.num_runs > 0 and bool(common)
+            _put(row, key, over_splits(by_split(common, place.name, key) if has_runs else []))
+        own = [run for run in runs if place.name in run.methods]
+        for key in LARGEST:
+            values = [float(run.table.loc[place.name, key]) for run in own]
+            row[key] = max((v for v in values if v == v), default=NAN)
+        row |= {
+            "best_in": place.num_best,
+            "common_runs": len(common),
+            "runs": place.num_runs,
+            "all_runs": len(runs),
+            "splits": len({run.split for run in common}),
+            "units": f"log scores: nats per test row; rmse, crps: units of {units}"
+            if task == "regression"
+            else "log scores: nats per test row",
+        }
+        rows.append(row)
+    return pd.DataFrame(rows, index=pd.Index([place.name for place in places], name="method"))
+
+
+def run_sections(task: str, units: str) -> dict[str, list[Column]]:
+    """The columns of the summary of several runs, by section.
+
+    Args:
+        task: ``"regression"`` or ``"classification"``.
+        units: Name of the target with its unit.
+    """
+    scores = [
+        _average("log score", "log_score", "nats per row", "Held-out log score; higher is better. "
+                 "The only score that ranks."),
+        Column(
+            title="to the best",
+            unit="nats per row",
+            cell=_difference,
+            meaning="Paired difference over the same splits and seeds; its standard error is "
+            "corrected for rows that splits share. Tied: a test over all pairs of methods at once, "
+            "with a family-wise error of 5 %, does not show any to be better.",
+            keys=("difference",),
+        ),
+        Column(
+            title="best in",
+            unit="runs",
+            cell=lambda row: f"{row['best_in']} of {row['common_runs']}",
+            meaning="Runs in which no method has a higher held-out log score.",
+            keys=("best_in",),
+        ),
+    ]  # fmt: skip
+    if task == "classification":
+        scores += [
+            _average("accuracy", "accuracy", "", "Share of rows whose likeliest class is right."),
+            _average("Brier", "brier", "0 to 2", "Squared error of the probabilities."),
+            _average("ECE", "ece", "", "Expected calibration error."),
+            _average(
+                "ECE floor",
+                "ece_floor",
+                "",
+                "Mean ECE of classes drawn from the method's own posterior: if it is exact.",
+            ),
+            _average(
+                "rejection area",
+                "rejection_area",
+                "",
+                "Accuracy of the rows kept when those "
+                "of largest entropy are rejected, averaged over the shares that are kept; "
+                "higher is better.",
+            ),
+        ]
+    else:
+        scores += [
+            _average("RMSE", "rmse", units, "Error of the predictive mean, or of the median where "
+                     "there is no mean."),
+            _average("CRPS", "crps", units, "Score of the whole predictive; lower is better."),
+            _average("95 % coverage", "coverage_95", "", "Share of held-out values inside the 95 % "
+                     "interval."),
+            _average("Gaussian score", "gaussian_log_score", "nats per row", "Log density of one "
+                     "Normal with the predictive mean and sd; never ranked."),
+        ]  # fmt: skip
+    checks = [
+        Column(
+            title="runs",
+            unit="",
+            cell=lambda row: f"{row['runs']} of {row['all_runs']}",
+            meaning="Runs that ended with a posterior.",
+            keys=("runs",),
+        ),
+        _largest("worst R-hat", "rhat", "Of f, the log likelihood and scales; at most 1.01."),
+        _largest("worst k-hat", "khat", "The largest of a run; above 1 values order nothing."),
+        _average("distance", "distance", "probability" if task == "classification" else "sds of y",
+                 "Distance of the function to the reference."),
+        _average("epistemic sd ratio", "sd_ratio", "", "Spread of the function over that of the "
+                 "reference."),
+        _average("fit", "seconds", "s", "Wall time of one fit."),
+        _largest("threads", "threads", "Most CPU threads that one fit used."),
+        _largest("processes", "processes", "Most fits that ran at a time, each in a process."),
+    ]  # fmt: skip
+    return {"Scores": scores, "Fits": checks}
+
+
+def _put(row: dict[str, Any], key: str, value: OverSplits) -> None:
+    row |= {
+        key: value.mean,
+        f"{key}_se": value.standard_error,
+        f"{key}_sd": value.sd_over_seeds,
+    }
+
+
+def _spread(row: Mapping[str, Any], key: str) -> float:
+    """The number after the plus-minus: a standard error over splits, or an sd over seeds."""
+    se, sd = float(row[f"{key}_se"]), float(row[f"{key}_sd"])
+    return sd if se != se else se
+
+
+def _average(title: str, key: str, unit: str, meaning: str) -> Column:
+    is_share = key in ("accuracy", "coverage_95", "rejection_area")
+
+    def cell(row: Mapping[str, Any]) -> str:
+        spread = _spread(row, key)
+        if not is_share:
+            return with_error(row[key], spread)
+        error = f" ± {percent(spread)}" if spread == spread else ""
+        return f"{percent(row[key])}{error}" if row[key] == row[key] else ""
+
+    return Column(title=title, unit=unit, cell=cell, meaning=meaning, keys=(key,))
+
+
+def _largest(title: str, key: str, meaning: str) -> Column:
+    return Column(
+        title=title, unit="", cell=lambda row: number(row[key]), meaning=meaning, keys=(key,)
+    )
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    if row["difference"] == 0:
+        return "best" if row["rank"] == 1 else "highest mean"
+    text = with_error(row["difference"], _spread(row, "difference"))
+    return f"{text} (tied)" if text and row["tied"] else text

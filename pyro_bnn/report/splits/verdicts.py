@@ -1,0 +1,263 @@
+"""Verdicts over several runs: the ranking over splits, lost runs, how often each check spoke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyro_bnn.diagnostics.convergence import MIN_EBFMI, MIN_ESS, RHAT_THRESHOLD
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
+from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.report.splits.statistics import MIN_SPLITS
+from pyro_bnn.report.splits.table import Standing, common_runs, correction
+from pyro_bnn.report.verdicts.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pyro_bnn.report.splits.run import Run
+
+CHECKS = {
+    "rhat": (f"R-hat above {RHAT_THRESHOLD}", "Raise warmup_steps and num_samples"),
+    "ess": (f"Bulk or tail ESS below {MIN_ESS}", "Raise num_samples"),
+    "divergences": (
+        "Divergent trajectories",
+        "Raise target_accept, or use a non-centred prior",
+    ),
+    "saturated trees": ("Trees as large as max_tree_depth allows", "Raise max_tree_depth"),
+    "energy": (
+        f"E-BFMI below {MIN_EBFMI}",
+        "Use another parametrisation, such as a non-centred prior",
+    ),
+    "trend": ("Objective still rising at the end", "Raise num_steps"),
+    "unchecked": (
+        "Not judged, which is not passed: whether the fit converged",
+        "Raise num_steps, or compare with a longer fit of the same guide",
+    ),
+    "containment": (
+        "ELBO below that of another fit of its family, or of a guide it contains",
+        "Raise num_steps, or lower learning_rate",
+    ),
+    "khat": (
+        "k-hat at or above its limit",
+        "Judge by held-out scores, or try a richer guide",
+    ),
+    "coverage": (
+        "95 % coverage outside what the method's own posterior allows",
+        "Look at the likelihood and its noise scale, or try a richer posterior",
+    ),
+    "pit": (
+        "PIT histogram outside what the method's own posterior allows",
+        "Look at the likelihood, or try a richer posterior",
+    ),
+    "ece": (
+        "Calibration error above what the method's own posterior allows",
+        "Look at the prior and the network, or try a richer posterior",
+    ),
+    "mean": (
+        "Mean of the function off that of the reference at a tenth of the rows or more",
+        "Raise num_steps or start elsewhere, then try a richer guide",
+    ),
+    "sd ratio": (
+        "Epistemic sd below that of the reference at a tenth of the rows or more",
+        "Too sure of its function; try a guide with spread and correlations",
+    ),
+    "too wide": (
+        "Epistemic sd above that of the reference at a tenth of the rows or more",
+        "Trust the reference for epistemic uncertainty",
+    ),
+    "distance": (
+        "Another function than that of the reference, with its mean and spread",
+        "Compare the marginals themselves: modes or tails may be missing",
+    ),
+    "reference": (
+        "A reference that cannot judge",
+        "Use longer NUTS chains as the reference, or mend what its report names",
+    ),
+}
+"""Words and next step for each warning of a single comparison, by its kind."""
+
+MAX_REASONS = 3
+
+
+def run_verdicts(runs: Sequence[Run], places: Sequence[Standing]) -> list[Verdict]:
+    """All verdicts: ranking, what its errors mean, lost runs, then the checks of the fits.
+
+    Args:
+        runs: All runs.
+        places: The standings of the methods.
+    """
+    return [
+        *_scores(runs, places),
+        *_errors(runs),
+        *_wins(runs, places),
+        *_lost(runs, places),
+        *_models(runs),
+        *_checks(runs),
+    ]
+
+
+def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+    common = common_runs(runs)
+    if not common:
+        yield Verdict(
+            "No run has all methods, so there is nothing to average: see the reports of the single "
+            "runs, or leave a method out.",
+            "scores",
+        )
+        return
+    num_splits = len({run.split for run in common})
+    places = [place for place in places if place.num_runs]
+    best, *others = places
+    if num_splits < MIN_SPLITS:
+        means = ", ".join(
+            f"{p.name} {with_error(p.log_score.mean, p.log_score.sd_over_seeds)}" for p in places
+        )
+        yield Verdict(
+            f"No ranking: {_count(num_splits, 'split')} {'gives' if num_splits == 1 else 'give'} "
+            f"no standard error over splits, {MIN_SPLITS} do. Mean held-out log scores in nats per "
+            f"test row: {means}.",
+            "scores",
+            is_warning=False,
+        )
+        return
+    score = with_error(best.log_score.mean, best.log_score.standard_error)
+    yield Verdict(
+        f"{best.name} has the highest mean held-out log score over {num_splits} splits, {score} "
+        "nats per test row.",
+        "scores",
+        is_warning=False,
+    )
+    tied = [place for place in others if place.rank == 1]
+    behind = [place for place in others if place.rank != 1]
+    if tied:
+        yield Verdict(
+            f"Tied with {best.name}, no method is shown to be better: "
+            f"{', '.join(map(_gap, tied))}. These splits do not separate them.",
+            "tied",
+            is_warning=False,
+        )
+    if behind:
+        yield Verdict(
+            f"Behind, with the difference to {best.name}: {', '.join(map(_gap_with_p, behind))} "
+            "nats per test row. For each, some other method is better by a step-down max-t "
+            f"test over all pairs of the {len(places)} methods, with corrected standard errors and "
+            f"{num_splits - 1} degrees of freedom; it keeps the chance of calling any method "
+            f"behind of which none is better at {percent(FAMILY_WISE_ERROR, 0)} or below.",
+            "scores",
+            is_warning=False,
+        )
+
+
+def _errors(runs: Sequence[Run]) -> Iterator[Verdict]:
+    """What the errors are errors of."""
+    common = common_runs(runs)
+    num_splits = len({run.split for run in common})
+    if num_splits == 1 and len(common) > 1:
+        yield Verdict(
+            f"± is the standard deviation over {len(common)} seeds on the same rows: how much a "
+            "fit varies, and no error over data.",
+            "splits",
+            is_warning=False,
+        )
+    if num_splits < MIN_SPLITS:
+        return
+    shared = _share_rows(common)
+    what = {
+        True: "Test sets of these splits share rows, and so do training sets",
+        False: "Training sets of these splits share rows",
+        None: "Splits of one data set share rows",
+    }[shared]
+    factor = 1 / num_splits + correction(common)
+    yield Verdict(
+        f"± is the standard error over {num_splits} splits, seeds averaged first. {what}, so that "
+        "of a mean is too small; that of a difference has the squared factor 1/J + "
+        f"n_test/n_train = {number(factor)} in place of 1/J = {number(1 / num_splits)} "
+        "(Nadeau & Bengio 2003).",
+        "splits",
+        is_warning=False,
+    )
+
+
+def _share_rows(runs: Sequence[Run]) -> bool | None:
+    """Whether test sets of different splits share rows; None where it is not known."""
+    sets = {run.split: run.test_rows for run in runs}
+    known = [rows for rows in sets.values() if rows is not None]
+    if len(known) < len(sets):
+        return None
+    return len(frozenset[int]().union(*known)) < sum(map(len, known))
+
+
+def _wins(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+    num_common = len(common_runs(runs))
+    if num_common and len([place for place in places if place.num_runs]) > 1:
+        parts = ", ".join(f"{place.name} in {place.num_best}" for place in places if place.num_best)
+        yield Verdict(
+            f"Highest held-out log score of a run, of {_count(num_common, 'run')}: {parts}.",
+            "wins",
+            is_warning=False,
+        )
+
+
+def _lost(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+    for place in places:
+        lost = [(run, run.lost[place.name]) for run in runs if place.name in run.lost]
+        if not lost:
+            continue
+        reasons = "; ".join(f"{run.name}: {why}" for run, why in lost[:MAX_REASONS])
+        more = f"; and {len(lost) - MAX_REASONS} more" if len(lost) > MAX_REASONS else ""
+        rest = (
+            f"Averages are over the {_count(len(common_runs(runs)), 'run')} that all methods have"
+            if place.num_runs
+            else "It is left out of the averages"
+        )
+        yield Verdict(
+            f"{place.name} has {place.num_runs} of {_count(len(runs), 'run')} "
+            f"({reasons.rstrip('.')}{more}). {rest}.",
+            "lost",
+            methods=(place.name,),
+        )
+
+
+def _models(runs: Sequence[Run]) -> Iterator[Verdict]:
+    """What the single runs say of models: once each, as the runs have the same models."""
+    seen = set()
+    for run in runs:
+        for finding in run.findings:
+            if finding.kind == "models" and finding.text not in seen:
+                seen.add(finding.text)
+                yield finding
+
+
+def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
+    """Every warning of the single runs, with the number of runs it was given in."""
+    for kind, (what, step) in CHECKS.items():
+        where: dict[str, list[Run]] = {}
+        for run in runs:
+            names = {n for f in run.findings if f.kind == kind and f.is_warning for n in f.methods}
+            for name in names:
+                where.setdefault(name, []).append(run)
+        if not where:
+            continue
+        order = {name: place for place, run in enumerate(runs) for name in run.methods}
+        parts = []
+        for name in sorted(where, key=lambda name: (-len(where[name]), order[name], name)):
+            total = sum(name in run.methods for run in runs)
+            parts.append(f"{name} in {len(where[name])} of {_count(total, 'run')}")
+        first = next(iter(where.values()))[0]
+        yield Verdict(
+            f"{what}: {', '.join(parts)}. {step}; numbers stand in the single reports, for example "
+            f"of {first.name}.",
+            kind,
+            methods=tuple(where),
+        )
+
+
+def _gap(place: Standing) -> str:
+    return f"{place.name} ({with_error(place.difference.mean, place.difference.standard_error)})"
+
+
+def _gap_with_p(place: Standing) -> str:
+    return f"{_gap(place)[:-1]}, p {number(place.p_value, 2)})"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,96 @@
+"""Verdicts on models: which methods answer under which, and what must not be compared for it.
+
+They are no warnings: to compare models is a fair question, and the held-out score answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.shared_models import (
+    point_estimates,
+    same_evidence,
+    same_model,
+    shared_evidences,
+    shared_models,
+)
+from pyro_bnn.report.verdicts.verdict import Verdict
+
+MAX_SITES = 3  # named; more are counted
+
+
+def model_verdicts(
+    evaluations: Sequence[Evaluation], reference: Evaluation | None
+) -> Iterator[Verdict]:
+    """Which methods share a model, which ELBOs compare, which distances are between models.
+
+    Args:
+        evaluations: One a method.
+        reference: What distances are measured to, or None.
+    """
+    yield from _several_models(evaluations)
+    yield from _several_evidences(evaluations)
+    if reference is not None:
+        yield from _other_reference(evaluations, reference)
+
+
+def _several_models(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
+    models = shared_models({entry.name: entry.posterior for entry in evaluations})
+    if len(models) > 1:
+        parts = "; ".join(
+            f"{number}, {model.label}: {', '.join(model.methods)}"
+            for number, model in enumerate(models, start=1)
+        )
+        yield Verdict(
+            f"The methods answer under {len(models)} models. Model {parts}. Held-out scores "
+            "compare them all; ELBOs, and whether a guide did worse than one it contains, only "
+            "within a model.",
+            "models",
+            is_warning=False,
+        )
+
+
+def _several_evidences(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
+    """Guides of one model whose ELBOs are conditional on point estimates of their own."""
+    with_elbo = {e.name: e.posterior for e in evaluations if e.posterior.elbo_kind != "none"}
+    for model in shared_models(with_elbo):
+        evidences = shared_evidences({name: with_elbo[name] for name in model.methods})
+        if len(evidences) == 1:
+            continue
+        sites = list(point_estimates(with_elbo[model.methods[0]]))
+        more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
+        parts = [" and ".join(group) for group in evidences]
+        yield Verdict(
+            f"The ELBOs of {', '.join(parts[:-1])} and of {parts[-1]} bound different evidences: "
+            f"each is conditional on its own trained values of {', '.join(sites[:MAX_SITES])}"
+            f"{more}, which are point estimates. They are shown and not compared.",
+            "models",
+            is_warning=False,
+            methods=tuple(model.methods),
+        )
+
+
+def _other_reference(evaluations: Sequence[Evaluation], reference: Evaluation) -> Iterator[Verdict]:
+    """Distances that are between models, or between point estimates, and not between posteriors."""
+    measured = [entry for entry in evaluations if entry.at_rows is not None]
+    judge = reference.posterior
+    elsewhere = [e.name for e in measured if not same_model(e.posterior, judge)]
+    other_values = [
+        e.name
+        for e in measured
+        if same_model(e.posterior, judge) and not same_evidence(e.posterior, judge)
+    ]
+    for names, under, cause in (
+        (elsewhere, "answers under another model", "the prior or the network"),
+        (other_values, "holds other values of the point estimates", "those values"),
+    ):
+        if names:
+            yield Verdict(
+                f"Distances and sd ratios of {', '.join(names)} are to {reference.name}, which "
+                f"{under}: a difference may come from {cause} and not from the guide. They are "
+                "shown and not judged.",
+                "models",
+                is_warning=False,
+                methods=tuple(names),
+            )

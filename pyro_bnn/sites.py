@@ -1,0 +1,98 @@
+"""Sample sites of a model: their shapes, supports, and places in the flat vector z."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from pyro_bnn.errors import SiteError
+
+
+@dataclass(frozen=True)
+class Site:
+    """One latent site of a model, and its slice of the flat unconstrained vector z.
+
+    Attributes:
+        name: Name of the sample site.
+        shape: Shape of the value, batch and event together.
+        support: Constraint that the value obeys.
+        start: First entry of the site in z.
+        stop: One past its last entry in z.
+        unconstrained_shape: Shape of the unconstrained value.
+    """
+
+    name: str
+    shape: torch.Size
+    support: constraints.Constraint
+    start: int
+    stop: int
+    unconstrained_shape: torch.Size
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the unconstrained value is the value itself."""
+        return is_real(self.support)
+
+    def unconstrained(self, z: Tensor) -> Tensor:
+        """The site's unconstrained value ``[..., *shape]`` out of z ``[..., P]``."""
+        return self._shaped(z[..., self.start : self.stop])
+
+    def value(self, z: Tensor) -> Tensor:
+        """The site's value ``[..., *shape]`` out of z ``[..., P]``."""
+        return self.value_of(z[..., self.start : self.stop])
+
+    def value_of(self, entries: Tensor) -> Tensor:
+        """The site's value ``[..., *shape]`` out of its own entries of z."""
+        u = self._shaped(entries)
+        return u if self.is_real else cast("Tensor", biject_to(self.support)(u))
+
+    def _shaped(self, entries: Tensor) -> Tensor:
+        return entries.reshape((*entries.shape[:-1], *self.unconstrained_shape))
+
+    def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
+        r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""
+        return self.log_abs_det_jacobian_of(z[..., self.start : self.stop])
+
+    def log_abs_det_jacobian_of(self, entries: Tensor) -> Tensor:
+        """The same, out of the site's own entries of z."""
+        if self.is_real:
+            return entries.new_zeros(entries.shape[:-1])
+        u = self._shaped(entries)
+        transform = biject_to(self.support)
+        log_det = transform.log_abs_det_jacobian(u, transform(u))
+        return cast("Tensor", log_det.reshape((*entries.shape[:-1], -1)).sum(-1))
+
+    def flatten(self, value: Tensor) -> Tensor:
+        """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""
+        batch = value.shape[: value.ndim - len(self.shape)]
+        u = value if self.is_real else biject_to(self.support).inv(value)
+        return u.reshape((*batch, self.stop - self.start))
+
+
+def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
+    """Check that a guide covers every latent site of a model.
+
+    Raises:
+        SiteError: If it misses one.
+    """
+    if missing := [site.name for site in sites if site.name not in covered]:
+        raise SiteError(
+            f"the guide does not cover {', '.join(map(repr, missing))}: every latent site of the "
+            "model needs a sample statement of the same name in the guide"
+        )
+
+
+def is_real(support: constraints.Constraint) -> bool:
+    """Whether values under this constraint are any real numbers."""
+    return type(_base(support)) is type(constraints.real)  # which a copy shares
+
+
+def _base(support: constraints.Constraint) -> constraints.Constraint:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
