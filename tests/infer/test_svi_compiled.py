@@ -436,7 +436,7 @@ def test_a_factor_by_columns_is_trained_where_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.recording._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
     kept = []
     for compile_ in ("auto", False):
         torch.manual_seed(0)
