@@ -31,6 +31,7 @@ class Settings:
         quick: Few and small: a smoke test, whose figures mean nothing and are not kept.
         out: Folder of the JSON and the pictures; None prints only.
         command: What was typed.
+        parts: Which parts to run, of a benchmark that has some.
     """
 
     threads: int
@@ -39,6 +40,7 @@ class Settings:
     quick: bool
     out: Path | None
     command: str
+    parts: tuple[str, ...] = ()
 
 
 def parse(
@@ -48,6 +50,7 @@ def parse(
     *,
     rounds: int,
     devices: bool = False,
+    parts: tuple[str, ...] = (),
 ) -> Settings:
     """Read the command line and set the threads.
 
@@ -55,19 +58,23 @@ def parse(
         module: Name of the benchmark, as in ``python -m benchmarks.<module>``.
         description: For ``--help``.
         argv: Arguments; None for those of the process.
-        rounds: Their default number; in quick mode it is 2.
+        rounds: Their default number, 0 where each part has one; in quick mode it is 2.
         devices: Whether the benchmark can run on a GPU.
+        parts: What ``--part`` chooses from.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
     cores = os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=cores, help="CPU threads of every contender")
-    parser.add_argument("--rounds", type=int, help=f"turns of every contender ({rounds})")
+    usual = rounds or "by part"
+    parser.add_argument("--rounds", type=int, help=f"turns of every contender ({usual})")
     parser.add_argument(
         "--quick", action="store_true", help="a smoke test; nothing is written without --out"
     )
     parser.add_argument("--out", type=Path, help="folder of the results (benchmarks/results)")
     if devices:
         parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    if parts:
+        parser.add_argument("--part", nargs="+", choices=parts, help="which parts to run (all)")
     given = parser.parse_args(argv)
     if not 1 <= given.threads <= cores:
         parser.error(f"--threads is between 1 and the {cores} cores here, not {given.threads}")
@@ -96,6 +103,7 @@ def parse(
         quick=given.quick,
         out=given.out or (None if given.quick else RESULTS),
         command=" ".join(["python -m", f"benchmarks.{module}", *changed]),
+        parts=tuple((parts and given.part) or parts),
     )
 
 

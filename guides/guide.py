@@ -82,6 +82,8 @@ class Guide(AutoGuide):
         needs_model: Name of the class in ``pyro_bnn.models`` that the guide is made for, or None.
         suits_models: Names of other classes that such a guide is made for.
         warms_up_components: Whether SVI's ``loc_warmup`` serves means ``loc [K, P]``, too.
+        tall_params: Names of matrices ``[P, R]`` that products go along, which SVI keeps column by
+            column in memory while its steps are compiled.
     """
 
     has_log_prob: bool = True
@@ -94,6 +96,7 @@ class Guide(AutoGuide):
     needs_model: ClassVar[str | None] = None
     suits_models: ClassVar[tuple[str, ...]] = ()
     warms_up_components: ClassVar[bool] = False
+    tall_params: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[dict[str, type[Guide]]] = {}
     """The guides of this package by name, those that an engine alone makes among them."""
 

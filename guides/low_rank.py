@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyro.distributions as dist
 import torch
@@ -52,6 +52,8 @@ class AutoLowRankMultivariateNormal(Guide):
         Structure", JCGS 2018, arXiv:1701.03208. Layer by layer: Tomczak, Swaroop & Turner,
         "Efficient Low Rank Gaussian Variational Inference for Neural Networks", NeurIPS 2020.
     """
+
+    tall_params: ClassVar[tuple[str, ...]] = ("cov_factor",)
 
     loc: Tensor
     scale: Tensor
@@ -188,8 +190,29 @@ def _root(size: int) -> int:
 def _capacitance_tril(C: Tensor) -> Tensor:
     """Cholesky factor ``[R, R]`` of I + C^T C."""
     eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-    chol: Tensor = torch.linalg.cholesky(eye + C.mT @ C)
+    gram: Tensor = _Gram.apply(C)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    chol: Tensor = torch.linalg.cholesky(eye + gram)
     return chol
+
+
+class _Gram(torch.autograd.Function):
+    """C^T C ``[R, R]`` of C ``[P, R]``; its gradient is one product, where autograd makes two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(C: Tensor) -> Tensor:
+        return C.mT @ C
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (C,) = ctx.saved_tensors
+        along: Tensor = (gradient + gradient.mT) @ C.mT  # [R, P]
+        return along.mT
 
 
 def _side_by_side(factors: Sequence[Tensor]) -> list[Tensor]:

@@ -62,6 +62,18 @@ def test_a_callable_sets_its_own_learning_rate_and_the_schedule_scales_it() -> N
     assert moves("cosine", optimizer)[4] == pytest.approx(1.5, rel=1e-12)
 
 
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_a_gradient_may_lie_in_memory_otherwise_than_its_parameter(
+    optimizer: MakeOptimizer | None,
+) -> None:
+    leaf = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    leaf.grad = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, -1.0]], dtype=torch.float64).mT
+    assert leaf.grad.stride() != leaf.stride()
+    expected = -0.5 * leaf.grad
+    descent([leaf], optimizer=optimizer).step(0)
+    torch.testing.assert_close(leaf.detach(), expected, rtol=1e-7, atol=0)
+
+
 def test_clip_norm_is_the_norm_over_all_parameters() -> None:
     leaves = [torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     steps = descent(leaves, learning_rate=1.0, clip_norm=10.0)

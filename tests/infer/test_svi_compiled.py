@@ -406,3 +406,44 @@ def test_a_full_covariance_over_more_than_255_weights_is_compiled() -> None:
     np.testing.assert_allclose(
         posterior.losses, svi.run(model, data(), progress=False).losses, rtol=1e-9
     )
+
+
+@pytest.mark.slow("compiles")
+def test_a_factor_lies_by_columns_while_steps_are_compiled_and_then_by_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strides, advance = [], training.Training._advance
+
+    def looked_at(self: training.Training, step: int, batch: Any) -> None:
+        advance(self, step, batch)
+        strides.append(params_by_name(self.guide)["cov_factor"].stride())
+
+    monkeypatch.setattr(training.Training, "_advance", looked_at)
+    kept = []
+    for compile_ in (True, False):
+        torch.manual_seed(0)
+        model = mlp(None)
+        guide = guides.AutoLowRankMultivariateNormal(model, rank=3)
+        SVI(guide, num_steps=3, compile=compile_).run(model, data(), progress=False)
+        kept.append(params_by_name(guide)["cov_factor"].detach())
+    assert strides == 3 * [(1, len(kept[0]))] + 3 * [(3, 1)]
+    assert [factor.stride() for factor in kept] == [(3, 1), (3, 1)]
+    torch.testing.assert_close(kept[0], kept[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("compiling_always")
+def test_a_factor_by_columns_is_trained_where_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    kept = []
+    for compile_ in ("auto", False):
+        torch.manual_seed(0)
+        svi = SVI(guides.AutoLowRankMultivariateNormal, num_steps=5, compile=compile_)
+        kept.append(svi.run(mlp(None), data(), progress=False))
+    np.testing.assert_allclose(kept[0].losses, kept[1].losses, rtol=1e-9)
+
+
+def params_by_name(guide: guides.Guide) -> dict[str, Tensor]:
+    return dict(guide.named_parameters())

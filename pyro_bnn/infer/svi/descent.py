@@ -84,7 +84,9 @@ class Descent:
         """Step number ``step``, from 0, with the gradients in ``.grad``."""
         for parameter in self._parameters:
             if parameter.grad is not None:
-                parameter.grad = without_traces(parameter.grad)
+                gradient = without_traces(parameter.grad)
+                laid_out = gradient.stride() == parameter.stride()  # fused optimisers do not look
+                parameter.grad = gradient if laid_out else _like(gradient, parameter)
         if step % FADING == 0:
             self._forget_traces()
         if self._clip_norm is not None:

@@ -98,6 +98,8 @@ class Training(Run[GuidePosterior]):
         automatic = is_compiled(svi.compile, svi.num_steps, num_numbers)
         compiled = automatic if path is None else path == "compiled"
         is_whole = compiled and self.descent.make_pure()
+        if is_whole:
+            self._lay_out(by_column=True)
         model = self.program.model
         name = f"{type(self.guide).__name__} on {model_name(model)}"
         self._step = Captured(
@@ -118,6 +120,19 @@ class Training(Run[GuidePosterior]):
         )
         if path == "eager":
             self._step.is_captured = False
+
+    def _lay_out(self, *, by_column: bool) -> None:
+        """Put the guide's tall matrices, and their moments, into memory by columns or by rows.
+
+        A product along a few columns that are side by side takes three times as long. Pyro's
+        parameter store takes rows.
+        """
+        n, tall = len(self.names), {f"guide.{name}" for name in self.guide.tall_params}
+        moments = [] if self.descent.adam is None else self.descent.adam.moments
+        for i, value in enumerate((*self.parameters, *moments)):
+            if value.ndim == 2 and self.names[i % n] in tall:
+                rows = value.data.contiguous()
+                value.data = rows.mT.contiguous().mT if by_column else rows
 
     @property
     def is_compiled(self) -> bool:
@@ -162,6 +177,7 @@ class Training(Run[GuidePosterior]):
     def finish(self) -> None:
         """Check the parameters of the last step."""
         self._check_last()
+        self._lay_out(by_column=False)
 
     def show(self, bar: Any) -> None:
         """After a window of steps: the smoothed objective."""
@@ -191,6 +207,7 @@ class Training(Run[GuidePosterior]):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The guide as it is."""
+        self._lay_out(by_column=False)
         provenance = problem.provenance(
             saves,
             method=type(self.guide).__name__,

@@ -1,0 +1,325 @@
+"""What a user gets by default: time of a fit, time to a converged ELBO, no slow phase.
+
+``fits``: 10,000 steps of ``SVI(AutoNormal)``, everything included, beside as many eager
+deterministic ones. ``elbo``: time to within a nat of the final ELBO, beside Pyro's. ``phases``: a
+step early and late in a fit. ``low-rank``: a step of low rank beside what it cannot do without.
+Fits run in processes of their own, from empty compile caches and from filled ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pyro_bnn as bnn
+from benchmarks import _settings, _tables
+from benchmarks._contenders import deterministic, ours, started
+from benchmarks._default_elbo import ELBO, end, reached, time_at
+from benchmarks._default_fit import PROBLEMS, STEPS, Options, our_model
+from benchmarks._networks import sequential
+from benchmarks._problem import Contender, Problem
+from benchmarks._settings import Settings
+from benchmarks._timing import spreads
+from benchmarks.nuts import CACHES, caches
+
+ROUNDS = {"fits": 2, "elbo": 1, "phases": 1, "low-rank": 15}
+FITS = ("diabetes", "batches", "wide")
+CONVERGED = ("AutoDelta", "AutoNormal", "AutoLowRankMultivariateNormal")
+PHASES = ("AutoDelta", "AutoNormal", "AutoRank1Mixture", "AutoNormal under HalfCauchyScale")
+NUM_DRAWS = 1_000  # of an ELBO
+QUICK_STEPS = 1_000
+RANK = 10
+BLOCK = 5  # steps of low rank that are timed together
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a process tells of its fit.
+
+    Attributes:
+        seconds: Of all of it.
+        marks: Seconds after every hundredth step.
+        shapes: What describes q there, each with a first dimension of marks.
+    """
+
+    seconds: float
+    marks: Sequence[float]
+    shapes: Mapping[str, Any]
+
+    def q(self, mark: int) -> dict[str, Any]:
+        """What describes q at a mark."""
+        return {name: values[mark] for name, values in self.shapes.items()}
+
+
+def fitted(options: Options, cache: Path) -> Run:
+    """One fit in a process of its own, with the compile caches in a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "q.npz")
+        command = [sys.executable, "-m", "benchmarks._default_fit"]
+        command += [json.dumps(asdict(options)), str(out)]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **caches(cache)},
+            cwd=Path(__file__).parent.parent,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        shapes = dict(np.load(out)) if out.exists() else {}
+    found = json.loads(done.stdout.splitlines()[-1])
+    names = (options.library, options.problem, options.method)
+    print(f"  {', '.join(names)}: {found['seconds']:.2f} s", flush=True)
+    return Run(found["seconds"], found["marks"], shapes)
+
+
+def rounds_of(
+    entries: Mapping[str, Options], settings: Settings, folder: Path
+) -> dict[str, list[Run]]:
+    """Runs by name, a list over the rounds: in each all entries take turns.
+
+    Args:
+        entries: What to run; this package twice, from empty and from filled caches.
+        settings: Rounds and threads.
+        folder: Of the caches, which start empty in every round.
+    """
+    found: dict[str, list[Run]] = {}
+    for turn in range(settings.rounds):
+        for name, options in entries.items():
+            own = replace(options, threads=settings.threads, seed=turn)
+            cache = folder / f"{len(list(folder.iterdir()))}"
+            cache.mkdir()
+            states = CACHES if options.library == "pyro_bnn" else ("",)
+            for state in states:
+                found.setdefault(f"{name}, {state}" if state else name, []).append(
+                    fitted(own, cache)
+                )
+    return found
+
+
+def fits(settings: Settings, folder: Path) -> Iterator[Row]:
+    """A row a problem and state of the caches: the default fit over the deterministic steps."""
+    for name in ("quick",) if settings.quick else FITS:
+        options = Options(
+            library="pyro_bnn", problem=name, steps=QUICK_STEPS if settings.quick else STEPS
+        )
+        entries = {"ours": options, "base": replace(options, library="deterministic")}
+        found = rounds_of(entries, settings, folder)
+        base = [run.seconds for run in found["base"]]
+        problem = PROBLEMS[name]
+        for state in CACHES:
+            seconds = [run.seconds for run in found[f"ours, {state}"]]
+            ratios = [a / b for a, b in zip(seconds, base, strict=True)]
+            yield {
+                "contender": "pyro_bnn",
+                "net": problem.net,
+                "batch": problem.batch,
+                "num_data": problem.num_data,
+                "steps": options.steps,
+                "cache": state,
+                **over_rounds("seconds", seconds),
+                **over_rounds("base", base),
+                "ratio": statistics.median(seconds) / statistics.median(base),
+                "ratio_range": [min(ratios), max(ratios)],
+            }
+
+
+def over_rounds(name: str, values: Sequence[float | None]) -> Row:
+    """The median, None where more than half are None, and all values."""
+    known = sorted(np.inf if value is None else value for value in values)
+    median = statistics.median(known)
+    return {name: None if np.isinf(median) else median, f"all_{name}": list(values)}
+
+
+def elbo(settings: Settings, folder: Path) -> Iterator[Row]:
+    """A row a guide and library: time to within a nat of its own final ELBO, and of Pyro's."""
+    for method in CONVERGED[1:2] if settings.quick else CONVERGED:
+        options = Options(
+            library="pyro_bnn",
+            problem="diabetes",
+            method=method,
+            steps=QUICK_STEPS if settings.quick else STEPS,
+            marks=True,
+        )
+        entries = {"pyro_bnn": options, "Pyro": replace(options, library="pyro")}
+        found = rounds_of(entries, settings, folder)
+        x, y = PROBLEMS[options.problem].data()
+        value = ELBO(our_model(options), x, y, 20 if settings.quick else NUM_DRAWS)
+        # from filled caches the steps are those from empty ones, bit for bit
+        courses = {
+            library: [
+                np.stack([value(run.q(mark)) for mark in range(len(run.marks))]) for run in runs
+            ]
+            for library, runs in found.items()
+            if not library.endswith(CACHES[1])
+        }
+        theirs = [end(course).elbo for course in courses["Pyro"]]
+        for name, runs in found.items():
+            library, _, state = name.partition(", ")
+            own = courses[f"{library}, {CACHES[0]}" if state else library]
+            ends = [end(course) for course in own]
+            marks = [reached(c, e.elbo) for c, e in zip(own, ends, strict=True)]
+            to_pyro = [reached(c, target) for c, target in zip(own, theirs, strict=True)]
+            yield {
+                "contender": library,
+                "method": method,
+                "cache": state,
+                "steps": options.steps,
+                "elbo": statistics.median(e.elbo for e in ends),
+                "elbo_error": statistics.median(e.error for e in ends),
+                "mark": marks[0],
+                **over_rounds("seconds", _times(marks, runs)),
+                **over_rounds("to_pyro", _times(to_pyro, runs)),
+                **over_rounds("whole", [run.seconds for run in runs]),
+            }
+
+
+def _times(marks: Sequence[int | None], runs: Sequence[Run]) -> list[float | None]:
+    return [time_at(mark, run.marks) for mark, run in zip(marks, runs, strict=True)]
+
+
+def phases(settings: Settings, folder: Path) -> Iterator[Row]:
+    """A row a method, compiled and not: a step in the first, second and last tenth of the fit."""
+    for method in PHASES[:1] if settings.quick else PHASES:
+        for compiled in (False,) if settings.quick else (False, True):
+            options = Options(
+                library="pyro_bnn",
+                problem="diabetes",
+                method=method,
+                steps=QUICK_STEPS if settings.quick else STEPS,
+                compile=compiled,
+                marks=True,
+                threads=settings.threads,
+            )
+            found = [
+                tenths(fitted(replace(options, seed=turn), folder).marks, options.steps)
+                for turn in range(settings.rounds)
+            ]
+            first, second, last = (statistics.median(t) for t in zip(*found, strict=True))
+            yield {
+                "contender": method,
+                "compiled": compiled,
+                "steps": options.steps,
+                "first": first,
+                "second": second,
+                "seconds": last,
+                "ratio": last / first,
+                "ratio_past_setup": last / second,
+            }
+
+
+def tenths(marks: Sequence[float], steps: int) -> tuple[float, float, float]:
+    """Seconds a step in the first, second and last tenth: medians over blocks of steps.
+
+    The first block, in which a fit is set up and compiled, is one of ten.
+    """
+    blocks = np.diff([0.0, *marks]) * len(marks) / steps
+    width = max(1, len(blocks) // 10)
+    first, second, last = (
+        float(np.median(part))
+        for part in (blocks[:width], blocks[width : 2 * width], blocks[-width:])
+    )
+    return first, second, last
+
+
+def low_rank(settings: Settings, _folder: Path) -> Iterator[Row]:
+    """A row a contender: a step, and the least that it consists of, over the deterministic one."""
+    problem = PROBLEMS["quick" if settings.quick else "wide"]
+    guide = started(bnn.guides.AutoLowRankMultivariateNormal, rank=RANK)
+    option: Any = "auto" if settings.quick else True
+    contenders = [
+        deterministic(problem),
+        ours(problem, guide, f"pyro_bnn, low rank {RANK}", compile=option),
+        *bare_parts(problem),
+    ]
+    blocks = {c.name: functools.partial(c.advance, BLOCK) for c in contenders}
+    found = spreads(blocks, rounds=settings.rounds)
+    for c in contenders:
+        low, median, high = sorted(found[c.name])
+        yield {
+            "contender": c.name,
+            "net": problem.net,
+            "batch": problem.batch,
+            "seconds": median / BLOCK,
+            "low": low / BLOCK,
+            "high": high / BLOCK,
+            "ratio": median / found[contenders[0].name].median,
+        }
+
+
+def bare_parts(problem: Problem) -> Iterator[Contender]:
+    """What a low-rank step consists of, each alone, by torch's own kernels."""
+    x, y = problem.batch_of()
+    net, target = sequential(problem), y.unsqueeze(-1)
+    num_weights = problem.num_weights
+    values = torch.zeros((RANK + 2) * num_weights, requires_grad=True)
+    values.grad = torch.ones_like(values)
+    adam = torch.optim.Adam([values], fused=True)
+    C = torch.randn(RANK, num_weights)  # along the weights, which is the fastest
+    S, out = torch.randn(RANK, RANK), torch.empty(RANK, num_weights)
+
+    def differentiate(steps: int) -> None:
+        for _ in range(steps):
+            torch.nn.functional.mse_loss(net(x), target).backward()
+
+    def optimise(steps: int) -> None:
+        for _ in range(steps):
+            adam.step()
+
+    def multiply(steps: int) -> None:
+        for _ in range(steps):
+            torch.mm(C, C.mT)  # I + C^T C of the log determinant
+            torch.mm(S, C, out=out)  # and its gradient
+
+    yield Contender("the network's value and gradient, alone", differentiate, 0.0)
+    yield Contender(f"fused Adam over {RANK + 2} numbers a weight, alone", optimise, 0.0)
+    yield Contender("the two products of the log determinant, alone", multiply, 0.0)
+
+
+PARTS: Mapping[str, Callable[[Settings, Path], Iterator[Row]]] = {
+    "fits": fits,
+    "elbo": elbo,
+    "phases": phases,
+    "low-rank": low_rank,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure, print, and write ``default-<part>.json``; the results by the parts' names."""
+    settings = _settings.parse("default", __doc__, argv, rounds=0, parts=tuple(PARTS))
+    results = {}
+    for part in settings.parts:
+        own = replace(
+            settings,
+            rounds=settings.rounds or ROUNDS[part],
+            command=f"{settings.command} --part {part}",
+        )
+        print(part, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = list(PARTS[part](own, Path(folder)))
+        results[part] = _settings.result(f"default-{part}", own, rows)
+        print(_tables.TABLES[f"default-{part}"](results[part]))
+        if own.out is not None:
+            _settings.write(results[part], own.out)
+    if settings.out is not None:
+        _tables.update(settings.out)
+    return results
+
+
+if __name__ == "__main__":
+    main()
