@@ -239,7 +239,7 @@ def main(argv: Sequence[str]) -> None:
     seconds = course.elapsed()
     if options.marks and all("loc" in shape for shape in course.shapes):
         shapes = {name: np.stack([s[name] for s in course.shapes]) for name in course.shapes[0]}
-        np.savez(argv[1], **shapes)
+        np.savez(argv[1], allow_pickle=False, **shapes)
     print(json.dumps({"seconds": seconds, "marks": course.seconds}))
 
 

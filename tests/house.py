@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
-    *("errors", "memory", "files", "arviz_io", "data", "handled", "sites", "priors"),
+    *("errors", "checks", "memory", "files", "arviz_io", "data", "handled", "sites", "priors"),
     *("likelihoods", "layers", "models", "program", "capture", "guides", "predictive"),
     *("posterior", "infer", "plotting", "diagnostics", "report", "registry", "cli", "__main__"),
 )
