@@ -22,6 +22,7 @@ _NAMES = {
     "HMC": "infer",
     "NUTS": "infer",
     "IVON": "infer",
+    "SGLD": "infer",
     "SLANG": "infer",
     "VOGN": "infer",
     "VON": "infer",
@@ -44,6 +45,7 @@ __all__ = [
     "HMC",
     "IVON",
     "NUTS",
+    "SGLD",
     "SLANG",
     "SVI",
     "VOGN",
@@ -91,7 +93,7 @@ if TYPE_CHECKING:
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.errors import BNNError
-    from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Exact, Vadam
+    from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SGLD, SLANG, SVI, VOGN, VON, Exact, Vadam
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted
     from pyro_bnn.infer.mc_dropout import mc_dropout
     from pyro_bnn.infer.svi.boosting import boost

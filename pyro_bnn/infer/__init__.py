@@ -5,6 +5,7 @@ from pyro_bnn.infer.conjugate.exact import Exact
 from pyro_bnn.infer.mcmc.hmc import HMC
 from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.natural import IVON, SLANG, VOGN, VON, Vadam
+from pyro_bnn.infer.sgld import SGLD
 from pyro_bnn.infer.svi.svi import SVI
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "HMC",
     "IVON",
     "NUTS",
+    "SGLD",
     "SLANG",
     "SVI",
     "VOGN",

@@ -1,0 +1,174 @@
+"""Laws of all engines: what ``run`` promises, whatever is inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_bnn import guides, infer, likelihoods, models
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.conjugate.ascent import ConjugateEngine
+from pyro_bnn.infer.engine import Engine
+from pyro_bnn.posterior import Posterior
+
+X = torch.linspace(-1, 1, 24).reshape(12, 2)
+Y = (X @ torch.tensor([1.0, -0.5])) + 0.1 * torch.linspace(-1, 1, 12).sin()
+
+
+def model() -> models.LinearRegression:
+    """A model that every engine serves."""
+    return models.LinearRegression(2, likelihood=likelihoods.Normal(0.3))
+
+
+def small(cls: type[Any], **options: Any) -> Any:
+    """An engine with few steps."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    chains = {
+        "num_chains": 2,
+        "warmup_steps": 4,
+        "num_samples": 60,
+        "max_tree_depth": 3,
+        "num_steps": 3,
+    }
+    given = chains if "num_chains" in names else {"num_steps": 60}
+    given = {"compile": False, "thin": 2, **given, **options}
+    start = (guides.AutoNormal,) if "guide" in names else ()
+    return cls(*start, **{name: value for name, value in given.items() if name in names})
+
+
+CLASSES = [getattr(infer, name) for name in infer.__all__]
+ENGINES = [pytest.param(cls, id=cls.__name__) for cls in CLASSES]
+
+
+def fit(engine: Any, data: Any = (X, Y), **options: Any) -> Posterior:
+    found: Posterior = engine.run(model(), data, progress=False, **options)
+    return found
+
+
+def numbers(posterior: Posterior) -> torch.Tensor:
+    """Draws of f at the rows, which all parameters of the posterior enter."""
+    return posterior.function_draws(X, min(50, posterior.num_stored_draws or 50))
+
+
+def has_batches(cls: type[Any]) -> bool:
+    return "batch_size" in {field.name for field in dataclasses.fields(cls)}
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_it_has_the_one_run_of_all(cls: type[Any]) -> None:
+    assert issubclass(cls, Engine)
+    assert "run" not in vars(cls)
+    assert cls.run is Engine.run
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_one_seed_is_one_fit_and_another_another(cls: type[Any]) -> None:
+    one, again, other = (numbers(fit(small(cls), seed=seed)) for seed in (3, 3, 4))
+    torch.testing.assert_close(again, one, rtol=0, atol=0)
+    if not issubclass(cls, ConjugateEngine):  # whose result depends on no start
+        assert not torch.equal(other, one)
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_the_callers_state_is_as_it_was(cls: type[Any]) -> None:
+    own, before = model(), torch.random.get_rng_state()
+    of_numpy = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    pyro.clear_param_store()
+    parameters = {name: value.clone() for name, value in own.state_dict().items()}
+    small(cls).run(own, (X, Y), seed=5, progress=False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert np.random.get_state()[1].tolist() == of_numpy  # type: ignore[index]  # noqa: NPY002
+    assert list(pyro.get_param_store().keys()) == []
+    assert all(torch.equal(own.state_dict()[name], value) for name, value in parameters.items())
+    assert own.training
+
+
+@pytest.fixture
+def default_handler() -> Any:
+    """Python's own handler of Ctrl-C, which pytest may have replaced."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.parametrize("share", [1 / 3, 2 / 3])
+@pytest.mark.parametrize("cls", ENGINES)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    cls: type[Any], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = small(cls, **({"batch_size": 5} if has_batches(cls) else {}))
+    step, count, stop = Checkpoint.step, 0, -1
+
+    def counted(self: Checkpoint, run: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == stop:
+            signal.raise_signal(signal.SIGINT)
+        step(self, run)
+
+    monkeypatch.setattr(Checkpoint, "step", counted)
+    whole = fit(engine, seed=2, checkpoint=tmp_path / "whole")
+    if not count:  # an engine without steps
+        assert cls is infer.Exact
+        return
+    count, stop = 0, max(1, round(share * count))
+    with pytest.raises(Interrupted, match="goes on") as stopped:
+        fit(engine, seed=2, checkpoint=tmp_path / "parts")
+    if share > 1 / 2:
+        assert isinstance(stopped.value.posterior, Posterior)
+        assert bool(numbers(stopped.value.posterior).isfinite().all())
+    parts = fit(engine, seed=2, checkpoint=tmp_path / "parts", resume=True)
+    torch.testing.assert_close(numbers(parts), numbers(whole), rtol=0, atol=0)
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_a_loader_of_all_rows_is_the_data_set(cls: type[Any]) -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=len(X))
+    torch.testing.assert_close(numbers(fit(small(cls), loader)), numbers(fit(small(cls))))
+    if has_batches(cls):
+        with pytest.raises(OptionError, match="batch_size=3 would have no effect"):
+            fit(small(cls, batch_size=3), loader)
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_a_divergence_keeps_what_is_finite(cls: type[Any]) -> None:
+    names = {field.name for field in dataclasses.fields(cls)}
+    if not names & {"learning_rate", "step_size"}:
+        return  # chains reject what is not finite, and closed forms have no step
+    rates = {"learning_rate": 1e30, "precision_learning_rate": 0.1, "step_size": 1e3}
+    with pytest.raises(DivergenceError, match="step") as found:
+        fit(small(cls, num_steps=400, warmup_steps=0, num_samples=400, **rates))
+    assert isinstance(found.value.posterior, Posterior)
+    assert bool(numbers(found.value.posterior).isfinite().all())
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_it_starts_where_another_ended(cls: type[Any]) -> None:
+    first = fit(infer.Exact())
+    if cls is infer.Exact:
+        with pytest.raises(OptionError, match="has no start"):
+            fit(small(cls), init=first)
+        return
+    started, other = (numbers(fit(small(cls), init=init)) for init in (first, None))
+    if not issubclass(cls, ConjugateEngine):  # whose end does not depend on the start
+        assert not torch.equal(started, other)
+
+
+@pytest.mark.parametrize("cls", ENGINES)
+def test_negative_seeds_and_resumes_without_a_folder_are_refused(cls: type[Any]) -> None:
+    with pytest.raises(OptionError, match="seed is an integer of at least 0"):
+        fit(small(cls), seed=-1)
+    with pytest.raises(OptionError, match="resume=True needs checkpoint='folder'"):
+        fit(small(cls), resume=True)
