@@ -32,6 +32,7 @@ OF_A_GUIDE: dict[str, Any] = {
 WITHOUT_FAMILY = {
     "svi": "its method is the guide",
     "nuts": "draws of the posterior itself",
+    "sgld": "draws of no family",
     "hmc": "draws of the posterior itself",
 }
 ALONE = {
