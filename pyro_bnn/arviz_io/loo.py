@@ -159,10 +159,10 @@ def _loo(
     ``log_weights`` [S] are those of the draws under the posterior given all data.
     """
     num_draws, num_data = log_likelihood.shape
-    pointwise, khat = np.empty(num_data), np.empty(num_data)
+    smoothed, khat = np.empty((num_data, num_draws)), np.empty(num_data)
     for n in range(num_data):
-        smoothed, khat[n] = psis(log_ratios[:, n], relative_efficiency=float(efficiency[n]))
-        pointwise[n] = logsumexp(smoothed + log_likelihood[:, n])
+        smoothed[n], khat[n] = psis(log_ratios[:, n], relative_efficiency=float(efficiency[n]))
+    pointwise = logsumexp(smoothed + log_likelihood.T, axis=1)
     elpd = float(pointwise.sum())
     lppd = float(logsumexp(log_weights[:, None] + log_likelihood, axis=0).sum())
     good = khat_limit(max(num_draws, 2))

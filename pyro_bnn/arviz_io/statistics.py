@@ -8,6 +8,7 @@ the only module that asks which version it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -184,21 +185,18 @@ def psis(
             f"{unusable} of {log_ratios.size} are NaN or +inf"
         )
     log_ratios = log_ratios - log_ratios.max()
-    unsmoothed = log_ratios - logsumexp(log_ratios)
-    if log_ratios.size < MIN_PSIS_DRAWS:
-        return unsmoothed, float("inf")
-    if log_ratios.min() >= -EQUAL_RATIOS:
-        return unsmoothed, 0.0
-    try:
-        with np.errstate(all="ignore"):
-            smooth: Any = array_stats.psislw
-            log_weights, khat = smooth(-log_ratios, r_eff=relative_efficiency)
-    except ValueError:  # ArviZ on a tail of equal values
-        return unsmoothed, float("inf")
-    # On a tail that underflows ArviZ 0.23 returns NaN weights with a small k-hat, ArviZ 1.x NaN.
-    if np.isnan(log_weights).any() or np.isnan(khat):
-        return unsmoothed, float("inf")
-    return log_weights, float(khat)
+    khat = float("inf")
+    if log_ratios.size >= MIN_PSIS_DRAWS and log_ratios.min() >= -EQUAL_RATIOS:
+        khat = 0.0
+    elif log_ratios.size >= MIN_PSIS_DRAWS:
+        smooth: Any = array_stats.psislw
+        # ArviZ refuses a tail of equal values; on one that underflows 0.23 returns NaN weights with
+        # a small k-hat, 1.x NaN
+        with np.errstate(all="ignore"), suppress(ValueError):
+            log_weights, found = smooth(-log_ratios, r_eff=relative_efficiency)
+            if not (np.isnan(log_weights).any() or np.isnan(found)):
+                return log_weights, float(found)
+    return log_ratios - logsumexp(log_ratios), khat
 
 
 def khat_limit(num_draws: int) -> float:
