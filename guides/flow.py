@@ -106,6 +106,7 @@ class AutoFlow(Guide):
     """
 
     kl_kind: KLKind = "monte_carlo"
+    contains = ("AutoNormal",)
 
     loc: Tensor
     scale: Tensor

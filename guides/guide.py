@@ -84,6 +84,8 @@ class Guide(AutoGuide):
         warms_up_components: Whether SVI's ``loc_warmup`` serves means ``loc [K, P]``, too.
         tall_params: Names of matrices ``[P, R]`` that products go along, which SVI keeps column by
             column in memory while its steps are compiled.
+        contains: Names of guides whose families are special cases of this one's, whatever their
+            options; theirs in turn need not be named.
     """
 
     has_log_prob: bool = True
@@ -97,6 +99,7 @@ class Guide(AutoGuide):
     suits_models: ClassVar[tuple[str, ...]] = ()
     warms_up_components: ClassVar[bool] = False
     tall_params: ClassVar[tuple[str, ...]] = ()
+    contains: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[dict[str, type[Guide]]] = {}
     """The guides of this package by name, those that an engine alone makes among them."""
 

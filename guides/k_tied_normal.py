@@ -59,6 +59,7 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
     """
 
     takes_filters: ClassVar[bool] = True
+    contains = ()
 
     other_scale: Tensor
     row_scale: Tensor

@@ -54,6 +54,7 @@ class AutoLowRankMultivariateNormal(Guide):
     """
 
     tall_params: ClassVar[tuple[str, ...]] = ("cov_factor",)
+    contains = ("AutoNormal",)
 
     loc: Tensor
     scale: Tensor

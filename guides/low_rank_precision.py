@@ -51,6 +51,8 @@ class AutoLowRankPrecision(Guide):
         "Gaussian Sampling by Local Perturbations", NeurIPS 2010.
     """
 
+    contains = ("AutoNormal",)
+
     loc: Tensor
     scale: Tensor
     prec_factor: Tensor

@@ -28,6 +28,8 @@ class AutoMultivariateNormal(AutoNormal):
         init_scale: Initial standard deviation of every entry of z, > 0, in its units.
     """
 
+    contains = ("AutoLowRankMultivariateNormal", "AutoLowRankPrecision", "AutoMatrixNormal")
+
     tril_times_root: Tensor
 
     def make_parameters(self, loc: Tensor) -> None:

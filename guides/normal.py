@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pyro.distributions as dist
 import torch
@@ -40,6 +40,8 @@ class AutoNormal(Guide):
     References:
         Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015, arXiv:1505.05424.
     """
+
+    contains: ClassVar[tuple[str, ...]] = ("AutoKTiedNormal",)
 
     loc: Tensor
     scale: Tensor

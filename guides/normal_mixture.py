@@ -74,6 +74,7 @@ class AutoNormalMixture(Guide):
 
     has_rsample: ClassVar[bool] = False  # draws jump from one component to another
     warms_up_components: ClassVar[bool] = True  # of which one that is behind loses its weight
+    contains = ("AutoNormal",)
 
     loc: Tensor
     scale: Tensor

@@ -45,6 +45,7 @@ class Engine(ABC, Generic[P]):
     """
 
     trains_params: ClassVar[bool] = False  # the model's point-estimated parameters
+    is_exact: ClassVar[bool] = False  # draws of the posterior itself, once converged
 
     @abstractmethod
     def start(self, problem: Problem) -> Start:

@@ -60,6 +60,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
 
+    is_exact = True
     _kernel: ClassVar[Any]  # a module that is a lockstep.Kernel
 
     def __post_init__(self) -> None:

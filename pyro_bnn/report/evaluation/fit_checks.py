@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn import infer
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
     ChainChecks,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-EXACT_SAMPLERS = frozenset({"NUTS", "HMC"})  # draws of the exact posterior, once converged
 EXACT_ENGINES = frozenset({"Exact", "GaussianProcess"})  # that give the posterior itself
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
 ELBO = "ELBO"  # an objective that is that bound
@@ -277,7 +277,7 @@ def _loo(
     from pyro_bnn import arviz_io
 
     held = ", ".join(sorted(point_estimates(posterior)))
-    if posterior.method in EXACT_SAMPLERS:
+    if getattr(getattr(infer, posterior.method, None), "is_exact", False):
         estimate = arviz_io.loo
         if held:
             notes.append(

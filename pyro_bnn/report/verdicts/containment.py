@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import fields
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn import infer
+from pyro_bnn.guides import Guide
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-MEAN_FIELD = ("AutoNormal", "AutoKTiedNormal")
-LOW_RANK = ("AutoLowRankMultivariateNormal", "AutoLowRankPrecision")
-
-SPECIAL_CASES: Mapping[str, tuple[str, ...]] = {
-    "AutoNormal": ("AutoKTiedNormal",),
-    "AutoLowRankMultivariateNormal": MEAN_FIELD,
-    "AutoLowRankPrecision": MEAN_FIELD,
-    "AutoFlow": MEAN_FIELD,
-    "AutoNormalMixture": MEAN_FIELD,
-    "AutoMultivariateNormal": (*MEAN_FIELD, *LOW_RANK, "AutoMatrixNormal"),
-}
-"""Guides, each with the guides that are special cases of it whatever their options.
-
-One whose family goes by its options, as ``AutoComposite`` or ``AutoDropout``, is in none.
-"""
 MIN_ELBO_GAP = 1.0  # nats, between two fits
 FALSE_ALARMS = 0.05  # of all pairs together
 SIZE = "rank"  # option of which a guide contains those with less
@@ -55,7 +40,16 @@ def contains(guide: PosteriorLike, other: PosteriorLike) -> bool:
     if guide.method == other.method:
         is_guide = guide.method != guide.engine  # an engine with a guide of its own has its name
         return is_guide and _holds(_own_options(guide), _own_options(other))
-    return family_of(other) in (guide.method, *SPECIAL_CASES.get(guide.method, ()))
+    return family_of(other) in {guide.method, *special_cases(guide.method)}
+
+
+def special_cases(name: str) -> set[str]:
+    """Names of the guides that are special cases of the one of this name, and of these in turn.
+
+    A family that goes by its options, as ``AutoComposite`` or ``AutoDropout``, has and is none.
+    """
+    own = Guide.known[name].contains if name in Guide.known else ()
+    return {*own, *(case for each in own for case in special_cases(each))}
 
 
 def is_below(elbo: float, error: float, other: float, other_error: float, num_pairs: int) -> bool:
