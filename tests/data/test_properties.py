@@ -317,8 +317,9 @@ def test_marks_line_ends_quotes_and_empty_lines_change_no_number(
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([str(2**53 + i) for i in range(9)], "such as 9007199254740993: different ones would"),
-        ([str(2**70 + i) for i in range(9)], "too large to be read, such as 118059162071741130342"),
+        ([str(2**53 + i) for i in range(9)], "in 4 rows, first '9007199254740993' in line 3; diff"),
+        ([str(-(2**53) - i) for i in range(9)], "float64 does not have, in 4 rows, first '-90071"),
+        ([str(2**70 + i) for i in range(9)], "in 8 rows, first '1180591620717411303425' in line 3"),
         (["1_000", *"12345678"], "holds numbers, but not in 1 row, first '1_000' in line 2"),
     ],
 )
