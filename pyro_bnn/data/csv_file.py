@@ -191,7 +191,7 @@ class Fields:
         Raises:
             DataError: Names the column, the number of rows, and the first field with its line.
         """
-        if len(rows):
+        if rows:
             raise DataError(
                 f"{str(self.path)!r}: column {name!r} holds {what} in {count_rows(len(rows))}, "
                 f"first {self.column(name)[rows[0]]!r} in line {self.lines[rows[0]]}; {hint}"
@@ -277,9 +277,9 @@ class Fields:
         """
         text = self.column(name)
         values = np.array([number(field) for field in text])
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~np.isfinite(values)).tolist()
         self.refuse(name, bad, "something else than finite numbers,", "mend these fields")
-        large = np.flatnonzero(np.abs(values) >= EXACT)
+        large = np.flatnonzero(np.abs(values) >= EXACT).tolist()
         lost = [
             i for i in large if text[i].lstrip("+-").isdecimal() and int(text[i]) != int(values[i])
         ]
