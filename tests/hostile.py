@@ -24,7 +24,7 @@ from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.networks import NetworkOptions, make_networks
 from pyro_bnn.cli.saved_fit import FILES, SavedFit
 from pyro_bnn.data import Split, from_arrays
-from pyro_bnn.data.columns import Column
+from pyro_bnn.data.csv_file import Column
 from pyro_bnn.errors import BNNError
 from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import Posterior

@@ -25,7 +25,7 @@ from pyro_bnn.cli.saved_fit import (
 )
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split, Standardiser
-from pyro_bnn.data.columns import Column
+from pyro_bnn.data.csv_file import Column
 from pyro_bnn.errors import DataError, FileFormatError, SiteError
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from tests.rows import classes, regression

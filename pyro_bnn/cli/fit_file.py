@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pyro_bnn.cli.networks import Network
 from pyro_bnn.cli.uncertainty import Uncertainty
-from pyro_bnn.data.columns import Column
+from pyro_bnn.data.csv_file import Column
 from pyro_bnn.data.labels import Task
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.files.tensors import read_json

@@ -17,8 +17,7 @@ from pyro_bnn.cli import fit_file, training_file
 from pyro_bnn.cli.networks import Network
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split, names
-from pyro_bnn.data.columns import Column
-from pyro_bnn.data.csv_file import read_columns
+from pyro_bnn.data.csv_file import Column, read_columns
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, holds_counts, make_split
 from pyro_bnn.diagnostics.novelty import Novelty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -262,10 +263,7 @@ def float_dtype(*given: ArrayLike) -> torch.dtype:
     dtypes = [v.dtype for v in given if isinstance(v, Tensor) and v.is_floating_point()]
     if not dtypes:
         return torch.get_default_dtype()
-    widest = dtypes[0]
-    for dtype in dtypes[1:]:
-        widest = max(widest, dtype, key=lambda dtype: dtype.itemsize)
-    return widest if widest.itemsize >= HALF_BYTES else torch.float32
+    return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def cast(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
@@ -315,22 +313,16 @@ def check_rows(x: Tensor, y: Tensor, what: str = "") -> None:
         )
 
 
-def check_finite(
-    values: Tensor,
-    what: str,
-    names: Sequence[str] | None = None,
-    lines: Sequence[int] | None = None,
-) -> None:
+def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) -> None:
     """Check that there is no NaN and no infinity.
 
     Args:
         values: ``[N]`` or ``[N, ...]``.
         what: What the array is called in the message.
         names: Names of the columns of ``[N, I]``, where known.
-        lines: Line of each row in the file it comes from.
 
     Raises:
-        DataError: Names up to five columns, how many rows of each, and the first row or line.
+        DataError: Names up to five columns, how many rows of each, and the first row.
     """
     bad = ~torch.isfinite(values)
     if not bad.any():
@@ -346,9 +338,8 @@ def check_finite(
         parts = [f"{_column(values, c, names)} ({_rows(int(counts[c]))})" for c in columns[:5]]
         more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
         where = ", ".join(parts) + more
-    place = f"row {first}" if lines is None else f"line {lines[first]}"
     raise DataError(
-        f"{what} holds NaN or infinity in {where} of {num_rows}, first in {place}; "
+        f"{what} holds NaN or infinity in {where} of {num_rows}, first in row {first}; "
         "fill these values or drop these rows"
     )
 

@@ -4,23 +4,56 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.data.arrays import check_finite, to_floating, to_tensor
-from pyro_bnn.data.columns import Column
+from pyro_bnn.data.arrays import EXACT
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import Table
-from pyro_bnn.data.tables import read_text
+from pyro_bnn.data.tables import read_text, to_number
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 Target: TypeAlias = "str | Sequence[str]"
+TRUTH_VALUES = {"true": 1.0, "false": 0.0}
+MISSING = frozenset({
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+})  # fmt: skip
+"""Fields that are no value, those of ``pandas.read_csv``."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input column of a file.
+
+    Args:
+        name: Its header.
+        categories: Values of a column of text, each an input of its own (1 where the row has it,
+            else 0); None for numbers and truth values.
+
+    Example:
+        >>> Column("age").inputs, Column("town", ("Oslo", "Rome")).inputs
+        (('age',), ('town=Oslo', 'town=Rome'))
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the column becomes."""
+        if self.categories is None:
+            return (self.name,)
+        return tuple(f"{self.name}={value}" for value in self.categories)
 
 
 def read_csv(path: Path, target: Target | None = None, task: Task | None = None) -> Table:
@@ -70,23 +103,18 @@ def read_columns(
 
 
 def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
-    text = read_text(path)
-    separator = find_separator(text)
-    header, lines = read_structure(text, separator, path)
+    fields = Fields.read(path)
+    header = fields.header
     chosen = [header[-1]] if target is None else _chosen(target, header, path)
-    frame = parse(text, separator, header, path)
-    check_missing(frame, lines, path)
-    y, task, class_names = _targets(frame, chosen, task, lines, path)
-    x, columns = _inputs(frame.drop(columns=chosen), lines, path)
-    input_names = tuple(name for column in columns for name in column.inputs)
-    check_finite(x, f"x of {path.name}", input_names, lines)
-    check_finite(y, f"target {', '.join(map(repr, chosen))} of {path.name}", lines=lines)
+    fields.check_missing(header)
+    y, task, class_names = _targets(fields, chosen, task)
+    columns = tuple(fields.describe(name) for name in header if name not in chosen)
     table = Table(
-        x=x,
+        x=fields.inputs(columns),
         y=y,
         task=task,
         name=path.stem,
-        input_names=input_names,
+        input_names=tuple(name for column in columns for name in column.inputs),
         target_name=", ".join(chosen),
         class_names=class_names,
         note=""
@@ -97,48 +125,167 @@ def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, 
     return table, columns
 
 
-def find_separator(text: str) -> str:
-    """The separator of a table: comma, semicolon or tab, whichever its header has most."""
-    first = text[: 1 << 20].lstrip().split("\n", 1)[0]
-    return max(",;\t", key=first.count)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fields:
+    """The fields of a CSV file as they stand there, and what is said of those that cannot be used.
 
-
-def read_structure(
-    text: str, separator: str, path: Path, min_columns: int = 2
-) -> tuple[list[str], list[int]]:
-    """Return the header and the line number of every row.
-
-    Args:
-        text: The file's text.
-        separator: Between fields.
-        path: Where it was read, for messages.
-        min_columns: Fewest columns of a header.
-
-    Raises:
-        DataError: If the header cannot be used, a row has another length, or there is no row.
+    Attributes:
+        path: The file, for messages.
+        separator: Between fields: comma, semicolon or tab, whichever the header has most.
+        header: Names of the columns.
+        rows: N rows of a field for each column.
+        lines: The line of the file that each row ends in.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    header: list[str] = []
-    lines: list[int] = []
-    try:
-        for row in reader:
-            if not row:
-                continue
-            if not header:
-                header = [name.strip() for name in row]
-                _check_header(header, path, min_columns)
-            elif len(row) != len(header):
-                raise DataError(
-                    f"{str(path)!r}, line {reader.line_num}: expected {len(header)} fields as in "
-                    f"the header, got {len(row)}; is the file truncated?"
-                )
-            else:
+
+    path: Path
+    separator: str
+    header: list[str]
+    rows: list[list[str]]
+    lines: list[int]
+
+    @classmethod
+    def read(cls, path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
+        """Read a file.
+
+        Args:
+            path: The file, UTF-8.
+            min_columns: Fewest columns of a header.
+            once: As in :func:`read_text`.
+
+        Raises:
+            DataError: If it is no text or no CSV, the header cannot be used, a row has another
+                length, or there is no row.
+        """
+        text = read_text(path, once=once)
+        first = text[: 1 << 20].lstrip().split("\n", 1)[0]
+        separator = max(",;\t", key=first.count)
+        file = io.StringIO(text, newline="")
+        reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
+        rows: list[list[str]] = []
+        lines: list[int] = []
+        try:
+            for row in filter(None, reader):  # without blank lines
+                if rows and len(row) != len(rows[0]):
+                    raise DataError(
+                        f"{str(path)!r}, line {reader.line_num}: expected {len(rows[0])} fields as "
+                        f"in the header, got {len(row)}; is the file truncated?"
+                    )
+                rows.append(row)
                 lines.append(reader.line_num)
-    except csv.Error as error:
-        raise DataError(f"{str(path)!r}, line {reader.line_num}: {error}") from error
-    if not lines:
-        raise DataError(f"{str(path)!r} has a header but no rows")
-    return header, lines
+        except csv.Error as error:
+            raise DataError(f"{str(path)!r}, line {reader.line_num}: {error}") from error
+        header = [name.strip() for name in rows[0]]
+        _check_header(header, path, min_columns)
+        if len(rows) == 1:
+            raise DataError(f"{str(path)!r} has a header but no rows")
+        return cls(path=path, separator=separator, header=header, rows=rows[1:], lines=lines[1:])
+
+    def column(self, name: str) -> np.ndarray[Any, Any]:
+        """The fields ``[N]`` of a column, text."""
+        place = self.header.index(name)
+        return np.array([row[place] for row in self.rows], dtype=object)
+
+    def refuse(self, name: str, rows: Sequence[int], what: str, hint: str) -> None:
+        """Refuse a column for what it holds in some rows, where there are any.
+
+        Raises:
+            DataError: Names the column, the number of rows, and the first field with its line.
+        """
+        if rows:
+            raise DataError(
+                f"{str(self.path)!r}: column {name!r} holds {what} in {count_rows(len(rows))}, "
+                f"first {self.column(name)[rows[0]]!r} in line {self.lines[rows[0]]}; {hint}"
+            )
+
+    def check_missing(self, names: Sequence[str]) -> None:
+        """Refuse missing values.
+
+        Raises:
+            DataError: If there is one; names columns, counts rows, and names the first line.
+        """
+        found = {
+            name: [i for i, field in enumerate(self.column(name)) if field in MISSING]
+            for name in names
+        }
+        parts = [f"{name!r} in {count_rows(len(rows))}" for name, rows in found.items() if rows]
+        if parts:
+            more = f" and {len(parts) - 5} more columns" if len(parts) > 5 else ""
+            first = self.lines[min(rows[0] for rows in found.values() if rows)]
+            raise DataError(
+                f"{str(self.path)!r} has missing values: {', '.join(parts[:5])}{more} of "
+                f"{len(self.rows)}, first in line {first}; fill them or drop these rows or columns"
+            )
+
+    def describe(self, name: str, *, are_classes: bool = False) -> Column:
+        """What a column is: numbers, or text, which is to be that of categories.
+
+        Args:
+            name: Of the column.
+            are_classes: Whether text may be numbers in most rows.
+
+        Raises:
+            DataError: If it holds text among numbers, commas in numbers, or free text.
+        """
+        text = self.column(name)
+        if not np.isnan([number(field) for field in text]).any():
+            return Column(name)
+        other = [i for i, field in enumerate(text) if math.isnan(number(field, {}))]
+        commas = [
+            i
+            for i in other
+            if not all(math.isnan(number(text[i].replace(",", to), {})) for to in (".", ""))
+        ]
+        if 2 * (len(text) - len(other) + len(commas)) > len(text):
+            hint = "write decimals with a point, 1.5, and thousands without a separator, 1500"
+            self.refuse(name, commas, "commas in its numbers,", hint)
+        if 2 * len(other) < len(text) and not are_classes:
+            self.refuse(name, other, "numbers, but not", "mend these fields")
+        categories = tuple(sorted(set(text)))
+        if len(categories) > max(20, len(text) // 2):
+            raise DataError(
+                f"{str(self.path)!r}: column {name!r} is text with {len(categories)} different "
+                f"values in {len(text)} rows; an identifier or free text is neither an input nor "
+                "classes: drop it, or name another column as the target"
+            )
+        return Column(name, categories)
+
+    def inputs(self, columns: Sequence[Column]) -> Float[Tensor, "N I"]:
+        """Columns as inputs, float64.
+
+        Raises:
+            DataError: As :meth:`numbers`, or if a category is unknown.
+        """
+        return torch.tensor(np.concatenate([self._encode(column) for column in columns], axis=1))
+
+    def _encode(self, column: Column) -> np.ndarray[Any, Any]:
+        if column.categories is None:
+            return self.numbers(column.name)[:, None]
+        text, known = self.column(column.name), set(column.categories)
+        self.refuse(
+            column.name,
+            [i for i, field in enumerate(text) if field not in known],
+            "values that the fit has not seen,",
+            f"known are {', '.join(map(repr, column.categories))}",
+        )
+        return np.stack([text == value for value in column.categories], axis=1).astype(np.float64)
+
+    def numbers(self, name: str) -> Float[np.ndarray[Any, Any], " N"]:
+        """The numbers of a column, float64; True and False are 1 and 0.
+
+        Raises:
+            DataError: If a field is no finite number, or a whole number that float64 lacks.
+        """
+        text = self.column(name)
+        values = np.array([number(field) for field in text])
+        bad = np.flatnonzero(~np.isfinite(values)).tolist()
+        self.refuse(name, bad, "something else than finite numbers,", "mend these fields")
+        large = np.flatnonzero(np.abs(values) >= EXACT).tolist()
+        lost = [
+            i for i in large if text[i].lstrip("+-").isdecimal() and int(text[i]) != int(values[i])
+        ]
+        hint = "different ones would become equal: subtract an offset, or drop an identifier"
+        self.refuse(name, lost, "whole numbers that float64 does not have,", hint)
+        return values
 
 
 def _check_header(header: list[str], path: Path, min_columns: int) -> None:
@@ -147,7 +294,7 @@ def _check_header(header: list[str], path: Path, min_columns: int) -> None:
             f"{str(path)!r} has one column, {header[0]!r}; expected inputs and a target, separated "
             "by commas, semicolons or tabs"
         )
-    if all(is_number(name) for name in header):
+    if all(not math.isnan(number(name, {})) for name in header):
         raise DataError(
             f"{str(path)!r} has no header: its first line is all numbers; put column names there"
         )
@@ -162,56 +309,6 @@ def _check_header(header: list[str], path: Path, min_columns: int) -> None:
         raise DataError(
             f"{str(path)!r}: several columns are called {', '.join(map(repr, repeated[:5]))}{more}"
         )
-
-
-def parse(text: str, separator: str, header: list[str], path: Path, **options: Any) -> Any:
-    """The rows as a pandas data frame.
-
-    Args:
-        text: The file's text.
-        separator: Between fields.
-        header: Names of the columns.
-        path: Where it was read, for messages.
-        options: Of ``pandas.read_csv``, such as ``dtype``.
-
-    Raises:
-        DataError: If pandas cannot read it.
-    """
-    import pandas as pd
-
-    try:
-        return pd.read_csv(
-            io.StringIO(text, newline=""),
-            sep=separator,
-            skipinitialspace=True,
-            header=0,
-            names=header,
-            index_col=False,
-            low_memory=False,
-            **options,
-        )
-    except pd.errors.ParserError as error:
-        raise DataError(f"{str(path)!r} cannot be parsed: {error}") from error
-
-
-def check_missing(frame: Any, lines: list[int], path: Path) -> None:
-    """Refuse missing values.
-
-    Raises:
-        DataError: If there is one; names columns, counts rows, and names the first line.
-    """
-    missing = frame.isna().to_numpy()  # [N, columns]
-    counts = missing.sum(0)
-    columns = np.flatnonzero(counts)
-    if not len(columns):
-        return
-    parts = [f"{frame.columns[c]!r} in {count_rows(int(counts[c]))}" for c in columns[:5]]
-    more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
-    first = int(np.flatnonzero(missing.any(1))[0])
-    raise DataError(
-        f"{str(path)!r} has missing values: {', '.join(parts)}{more} of {len(frame)}, first in "
-        f"line {lines[first]}; fill them or drop these rows or columns"
-    )
 
 
 def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
@@ -237,126 +334,45 @@ def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
 
 
 def _targets(
-    frame: Any, names: list[str], task: Task | None, lines: list[int], path: Path
+    fields: Fields, names: list[str], task: Task | None
 ) -> tuple[Tensor, Task, tuple[str, ...] | None]:
     """The one target ``[N]``, or several ``[N, O]``, which are numbers."""
-    found = [_target(frame[name], name, task, lines, path) for name in names]
+    found = [_target(fields, name, task) for name in names]
     if len(found) == 1:
         return found[0]
     for name, (_, what, _) in zip(names, found, strict=True):
         if what == "classification":
             raise DataError(
-                f"{path.name}: several targets are numbers, but {name!r} is of classes: predict it "
-                "alone, or write 0 and 1 and pass task='counts' for a Bernoulli likelihood"
+                f"{fields.path.name}: several targets are numbers, but {name!r} is of classes: "
+                "predict it alone, or write 0 and 1 and pass task='counts' for a Bernoulli "
+                "likelihood"
             )
     return torch.stack([y for y, _, _ in found], 1), found[0][1], None
 
 
 def _target(
-    column: Any, name: str, task: Task | None, lines: list[int], path: Path
+    fields: Fields, name: str, task: Task | None
 ) -> tuple[Tensor, Task, tuple[str, ...] | None]:
-    import pandas as pd
-
-    is_bool = pd.api.types.is_bool_dtype(column)
-    is_text = not is_bool and not pd.api.types.is_numeric_dtype(column)
-    if is_text:
-        _check_commas(_text(column), name, lines, path)
-    if is_text and task is None:
-        _check_numbers(_text(column), name, lines, path)
-    task = task or ("classification" if is_bool or is_text else "regression")
-    what = f"target {name!r} of {path.name}"
+    text = fields.column(name)
+    is_text = fields.describe(name, are_classes=task == "classification").categories is not None
+    are_truths = all(field.lower() in TRUTH_VALUES for field in text)
+    task = task or ("classification" if is_text or are_truths else "regression")
+    what = f"target {name!r} of {fields.path.name}"
     if task == "classification":
-        values = _text(column) if is_text else column.to_numpy()
-        labels, class_names = encode_labels(values, what)
-        if is_text and len(class_names) > max(20, len(labels) // 2):
-            raise DataError(
-                f"{what} is text with {len(class_names)} different values in {len(labels)} rows, "
-                "hardly classes; name another column as the target"
-            )
+        values = text if is_text else fields.numbers(name)
+        labels, class_names = encode_labels(values == 1 if are_truths else values, what)
         return labels, task, class_names
     if is_text:
-        raise DataError(
-            f"{what} is text, for instance {str(column.iloc[0])!r}; regression needs numbers"
-        )
-    return torch.tensor(_floating(column, what)), task, None
+        raise DataError(f"{what} is text, for instance {text[0]!r}; regression needs numbers")
+    return torch.tensor(fields.numbers(name)), task, None
 
 
-def _inputs(frame: Any, lines: list[int], path: Path) -> tuple[Tensor, tuple[Column, ...]]:
-    """Return the inputs ``[N, I]`` float64 and the columns they come from."""
-    import pandas as pd
-
-    values: list[np.ndarray[Any, Any]] = []
-    columns: list[Column] = []
-    for name, column in frame.items():
-        if pd.api.types.is_numeric_dtype(column):  # truth values count as numeric
-            values.append(_floating(column, f"{str(path)!r}: column {name!r}"))
-            columns.append(Column(name))
-            continue
-        text = _text(column)
-        _check_commas(text, name, lines, path)
-        _check_numbers(text, name, lines, path)
-        categories, code = np.unique(text, return_inverse=True)
-        _check_categories(len(categories), len(text), name, path)
-        columns.append(Column(name, tuple(str(value) for value in categories)))
-        values.extend((code == c).astype(np.float64) for c in range(len(categories)))
-    return torch.tensor(np.stack(values, axis=1)), tuple(columns)
-
-
-def _floating(column: Any, what: str) -> np.ndarray[Any, Any]:
-    """Numbers and truth values as float64 ``[N]``; whole ones that it lacks are refused."""
-    if column.dtype.kind in "iu":
-        return to_floating(to_tensor(column, what), what).numpy()
-    return np.asarray(column.to_numpy(dtype=np.float64))
-
-
-def _check_commas(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
-    """Refuse a column of numbers with commas, which would become categories."""
-    numbers = [any(is_number(value.replace(",", to)) for to in (".", "")) for value in text]
-    commas = [i for i, value in enumerate(text) if numbers[i] and "," in value]
-    if commas and 2 * sum(numbers) > len(text):
-        first = commas[0]
-        raise DataError(
-            f"{str(path)!r}: commas in the numbers of column {name!r}, in "
-            f"{count_rows(len(commas))}, first {str(text[first])!r} in line {lines[first]}; write "
-            "decimals with a point, 1.5, and thousands without a separator, 1500"
-        )
-
-
-def _check_numbers(text: np.ndarray[Any, Any], name: str, lines: list[int], path: Path) -> None:
-    """Refuse a column of numbers that a few other fields, or their own size, made text."""
-    other = [i for i, value in enumerate(text) if not is_number(value)]
-    if not other:
-        longest = max(text, key=len)
-        raise DataError(
-            f"{str(path)!r}: column {name!r} holds whole numbers too large to be read, such as "
-            f"{str(longest)[:40]}; write them with a decimal point, or drop an identifier"
-        )
-    if 2 * len(other) < len(text):
-        raise DataError(
-            f"{str(path)!r}: column {name!r} holds numbers, but not in {count_rows(len(other))}, "
-            f"first {str(text[other[0]])!r} in line {lines[other[0]]}; mend these fields"
-        )
-
-
-def _check_categories(num_values: int, num_rows: int, name: str, path: Path) -> None:
-    if num_values > max(20, num_rows // 2):
-        raise DataError(
-            f"{str(path)!r}: column {name!r} is text with {num_values} different values in "
-            f"{num_rows} rows; an identifier or free text cannot be one-hot encoded, drop it"
-        )
-
-
-def _text(column: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(column.to_numpy(dtype=object).astype(str))
-
-
-def is_number(text: str) -> bool:
-    """Whether a field is a number; ``1_000`` is one to Python alone."""
+def number(text: str, words: Mapping[str, float] = TRUTH_VALUES) -> float:
+    """The number that a field is, or one of the words for numbers; NaN where it is neither."""
     try:
-        float(text)
+        return to_number(text)
     except ValueError:
-        return False
-    return "_" not in text
+        return words.get(text.lower(), math.nan)
 
 
 def count_rows(count: int) -> str:

@@ -44,12 +44,11 @@ def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split
         OptionError: If ``index`` is out of range.
     """
     rows = read_table(folder / "data.txt")
-    features = _columns(folder / "index_features.txt", rows.shape[1])
-    target = _columns(folder / "index_target.txt", rows.shape[1])
-    both = np.intersect1d(features, target)
-    if len(both):
+    features = read_rows(folder / "index_features.txt", rows.shape[1])
+    target = read_rows(folder / "index_target.txt", rows.shape[1])
+    if len(np.unique([*features, *target])) < len(features) + len(target):
         raise DataError(
-            f"{str(folder)!r}: column {both[0]} is in index_features.txt and in index_target.txt"
+            f"{str(folder)!r}: a column stands twice in index_features.txt and index_target.txt"
         )
     name = folder.resolve().name
     y: Tensor = torch.tensor(rows[:, target])  # [N, O]
@@ -68,18 +67,6 @@ def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split
     return make_split(table, *_split_rows(folder, len(rows), index), index=index)
 
 
-def _columns(path: Path, num_columns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    columns = read_rows(path)
-    if columns.max() >= num_columns:
-        raise DataError(
-            f"{str(path)!r} names column {columns.max()}, but data.txt has columns 0 .. "
-            f"{num_columns - 1}"
-        )
-    if len(np.unique(columns)) < len(columns):
-        raise DataError(f"{str(path)!r} names a column twice")
-    return columns
-
-
 def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor]:
     given = len(list(folder.glob("index_train_*.txt")))
     num_splits = given or NUM_SPLITS
@@ -90,13 +77,9 @@ def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor
     check_index(index, num_splits, folder.resolve().name)
     if not given:
         return published_rows(num_rows, index, folder.resolve().name)
-    train, test = (read_rows(folder / f"index_{part}_{index}.txt") for part in ("train", "test"))
-    for part, part_rows in (("train", train), ("test", test)):
-        if part_rows.max() >= num_rows:
-            raise DataError(
-                f"{str(folder)!r}: index_{part}_{index}.txt names row {part_rows.max()}, but "
-                f"data.txt has rows 0 .. {num_rows - 1}"
-            )
+    train, test = (
+        read_rows(folder / f"index_{part}_{index}.txt", num_rows) for part in ("train", "test")
+    )
     both = np.intersect1d(train, test)
     if len(both):
         raise DataError(

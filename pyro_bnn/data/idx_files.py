@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.fetch import DATA_VARIABLE
@@ -20,7 +18,6 @@ from pyro_bnn.data.split import Split, check_index
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError
 
-UNSIGNED_BYTE = 8
 PIXEL_VALUES = 256
 LARGEST = 16 + 60_000 * 28 * 28  # bytes of the largest of the files, unpacked
 MNIST_MD5 = {
@@ -54,8 +51,8 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
 
     Raises:
         OptionError: If ``index`` is not 0.
-        DataError: If the variable is not set, a file is missing or no idx file, or the MD5 of its
-            unpacked bytes is not the published one.
+        DataError: If the variable is not set, a file is missing, or the MD5 of its unpacked bytes
+            is not the published one.
 
     References:
         LeCun, Bottou, Bengio & Haffner, "Gradient-based learning applied to document recognition",
@@ -70,16 +67,14 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
         )
     folder = Path(root).expanduser() / "mnist"
     x_train, y_train, x_test, y_test = (
-        parse_idx(_checked(folder / file, md5), file) for file, md5 in MNIST_MD5.items()
+        _checked(folder / file, md5) for file, md5 in MNIST_MD5.items()
     )
-    shape = (1, *x_train.shape[1:]) if name == "mnist-images" else (x_train[0].size,)
+    shape = (1, 28, 28) if name == "mnist-images" else (784,)
     units = _units(x_train, shape)
-    names = None
-    if len(shape) == 1:
-        names = tuple(f"row {r} column {c}" for r, c in np.ndindex(x_train.shape[1:]))
+    names = [f"row {r} column {c}" for r, c in np.ndindex(28, 28)] if len(shape) == 1 else None
 
     def part(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Dataset:
-        x = torch.tensor(images).reshape(len(images), *shape)
+        x = torch.tensor(images).reshape(len(labels), *shape)
         return Dataset(
             units.to(dtype=torch.get_default_dtype()).transform(x),
             torch.tensor(labels.astype(np.int64)),
@@ -89,49 +84,15 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
             class_names=[str(digit) for digit in range(10)],
         )
 
-    num_train = len(x_train)
-    rows = torch.arange(num_train), torch.arange(num_train, num_train + len(x_test))
+    rows = torch.arange(len(y_train) + len(y_test)).split([len(y_train), len(y_test)])
     return Split(part(x_train, y_train), part(x_test, y_test), "classification", name, 0, *rows)
 
 
-def parse_idx(data: bytes, name: str) -> np.ndarray[Any, Any]:
-    """Take an array of unsigned bytes out of the idx format.
+def _checked(path: Path, md5: str) -> np.ndarray[Any, Any]:
+    """Values of a file that may end in .gz, uint8 ``[n]``; unpacked its MD5 is the one given.
 
-    The format: two zero bytes, the type (8 is an unsigned byte), the number of axes, the length of
-    each axis as a big-endian 32-bit number, then the values.
-
-    Args:
-        data: The unpacked file.
-        name: What it is called in messages.
-
-    Returns:
-        The array, uint8.
-
-    Raises:
-        DataError: If it is of another format or type, or has more or fewer bytes than it says.
-
-    Example:
-        >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), "two labels")
-        array([5, 7], dtype=uint8)
+    They follow 4 bytes and 4 more for each axis; the MD5 vouches for all else in the header.
     """
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != UNSIGNED_BYTE or data[3] == 0:
-        raise DataError(
-            f"{name} starts with the bytes {list(data[:4])}; an idx file of unsigned bytes starts "
-            "with 0, 0, 8 and its number of axes"
-        )
-    start = 4 + 4 * data[3]
-    shape = struct.unpack(f">{data[3]}I", data[4:start]) if len(data) >= start else ()
-    expected = start + int(np.prod(shape, dtype=object))
-    if not shape or len(data) != expected:
-        raise DataError(
-            f"{name} has {len(data)} bytes, but its header, of shape {list(shape)}, needs "
-            f"{expected}: the file is truncated or damaged"
-        )
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
-
-
-def _checked(path: Path, md5: str) -> bytes:
-    """Unpacked bytes of a file that may end in .gz, whose MD5 is the one given."""
     packed = path.with_name(f"{path.name}.gz")
     found = path if path.is_file() else packed
     try:
@@ -149,18 +110,14 @@ def _checked(path: Path, md5: str) -> bytes:
             f"{str(found)!r} failed its checksum: expected MD5 {md5} of the unpacked bytes, got "
             f"{actual}; the file was changed or truncated, replace it"
         )
-    return data
+    return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])
 
 
 def _units(images: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Standardiser:
     """One mean and sd of all pixels, exact by the count of each of the 256 values."""
-    counts = np.bincount(images.ravel(), minlength=PIXEL_VALUES).astype(float)
+    counts = np.bincount(images, minlength=PIXEL_VALUES).astype(float)
     share, values = counts / counts.sum(), np.arange(PIXEL_VALUES)
     mean = float(share @ values)
     sd = float(np.sqrt(share @ (values - mean) ** 2)) or 1.0
-
-    def each(value: float) -> Tensor:
-        """As a standardiser of such inputs has it: one for each column, or each channel."""
-        return torch.full((shape[0], *(1,) * (len(shape) - 1)), value, dtype=torch.float64)
-
-    return Standardiser(each(mean), each(sd))
+    one = torch.ones(shape[0], *(1,) * (len(shape) - 1), dtype=torch.float64)  # or [C, 1, 1]
+    return Standardiser(mean * one, sd * one)

@@ -5,26 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_bnn.data.columns import Column
-from pyro_bnn.data.csv_file import (
-    check_missing,
-    count_rows,
-    find_separator,
-    is_number,
-    parse,
-    read_structure,
-)
-from pyro_bnn.data.tables import read_text
+from pyro_bnn.data.csv_file import Column, Fields, number
 from pyro_bnn.errors import DataError
-
-TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,9 +57,8 @@ def read_new_rows(
             the target has a missing value, text among numbers, a number that is not finite, or a
             category or class that the fit has not seen (names the column and the first line).
     """
-    text = read_text(path, once=True)
-    separator = find_separator(text)
-    header, lines = read_structure(text, separator, path, min_columns=1)
+    fields = Fields.read(path, min_columns=1, once=True)
+    header = fields.header
     absent = [column.name for column in columns if column.name not in header]
     if absent:
         raise DataError(
@@ -81,102 +68,37 @@ def read_new_rows(
     targets = [target] if isinstance(target, str) else list(target or ())
     has_target = bool(targets) and set(targets) <= set(header)
     used = [column.name for column in columns] + (targets if has_target else [])
-    frame = parse(text, separator, header, path, dtype=str)[used]
-    check_missing(frame, lines, path)
-
-    def values(name: str) -> np.ndarray[Any, Any]:
-        return np.asarray(frame[name].to_numpy(dtype=object).astype(str))
-
-    blocks = [_encode(column, values(column.name), lines, path) for column in columns]
+    fields.check_missing(used)
     y: Tensor | None = None
-    if has_target:
-        if class_names is None:
-            numbers = [_numbers(name, values(name), lines, path) for name in targets]
-            y = torch.tensor(np.stack(numbers, 1) if len(targets) > 1 else numbers[0])
-        else:
-            (name,) = targets
-            y = torch.tensor(_labels(name, values(name), class_names, lines, path))
-    as_written = parse(text, separator, header, path, dtype=str, na_filter=False)
+    if has_target and class_names is None:
+        y = torch.tensor(np.stack([fields.numbers(name) for name in targets], 1))
+        y = y if len(targets) > 1 else y[:, 0]
+    elif has_target:
+        y = _labels(fields, targets[0], class_names or ())
     return NewRows(
         header=header,
-        fields=as_written.to_numpy(dtype=object).tolist(),
-        separator=separator,
+        fields=fields.rows,
+        separator=fields.separator,
         unused=tuple(name for name in header if name not in (*used, *targets)),
-        x=torch.tensor(np.concatenate(blocks, axis=1)),
+        x=fields.inputs(columns),
         y=y,
     )
 
 
-def _encode(
-    column: Column, text: np.ndarray[Any, Any], lines: list[int], path: Path
-) -> np.ndarray[Any, Any]:
-    """The inputs ``[N, n]`` that a column becomes."""
-    if column.categories is None:
-        return _numbers(column.name, text, lines, path)[:, None]
-    known = set(column.categories)
-    _refuse(
-        [i for i, value in enumerate(text) if value not in known],
-        text,
-        f"{str(path)!r}: column {column.name!r} holds values that the fit has not seen",
-        f"known are {', '.join(map(repr, column.categories))}",
-        lines,
-    )
-    return np.stack([text == value for value in column.categories], axis=1).astype(np.float64)
-
-
-def _numbers(
-    name: str, text: np.ndarray[Any, Any], lines: list[int], path: Path
-) -> np.ndarray[Any, Any]:
-    """Numbers ``[N]``; True and False are 1 and 0."""
-    numbers = np.array([_number(value) for value in text], dtype=np.float64)
-    _refuse(
-        np.flatnonzero(~np.isfinite(numbers)).tolist(),
-        text,
-        f"{str(path)!r}: column {name!r} holds something else than finite numbers",
-        "mend these fields",
-        lines,
-    )
-    return numbers
-
-
-def _labels(
-    name: str,
-    text: np.ndarray[Any, Any],
-    class_names: Sequence[str],
-    lines: list[int],
-    path: Path,
-) -> np.ndarray[Any, Any]:
-    """Class labels ``[N]`` int64: the position of each value among the class names."""
-    position = {class_name: label for label, class_name in enumerate(class_names)}
-    labels = [position.get(value, position.get(_whole(value), -1)) for value in text]
-    _refuse(
+def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor, " N"]:
+    """The position of each field among the class names, spelled as these or as a number."""
+    place = {class_name: label for label, class_name in enumerate(class_names)}
+    labels = [place.get(text, place.get(_whole(text), -1)) for text in fields.column(name)]
+    fields.refuse(
+        name,
         [i for i, label in enumerate(labels) if label < 0],
-        text,
-        f"{str(path)!r}: target {name!r} holds classes that the fit has not seen",
+        "classes that the fit has not seen,",
         f"known are {', '.join(map(repr, class_names))}",
-        lines,
     )
-    return np.array(labels, dtype=np.int64)
-
-
-def _refuse(
-    rows: list[int], text: np.ndarray[Any, Any], what: str, hint: str, lines: list[int]
-) -> None:
-    if rows:
-        raise DataError(
-            f"{what}, in {count_rows(len(rows))}, first {str(text[rows[0]])!r} in line "
-            f"{lines[rows[0]]}; {hint}"
-        )
-
-
-def _number(text: str) -> float:
-    if is_number(text):
-        return float(text)
-    return TRUTH_VALUES.get(text.lower(), np.nan)
+    return torch.tensor(labels)
 
 
 def _whole(text: str) -> str:
     """A whole number or truth value as class names spell it: ``3`` for 3.0, ``True`` for TRUE."""
-    if is_number(text) and float(text).is_integer():
-        return str(int(float(text)))
-    return text.capitalize() if text.lower() in TRUTH_VALUES else text
+    value = number(text, {})
+    return str(int(value)) if value.is_integer() else text.capitalize()

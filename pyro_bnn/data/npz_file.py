@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,9 @@ from pyro_bnn.data.split import (
     published_rows,
     table_of_arrays,
 )
-from pyro_bnn.errors import BNNError, DataError, ShapeError
+from pyro_bnn.errors import DataError, ShapeError
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
-HEADER = 1 << 16  # bytes; more than NumPy takes for the header of an array
 COPIES = 3  # of the arrays in float64 that are held at once
 
 
@@ -43,8 +40,8 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
 
     Raises:
         DataError: If the file is missing, truncated, no NPZ, holds Python objects or other arrays,
-            declares arrays that it does not hold or that exceed the memory of this machine (before
-            they are read), or for what :func:`from_arrays` refuses.
+            declares arrays that it does not hold or that exceed the memory of this machine, or for
+            what :func:`from_arrays` refuses.
         ShapeError: If shapes do not fit each other.
         OptionError: If ``index`` is out of range.
     """
@@ -52,10 +49,9 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
     name = path.stem
     if set(SPLIT_KEYS) <= set(arrays):
         check_index(index, 1, name)
-        x_train, y_train, x_test, y_test = (arrays[key] for key in SPLIT_KEYS)
-        num_train = len(x_train)
-        x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
-        rows = torch.arange(num_train), torch.arange(num_train, len(x))
+        _check_given_split(arrays, path)
+        x, y = (np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]]) for k in "xy")
+        rows = torch.arange(len(x)).tensor_split([len(arrays["x_train"])])
         return make_split(table_of_arrays(x, y, task, name), *rows)
     if {"x", "y"} <= set(arrays):
         check_index(index, NUM_SPLITS, name)
@@ -67,26 +63,12 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
     )
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What the header of an array in an archive says, before anything of it is read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it holds anything but numbers."""
-        return self.dtype.kind not in "biufc"
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size, numbers as float64."""
-        return math.prod(self.shape) * max(self.dtype.itemsize, 8)
-
-
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that are used by name, and empty ones for all others."""
+    """The arrays that are used by name, and empty ones for all others.
+
+    An array is read as far as its member reaches, whatever its header says, and the member to its
+    end, which checks its CRC; both only where memory holds them.
+    """
     if not path.is_file():
         raise DataError(f"no file {str(path)!r}; check the path")
     try:
@@ -94,67 +76,48 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             members = {m.filename[:-4]: m for m in file.infolist() if m.filename.endswith(".npy")}
             keys = SPLIT_KEYS if set(SPLIT_KEYS) <= set(members) else ("x", "y")
             used = {key: members[key] for key in keys if key in members}
-            declared = {key: _declared(file, member, path) for key, member in used.items()}
-            _check_declared(declared, path)
-            arrays = {name: np.empty(0) for name in members}
-            for key, member in used.items():
-                with file.open(member) as stream:
-                    arrays[key] = np.lib.format.read_array(stream, allow_pickle=False)
-            return arrays
-    except BNNError:
+            _check_memory(sum(member.file_size for member in used.values()), path)
+            arrays = {key: _array(file.read(member)) for key, member in used.items()}
+    except DataError:
         raise
     except Exception as error:  # of the archive, the compression or a header, whatever they are
-        raise DataError(f"{str(path)!r} is truncated or no NPZ file: {error}") from error
-
-
-def _declared(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Declared:
-    """Read the header of an array, and refuse one that asks for more than the file holds."""
-    what = f"{str(path)!r}: the array {member.filename[:-4]!r}"
-    with file.open(member) as stream:
-        start = io.BytesIO(stream.read(HEADER))
-    read = np.lib.format.read_array_header_1_0
-    if np.lib.format.read_magic(start) != (1, 0):
-        read = np.lib.format.read_array_header_2_0  # of 3.0 too, whose names are UTF-8
-    shape, _, dtype = read(start)
-    if dtype.kind not in "biufcSUmM" or dtype.itemsize == 0:
         raise DataError(
-            f"{what} holds {dtype}: Python objects are never unpickled, save plain arrays of "
-            "numbers or text"
-        )
-    held = member.file_size - start.tell()
-    size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or size != held:
-        raise DataError(
-            f"{what} is said to be {list(shape)} of {dtype}, {size:,} bytes, but has {held:,}: "
-            "the file is truncated or no NPZ file"
-        )
-    return Declared(shape, dtype)
+            f"{str(path)!r} is truncated or no NPZ file, or holds Python objects, which are never "
+            f"unpickled: {error}"
+        ) from error
+    _check_memory(8 * sum(array.size for array in arrays.values()), path)
+    return {name: np.empty(0) for name in members} | arrays
 
 
-def _check_declared(declared: dict[str, Declared], path: Path) -> None:
-    """Refuse arrays that do not fit each other, or the memory, before they are read."""
-    pairs = (("x", "y"), ("x_train", "y_train"), ("x_test", "y_test"))
-    for x, y in (pair for pair in pairs if set(pair) <= set(declared)):
-        rows = declared[x].shape[:1]
-        if rows != declared[y].shape[:1] or not rows or rows == (0,):
-            raise ShapeError(
-                f"{path.name}: {x} and {y} must have the same number of rows, at least one, got "
-                f"{x} {list(declared[x].shape)} and {y} {list(declared[y].shape)}"
-            )
-    for kind in ("x", "y") if "x_train" in declared else ():
-        train, test = declared[f"{kind}_train"], declared[f"{kind}_test"]
-        if train.shape[1:] != test.shape[1:]:
-            raise ShapeError(
-                f"{path.name}: rows of {kind}_train and {kind}_test differ in shape, "
-                f"{list(train.shape)} and {list(test.shape)}"
-            )
-        if train.is_text != test.is_text:
+def _array(member: bytes) -> np.ndarray[Any, Any]:
+    stream = io.BytesIO(member)
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    if stream.read(1):
+        raise ValueError("an array has more bytes than it says")
+    return array
+
+
+def _check_given_split(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> None:
+    """Refuse arrays that would not fit each other when training and test rows are put together."""
+    x_train, y_train, x_test, y_test = (arrays[key] for key in SPLIT_KEYS)
+    rows = [array.shape[:1] for array in (x_train, y_train, x_test, y_test)]
+    rest = [array.shape[1:] for array in (x_train, x_test, y_train, y_test)]
+    if rows[::2] != rows[1::2] or rest[::2] != rest[1::2] or not {(), (0,)}.isdisjoint(rows):
+        shapes = ", ".join(f"{key} {list(arrays[key].shape)}" for key in SPLIT_KEYS)
+        raise ShapeError(
+            f"{path.name}: x and y must have the same number of rows, at least one, and rows for "
+            f"training and test the same shape, got {shapes}"
+        )
+    for train, test in ((x_train, x_test), (y_train, y_test)):
+        if (train.dtype.kind in "biufc") != (test.dtype.kind in "biufc"):
             raise DataError(
-                f"{path.name}: {kind}_train holds {train.dtype} and {kind}_test {test.dtype}; "
+                f"{path.name}: training rows hold {train.dtype} and test rows {test.dtype}; "
                 "expected numbers in both, or text in both"
             )
-    needed = COPIES * sum(array.num_bytes for array in declared.values())
-    memory = _machine_memory()
+
+
+def _check_memory(num_bytes: int, path: Path) -> None:
+    needed, memory = COPIES * num_bytes, _machine_memory()
     if needed > memory:
         raise DataError(
             f"{str(path)!r} needs about {needed / 2**30:,.1f} GiB of memory, and this machine has "

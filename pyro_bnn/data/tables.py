@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -79,50 +80,53 @@ def read_table(path: Path) -> Float[np.ndarray[Any, Any], "N columns"]:
         DataError: If the file is missing, empty or no text, a line has another number of columns
             than the first (as in a truncated file), or a field is not a number; names the line.
     """
-    text = read_text(path)
+    numbers, num_columns = array("d"), 0
+    for line, row in enumerate(io.StringIO(read_text(path), newline=None), start=1):
+        fields = row.split()
+        num_columns = num_columns or len(fields)
+        if fields and len(fields) != num_columns:
+            raise DataError(
+                f"{str(path)!r}, line {line}: expected {num_columns} columns as in the lines "
+                f"above, got {len(fields)}; is the file truncated?"
+            )
+        try:
+            numbers.extend(map(to_number, fields))
+        except ValueError as error:
+            raise DataError(f"{str(path)!r}, line {line}: {error}") from error
+    return np.array(numbers).reshape(-1, num_columns)
+
+
+def to_number(text: str) -> float:
+    """The number that a field is; ``1_000`` is one to Python alone.
+
+    Raises:
+        ValueError: If it is none.
+    """
     try:
-        return np.loadtxt(io.StringIO(text), ndmin=2, comments=None)
-    except ValueError as error:
-        raise DataError(_what_is_wrong(text, path) or f"{str(path)!r}: {error}") from error
+        return float(text.replace("_", "?"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
 
 
-def read_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+def read_rows(path: Path, below: int = EXACT) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Read whole numbers >= 0, one or more a line: an index file.
 
     Args:
         path: Text file.
+        below: The least number that is too large: that of the rows or columns there are.
 
     Returns:
         int64 ``[n]``.
 
     Raises:
-        DataError: As :func:`read_table`, or if a number is negative or not whole.
+        DataError: As :func:`read_table`, or if a number is out of range or not whole.
     """
     table = read_table(path).ravel()
-    is_whole = np.isfinite(table) & (table == np.round(table)) & (table <= EXACT)
-    bad = np.flatnonzero(~(is_whole & (table >= 0)))
+    bad = np.flatnonzero(~((table >= 0) & (table < below) & (table == np.round(table))))
     if len(bad):
+        limit = f" .. {below - 1}" if below < EXACT else ""
         raise DataError(
-            f"{str(path)!r} must hold whole numbers >= 0, got {table[bad[0]]} (number {bad[0] + 1})"
+            f"{str(path)!r} must hold whole numbers from 0{limit}, got {table[bad[0]]:.17g} "
+            f"(number {bad[0] + 1})"
         )
     return table.astype(np.int64)
-
-
-def _what_is_wrong(text: str, path: Path) -> str | None:
-    expected = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.split()
-        if not fields:
-            continue
-        expected = expected or len(fields)
-        if len(fields) != expected:
-            return (
-                f"{str(path)!r}, line {number}: expected {expected} columns as in the lines above, "
-                f"got {len(fields)}; is the file truncated?"
-            )
-        for column, field in enumerate(fields):
-            try:
-                float(field)
-            except ValueError:
-                return f"{str(path)!r}, line {number}, column {column}: {field!r} is not a number"
-    return None  # a number to Python, such as 1_000, but not to NumPy

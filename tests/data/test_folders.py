@@ -86,21 +86,31 @@ def test_a_truncated_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"index_features": [0, 4]}, "names column 4, but data.txt has columns 0 .. 3"),
-        ({"index_features": [0, 0]}, "index_features.txt' names a column twice"),
-        ({"index_features": [0, 1]}, "column 1 is in index_features.txt and in index_target.txt"),
+        (
+            {"index_features": [0, 4]},
+            "index_features.txt' must hold whole numbers from 0 .. 3, got 4 (number 2)",
+        ),
+        (
+            {"index_features": [0, 0]},
+            "a column stands twice in index_features.txt and index_target.txt",
+        ),
+        (
+            {"index_features": [0, 1]},
+            "a column stands twice in index_features.txt and index_target.txt",
+        ),
         (
             {"index_train_0": [0, 30], "index_test_0": [1]},
-            "index_train_0.txt names row 30, but data.txt has rows 0 .. 29",
+            "index_train_0.txt' must hold whole numbers from 0 .. 29, got 30 (number 2)",
         ),
         (
             {"index_train_0": [0, 2], "index_test_0": [31]},
-            "index_test_0.txt names row 31, but data.txt has rows 0 .. 29",
+            "index_test_0.txt' must hold whole numbers from 0 .. 29, got 31 (number 1)",
         ),
         (
             {"index_train_0": [0, 1, 2], "index_test_0": [1, 2, 3]},
             "row 1 is in index_train_0.txt and in index_test_0.txt (2 such rows)",
         ),
+        ({"n_splits": [0]}, "n_splits.txt' says 0 splits; expected at least 1"),
         ({"index_train_0": [0, 1]}, "index_test_0.txt'; check the path"),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from pyro_bnn.data import idx_files
-from pyro_bnn.data.idx_files import MNIST_MD5, load_mnist, parse_idx
+from pyro_bnn.data.idx_files import MNIST_MD5, load_mnist
 from pyro_bnn.errors import DataError, OptionError
 
 REAL = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
@@ -41,28 +41,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / "mnist" / (f"{name}.gz" if is_packed else name)
         path.write_bytes(gzip.compress(content) if is_packed else content)
     return tmp_path / "mnist"
-
-
-@pytest.mark.parametrize("shape", [(5,), (3, 2), (2, 3, 4)])
-def test_arrays_come_back_as_they_were_written(shape: tuple[int, ...]) -> None:
-    array = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
-    np.testing.assert_array_equal(parse_idx(idx(array), "array"), array)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"bytes \[\]; an idx file"),
-        (b"\x89PNG", r"starts with the bytes \[137, 80, 78, 71\]"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 0]), "of unsigned bytes starts with 0, 0, 8"),
-        (bytes([0, 0, 8, 2, 0, 0]), "the file is truncated"),
-        (idx(LABELS)[:-1], r"has 19 bytes, but its header, of shape \[12\], needs 20"),
-        (idx(LABELS) + b"\0", "has 21 bytes, but its header"),
-    ],
-)
-def test_other_contents_are_refused(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        parse_idx(content, "it")
 
 
 @pytest.mark.usefixtures("folder")

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.columns import Column
-from pyro_bnn.data.csv_file import read_columns, read_csv
+from pyro_bnn.data.csv_file import Column, read_columns, read_csv
 from pyro_bnn.data.new_rows import read_new_rows
 from pyro_bnn.errors import DataError, UnknownNameError
 
@@ -116,7 +115,7 @@ def test_rows_that_cannot_be_used(path: Path, text: str, message: str) -> None:
 def test_a_class_that_the_fit_has_not_seen(path: Path) -> None:
     path.write_text("age,kind\n1,ill\n2,well\n3,dead\n")
     expected = (
-        "target 'kind' holds classes that the fit has not seen, in 1 row, first 'dead' in line 4; "
+        "column 'kind' holds classes that the fit has not seen, in 1 row, first 'dead' in line 4; "
         "known are 'ill', 'well'"
     )
     with pytest.raises(DataError, match=expected):

@@ -61,7 +61,7 @@ class Trap:
 
 def test_python_objects_are_never_unpickled(path: Path) -> None:
     np.savez(path, x=np.array([Trap()], dtype=object), y=Y)
-    with pytest.raises(DataError, match="Python objects are never unpickled, save plain arrays"):
+    with pytest.raises(DataError, match="Python objects, which are never unpickled: "):
         load_npz(path)
     np.savez(path, x=X, y=Y, other=np.array([Trap()], dtype=object))  # not needed, not read
     assert len(load_npz(path).train) == 18
@@ -69,7 +69,9 @@ def test_python_objects_are_never_unpickled(path: Path) -> None:
 
 def test_a_pickle_in_disguise_is_refused(path: Path) -> None:
     np.array([Trap()], dtype=object).dump(path)
-    with pytest.raises(DataError, match="is truncated or no NPZ file: File is not a zip file"):
+    with pytest.raises(
+        DataError, match=r"is truncated or no NPZ file, or .* File is not a zip file"
+    ):
         load_npz(path)
 
 
@@ -87,7 +89,7 @@ def test_a_damaged_array(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[200] ^= 255
     path.write_bytes(content)
-    with pytest.raises(DataError, match="is truncated or no NPZ file: Bad CRC-32"):
+    with pytest.raises(DataError, match=r"is truncated or no NPZ file, or .* Bad CRC-32"):
         load_npz(path)
 
 
@@ -116,11 +118,14 @@ def test_arrays_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y_train": Y[:4]}, "x_train and y_train must have the same number of rows, at least one"),
-        ({"x_test": X[:0], "y_test": Y[:0]}, "x_test and y_test must have the same number of rows"),
-        ({"x_train": np.float64(0.0)}, "x_train and y_train must have the same number of rows"),
-        ({"x_test": X[15:, :1]}, "rows of x_train and x_test differ in shape, [15, 2] and [5, 1]"),
-        ({"y_test": Y[15:, None]}, "rows of y_train and y_test differ in shape, [15] and [5, 1]"),
+        ({"y_train": Y[:4]}, "got x_train [15, 2], y_train [4], x_test [5, 2], y_test [5]"),
+        ({"x_test": X[:0], "y_test": Y[:0]}, "same number of rows, at least one, and rows for"),
+        ({"x_train": np.float64(0.0)}, "got x_train [], y_train [15], "),
+        (
+            {"x_test": X[15:, :1]},
+            "the same shape, got x_train [15, 2], y_train [15], x_test [5, 1]",
+        ),
+        ({"y_test": Y[15:, None]}, "x_test [5, 2], y_test [5, 1]"),
     ],
 )
 def test_given_splits_whose_shapes_do_not_fit(
@@ -132,12 +137,13 @@ def test_given_splits_whose_shapes_do_not_fit(
         load_npz(path)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize(("dtype", "size"), [("uint8", 480), ("float32", 496), ("float64", 736)])
 def test_arrays_are_counted_as_three_copies_in_float64(
-    path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int
 ) -> None:
+    """60 numbers, or where this is more the members of the file, with two headers of 128 bytes."""
     np.savez(path, x=(X % 200).astype(dtype), y=(Y % 2).astype(dtype))
-    needed = 3 * 8 * (40 + 20)
+    needed = 3 * size
     monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed)
     assert len(load_npz(path, task="regression").train) == 18
     monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed - 1)
