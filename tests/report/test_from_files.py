@@ -185,7 +185,10 @@ def test_a_report_can_be_saved_and_read_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = {name: PLOTS[name] for name in ("ranks", "reference")}  # of the page's many figures
-    for module in ("html", "figures"):  # html takes those of figures when it is first imported
+    for module in (
+        "output.html",
+        "plots.figures",
+    ):  # the one takes those of the other when imported
         monkeypatch.setattr(f"pyro_bnn.report.{module}.PLOTS", shown)
     once = compare_files(sorted(folder.glob("*.nc")))
     once.save(tmp_path, command="pyro-bnn report")
