@@ -333,6 +333,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+@pytest.mark.slow("about a second")
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     arviz_io.save_netcdf(full_tree(), path)
@@ -362,6 +363,7 @@ def test_a_disk_without_room_for_the_arrays_is_found_before_they_are_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("about a second")
 def test_a_failed_rename_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def split_or_reason(x: Any, y: Any, test_fraction: float = 0.5) -> Split | str:
 # Splits
 
 
+@pytest.mark.slow("about a second")
 @reproducible
 @given(
     num_rows=st.integers(1, 60),

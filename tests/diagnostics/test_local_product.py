@@ -116,6 +116,7 @@ def test_of_slope_one_it_is_the_product_matrix(linear: Posterior) -> None:
         assert bool(found.offset.any()) is bias
 
 
+@pytest.mark.slow("about a second")
 def test_the_pattern_correlates_entries_that_the_product_matrix_does_not() -> None:
     """One hidden ReLU layer, x = e_1, entries of other rows and columns.
 

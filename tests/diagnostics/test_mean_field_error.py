@@ -87,6 +87,7 @@ def test_independent_draws_give_the_exact_kl_within_its_error(
     assert sum(kl.doubtful) <= 1
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("phi", [0.9, 0.5, -0.5])
 def test_correlated_draws_count_for_fewer(phi: float) -> None:
     # the cross products of AR(1) columns have the autocorrelations phi^2t: at phi = -0.5 that is
@@ -111,6 +112,7 @@ def test_one_long_axis_that_alternates_hardly_counts() -> None:
     np.testing.assert_allclose(kl.effective_draws.mean(), exact, rtol=0.01)
 
 
+@pytest.mark.slow("about a second")
 def test_a_chain_that_is_slow_along_its_long_axes() -> None:
     covariance = correlated(P)
     u = autoregressive((REPEATS, 4_000, P), np.linspace(-0.3, 0.9, P))
@@ -139,6 +141,7 @@ def test_modes_are_not_pooled() -> None:
     assert pooled.value[0] > 5
 
 
+@pytest.mark.slow("about a second")
 def test_halves_agree_with_the_whole_within_their_error() -> None:
     kl = mean_field_kl(np.random.default_rng(10).standard_normal((150, 150, P)))
     z = (kl.halves - kl.value) / kl.halves_error
@@ -146,6 +149,7 @@ def test_halves_agree_with_the_whole_within_their_error() -> None:
     assert abs(z.std() - 1) < 4 / np.sqrt(2 * 150)
 
 
+@pytest.mark.slow("about a second")
 def test_halves_tell_that_the_bias_of_heavy_tails_is_larger() -> None:
     rng = np.random.default_rng(5)
     u = rng.standard_normal((20, 600, 40))

@@ -226,6 +226,7 @@ def test_the_elbo_of_other_rows_has_the_divergence_of_the_training_rows(
     assert posterior.elbo(other)[0] == pytest.approx(fit - divergence, rel=1e-5)
 
 
+@pytest.mark.slow("about a second")
 def test_it_is_the_posterior_of_a_wide_network_by_its_weighted_prior_draws() -> None:
     x, y = rows(4), torch.tensor([0.8, -0.6, 0.5]).double()  # three rows and a fourth without y
     options: dict[str, Any] = {"prior": priors.Normal(), "likelihood": likelihoods.Normal(0.5)}

@@ -194,6 +194,7 @@ def standardised(train: np.ndarray, new: np.ndarray) -> list[np.ndarray]:
     return [units.transform(torch.as_tensor(x)).numpy() for x in (train, new)]
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("name", ["two clusters", "diabetes", "wine-cultivars", "moons"])
 def test_rows_held_out_at_random_are_far_as_often_as_is_said(name: str) -> None:
     """A row and a hundred others drawn from the data set, again and again: binomial."""
@@ -206,6 +207,7 @@ def test_rows_held_out_at_random_are_far_as_often_as_is_said(name: str) -> None:
     assert low <= given <= high
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_rows_of_which_a_mean_field_posterior_is_sure_are_far(activation: str) -> None:
     x, y = two_clusters()

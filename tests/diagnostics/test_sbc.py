@@ -61,6 +61,7 @@ def test_a_wrong_posterior_is_named(engine: Conjugate, wrong: dict[str, str]) ->
         assert {found.shape_of(name) for name in ("f(x[0])", "w", "b")} == {"uniform"}
 
 
+@pytest.mark.slow("about a second")
 def test_mean_field_is_too_narrow_on_a_correlated_posterior() -> None:
     x = X + 3  # far from 0, slope and offset trade off: correlation near -1
     found = simulation_based_calibration(
@@ -119,6 +120,7 @@ def test_engines_of_one_data_set_at_a_time_see_the_same_simulations() -> None:
     assert 60 < one.ess < 130  # of 99 independent ones
 
 
+@pytest.mark.slow("about a second")
 def test_a_seed_repeats_and_the_random_state_stays() -> None:
     state = torch.get_rng_state()
     first, again = (calibrate(Conjugate(), num_simulations=20, seed=3) for _ in range(2))
@@ -156,6 +158,7 @@ def test_failures_are_counted_and_left_out() -> None:
         calibrate(OneByOne(Conjugate(limit=-99)), num_simulations=20)
 
 
+@pytest.mark.slow("about a second")
 def test_options_out_of_range() -> None:
     with pytest.raises(OptionError, match="num_simulations=10 is too few"):
         calibrate(Conjugate(), num_simulations=10)

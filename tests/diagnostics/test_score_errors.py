@@ -43,6 +43,7 @@ def points(num_points: int) -> np.ndarray:
     return np.random.default_rng(0).normal(0.4, 1.1, size=num_points)
 
 
+@pytest.mark.slow("about a second")
 def test_the_error_of_independent_draws_is_that_of_the_delta_method() -> None:
     y, num_draws = points(50), 1_000
     rng = np.random.default_rng(1)

@@ -208,6 +208,7 @@ def test_a_seed_repeats() -> None:
     np.testing.assert_array_equal(first.probabilities, again.probabilities)
 
 
+@pytest.mark.slow("about a second")
 def test_failures_are_counted_and_left_out() -> None:
     found = calibrate(Gaussian(limit=1.0), num_simulations=60)
     # the mean of y has variance 1.3^2 + 0.5^2/8 = 1.72: 22 % are above 1, 13.4 +- 3.2
@@ -218,6 +219,7 @@ def test_failures_are_counted_and_left_out() -> None:
         calibrate(Gaussian(limit=-99), num_simulations=20)
 
 
+@pytest.mark.slow("about a second")
 def test_fits_after_one_that_failed_are_held_against_their_own_truth() -> None:
     whole, some = (calibrate(Gaussian(limit=limit), 60, num_draws=9) for limit in (np.inf, 1.0))
     assert some.num_failed
@@ -226,6 +228,7 @@ def test_fits_after_one_that_failed_are_held_against_their_own_truth() -> None:
     np.testing.assert_array_equal(column(some, "b"), column(whole, "b")[left])
 
 
+@pytest.mark.slow("about a second")
 def test_what_has_no_density_is_refused() -> None:
     with pytest.raises(OptionError, match="AutoDelta has no density, and puts all probability on"):
         calibrate(SVI(guides.AutoDelta, num_steps=1, compile=False), num_simulations=20)
@@ -236,6 +239,7 @@ def test_what_has_no_density_is_refused() -> None:
         calibrate(Gaussian(), num_simulations=19)
 
 
+@pytest.mark.slow("about a second")
 def test_the_errors_said_to_be_found_are_found_at_least_four_times_in_five() -> None:
     generator = np.random.default_rng(0)
     claim = SimulationProbabilities(
@@ -256,6 +260,7 @@ def test_the_errors_said_to_be_found_are_found_at_least_four_times_in_five() -> 
     assert max(shares) < 0.95
 
 
+@pytest.mark.slow("about a second")
 def test_files_and_summary(right: SimulationProbabilities, tmp_path: Path) -> None:
     paths = right.save(tmp_path / "vsbc")
     assert [path.name for path in paths] == ["probabilities.png", "probabilities.csv", "table.csv"]

@@ -206,6 +206,7 @@ def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
     assert abs(within.mean() - 0.5) < 4 * 0.5 / NUM_SIMULATIONS**0.5
 
 
+@pytest.mark.slow("about a second")
 def test_a_mixture_of_rank_one_networks_is_asked_too() -> None:
     svi = SVI(guides.AutoRank1Mixture, num_steps=300, learning_rate=0.02, compile=False)
     found = variational_calibration(

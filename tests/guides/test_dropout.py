@@ -395,6 +395,7 @@ def test_svi_ends_near_the_ridge_and_its_predictions_add_one_over_tau(
     assert dropped.elbo_kind == "none"
 
 
+@pytest.mark.slow("about a second")
 def test_rate_zero_is_the_mode() -> None:
     oracle = oracle_of_halves()
     posterior = fit(0.0)
@@ -446,6 +447,7 @@ def test_a_learned_rate_falls_as_the_rows_grow() -> None:
     assert learned == pytest.approx(best, abs=0.01)  # masks are relaxed, the fit of 300 steps
 
 
+@pytest.mark.slow("about a second")
 def test_each_layer_learns_a_rate_of_its_own() -> None:
     """Of two layers of units the one whose units matter less drops more."""
     g = torch.Generator().manual_seed(0)
@@ -516,6 +518,7 @@ def test_options_that_do_not_serve_are_refused(options: dict[str, Any], message:
         AutoDropout(models.MLP(3), **options)
 
 
+@pytest.mark.slow("about a second")
 def test_a_model_without_weights_is_refused() -> None:
     given = problem("rank-1")
     with pytest.raises(

@@ -188,6 +188,7 @@ def test_elbo_of_any_parameters_is_the_closed_form() -> None:
     assert elbo == pytest.approx(oracle.elbo(loc, sd.square().diag()), rel=1e-12)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("bias", [False, True])
 def test_svi_reaches_the_optimum(bias: bool) -> None:
     oracle = several_outputs(bias=bias)

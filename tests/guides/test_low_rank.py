@@ -75,6 +75,7 @@ def test_at_rank_zero_the_mean_field_optimum_is_the_optimum() -> None:
     assert elbo == pytest.approx(oracle.log_evidence - oracle.mean_field_gap, rel=1e-12)
 
 
+@pytest.mark.slow("about a second")
 def test_svi_at_full_rank_reaches_the_exact_posterior() -> None:
     oracle = linear_gaussian()
     guide = AutoLowRankMultivariateNormal(oracle.model, rank=4)

@@ -46,6 +46,7 @@ def test_density_at_the_exact_posterior_is_the_exact_density() -> None:
     torch.testing.assert_close(sd, oracle.covariance.diagonal().sqrt())
 
 
+@pytest.mark.slow("about a second")
 def test_svi_reaches_the_exact_posterior() -> None:
     oracle = linear_gaussian()
     guide = AutoMultivariateNormal(oracle.model)

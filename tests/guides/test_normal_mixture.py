@@ -232,6 +232,7 @@ def test_components_are_drawn_by_their_weights() -> None:
     assert stats.chisquare(counts.numpy(), 5_000 * WEIGHTS.numpy()).pvalue > 1e-4
 
 
+@pytest.mark.slow("about a second")
 def test_the_gradient_under_pyro_has_the_mean_of_the_exact_one() -> None:
     """Score function for the weights, pathwise for means and sds."""
     x, y = rows()
@@ -334,6 +335,7 @@ def test_weights_that_are_not_learned_stay_equal() -> None:
     assert posterior.num_parameters == 4
 
 
+@pytest.mark.slow("about a second")
 def test_a_network_with_a_hierarchy_trains_on_minibatches_and_draws_for_each_row() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(12, 2, generator=generator)

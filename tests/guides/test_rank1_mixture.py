@@ -124,6 +124,7 @@ def test_what_is_tight_at_the_exact_posterior_and_what_exceeds_the_evidence() ->
     assert values["log_mixture_averaged_kl"] > toy.log_evidence + 0.01  # Jensen: not a bound
 
 
+@pytest.mark.slow("about a second")
 def test_training_the_averaged_log_mixture_passes_the_evidence_further() -> None:
     toy = Toy()
     guide = functools.partial(
@@ -302,6 +303,7 @@ def test_without_scale_it_is_batch_ensemble() -> None:
     assert_close(z, posterior.draws(2), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow("about a second")
 def test_own_biases_make_the_average_the_exact_elbo() -> None:
     posterior = fit(num_components=3, num_steps=100)
     data = rows()
@@ -407,6 +409,7 @@ def test_a_narrow_weight_prior_shrinks_the_weights() -> None:
     assert norms[1] < 0.5 * norms[0]
 
 
+@pytest.mark.slow("about a second")
 def test_svi_with_draws_for_each_row_trains() -> None:
     svi = bnn.SVI(AutoRank1Mixture, num_steps=200, batch_size=6, per_example_draws=True)
     posterior = svi.run(network(), rows(), progress=False)
@@ -609,6 +612,7 @@ def test_a_hierarchy_around_zero_is_refused() -> None:
         fit(model)
 
 
+@pytest.mark.slow("about a second")
 def test_a_fit_starts_where_init_says() -> None:
     model = network()
     x, y = rows()

@@ -83,6 +83,7 @@ def test_two_components_reach_the_evidence_and_the_elbo_never_falls(grown: list[
     assert [posterior.guide.num_components for posterior in grown[1:]] == [2, 3, 4]
 
 
+@pytest.mark.slow("whole fits")
 def test_components_that_are_there_stay(grown: list[Any]) -> None:
     before, after = grown[1].guide, grown[2].guide
     assert_close(after.loc[:2], before.loc, rtol=0, atol=0)
@@ -91,6 +92,7 @@ def test_components_that_are_there_stay(grown: list[Any]) -> None:
     assert grown[2].wall_time > grown[1].wall_time > grown[0].wall_time
 
 
+@pytest.mark.slow("whole fits")
 def test_losses_are_those_of_the_whole_mixture(grown: list[Any]) -> None:
     """Of weights 1/2, before their fit; the step size has decayed over the last steps."""
     guide = grown[1].guide
@@ -103,6 +105,7 @@ def test_losses_are_those_of_the_whole_mixture(grown: list[Any]) -> None:
     assert abs(last.mean() - expected) < 4 * error
 
 
+@pytest.mark.slow("whole fits")
 def test_it_goes_through_a_file_and_is_reproducible(grown: list[Any], tmp_path: Path) -> None:
     grown[2].save(tmp_path / "fit.pt")
     loaded = bnn.Posterior.load(tmp_path / "fit.pt", Square())
@@ -117,6 +120,7 @@ def test_it_goes_through_a_file_and_is_reproducible(grown: list[Any], tmp_path: 
     assert_close(first.unconstrained(20), second.unconstrained(20), rtol=0, atol=0)
 
 
+@pytest.mark.slow("whole fits")
 def test_the_start_is_where_the_likelihood_is_high_and_q_has_no_mass(grown: list[Any]) -> None:
     options = {**OPTIONS, "num_steps": 1, "learning_rate": 1e-9, "num_candidates": 400}
     started: Any = boost(grown[0], rows(), **options)

@@ -57,6 +57,7 @@ def test_cavi_reaches_the_best_product_of_gaussians(oracle: LinearGaussian) -> N
     assert abs(elbo + posterior.losses[-1]) < 4 * error
 
 
+@pytest.mark.slow("about a second")
 def test_it_is_the_optimum_of_svi(oracle: LinearGaussian) -> None:
     """The exact gradient of SVI's objective is zero there, and SVI started there stays."""
     found = fit(CAVI(tolerance=1e-13), oracle)

@@ -636,6 +636,7 @@ def killed_at(call: int, folder: Path) -> bool:
         os._exit(0)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process is killed")
 def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
     identity()  # made once, before the processes

@@ -199,6 +199,7 @@ def test_captured_and_uncaptured_runs_agree_step_by_step(
     )
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("name", ["local_reparameterization", "flipout"])
 def test_a_trained_guide_is_the_best_factorised_gaussian(name: Any) -> None:
     oracle = linear_gaussian()
@@ -236,6 +237,7 @@ def test_a_run_does_not_go_on_with_another_estimator(tmp_path: Path) -> None:
         other.run(mlp(), data(), progress=False, checkpoint=tmp_path, resume=True)
 
 
+@pytest.mark.slow("about a second")
 def test_flipout_fits_a_convolutional_network() -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 1)

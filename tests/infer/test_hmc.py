@@ -136,6 +136,7 @@ def test_provenance(posterior: DrawsPosterior) -> None:
     assert list(posterior.provenance.phases) == ["set-up", "capture", "warm-up", "sampling"]
 
 
+@pytest.mark.slow("about a second")
 @quick
 def test_draws_repeat_for_a_seed(oracle: LinearGaussian) -> None:
     data = (oracle.x, oracle.y)
@@ -165,6 +166,7 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
     assert text in str(error.value)
 
 
+@pytest.mark.slow("about a second")
 def test_a_model_that_cannot_be_compiled_is_refused() -> None:
     from tests.test_program import branching
 

@@ -154,6 +154,7 @@ def test_steps_repeat_for_a_seed_whatever_the_global_state(kernel: Any, limit: i
 # --- each chain its own --------------------------------------------------------------------------
 
 
+@pytest.mark.slow("about a second")
 @KERNELS
 def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: int) -> None:
     """Every chain has its Gaussian a thousand standard deviations from the next."""
@@ -197,6 +198,7 @@ def test_dropping_chains_needs_no_other_compilation(
     assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("interpreted")
 def test_few_chains_have_a_graph_of_their_own_number_and_go_along_to_the_end() -> None:
     few = lockstep(hmc_kernel, standard, torch.ones(lockstep_module.FEW_CHAINS, P), compiled=True)
@@ -367,6 +369,7 @@ def test_a_restart_sets_the_limit() -> None:
 # --- states --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("about a second")
 @KERNELS
 def test_chains_go_on_from_a_state_of_fewer(kernel: Any, limit: int) -> None:
     """With a matrix and data of each chain, past the end of a block of uniform numbers."""

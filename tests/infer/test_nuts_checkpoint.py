@@ -345,6 +345,7 @@ def test_a_step_is_made_as_that_of_the_checkpoint(
     assert made[2][0] is False
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(
     "fixture", ["interpreted", pytest.param("oracle", id="compiled", marks=pytest.mark.soak)]
 )
@@ -410,6 +411,7 @@ def test_without_a_checkpoint_ctrl_c_keeps_the_draws_so_far(
     assert "checkpoint='folder'" in message
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("uncaptured")
 def test_the_bar_goes_on(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -429,6 +431,7 @@ def test_the_bar_goes_on(
 # --- what else the densities depend on -----------------------------------------------------------
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("uncaptured")
 def test_point_parameters_and_starts_of_a_posterior(stops: Stops, tmp_path: Path) -> None:
     """Parameters are those of init, and another init is another run."""
@@ -485,6 +488,7 @@ def test_runs_that_do_not_belong_to_the_checkpoint(
             other.run(oracle.model, data, checkpoint=tmp_path, progress=False, **options)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("uncaptured")
 def test_a_file_of_draws_that_is_not_that_of_the_checkpoint(
     oracle: LinearGaussian, stops: Stops, tmp_path: Path

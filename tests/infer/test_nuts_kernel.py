@@ -76,6 +76,7 @@ def num_cut_short(runs: list[Run]) -> int:
     return sum(int(r.stats["n_steps"]) != 2 ** int(r.stats["tree_depth"]) - 1 for r in runs)
 
 
+@pytest.mark.slow("about a second")
 def test_trees_of_all_depths_on_a_sphere_and_beyond_its_longest_step() -> None:
     runs = compared(scales(1, 1, 1), diagonal(1, 1, 1), SHORT_TO_LONG, depth=10)
     assert set(range(1, 8)) <= set(count(runs, "tree_depth"))
@@ -83,6 +84,7 @@ def test_trees_of_all_depths_on_a_sphere_and_beyond_its_longest_step() -> None:
     assert num_cut_short(runs) > 100
 
 
+@pytest.mark.slow("about a second")
 def test_trees_on_an_ill_conditioned_gaussian() -> None:
     sizes = [0.03, 0.06, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2]
     runs = compared(scales(0.05, 1, 5), diagonal(0.1, 0.8, 2), sizes, depth=10)
@@ -90,6 +92,7 @@ def test_trees_on_an_ill_conditioned_gaussian() -> None:
     assert num_cut_short(runs) > 200
 
 
+@pytest.mark.slow("about a second")
 def test_trees_under_a_low_rank_mass_matrix() -> None:
     covariance = rotated(torch.tensor([0.1, 0.5, 1, 2, 9], dtype=torch.float64))
     sizes = [0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5]
@@ -105,6 +108,7 @@ def test_trees_on_a_bent_ridge() -> None:
     assert sum(count(runs, "diverging")) > 20
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_trees_that_may_grow_no_further(depth: int) -> None:
     runs = compared(scales(0.3, 1), diagonal(1, 1), SHORT_TO_LONG[:5], depth=depth)

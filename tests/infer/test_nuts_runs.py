@@ -52,6 +52,7 @@ def test_chains_from_one_start_go_apart(oracle: LinearGaussian) -> None:
     assert not (z[0] == z[1]).any()
 
 
+@pytest.mark.slow("about a second")
 @quick
 def test_state_of_the_caller_is_left_alone(oracle: LinearGaussian) -> None:
     store: Any = pyro.get_param_store()
@@ -71,6 +72,7 @@ def test_state_of_the_caller_is_left_alone(oracle: LinearGaussian) -> None:
     assert not any(p.requires_grad for p in oracle.model.buffers())
 
 
+@pytest.mark.slow("about a second")
 @quick
 def test_a_shuffling_loader_gives_one_result_whatever_the_global_state(
     oracle: LinearGaussian,
@@ -105,6 +107,7 @@ class Shifted(PyroModule):
         return out
 
 
+@pytest.mark.slow("about a second")
 @quick
 @pytest.mark.parametrize("from_init", [False, True])
 def test_point_parameters_are_held_and_named(
@@ -136,6 +139,7 @@ def test_a_frozen_parameter_of_the_users_model_stays_frozen() -> None:
 # --- draws on disk, the bar ----------------------------------------------------------------------
 
 
+@pytest.mark.slow("about a second")
 @quick
 def test_draws_beyond_the_bound_are_on_disk_and_the_same(
     oracle: LinearGaussian, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -153,6 +157,7 @@ def test_draws_beyond_the_bound_are_on_disk_and_the_same(
     assert run.predict(oracle.x).mean.isfinite().all()
 
 
+@pytest.mark.slow("about a second")
 @quick
 def test_the_bar_counts_all_draws_and_shows_how_chains_do(
     oracle: LinearGaussian, capsys: pytest.CaptureFixture[str]
@@ -206,6 +211,7 @@ def make_branching() -> Callable[..., None]:
     return branching
 
 
+@pytest.mark.slow("about a second")
 def test_a_model_that_cannot_be_captured_is_sampled_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

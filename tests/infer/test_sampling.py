@@ -349,6 +349,7 @@ def run_kernel(kernel: Any, num_chains: int, limit: int, kind: Any = "diagonal")
     )
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(("kernel", "limit"), [(nuts_kernel, 256), (hmc_kernel, 4)])
 def test_dropping_chains_does_not_change_what_is_drawn(
     kernel: Kernel, limit: int, monkeypatch: pytest.MonkeyPatch

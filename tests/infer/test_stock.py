@@ -103,6 +103,7 @@ def test_a_guide_written_as_a_function() -> None:
 # The objective
 
 
+@pytest.mark.slow("about a second")
 def test_stock_auto_delta_reaches_the_exact_mode() -> None:
     oracle = linear_gaussian()
     posterior = run(oracle.model, autoguide.AutoDelta, num_steps=400, learning_rate=0.1)
@@ -232,6 +233,7 @@ def test_options_that_stock_guides_do_not_have_are_refused() -> None:
         )
 
 
+@pytest.mark.slow("about a second")
 def test_draws_are_those_of_the_guide() -> None:
     """Mean and sd of many draws of a guide that one step of a tiny size leaves at its start."""
     oracle = linear_gaussian()
@@ -260,6 +262,7 @@ def linear_with_param(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(f, scale).to_event(1), obs=y)
 
 
+@pytest.mark.slow("about a second")
 def test_trained_values_of_pyro_param_are_in_the_posterior() -> None:
     x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
     posterior = run(
@@ -348,6 +351,7 @@ def test_a_guide_with_a_point_mass_has_no_density(guide: Any) -> None:
     assert posterior.elbo_kind == "none"
 
 
+@pytest.mark.slow("about a second")
 def test_a_laplace_approximation_is_the_gaussian_at_the_mode() -> None:
     oracle = linear_gaussian()
     guide = autoguide.AutoLaplaceApproximation(oracle.model)

@@ -398,6 +398,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("num_samples", [None, 31])
 def test_a_file_of_draws_gives_the_same_bits(pair: Pair, num_samples: int | None) -> None:
     found, expected = (what_it_gives(posterior, num_samples) for posterior in pair)
@@ -411,6 +412,7 @@ def test_draws_that_are_given_out_are_copies(pair: Pair) -> None:
     assert torch.equal(pair.on_disk.stored, before)
 
 
+@pytest.mark.slow("about a second")
 @linux_alone
 def test_a_saved_file_above_the_bound_is_mapped(pair: Pair, tmp_path: Path) -> None:
     path, twin = tmp_path / "fit.pt", tmp_path / "twin.pt"

@@ -370,6 +370,7 @@ def breaking_at(oracle: LinearGaussian, number: int) -> DataLoader[Any]:
     return Loader(TensorDataset(oracle.x, oracle.y))
 
 
+@pytest.mark.slow("about a second")
 def test_the_last_good_state_is_at_most_one_window_old() -> None:
     """With a data set whose 171st batch is broken, the state of step 100 is kept."""
     oracle = linear_gaussian()
@@ -644,6 +645,7 @@ def test_point_estimates_are_trained_with_the_means() -> None:
         assert float((value - before[name]).abs().min()) > 0.0101  # two steps of 0.01
 
 
+@pytest.mark.slow("about a second")
 def test_what_was_fitted_before_keeps_its_scales_in_training() -> None:
     oracle = linear_gaussian()
     first = run(oracle, num_steps=20)

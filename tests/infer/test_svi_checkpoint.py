@@ -233,6 +233,7 @@ def test_a_model_that_fails_while_its_graph_is_made_again_says_so(
     assert not isinstance(raised.value, FileFormatError)
 
 
+@pytest.mark.slow("about a second")
 def test_patience_goes_on_and_stops_at_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

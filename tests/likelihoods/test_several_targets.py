@@ -67,6 +67,7 @@ def test_the_joint_density_is_that_of_two_separate_fits() -> None:
     assert_close(program.log_joint(z, program.batch(X, Y)), expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.slow("about a second")
 def test_map_of_both_is_the_mean_of_each() -> None:
     fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=2_000, learning_rate=0.03, compile=False)
     z = fit.run(joint_model(), (X, Y), progress=False).unconstrained(1)[0]

@@ -106,6 +106,7 @@ def test_default_priors_are_fan_in_and_patterns_choose_others() -> None:
     assert_close(nodes["layers.1.bias"]["fn"].variance, torch.tensor([2.0]))
 
 
+@pytest.mark.slow("about a second")
 def test_the_functions_prior_scale_does_not_depend_on_the_width() -> None:
     torch.manual_seed(0)
     x = torch.ones(1, 1)

@@ -378,6 +378,7 @@ def test_a_prior_that_hands_out_its_own_distribution_keeps_its_checks() -> None:
             fn.base_dist.log_prob(torch.full(shape, math.nan))
 
 
+@pytest.mark.slow("about a second")
 def test_stock_pyro_trains_weights_and_factors() -> None:
     torch.manual_seed(0)
     model = Rank1MLP(3, hidden=(8,), likelihood=likelihoods.Normal(0.5))

@@ -74,6 +74,7 @@ def test_two_tasks_in_turn_are_both_tasks_together() -> None:
     assert_close(mean, oracle.mean, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow("about a second")
 def test_the_joint_density_is_that_of_the_earlier_posterior() -> None:
     """p(D2 | D1) = p(D1, D2) / p(D1): the normaliser is right too, not the shape alone."""
     oracle = linear_gaussian()

@@ -109,6 +109,7 @@ def test_a_units_sum_has_the_same_law_at_every_width(num_inputs: int) -> None:
     assert_law(w.sum(1), horseshoe_cdf)
 
 
+@pytest.mark.slow("about a second")
 def test_a_sum_over_inputs_with_scales_of_their_own_is_cauchy_in_the_limit() -> None:
     r"""Tails :math:`P(|w| > t) \sim \frac{2}{\pi} s E|\epsilon| / t` make it stable of index 1."""
     torch.manual_seed(0)

@@ -107,6 +107,7 @@ def test_a_saved_posterior_comes_back_and_another_prior_is_told(
         Posterior.load(path, mlp(priors.Normal()))
 
 
+@pytest.mark.slow("about a second")
 def test_the_tree_has_scales_as_they_are_and_norms_of_raw_values(fitted: Posterior) -> None:
     num_draws = 20
     tree = fitted.to_arviz(Dataset(*data()), num_samples=num_draws)

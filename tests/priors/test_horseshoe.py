@@ -71,6 +71,7 @@ def test_the_slab_bounds_the_local_scales(centred: bool) -> None:
     assert_law(draw["weight"] / (tau * variance.sqrt()), stats.norm.cdf)
 
 
+@pytest.mark.slow("about a second")
 def test_the_variance_of_the_slab_is_inverse_gamma() -> None:
     torch.manual_seed(0)
     prior = Horseshoe(slab_scale=2.0, slab_df=5.0)

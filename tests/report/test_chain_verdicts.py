@@ -148,6 +148,7 @@ def test_few_or_short_chains_judge_nobody(num_chains: int, stored: int, why: str
     assert why in reference
 
 
+@pytest.mark.slow("about a second")
 def test_what_could_not_be_judged_is_noted() -> None:
     notes = judged(stats={}).evaluations["NUTS"].notes
     assert "E-BFMI not judged: consecutive energies are not stored" in notes

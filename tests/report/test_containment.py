@@ -168,6 +168,7 @@ def test_of_several_special_cases_the_best_is_named() -> None:
     assert "below that of best, which" in text
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("engine", ["VOGN", "SLANG"])
 def test_a_guide_below_a_natural_gradient_of_its_family_is_not_converged(engine: str) -> None:
     def texts(**spreads: float) -> list[str]:

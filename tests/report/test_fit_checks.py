@@ -30,6 +30,7 @@ def test_the_elbo_of_the_exact_posterior_is_the_log_evidence() -> None:
     assert checks.elbo_error < 1e-6
 
 
+@pytest.mark.slow("about a second")
 def test_a_narrow_guide_has_a_lower_elbo_and_a_larger_khat() -> None:
     split = regression_split()
     narrow, good = (
@@ -40,6 +41,7 @@ def test_a_narrow_guide_has_a_lower_elbo_and_a_larger_khat() -> None:
     assert narrow.khat > 0.5 > good.khat
 
 
+@pytest.mark.slow("about a second")
 def test_loo_is_shown_where_draws_can_be_reweighted() -> None:
     split = regression_split()
     exact = _checks(LinearPosterior(split, "NUTS", stored=1_000, num_chains=4))

@@ -28,6 +28,7 @@ def _exact(posterior: LinearPosterior) -> tuple[np.ndarray, np.ndarray, np.ndarr
     )
 
 
+@pytest.mark.slow("about a second")
 def test_scores_of_the_exact_posterior_are_those_of_its_predictive_in_the_users_units() -> None:
     posterior = LinearPosterior(regression_split())
     scores = held_out(posterior, posterior.split, 20_000, 0)

@@ -47,26 +47,34 @@ class _Checker(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(regression: Comparison) -> str:
+def illustrated(regression: Comparison) -> str:
+    return render(regression, command="pyro-bnn compare --data <arrays>")
+
+
+@pytest.fixture
+def page(regression: Comparison, no_pictures: None) -> str:
     return render(regression, command="pyro-bnn compare --data <arrays>")
 
 
 @pytest.mark.slow("a whole page")
-def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(illustrated: str) -> None:
     checker = _Checker()
-    checker.feed(page)
+    checker.feed(illustrated)
     assert checker.open == []
     assert len(checker.ids) == len(set(checker.ids))
     assert checker.addresses
     assert all(address.startswith("data:image/png;base64,") for address in checker.addresses)
-    assert "://" not in re.sub(r"data:image/png;base64,[\w+/=]+", "", page)
-    assert "@import" not in page
-    assert "url(" not in page
+    assert "://" not in re.sub(r"data:image/png;base64,[\w+/=]+", "", illustrated)
+    assert "@import" not in illustrated
+    assert "url(" not in illustrated
 
 
-def test_every_figure_is_there_twice_with_words_for_it(page: str, regression: Comparison) -> None:
+@pytest.mark.slow("a whole page")
+def test_every_figure_is_there_twice_with_words_for_it(
+    illustrated: str, regression: Comparison
+) -> None:
     checker = _Checker()
-    checker.feed(page)
+    checker.feed(illustrated)
     assert checker.alternatives[::2] == checker.alternatives[1::2]  # light and dark
     assert len(set(checker.alternatives)) == len(regression.figures)
     assert len(checker.addresses) == 2 * len(regression.figures)
@@ -74,9 +82,12 @@ def test_every_figure_is_there_twice_with_words_for_it(page: str, regression: Co
     assert len(set(checker.addresses)) == len(checker.addresses)
 
 
-def test_a_page_on_white_has_the_light_pictures_and_one_on_black_the_dark(page: str) -> None:
+@pytest.mark.slow("a whole page")
+def test_a_page_on_white_has_the_light_pictures_and_one_on_black_the_dark(illustrated: str) -> None:
     for colours, theme in (("light", LIGHT), ("dark", DARK)):
-        found = re.search(f'<img class="{colours}" src="data:image/png;base64,([^"]*)"', page)
+        found = re.search(
+            f'<img class="{colours}" src="data:image/png;base64,([^"]*)"', illustrated
+        )
         assert found
         corner = imread(io.BytesIO(base64.b64decode(found[1])))[0, 0]
         assert to_hex(corner) == theme.paper.lower()
@@ -102,6 +113,7 @@ def test_units_and_reasons_are_stated(page: str) -> None:
     assert "What the columns mean" in page
 
 
+@pytest.mark.slow("about a second")
 def test_names_cannot_break_the_page(regression: Comparison) -> None:
     name = "<script>alert('x')</script>"
     comparison = compare({name: LinearPosterior(regression.split, spread=0.9)}, regression.split)

@@ -105,6 +105,7 @@ def test_the_picture_holds_bands_draws_and_histogram(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["prior.svg"]
 
 
+@pytest.mark.slow("about a second")
 def test_several_lines_and_outputs() -> None:
     model = models.MLP(3, 2, hidden=(2,), likelihood=likelihoods.Normal(1.0))
     along = lines(inputs().float(), "features")
@@ -148,6 +149,7 @@ def test_pictures_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "new").iterdir()) == []
 
 
+@pytest.mark.slow("about a second")
 def test_functions_without_spread_are_drawn_too(tmp_path: Path) -> None:
     (line,) = lines(torch.linspace(-1, 1, 9)[:, None])
     found = prior_predictive(models.MLP(1, hidden=(2,)), line.x, 400)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from pyro_bnn.plotting.theme import LIGHT
@@ -67,6 +68,7 @@ def test_the_reference_figure_shows_values_floor_and_ratio(regression: Compariso
     assert regression.probes.description in describe_reference(regression)
 
 
+@pytest.mark.slow("about a second")
 def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
     split = regression_split()
     comparison = compare(

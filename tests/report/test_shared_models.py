@@ -100,6 +100,7 @@ def test_one_model_needs_no_words() -> None:
     assert comparison.table["model_number"].isna().all()
 
 
+@pytest.mark.slow("about a second")
 def test_several_models_are_named_with_their_methods() -> None:
     comparison = _compare(a=_it(), b=_it(spread=0.9, model=Linear()), c=_it())
     assert comparison.models == [("linear", ["a", "c"]), ("Linear", ["b"])]
@@ -158,6 +159,7 @@ def test_a_guide_is_not_held_against_one_at_other_point_estimates() -> None:
 NUTS: dict[str, Any] = {"method": "NUTS", "engine": "NUTS", "stored": 1_200, "num_chains": 4}
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(
     ("change", "under", "cause"),
     [

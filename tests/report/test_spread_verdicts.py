@@ -93,6 +93,7 @@ def test_a_mean_three_sds_off_speaks_and_not_of_its_spread() -> None:
     assert abs(float(row["mean_shift"]) - 3) < 0.2
 
 
+@pytest.mark.slow("about a second")
 def test_a_few_rows_are_no_fault_and_a_tenth_is() -> None:
     first = SPLIT.test.x[:, 0].double()
     for rank, speaks in ((-1, False), (-6, True)):  # the largest of 30, the six largest

@@ -50,6 +50,7 @@ def test_columns_that_do_not_fit_go_on_below(
     assert len(wide) > 8
 
 
+@pytest.mark.slow("about a second")
 def test_the_models_are_named_first(one_input: Comparison) -> None:
     posteriors = {
         "a": LinearPosterior(one_input.split, model="MLP 1-5-1, Cauchy prior"),

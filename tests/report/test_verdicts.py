@@ -147,6 +147,7 @@ def test_divergences_are_counted() -> None:
     assert text.startswith("it: 3 of 800 draws diverged, threshold 0:")
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(
     ("slope", "method", "objective"),
     [(0.01, "AutoNormal", "ELBO"), (0.01, "AutoDelta", "log joint")],
@@ -161,6 +162,7 @@ def test_an_objective_that_still_rises_is_reported(
     assert "over the last 984 steps, threshold 2 standard errors and 0.5 nats" in text
 
 
+@pytest.mark.slow("about a second")
 def test_the_objective_of_an_improper_prior_is_not_called_an_elbo() -> None:
     (text,) = _texts(_findings(is_flat=True, losses=losses(slope=0.01)), "trend")
     assert "it: not converged, its smoothed objective (no ELBO, as its prior is improper)" in text
@@ -203,6 +205,7 @@ def test_what_was_not_judged_is_said_and_never_passed() -> None:
     assert unjudged == {"short", "bare", "cut"}
 
 
+@pytest.mark.slow("about a second")
 def test_narrow_intervals_shared_with_the_reference_are_laid_to_the_model() -> None:
     (text,) = _texts(_of_spread(0.9), "coverage")
     assert text.startswith(
@@ -230,6 +233,7 @@ def test_narrow_intervals_that_the_reference_does_not_share_are_laid_to_the_guid
     )
 
 
+@pytest.mark.slow("about a second")
 def test_narrow_intervals_of_a_reference_that_disagrees_are_not_laid_to_the_model() -> None:
     chains = LinearPosterior(SPLIT, "NUTS", stored=1_200, num_chains=4, chain_shift=1.0)
     findings = compare({"NUTS": chains}, SPLIT, reference="NUTS").findings
@@ -331,6 +335,7 @@ def test_a_point_estimate_is_named_as_one() -> None:
     assert text.startswith("it is one point: its epistemic sd is 0, below the threshold of 0.8")
 
 
+@pytest.mark.slow("about a second")
 def test_a_guide_below_one_that_it_contains_is_not_converged() -> None:
     def found(split: Split = SPLIT, **changes: Any) -> list[str]:
         posteriors = {
@@ -363,6 +368,7 @@ def test_two_fits_of_one_guide_are_compared() -> None:
     assert found({}, {"options": {"hidden": 3}}) == []  # another family by its options
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(("own", "other", "expected"), [(2, 1, 1), (1, 2, 0), (None, 1, 0)])
 def test_of_two_ranks_the_larger_contains_the_smaller(
     own: int | None, other: int, expected: int
@@ -403,6 +409,7 @@ def test_fits_that_were_stopped_are_not_passed_over() -> None:
     assert unchecked.is_warning
 
 
+@pytest.mark.slow("about a second")
 def test_a_full_covariance_that_is_as_good_as_mean_field_has_no_verdict() -> None:
     nearly = {
         "full": LinearPosterior(SPLIT, "AutoMultivariateNormal", spread=0.9),

@@ -144,6 +144,7 @@ def test_ivon_stays_positive_whatever_it_sees() -> None:
             run.mean = torch.from_numpy(START)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("rates", [(0.1, 0.01), (0.3, 0.005)], ids=str)
 def test_ivon_reaches_the_mode_of_a_quadratic_at_any_rates(rates: tuple[float, float]) -> None:
     ivon = IVON(

@@ -18,6 +18,7 @@ ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)
 
 
+@pytest.mark.slow("about a second")
 def test_a_positive_site_has_the_gaussian_at_its_mode_and_the_rest_by_gradients() -> None:
     r"""HalfNormal(1) of a scale e^z: log p = z - e^{2z} / 2, mode 0, curvature 2 there."""
     model = models.MLP(3, hidden=(2,), likelihood=likelihoods.Normal()).double()
@@ -41,6 +42,7 @@ def test_a_positive_site_has_the_gaussian_at_its_mode_and_the_rest_by_gradients(
     torch.testing.assert_close(gaussians - more, program.log_prior(z, ORACLE.x))
 
 
+@pytest.mark.slow("about a second")
 def test_the_prior_of_a_learned_scale_counts_once_however_often_the_data_do() -> None:
     """A step of VON at the mean goes along w times the slope of the nll, plus the prior's."""
     model = models.LinearRegression(3, likelihood=likelihoods.Normal()).double()

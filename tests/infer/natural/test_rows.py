@@ -59,6 +59,7 @@ def loop(program: Program, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.stack(gradients), torch.stack(hessians)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(("likelihood", "chunk"), [("Normal", 2), ("Categorical", N)])
 def test_terms_against_a_loop_over_rows(likelihood: str, chunk: int) -> None:
     """For a batch of five rows of seven, at two draws."""

@@ -93,6 +93,7 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NaturalRun, "advance", stopped)
 
 
+@pytest.mark.slow("about a second")
 @EACH
 def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +151,7 @@ def test_a_fit_is_started_from_at_its_centre() -> None:
         torch.testing.assert_close(found.guide.loc, first.guide.loc, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow("about a second")
 @EACH
 def test_one_seed_is_one_fit_in_either_precision(name: str) -> None:
     engine = ENGINES[name]
@@ -212,6 +214,7 @@ def test_point_estimates_are_held_and_told(caplog: pytest.LogCaptureFixture) -> 
         assert torch.equal(posterior.params[name], value)
 
 
+@pytest.mark.slow("about a second")
 def test_a_hessian_that_is_not_positive_is_told_and_the_last_good_state_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(20, generator=generator, dtype=torch.float64)

@@ -71,6 +71,7 @@ def test_the_fixed_point_of_vogn_has_its_bias(noise_of_fit: float, name: str) ->
     assert ((ratio - 1).abs() > 0.02).any()
 
 
+@pytest.mark.slow("about a second")
 def test_vogn_at_draws_counts_their_spread_in_the_residuals() -> None:
     """P_j = delta + sum_i x_ij^2 (r_i^2 + sum_k x_ik^2 / P_k) / sigma^4."""
     oracle, a = toy()
