@@ -20,8 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-arviz1"
 REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "matplotlib")
 TESTED = (
-    "pyro_bnn/arviz_io/statistics.py",
-    "pyro_bnn/arviz_io/tree.py",
+    *(f"pyro_bnn/arviz_io/{name}.py" for name in ("statistics", "loo", "tree", "netcdf")),
     "tests/test_arviz_io.py",
     "tests/test_arviz_on_posteriors.py",
 )
