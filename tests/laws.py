@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -415,8 +416,14 @@ def stock_elbo_has_the_same_expectation(cls: MakeGuide, given: Problem) -> None:
         torch.manual_seed(6)
         _, first_likelihood, first_kl = _stock_terms(given, program, guide)
         torch.testing.assert_close(first_kl - first_likelihood, one(loss), rtol=1e-10, atol=1e-10)
-        with pyro.validation_enabled(is_validate=False), pytest.MonkeyPatch.context() as patch:
+        with (
+            pyro.validation_enabled(is_validate=False),
+            warnings.catch_warnings(),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             patch.setattr(Tensor, "normal_", _normal_like)
+            patch.setattr(Tensor, "uniform_", _uniform_like)
             z, log_likelihood, kl = torch.func.vmap(
                 lambda _: _stock_terms(given, program, guide), randomness="different"
             )(torch.arange(num_draws))
@@ -449,6 +456,11 @@ def _stock_terms(given: Problem, program: Program, guide: Guide) -> tuple[Tensor
 def _normal_like(empty: Tensor) -> Tensor:
     """Standard normals, for each draw of a vmap its own, which ``normal_`` in place refuses."""
     return torch.randn_like(empty)
+
+
+def _uniform_like(empty: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform numbers, as `_normal_like`."""
+    return low + (high - low) * torch.rand_like(empty)
 
 
 def _assert_same_mean(a: Tensor, b: Tensor) -> None:

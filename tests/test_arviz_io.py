@@ -21,7 +21,6 @@ from xarray import DataTree
 
 from pyro_bnn import arviz_io
 from pyro_bnn.arviz_io import netcdf_checks
-from pyro_bnn.arviz_io import tree as trees
 from pyro_bnn.errors import (
     DataError,
     FileFormatError,
@@ -357,7 +356,9 @@ def test_a_disk_without_room_for_the_arrays_is_found_before_they_are_written(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", allocate, raising=False)
-    monkeypatch.setattr(trees, "write_tree", lambda *args: pytest.fail("it was written"))
+    monkeypatch.setattr(
+        "pyro_bnn.arviz_io.netcdf.write_tree", lambda *args: pytest.fail("it was written")
+    )
     with pytest.raises(OutputError, match=r"No space left on device; give a file name"):
         arviz_io.save_netcdf(tree, tmp_path / "a.nc")
     assert list(tmp_path.iterdir()) == []

@@ -232,7 +232,8 @@ def test_a_full_covariance_is_drawn_beside_one_matrix_of_its_size() -> None:
 
 PROCESS = """
 import gc, torch
-from pyro_bnn import chunks, guides, models
+from pyro_bnn import guides, models
+from pyro_bnn.predictive import map_draws
 from pyro_bnn.posterior import GuidePosterior, Provenance
 from pyro_bnn.program import Program
 
@@ -251,7 +252,7 @@ def posterior(hidden):
     return GuidePosterior(program, guide, Provenance("AutoNormal", "SVI"))
 
 x, y = torch.randn(2_000, 5), torch.randn(2_000)
-chunks.CAPTURE_FROM = 0
+map_draws.CAPTURE_FROM = 0
 posterior((3,)).predict(x[:5], 8).log_prob(y[:5])  # whatever the first call loads
 fit = posterior((250, 250))
 print(fit.program.num_latents * 4 * 800 >> 10)
