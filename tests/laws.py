@@ -416,26 +416,19 @@ def stock_elbo_has_the_same_expectation(cls: MakeGuide, given: Problem) -> None:
         torch.manual_seed(6)
         _, first_likelihood, first_kl = _stock_terms(given, program, guide)
         torch.testing.assert_close(first_kl - first_likelihood, one(loss), rtol=1e-10, atol=1e-10)
-        with (
-            pyro.validation_enabled(is_validate=False),
-            warnings.catch_warnings(),
-            pytest.MonkeyPatch.context() as patch,
-        ):
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        with pyro.validation_enabled(is_validate=False), pytest.MonkeyPatch.context() as patch:
             patch.setattr(Tensor, "normal_", _normal_like)
             patch.setattr(Tensor, "uniform_", _uniform_like)
-            z, log_likelihood, kl = torch.func.vmap(
-                lambda _: _stock_terms(given, program, guide), randomness="different"
-            )(torch.arange(num_draws))
+            z, log_likelihood, kl = vmapped(
+                lambda _: _stock_terms(given, program, guide), torch.arange(num_draws)
+            )
     program.prepare(guide)
     params: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
     noise = guide.draw_noise(num_draws, torch.Generator().manual_seed(7))
     with torch.no_grad():
         same = program.log_likelihood(z, rows).sum(-1)
         torch.testing.assert_close(log_likelihood, same, rtol=1e-8, atol=1e-8)
-        ours = torch.func.vmap(lambda row: program.elbo(guide, params, row, rows).kl)(
-            noise.unsqueeze(1)
-        )
+        ours = vmapped(lambda row: program.elbo(guide, params, row, rows).kl, noise.unsqueeze(1))
         draws = guide.transport(noise)
     _assert_same_mean(kl, ours)
     _assert_same_mean(z, draws)
@@ -451,6 +444,13 @@ def _stock_terms(given: Problem, program: Program, guide: Guide) -> tuple[Tensor
     z = program.unconstrain({site.name: nodes[site.name]["value"] for site in program.sites})
     log_likelihood: Tensor = nodes["y"]["log_prob_sum"]
     return z, log_likelihood, torch.as_tensor(log_q - log_p) + log_likelihood
+
+
+def vmapped(fn: Callable[[Tensor], Any], draws: Tensor) -> Any:
+    """A function of each draw, whose own random numbers differ; where torch has no kernel it loops."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return torch.func.vmap(fn, randomness="different")(draws)
 
 
 def _normal_like(empty: Tensor) -> Tensor:
