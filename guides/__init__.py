@@ -14,6 +14,9 @@ from pyro_bnn.guides.flow import AutoFlow
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.guides.k_tied_normal import AutoKTiedNormal
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
+from pyro_bnn.guides.low_rank_precision import (  # noqa: F401  # known by name; SLANG makes it
+    AutoLowRankPrecision,
+)
 from pyro_bnn.guides.matrix_normal import AutoMatrixNormal
 from pyro_bnn.guides.multivariate_normal import AutoMultivariateNormal
 from pyro_bnn.guides.normal import AutoNormal

@@ -103,9 +103,9 @@ class Guide(AutoGuide):
     known: ClassVar[dict[str, type[Guide]]] = {}
     """The guides of this package by name, those that an engine alone makes among them."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, is_base: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.__module__.startswith("pyro_bnn.guides.") and cls.__name__.startswith("Auto"):
+        if cls.__module__.startswith("pyro_bnn.guides.") and not is_base:
             Guide.known[cls.__name__] = cls
 
     def __init__(

@@ -11,7 +11,7 @@ from pyro_bnn.program.handlers import Evaluate
 from pyro_bnn.sites import Site
 
 
-class MatrixGuide(Guide):
+class MatrixGuide(Guide, is_base=True):
     """Base of guides that treat weight matrices as matrices and all other sites entry by entry.
 
     A matrix is a real site ``[O, I]`` with O and I above 1. The names of the matrices are part of

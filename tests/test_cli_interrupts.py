@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow("processes that are stopped")
 
 SLOWLY = """
 import sys, time
-from pyro_bnn import cli
-from pyro_bnn.infer.training import Training
+from pyro_bnn.cli.main import main
+from pyro_bnn.infer.svi.training import Training
 
 advance = Training._advance
 
@@ -35,7 +35,7 @@ def slow(self, *args):
     return advance(self, *args)
 
 Training._advance = slow
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 COMMAND = "import sys; from pyro_bnn.cli.main import main; sys.exit(main())"
 STEPS = 1_000  # of 20 ms, but for those of the run that goes on

@@ -23,7 +23,7 @@ from pyro_bnn.report.plots.prior import save_picture
 WRITERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "text": (lambda path: write_text(path, "größe\n"), "größe\n".encode()),
     "picture": (lambda path: save_picture(Figure(), path), b"\x89PNG"),
-    "tensors": (lambda path: write_tensors({"t": torch.arange(3.0)}, path), b"PK\x03\x04"),
+    "tensors": (lambda path: write_tensors({"t": torch.arange(3.0)}, path), b"\xa8\0\0\0\0\0\0\0{"),
     "tree": (
         lambda path: save_netcdf(datatree({"posterior": {"z": np.zeros((1, 5))}}), path),
         b"\x89HDF",

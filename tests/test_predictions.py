@@ -498,7 +498,7 @@ def test_a_file_without_predictions_is_not_replaced(new: Path, text: str) -> Non
     assert out.read_bytes() == text.encode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize("name", ["posterior.pt", "fit.json"])
+@pytest.mark.parametrize("name", ["posterior.safetensors", "fit.json"])
 def test_the_fit_is_not_replaced(houses: SavedFit, new: Path, name: str) -> None:
     houses.save(new.parent / "fit")
     with pytest.raises(OptionError, match="exists and holds no predictions, so it is not replaced"):

@@ -24,7 +24,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
-from pyro_bnn.report.splits.table import AVERAGED, AVERAGED_ALWAYS, LARGEST
+from pyro_bnn.report.splits.table import LARGEST, averaged
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ class WithoutFits(Plan):
         pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
         provenance = Provenance("NUTS", "NUTS")
         record = {
-            **dict.fromkeys(AVERAGED["regression"] + AVERAGED_ALWAYS + LARGEST, np.nan),
+            **dict.fromkeys((*averaged("regression"), *LARGEST), np.nan),
             "log_score": float(rows.index),
             "log_score_se": 0.1,
             "threads": provenance.threads,

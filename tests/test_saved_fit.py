@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -164,20 +165,31 @@ def test_images_are_kept_as_rows() -> None:
     np.testing.assert_array_equal(kept.x, x.reshape(2, 32).numpy())
 
 
-def test_a_fit_of_an_earlier_version_is_read_without_training_inputs(
+def test_a_fit_without_training_inputs_reads_back(folder: Path, tmp_path: Path) -> None:
+    dataclasses.replace(SavedFit.load(folder), novelty=None).save(tmp_path)
+    assert SavedFit.load(tmp_path).novelty is None
+    (tmp_path / TRAINING_FILE).unlink()
+    with pytest.raises(FileFormatError, match=r"training\.safetensors does not exist"):
+        SavedFit.load(tmp_path)
+
+
+def test_a_fit_of_an_earlier_version_is_refused_with_how_to_go_on(
     folder: Path, tmp_path: Path
 ) -> None:
-    loaded = SavedFit.load(changed(folder, tmp_path, len))
-    assert loaded.novelty is None
-    loaded.save(tmp_path / "again")
-    assert SavedFit.load(tmp_path / "again").novelty is None
+    with pytest.raises(FileFormatError, match=r"has format version 1, .*; read it with"):
+        SavedFit.load(changed(folder, tmp_path, lambda d: d.update(version=1)))
+    for name in (POSTERIOR_FILE, TRAINING_FILE):
+        changed(folder, tmp_path, len)
+        torch.save({"x": torch.zeros(3)}, tmp_path / name)
+        with pytest.raises(FileFormatError, match=f"{name} is of torch.save, as an ear.*: read"):
+            SavedFit.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": "x"}, "does not hold training inputs as this package writes them; fit again"),
-        ({"version": 2}, "does not hold training inputs as this package writes them; fit again"),
+        ({"version": 3}, "does not hold training inputs as this package writes them; fit again"),
         ({"x": torch.zeros(3, 3)}, "its rows are not 2 finite numbers"),
         ({"x": torch.zeros(0, 2)}, "its rows are not 2 finite numbers"),
         ({"x": torch.zeros(2)}, "its rows are not 2 finite numbers"),
@@ -192,10 +204,10 @@ def test_training_inputs_that_are_damaged(
     changed(folder, tmp_path, len)
     document = read_tensors(folder / TRAINING_FILE)
     write_tensors(document | change, tmp_path / TRAINING_FILE)
-    with pytest.raises(FileFormatError, match=f"training.pt .*{message}"):
+    with pytest.raises(FileFormatError, match=f"training.safetensors .*{message}"):
         SavedFit.load(tmp_path)
     (tmp_path / TRAINING_FILE).write_bytes(b"PK half")
-    with pytest.raises(FileFormatError, match=r"training\.pt is truncated"):
+    with pytest.raises(FileFormatError, match=r"training\.safetensors is truncated"):
         SavedFit.load(tmp_path)
 
 
@@ -221,7 +233,8 @@ def changed(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any
     document = json.loads((folder / FIT_FILE).read_text("utf-8"))
     change(document)
     (tmp_path / FIT_FILE).write_text(json.dumps(document), "utf-8")
-    (tmp_path / POSTERIOR_FILE).write_bytes((folder / POSTERIOR_FILE).read_bytes())
+    for name in (POSTERIOR_FILE, TRAINING_FILE):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     return tmp_path
 
 
@@ -231,8 +244,8 @@ def changed(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any
         (lambda d: d.pop("columns"), "fit.json is damaged: KeyError('columns')"),
         (lambda d: d.update(format="other"), "fit.json is not of 'pyro-bnn fit'"),
         (
-            lambda d: d.update(version=2),
-            "fit.json has format version 2, this package reads 1; read",
+            lambda d: d.update(version=3),
+            "fit.json has format version 3, this package reads 2; read it with the newer",
         ),
         (lambda d: d["columns"].pop(), "its columns are 1 inputs, its network has 2"),
         (lambda d: d["network"].pop("seed"), "fit.json is damaged: TypeError("),
@@ -259,16 +272,16 @@ def test_a_file_that_is_no_json_object(folder: Path, tmp_path: Path, text: str) 
 
 
 def test_a_posterior_of_another_network(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match=r"posterior\.pt is of a model with sites"):
+    with pytest.raises(SiteError, match=r"posterior\.safetensors is of a model with sites"):
         SavedFit.load(changed(folder, tmp_path, lambda d: d["network"].update(hidden=[4])))
 
 
 def test_a_posterior_that_is_truncated_or_absent(folder: Path, tmp_path: Path) -> None:
     (changed(folder, tmp_path, len) / POSTERIOR_FILE).write_bytes(b"PK half")
-    with pytest.raises(FileFormatError, match=r"has 9 weights, more than .*posterior\.pt holds"):
+    with pytest.raises(FileFormatError, match=r"has 9 weights, more than .*posterior\..* holds"):
         SavedFit.load(tmp_path)
     (tmp_path / POSTERIOR_FILE).unlink()
-    with pytest.raises(FileFormatError, match=r"posterior\.pt does not exist"):
+    with pytest.raises(FileFormatError, match=r"posterior\.safetensors does not exist"):
         SavedFit.load(tmp_path)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pyro_bnn import SVI, guides, likelihoods, memory, models, priors, registry
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import FileFormatError, OutputError, SiteError
+from pyro_bnn.files import tensors
+from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance, storage
@@ -160,19 +161,10 @@ def test_a_file_is_replaced_and_readable_by_others(tmp_path: Path) -> None:
     assert fresh.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_phases_of_the_run_and_a_file_without_them(tmp_path: Path) -> None:
+def test_phases_of_the_run(tmp_path: Path) -> None:
     path, phases = tmp_path / "fit.pt", {"warm-up": 1.5, "sampling": 2.25}
     exact_posterior(linear_gaussian(), phases=phases).save(path)
     assert load(path).provenance.phases == phases
-
-    def as_before(document: dict[str, Any]) -> None:
-        header = json.loads(document["header"])
-        for name in ("phases", "threads", "processes", *stored.NAMES):
-            del header[name]
-        document["header"] = json.dumps(header)
-
-    older = load(changed(path, as_before)).provenance
-    assert (older.phases, older.threads, older.processes) == ({}, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +180,7 @@ def test_names_that_are_none(names: dict[str, Any], reason: str, tmp_path: Path)
     exact_posterior(linear_gaussian()).save(path)
 
     def named(document: dict[str, Any]) -> None:
-        document["header"] = json.dumps({**json.loads(document["header"]), **names})
+        document["header"] |= names
 
     with pytest.raises(FileFormatError, match=reason):
         load(changed(path, named))
@@ -288,9 +280,9 @@ def load(path: Path) -> Posterior:
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The file with its document changed."""
-    document = torch.load(path, weights_only=True)
+    document = read_tensors(path)
     change(document)
-    torch.save(document, path)
+    write_tensors(document, path)
     return path
 
 
@@ -305,16 +297,16 @@ def test_truncated_files(tmp_path: Path) -> None:
     content = path.read_bytes()
     for size in (0, 100, len(content) // 2, len(content) - 10):
         path.write_bytes(content[:size])
-        with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by"):
+        with pytest.raises(FileFormatError, match=r"is truncated, or is not|not fully covered"):
             load(path)
 
 
 def test_a_file_with_a_hole(tmp_path: Path) -> None:
     path = saved(tmp_path)
     content = bytearray(path.read_bytes())
-    content[60:2_000] = bytes(1_940)
+    content[-100:-50] = bytes(50)
     path.write_bytes(bytes(content))
-    with pytest.raises(FileFormatError, match="cannot be read as tensors"):
+    with pytest.raises(FileFormatError, match="cannot be read as tensors: the checksum of "):
         load(path)
 
 
@@ -323,14 +315,12 @@ def test_foreign_files(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
         load(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("hello.txt", "hello")
-    with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
+    write_tensors({"state": torch.zeros(3)}, path)
+    with pytest.raises(FileFormatError, match="is not a posterior saved by this package"):
         load(path)
-    for document in (torch.zeros(3), {"state": torch.zeros(3)}):
-        torch.save(document, path)
-        with pytest.raises(FileFormatError, match=r"is not a (posterior saved|document)"):
-            load(path)
+    save_file({"state": torch.zeros(3)}, path)
+    with pytest.raises(FileFormatError, match="is not a file saved by this package"):
+        load(path)
 
 
 class Trap:
@@ -346,7 +336,7 @@ class Trap:
 def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     path, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
     torch.save({"format": storage.FORMAT, "version": 2, "header": Trap(sprung)}, path)
-    with pytest.raises(FileFormatError, match="is damaged: its pickle names '__builtin__ getattr'"):
+    with pytest.raises(FileFormatError, match="as an earlier version of this package"):
         load(path)
     path.write_bytes(pickle.dumps(Trap(sprung)))
     with pytest.raises(FileFormatError, match="is truncated, or is not a file saved by this"):
@@ -355,9 +345,9 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_version(tmp_path: Path) -> None:
-    path = changed(saved(tmp_path), lambda document: document.update(version=3))
+    path = changed(saved(tmp_path), lambda document: document.update(version=4))
     with pytest.raises(
-        FileFormatError, match="has format version 3, this package reads 2; read it with the newer"
+        FileFormatError, match="has format version 4, this package reads 3; read it with the newer"
     ):
         load(path)
 
@@ -366,9 +356,9 @@ def test_a_newer_version(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda d: d.pop("x"), "is damaged: KeyError"),
-        (lambda d: d.update(header="{"), "is damaged: the header of .* cannot be read: Expecting"),
+        (lambda d: d.update(header="{"), "is damaged: TypeError: header is a str"),
         (lambda d: d.update(losses=None), "is damaged: TypeError: losses is a NoneType"),
-        (lambda d: d["guide"].update(options="[]"), "is damaged: TypeError"),
+        (lambda d: d["guide"].update(options=[]), "is damaged: TypeError"),
         (lambda d: d["guide"]["state"].pop("loc"), r"is damaged: .*Missing key"),
         (lambda d: d["guide"].update({"class": "Guild"}), "holds a Guild, which is no guide known"),
         (lambda d: d["guide"].update({"class": "__name__"}), "holds a __name__, which is no guide"),
@@ -421,7 +411,7 @@ def test_a_failed_write_leaves_the_old_file(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((torch, "save"), (Path, "replace")):
+    for owner, name in ((tensors, "pour"), (Path, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, full)
             with pytest.raises(OutputError, match="No space left on device"):
@@ -431,7 +421,7 @@ def test_a_failed_write_leaves_the_old_file(
 
 
 def test_options_are_plain_json(tmp_path: Path) -> None:
-    header = json.loads(torch.load(saved(tmp_path), weights_only=True)["header"])
+    header = read_tensors(saved(tmp_path))["header"]
     assert header["method"] == "AutoMultivariateNormal"
     assert header["sites"] == [["w", [3, 1]], ["b", [1]]]
 

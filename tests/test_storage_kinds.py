@@ -127,7 +127,7 @@ import numpy as np
 import torch
 from pyro_bnn.arviz_io import datatree, save_netcdf
 from pyro_bnn.errors import OutputError
-from pyro_bnn.untrusted import write_tensors
+from pyro_bnn.files.tensors import write_tensors
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as a disk does
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

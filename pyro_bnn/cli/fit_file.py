@@ -16,7 +16,7 @@ from pyro_bnn.errors import FileFormatError
 from pyro_bnn.files.tensors import read_json
 
 FORMAT = "pyro_bnn fit"
-VERSION = 1
+VERSION = 2
 BYTES_OF_A_WEIGHT = 2  # of the narrowest dtype
 BYTES_OF_A_LAYER = 20  # its sites are named, with their shapes
 SEEDS = 1 << 63
@@ -64,7 +64,7 @@ def values(document: dict[str, Any]) -> dict[str, Any]:
         "uncertainty": _uncertainty(document["uncertainty"]),
         "held_out": _scores(document["held_out"]),
         "command": _of_type(document["command"], str, "command"),
-        "target_names": _texts(document.get("target_names"), "target_names"),
+        "target_names": _texts(document["target_names"], "target_names"),
     }
     if found["task"] not in get_args(Task):
         raise ValueError(f"its task is {found['task']!r:.50}")

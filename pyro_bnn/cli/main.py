@@ -297,9 +297,10 @@ def fit(
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
     The training rows of the split are fitted, and the held-out rows scored in the units of the
-    data; --all-rows fits all. FOLDER gets posterior.pt, fit.json and training.pt, which holds the
-    inputs of the training rows (of more than 10,000 a random sample) to measure new rows to. A run
-    that was stopped goes on with --checkpoint and --resume, on one machine to the same numbers.
+    data; --all-rows fits all. FOLDER gets posterior.safetensors, fit.json and training.safetensors,
+    which holds the inputs of the training rows (of more than 10,000 a random sample) to measure new
+    rows to. A run that was stopped goes on with --checkpoint and --resume, on one machine to the
+    same numbers.
     """
     import torch
 

@@ -135,7 +135,9 @@ class Plan:
         waits = [name for name in self.engines if fits.has_to_wait(name, self.engines, models)]
         alone = [name for name in self.engines if name not in waits]
         alone.sort(key=lambda name: -fits.expected_seconds(self.engines[name]))
-        paths = {name: folder / f"{stem}.pt" for name, stem in file_names(self.methods).items()}
+        paths = {
+            name: folder / f"{stem}.safetensors" for name, stem in file_names(self.methods).items()
+        }
         reasons: dict[str, str | None] = side_by_side.run(
             {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in alone},
             num_processes,

@@ -26,7 +26,11 @@ from pyro_bnn.files.atomic import made_folder, output
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
 
-POSTERIOR_FILE, TRAINING_FILE, FIT_FILE = "posterior.pt", "training.pt", "fit.json"
+POSTERIOR_FILE, TRAINING_FILE, FIT_FILE = (
+    "posterior.safetensors",
+    "training.safetensors",
+    "fit.json",
+)
 FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
 LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
@@ -51,7 +55,7 @@ class SavedFit:
         command: What was run.
         target_names: Names of several targets; None where there is one.
         novelty: The inputs of these rows, or of some of many, to which new rows are measured; None
-            for a fit of an earlier version, which was saved without.
+            where it is not known.
     """
 
     posterior: Posterior
@@ -134,7 +138,7 @@ class SavedFit:
         return "\n".join(lines)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``posterior.pt``, ``training.pt`` and ``fit.json``.
+        """Write ``posterior.safetensors``, ``training.safetensors`` and ``fit.json``.
 
         Files of these names are replaced, or all of them stay.
 

@@ -1,4 +1,4 @@
-"""The file ``training.pt`` of a fit: inputs of training rows, to which new rows are measured."""
+"""The file ``training.safetensors`` of a fit: training rows, to which new rows are measured."""
 
 from __future__ import annotations
 
@@ -51,13 +51,11 @@ def write(novelty: Novelty | None, path: Path) -> None:
 
 
 def read(path: Path, columns: Sequence[Column]) -> Novelty | None:
-    """What was written; None where there is no file, as in a fit of an earlier version.
+    """What was written.
 
     Raises:
-        FileFormatError: If the file is damaged, foreign or newer, or not of these columns.
+        FileFormatError: If the file is missing, damaged, foreign or newer, or not of these columns.
     """
-    if not path.exists():
-        return None
     document = read_tensors(path)
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise FileFormatError(

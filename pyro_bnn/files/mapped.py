@@ -91,10 +91,7 @@ class MappedFile:
         Raises:
             OutputError: If the disk takes no more.
         """
-        flat = values.detach().cpu().flatten()
-        if flat.stride() != (1,):  # torch takes a single number of any stride as contiguous
-            flat = flat.clone(memory_format=torch.contiguous_format)
-        left = flat.view(torch.uint8).numpy().data
+        left = bytes_of(values)
         try:
             self._file.seek(start)
             while left:
@@ -135,6 +132,14 @@ class MappedFile:
             f"cannot write {readable(self.num_bytes)} of {self._what} to {place}, which has {free} "
             f"free: {why}; {remedy}, keep fewer draws, or raise the bound on memory"
         )
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """The bytes of numbers ``[...]``, copied only where they do not stand one after the other."""
+    flat = values.detach().cpu().flatten()
+    if flat.stride() != (1,):  # torch takes a single number of any stride as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _opened(path: Path | None) -> IO[bytes]:

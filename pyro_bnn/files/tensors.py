@@ -1,38 +1,53 @@
 """Files that may say anything: what is read of them is checked before memory is taken for it.
 
-Tensors are in the archives of ``torch.save``: a zip of a pickle and of one record a storage. The
-pickle is not executed but read through first, and holds nothing but dicts and lists of tensors,
-numbers, strings and None; each tensor lies in the file as long as it says it is.
+Tensors are in files of `safetensors`, which have no code: a header that says where each tensor
+lies, checked against the file's size, and the tensors. The metadata of the header hold the rest of
+a document as JSON, in which each tensor stands as its name and CRC-32.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
-import os
-import re
-import struct
-import sys
-import zipfile
-from collections.abc import Callable, Collection, Iterator
+import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from pyro_bnn import memory
 from pyro_bnn.errors import FileFormatError, OutputError
 from pyro_bnn.files.atomic import output
-from pyro_bnn.files.pickles import PICKLE_BYTES, check_pickle
+from pyro_bnn.files.mapped import bytes_of
 
 TEXT_BYTES = 32 << 20  # a JSON of 100,000 named columns has a third of it
-NUM_RECORDS = 50_000
-DIRECTORY_BYTES = 8 << 20
-SHARED = 16  # tensors of one storage, as tied weights are, count once each
+HEADER_BYTES = 16 << 20  # 50,000 tensors have about half of it
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_TENSOR, _TUPLE, _DICT = "$tensor", "$tuple", "$dict"
 
-_END = struct.Struct("<4sQ2H2I4Q 4sIQI 4s4H2IH")  # of a zip64 archive without a comment
-_NAME = re.compile(r"[^/\\]+/(data\.pkl|byteorder|version|data/\d+|\.[A-Za-z_./]+)", re.ASCII)
+
+class Sink(Protocol):
+    """What takes the bytes of a file."""
+
+    def write(self, content: Any, /) -> Any:
+        """Take bytes or a view of them."""
+        ...
 
 
 def read_json(path: Path) -> Any:
@@ -75,7 +90,7 @@ def write_tensors(document: dict[str, Any], path: Path) -> None:
     Links are followed, and what is no regular file is written to; see :func:`.files.output`.
 
     Args:
-        document: Dicts and lists of tensors, numbers, strings and None.
+        document: Dicts, lists and tuples of tensors, numbers, strings and None.
         path: The file, in a folder that exists.
 
     Raises:
@@ -83,26 +98,45 @@ def write_tensors(document: dict[str, Any], path: Path) -> None:
     """
     if not path.name:
         raise OutputError(f"cannot write {str(path)!r}: it names no file")
-    crc = torch.serialization.get_crc32_options()
     try:
-        torch.serialization.set_crc32_options(True)
-        with output(path) as partial:
-            with partial.open("xb") as file:
-                torch.save(_with(_whole, document), file)
-            _records(partial)
-    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a disk that is full
-        cause = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(cause, OSError):
-            raise
-        raise OutputError(f"cannot write {path}: {cause.strerror}") from error
-    except FileFormatError as error:
+        with output(path) as partial, partial.open("xb") as file:
+            pour(document, file)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    except (TypeError, UnicodeEncodeError) as error:
         raise OutputError(f"cannot write {path}: {error}") from error
-    finally:
-        torch.serialization.set_crc32_options(crc)
+
+
+def pour(document: dict[str, Any], file: Sink) -> None:
+    """Write a document to an open file.
+
+    Raises:
+        OSError: If the file takes no more.
+        OutputError: If the document has more beside its tensors than would be read.
+        TypeError, UnicodeEncodeError: If it holds what is neither a tensor nor plain.
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps({key: _flat(value, key, tensors) for key, value in document.items()})
+    header: dict[str, Any] = {"__metadata__": {"document": text, "crc32": _sum(text)}}
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # each starts at a multiple
+    end = 0
+    for name in names:
+        value, start = tensors[name], end
+        end += value.nbytes
+        kind, shape = _NAMES[value.dtype], list(value.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header, ensure_ascii=False).encode()  # names that are no Unicode are refused
+    head += b" " * (-len(head) % 8)
+    if len(head) > HEADER_BYTES:
+        much = memory.readable(len(head))
+        raise OutputError(f"the document has {much} beside its tensors, more than would be read")
+    file.write(len(head).to_bytes(8, "little") + head)
+    for name in names:
+        file.write(bytes_of(tensors[name]))
 
 
 def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:
-    """Read a document of ``torch.save``; nothing in it is executed.
+    """Read a document of :func:`write_tensors`; nothing in it is executed.
 
     Args:
         path: The file.
@@ -110,180 +144,122 @@ def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:
             not read through, and a checksum that is wrong there is not found.
 
     Returns:
-        The document: dicts and lists of tensors on the CPU, numbers, strings and None.
+        The document: dicts, lists and tuples of tensors on the CPU, numbers, strings and None.
 
     Raises:
-        FileFormatError: If it is missing, no regular file, no such archive, damaged, or declares
-            more than it holds.
+        FileFormatError: If it is missing, no regular file, no such file, damaged, or declares more
+            than it holds.
     """
     if not path.is_file():
         raise FileFormatError(f"{path} does not exist or is not a file")
     try:
-        size = path.stat().st_size
-        records = _records(path)
-        stays = size > memory.STORED_DRAWS and bool(mapped)
-        _check_sums(path, records, most=memory.STORED_DRAWS if stays else size)
-        document = _mapped(path)
-        _check_tensors(document, size)
-        return {
-            key: value if stays and key in mapped else _in_memory(value)
-            for key, value in document.items()
-        }
+        return _read(path, mapped)
     except FileFormatError:
         raise
-    except Exception as error:  # of zipfile, zlib and torch: whatever a damaged file makes of them
+    except Exception as error:  # whatever a damaged file makes of the readers
         raise FileFormatError(f"{path} cannot be read as tensors: {_first_line(error)}") from error
 
 
-# The archive
+def _read(path: Path, mapped: Collection[str]) -> dict[str, Any]:
+    size = path.stat().st_size
+    text, tensors = _views(path, size)
+
+    def stays(of: tuple[str, int]) -> Tensor:
+        return tensors.pop(of[0])
+
+    def copied(of: tuple[str, int]) -> Tensor:
+        value = tensors.pop(of[0])
+        if _crc32(value) != of[1]:
+            raise ValueError(f"the checksum of {of[0]} is not that of its numbers")
+        return value.clone()
+
+    large = mapped if size > memory.STORED_DRAWS else ()
+    document = {
+        key: _nested(value, stays if key in large else copied)
+        for key, value in json.loads(text).items()
+    }
+    if tensors:
+        raise ValueError(f"nothing in it names {', '.join(list(tensors)[:5])}")
+    return document
 
 
-def _records(path: Path) -> list[zipfile.ZipInfo]:
+def _views(path: Path, size: int) -> tuple[str, dict[str, Tensor]]:
+    """The JSON of a file, and its tensors as views of the file, which take no memory."""
     with path.open("rb") as file:
-        return check_archive(path, file)
-
-
-def check_archive(path: Path, file: IO[bytes]) -> list[zipfile.ZipInfo]:
-    """The records of an archive as torch writes it, after its pickle has been looked through.
-
-    The directory stands at the end, nothing is compressed, and no two names could be taken for one
-    another, so that torch finds the records that were checked here.
-
-    Args:
-        path: The file, for messages.
-        file: The same, open to be read.
-
-    Raises:
-        FileFormatError: If it is another archive, or its pickle makes anything but dicts and lists
-            of tensors, numbers, strings and None.
-    """
-    foreign = FileFormatError(f"{path} is truncated, or is not a file saved by this package")
-    size = file.seek(0, os.SEEK_END)
-    if size < _END.size:
-        raise foreign
-    file.seek(size - _END.size)
-    end = _END.unpack(file.read(_END.size))
-    count, length, start = end[7], end[8], end[9]
-    is_whole = (end[0], end[10], end[14]) == (b"PK\x06\x06", b"PK\x06\x07", b"PK\x05\x06")
-    if not is_whole or end[12] != size - _END.size or start + length != end[12]:
-        raise foreign
-    if count > NUM_RECORDS or length > DIRECTORY_BYTES:
-        raise FileFormatError(f"{path} declares {count} records, more than {NUM_RECORDS}")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            records = archive.infolist()
-            _check_records(path, records, count, start)
-            for record in records:
-                kind = record.filename.partition("/")[2]
-                if kind in ("data.pkl", "byteorder") and record.file_size > PICKLE_BYTES:
-                    much = memory.readable(record.file_size)
-                    raise FileFormatError(f"{path} has {much} beside its tensors")
-                if kind == "data.pkl":
-                    check_pickle(path, archive.read(record))
-                elif kind == "byteorder" and archive.read(record) != sys.byteorder.encode():
-                    raise FileFormatError(f"{path} was written on a machine of other byte order")
-    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError) as error:
-        if isinstance(error, FileFormatError):
-            raise
-        raise FileFormatError(f"{path} cannot be read as tensors: {_first_line(error)}") from error
-    return records
-
-
-def _check_records(path: Path, records: list[zipfile.ZipInfo], count: int, start: int) -> None:
-    names = [record.filename for record in records]
-    folder = names[0].partition("/")[0] if names else ""
-    is_fine = (
-        len(names) == count
-        and len({name.lower() for name in names}) == count
-        and f"{folder}/data.pkl" in names
-        and all(
-            _NAME.fullmatch(record.orig_filename)
-            and record.orig_filename == record.filename
-            and ".." not in record.filename
-            and record.filename.startswith(f"{folder}/")
-            and record.compress_type == zipfile.ZIP_STORED
-            and record.file_size == record.compress_size
-            and record.header_offset + record.file_size <= start
-            for record in records
-        )
-        and sum(record.file_size for record in records) <= start
-    )
-    if not is_fine:
+        head = file.read(8)
+    if head[:4] == b"PK\x03\x04":
         raise FileFormatError(
-            f"{path} is damaged, or is not a file saved by this package: its records are not those "
-            "of torch.save"
+            f"{path} is of torch.save, as an earlier version of this package or another program "
+            "wrote it: read it with the version that wrote it, or fit again"
         )
+    length = int.from_bytes(head, "little")
+    if not 0 < length <= min(HEADER_BYTES, size - 8):
+        raise FileFormatError(f"{path} is truncated, or is not a file saved by this package")
+    tensors: dict[str, Tensor] = {}
+    with safe_open(path, "np") as file:
+        metadata, content, end = file.metadata() or {}, _mapped(path, size), 8 + length
+        for name in file.offset_keys():
+            part, start = file.get_slice(name), end
+            dtype, shape = DTYPES[part.get_dtype()], part.get_shape()
+            end += math.prod(shape) * dtype.itemsize
+            tensors[name] = content[start:end].view(dtype).view(shape)
+    if metadata.keys() != {"document", "crc32"}:
+        raise FileFormatError(f"{path} is not a file saved by this package")
+    if metadata["crc32"] != _sum(metadata["document"]):
+        raise ValueError("the checksum of its document is wrong")
+    return metadata["document"], tensors
 
 
-def _check_sums(path: Path, records: list[zipfile.ZipInfo], *, most: int) -> None:
-    """Read records of up to so many bytes through, against their checksums."""
-    with zipfile.ZipFile(path) as archive:
-        for record in records:
-            if record.file_size <= most:
-                with archive.open(record) as content:
-                    while content.read(1 << 20):
-                        pass
-
-
-# The tensors
-
-
-def _mapped(path: Path) -> Any:
-    """The document as views of the file, which take no memory and cannot grow beyond it."""
-    load: Any = torch.load
+def _mapped(path: Path, size: int) -> Tensor:
+    """The bytes of a file as a map that is private, so that nothing is written to the file."""
     try:
-        return load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:  # Linux refuses a private map of a file larger than the memory
-        if "mmap" not in str(error):
-            raise
-        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-            return load(path, map_location="cpu", weights_only=True, mmap=True)
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    except OSError:  # Linux refuses a private map of a file larger than the memory
+        with path.open("r+b") as file:
+            content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE)
+    return torch.frombuffer(content, dtype=torch.uint8)
 
 
-def _check_tensors(document: Any, size: int) -> None:
-    if not isinstance(document, dict):
-        raise TypeError("it is not a document of this package")
-    tensors = list(_tensors(document))
-    if any(value.nbytes > value.untyped_storage().nbytes() for value in tensors):  # of stride 0
-        raise ValueError("it is damaged, as a tensor in it is longer than its storage")
-    if sum(value.nbytes for value in tensors) > SHARED * size:
-        raise ValueError("it is damaged, as its tensors are larger than the file")
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _in_memory(value: Any) -> Any:
-    """The value with copies of its tensors."""
-    return _with(lambda tensor: tensor.detach().clone(), value)
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The tensor, or a copy where it is a part of a larger one, which would be written with it."""
-    is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-    return (
-        value.detach() if is_whole else value.detach().clone(memory_format=torch.contiguous_format)
-    )
-
-
-def _with(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value with a function of its tensors in their place, and lists and dicts of its own."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, dict):
-        return {key: _with(fn, item) for key, item in value.items()}
+def _flat(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """A document as JSON, whose tensors go into a dictionary and stand as name and checksum."""
+    if isinstance(value, Tensor) and value.dtype in _NAMES and value.layout == torch.strided:
+        while where in tensors:
+            where += "'"
+        tensors[where] = plain = value.detach().cpu().contiguous()
+        return {_TENSOR: [where, _crc32(plain)]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, list | tuple):
-        items = [_with(fn, item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+        items = [_flat(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
+        return items if isinstance(value, list) else {_TUPLE: items}
+    if isinstance(value, dict) and all(type(key) in (int, str) for key in value):
+        pairs = [(key, _flat(item, f"{where}/{key}", tensors)) for key, item in value.items()]
+        is_plain = all(isinstance(key, str) and key[:1] != "$" for key in value)
+        return dict(pairs) if is_plain else {_DICT: pairs}
+    raise TypeError(f"{where!r} is a {type(value).__name__}, neither plain nor a plain tensor")
+
+
+def _nested(value: Any, tensor: Callable[[Any], Tensor]) -> Any:
+    """The inverse of :func:`_flat`."""
+    if isinstance(value, list):
+        return [_nested(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensor(value[_TENSOR])
+    if _TUPLE in value:
+        return tuple(_nested(value[_TUPLE], tensor))
+    pairs = value[_DICT] if _DICT in value else value.items()
+    return {key: _nested(item, tensor) for key, item in pairs}
+
+
+def _crc32(value: Tensor) -> int:
+    return zlib.crc32(bytes_of(value), zlib.crc32(f"{value.dtype}{list(value.shape)}".encode()))
+
+
+def _sum(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
 from pyro_bnn.errors import BNNError, FileFormatError
-from pyro_bnn.files.tensors import parse_json
 from pyro_bnn.posterior.provenance import Provenance
 
 EXAMPLE_ROWS = 2
@@ -29,6 +28,8 @@ HEADER = {
     "engine": str,
     "options": dict,
     "seed": int,
+    "phases": dict,
+    "processes": int,
     "wall_time": float,
     "num_parameters": int,
     "num_data": int,
@@ -78,16 +79,16 @@ class Stored:
                 range; says what.
         """
         try:
-            return cls(**_values(document, path))
+            return cls(**_values(document))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
             raise FileFormatError(f"{path} is damaged: {what}") from error
 
 
-def _values(document: dict[str, Any], path: Path) -> dict[str, Any]:
+def _values(document: dict[str, Any]) -> dict[str, Any]:
     kind = ("guide",) if "guide" in document else ("z", "sample_stats")
     _require_keys(document, (*COMMON, *kind), optional=() if "guide" in document else ("log_q",))
-    header = _header(document, path)
+    header = _header(document)
     x, y = _finite(document["x"], "x"), _finite(document["y"], "y")
     if not (x.ndim and y.ndim and 0 < len(x) == len(y) <= min(EXAMPLE_ROWS, header["num_data"])):
         raise ValueError(
@@ -111,7 +112,7 @@ def _values(document: dict[str, Any], path: Path) -> dict[str, Any]:
         "sample_stats": {},
     }
     if "guide" in document:
-        return {**values, "guide": _guide(document["guide"], path)}
+        return {**values, "guide": _guide(document["guide"])}
     z = _floating(document["z"], "z")
     if z.ndim != 3 or not z.shape[0] or not z.shape[1]:
         raise ValueError(f"draws have shape {list(z.shape)}, not [C, S, P]")
@@ -128,21 +129,18 @@ def _values(document: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**values, "z": z, "log_q": log_q, "sample_stats": stats}
 
 
-def _header(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    header = parse_json(_of_type(document["header"], str, "header"), f"the header of {path}")
-    lacking: dict[str, Any] = {"phases": {}, "threads": None, "processes": 1}  # in older files
-    lacking |= dict.fromkeys(NAMES)
-    header = {**lacking, **_of_type(header, dict, "header")}
-    _require_keys(header, (*HEADER, *lacking))
+def _header(document: dict[str, Any]) -> dict[str, Any]:
+    header = dict(_of_type(document["header"], dict, "header"))
+    _require_keys(header, (*HEADER, "threads", *NAMES))
     for name, kind in HEADER.items():
         _of_type(header[name], kind, name)
     if header["num_parameters"] < 0 or not 0 < header["num_data"] < 1 << 62:
         raise ValueError("num_parameters or num_data is out of range")
     if header["threads"] is not None and _of_type(header["threads"], int, "threads") < 1:
         raise ValueError(f"threads is {header['threads']}")
-    if _of_type(header["processes"], int, "processes") < 1:
+    if header["processes"] < 1:
         raise ValueError(f"processes is {header['processes']}")
-    for name, value in _of_type(header["phases"], dict, "phases").items():
+    for name, value in header["phases"].items():
         _of_type(value, float, f"phase {name!r}")
     for own in NAMES:
         if header[own] is not None:
@@ -169,10 +167,9 @@ def _provenance(header: dict[str, Any], document: dict[str, Any]) -> Provenance:
     )
 
 
-def _guide(document: object, path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _guide(document: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
     guide = _of_type(document, dict, "guide")
     _require_keys(guide, ("class", "options", "state"))
-    options = parse_json(_of_type(guide["options"], str, "options"), f"the options of {path}")
     state = dict(_of_type(guide["state"], dict, "state"))
     own = "_extra_state"  # of the guide, and after a dot that of one in it
     extra = {own: _of_type(state.pop(own), dict, own)}
@@ -181,7 +178,7 @@ def _guide(document: object, path: Path) -> tuple[str, dict[str, Any], dict[str,
     tensors = {name: _finite(v, name) for name, v in _tensors(state, "state").items()}
     return (
         _of_type(guide["class"], str, "class"),
-        _of_type(options, dict, "options"),
+        _of_type(guide["options"], dict, "options"),
         {**tensors, **extra},
     )
 

@@ -27,7 +27,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
 FORMAT = "pyro_bnn posterior"
-VERSION = 2
+VERSION = 3
 SMALL = 1 << 16  # numbers that a guide may take beside its parameters
 TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
 
@@ -72,7 +72,7 @@ def save(
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "header": json.dumps(
+        "header": _plain(
             {
                 "method": provenance.method,
                 "engine": provenance.engine,
@@ -108,7 +108,7 @@ def guide_contents(guide: Guide) -> dict[str, Any]:
     return {
         "guide": {
             "class": type(guide).__name__,
-            "options": json.dumps(guide.options()),
+            "options": _plain(guide.options()),
             "state": dict(guide.state_dict()),
         }
     }
@@ -225,7 +225,7 @@ def _rebuilt(
         guide.load_state_dict(state)
     guide.setup(program.example.x)
     guide.to(device=program.device, dtype=program.dtype)
-    if json.loads(json.dumps(guide.options())) != options:
+    if _plain(guide.options()) != options:
         raise ValueError(f"its {name} has options {guide.options()} once it is read")
     return guide
 
@@ -322,6 +322,11 @@ def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
             "densities at the same weights; build it with the prior, the activations and the "
             "likelihood of the fit"
         )
+
+
+def _plain(values: dict[str, Any]) -> Any:
+    """The values as JSON has them, lists for tuples and numbers of Python for NumPy's."""
+    return json.loads(json.dumps(values))
 
 
 def _units(units: Standardiser | None) -> dict[str, Tensor] | None:

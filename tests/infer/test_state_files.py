@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,25 +87,26 @@ def test_of_a_part_of_a_tensor_the_part_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [object(), {1.5: 0}, {"a": {3}}, lambda: 0])
 def test_what_needs_pickle_is_refused_before_a_file_is_made(value: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        OptionError, match=r"state\['v'\].* is a .*, which a checkpoint cannot hold"
+        OptionError, match=r"a checkpoint cannot hold this state, .*: 'v.*' is a .*, neither"
     ):
         write_state({"v": value}, tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("after", [0, 1_000])
+@pytest.mark.parametrize("after", [0, 1])
 def test_a_disk_that_is_full_is_an_error_that_says_so(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").write_text("the old one")
 
-    class Full(state_files._Sink):
-        def write(self, data: bytes) -> int:
-            if self.size >= after and self.error is None:
-                self.error = OSError(errno.ENOSPC, "No space left on device")
-            return super().write(data)
+    write = state_files._Sink.write
 
-    monkeypatch.setattr(state_files, "_Sink", Full)
+    def full(sink: Any, content: Any) -> None:
+        if sink.size >= after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(sink, content)
+
+    monkeypatch.setattr(state_files._Sink, "write", full)
     with pytest.raises(OSError, match="No space left on device"):
         write_state(STATE, tmp_path / "state")
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"state": "the old one"}
@@ -172,66 +172,13 @@ class Evil:
 
 def test_code_in_a_state_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"evil": Evil()}, "evil.pt")
-    contents = [Path("evil.pt").read_bytes(), pickle.dumps(Evil()), b"\x80\x02", b"", b"no zip"]
+    torch.save({"evil": Evil()}, "evil")
+    contents = [Path("evil").read_bytes(), pickle.dumps(Evil()), b"\x80\x02", b"", b"no tensors"]
     for content in contents:
         expected = written(content, tmp_path / "state")
-        with pytest.raises(FileFormatError, match="state cannot be read as a checkpoint's state: "):
+        with pytest.raises(FileFormatError, match=r"state is (of torch.save|truncated, or is not)"):
             read_state(tmp_path / "state", expected)
     assert not Path("run_by_a_pickle").exists()
-
-
-def test_an_archive_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
-    with (
-        zipfile.ZipFile(tmp_path / "plain") as plain,
-        zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as bomb,
-    ):
-        for name in plain.namelist():
-            bomb.writestr(name, plain.read(name))
-    content = (tmp_path / "bomb").read_bytes()
-    assert len(content) < 1 << 14
-    with pytest.raises(FileFormatError, match="it is packed, or its parts are larger than the fi"):
-        read_state(tmp_path / "bomb", written(content, tmp_path / "bomb"))
-
-
-class Huge:
-    """A tensor of four numbers that declares more."""
-
-    def __init__(self, stride: int) -> None:
-        self.stride = stride
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        storage = torch.storage.TypedStorage(
-            wrap_storage=torch.zeros(4).untyped_storage(), dtype=torch.float32, _internal=True
-        )
-        arguments: Any = (storage, 0, (1 << 50,), (self.stride,), False, {})
-        return torch._utils._rebuild_tensor_v2, arguments
-
-
-def test_what_declares_to_be_larger_than_the_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    laughs: list[Any] = ["ha"]
-    for _ in range(60):
-        laughs = [laughs, laughs]
-    cases = {
-        "not resizable": Huge(1),
-        "a view of a tensor": Huge(0),
-        "a list or a dict twice": laughs,
-    }
-    for message, value in cases.items():
-        torch.save({"a": value}, path)
-        with pytest.raises(FileFormatError, match=message):
-            read_state(path, written(path.read_bytes(), path))
-
-
-def test_what_torch_would_make_beside_tensors_is_refused(tmp_path: Path) -> None:
-    """Its own check of a pickle lets pass what takes memory that the file does not have."""
-    path = tmp_path / "state"
-    for value in (bytearray(8), torch.Size([3]), nn.Parameter(torch.zeros(2))):
-        torch.save({"a": value}, path)
-        with pytest.raises(FileFormatError, match="state is damaged: its pickle "):
-            read_state(path, written(path.read_bytes(), path))
 
 
 # The manifest

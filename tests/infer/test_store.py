@@ -276,9 +276,9 @@ def test_a_disk_that_cannot_reserve_room(folder: Path, monkeypatch: pytest.Monke
 IN_A_PROCESS = """
 import json, resource, sys, torch
 from pathlib import Path
-from pyro_bnn.draws import stored_draws
+from pyro_bnn.predictive.draws import stored_draws
 from pyro_bnn.errors import OutputError
-from pyro_bnn.infer.store import DrawStore
+from pyro_bnn.infer.mcmc.store import DrawStore
 
 def peak():
     status = Path("/proc/self/status").read_text()

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import SVI, Interrupted, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
+from pyro_bnn.files.tensors import read_tensors
 from pyro_bnn.infer.checkpoints import checkpoint
 from pyro_bnn.infer.checkpoints.manifest import read_manifest
 from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
@@ -93,9 +94,7 @@ def end_state(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest["is_complete"]
-    state = torch.load(folder / manifest["state"]["name"], weights_only=True)
-    assert isinstance(state, dict)
-    return state
+    return read_tensors(folder / manifest["state"]["name"])
 
 
 def resumed_is_uninterrupted(
@@ -410,21 +409,21 @@ def test_a_state_that_is_not_of_this_run_is_refused(
 ) -> None:
     manifest = read_manifest(stopped)
     assert manifest is not None
-    state = torch.load(stopped / manifest["state"]["name"], weights_only=True)
-    written = write_state({**state, entry: value}, tmp_path / "pyro-bnn-state-1.pt")
-    manifest["state"] = {"name": "pyro-bnn-state-1.pt", **written._asdict()}
+    state = read_tensors(stopped / manifest["state"]["name"])
+    written = write_state({**state, entry: value}, tmp_path / "pyro-bnn-state-1.safetensors")
+    manifest["state"] = {"name": "pyro-bnn-state-1.safetensors", **written._asdict()}
     write_json(manifest, tmp_path / "manifest.json")
-    with pytest.raises(FileFormatError, match=r"state-1.pt is no state of this run: \w+Error"):
+    with pytest.raises(FileFormatError, match=r"state-1.saf.* is no state of this run: \w+Error"):
         fit(mlp, tmp_path, resume=True)
 
 
 def test_moments_of_another_shape_are_refused(stopped: Path, tmp_path: Path) -> None:
     manifest = read_manifest(stopped)
     assert manifest is not None
-    state = torch.load(stopped / manifest["state"]["name"], weights_only=True)
+    state = read_tensors(stopped / manifest["state"]["name"])
     state["optimizer"]["optimizer"]["state"][0]["exp_avg"] = torch.zeros(2, dtype=torch.float64)
-    written = write_state(state, tmp_path / "pyro-bnn-state-1.pt")
-    manifest["state"] = {"name": "pyro-bnn-state-1.pt", **written._asdict()}
+    written = write_state(state, tmp_path / "pyro-bnn-state-1.safetensors")
+    manifest["state"] = {"name": "pyro-bnn-state-1.safetensors", **written._asdict()}
     write_json(manifest, tmp_path / "manifest.json")
     with pytest.raises(FileFormatError, match=r"exp_avg of a parameter \(\d+,\) is \(2,\)"):
         fit(mlp, tmp_path, resume=True)

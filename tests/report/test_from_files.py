@@ -188,7 +188,7 @@ def test_a_report_can_be_saved_and_read_again(
     for module in (
         "output.html",
         "plots.figures",
-    ):  # html takes those of figures when it is first imported
+    ):  # the one takes those of the other when imported
         monkeypatch.setattr(f"pyro_bnn.report.{module}.PLOTS", shown)
     once = compare_files(sorted(folder.glob("*.nc")))
     once.save(tmp_path, command="pyro-bnn report")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from pyro_bnn.plotting.theme import DARK, LIGHT, Theme, canvas
 from pyro_bnn.report.output.page import DPI, Cell, Picture, Row, Table, render_page, versions
-from pyro_bnn.report.tables.table import Column
+from pyro_bnn.report.tables.metrics import Column
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_picture_holds_the_figure_light_and_dark() -> None:
 
 
 def test_another_page_can_use_the_parts() -> None:
-    column = Column(title="wins", unit="of 5", cell=lambda row: "", meaning="Won.", keys=("wins",))
+    column = Column(title="wins", unit="of 5", cell=lambda row: "", meaning="Won.", key="wins")
     table = Table("Over seeds", [column], [Row("AutoNormal @ x", [Cell("3", 3.0)], ["best"])])
     page = render_page(
         "runs.html", data_name="boston", headline="one run", results=["good"], warnings=["odd"],

@@ -8,7 +8,6 @@ the checks of names, types, sizes and shapes.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import random
 import shutil
@@ -27,7 +26,7 @@ from pyro_bnn.infer.checkpoints.manifest import NAME
 from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.svi.training import Training
-from tests.hostile import SAMPLER, Target, damaged, in_record, network, with_other
+from tests.hostile import SAMPLER, Target, damaged, in_record, network, with_document, with_other
 
 Change: TypeAlias = Callable[[bytes, random.Random], bytes]
 Files: TypeAlias = dict[str, bytes]
@@ -40,12 +39,12 @@ RUNS: dict[str, tuple[Any, int | None]] = {  # and the steps after which they we
 }
 PLACES: dict[str, tuple[Any, ...]] = {  # what a path or a size in a manifest should not say
     "name": (
-        "../pyro-bnn-state-1.pt",
+        "../pyro-bnn-state-1.safetensors",
         "/etc/passwd",
-        "pyro-bnn-state-1.pt/../manifest.json",
-        "pyro-bnn-state-1.pt\n",
-        "pyro-bnn-state-1.pt\0",
-        "pyro-bnn-state-999999999999.pt",
+        "pyro-bnn-state-1.safetensors/../manifest.json",
+        "pyro-bnn-state-1.safetensors\n",
+        "pyro-bnn-state-1.safetensors\0",
+        "pyro-bnn-state-999999999999.safetensors",
         "manifest.json",
         "",
     ),
@@ -67,7 +66,7 @@ def make_forged(split: Split, folder: Path) -> list[tuple[Target, Change]]:
         made.append(
             (Target(f"{name}, manifest.json", files[NAME], reads.manifest), forged_manifest)
         )
-        made.append((Target(f"{name}, state.pt", files[state], reads.state), forged_state))
+        made.append((Target(f"{name}, state.safetensors", files[state], reads.state), forged_state))
         if DRAWS in files:
             made.append((Target(f"{name}, draws.bin", files[DRAWS], reads.draws), damaged))
     return made
@@ -162,13 +161,14 @@ def forged_state(content: bytes, rng: random.Random) -> bytes:
         return damaged(content, rng)
     if kind == "entry":
         return in_record(content, rng)
-    state = torch.load(io.BytesIO(content), weights_only=True)
-    tensor = rng.choice([value for value in _tensors(state) if value.numel()])
-    where: Any = slice(None) if rng.random() < 0.5 else rng.randrange(tensor.numel())
-    tensor.view(-1)[where] = rng.choice(_values(tensor.dtype))
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+
+    def change(state: Any) -> Any:
+        tensor = rng.choice([value for value in _tensors(state) if value.numel()])
+        where: Any = slice(None) if rng.random() < 0.5 else rng.randrange(tensor.numel())
+        tensor.view(-1)[where] = rng.choice(_values(tensor.dtype))
+        return state
+
+    return with_document(content, change)
 
 
 def _values(dtype: torch.dtype) -> tuple[float, ...]:

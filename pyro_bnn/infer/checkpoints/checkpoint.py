@@ -2,8 +2,8 @@
 
 An engine's run implements two methods, :class:`Resumable`, and its loop calls
 :meth:`Checkpoint.step`. The folder holds ``manifest.json``, which is written last and names
-``pyro-bnn-state-<number>.pt`` with its checksum: whenever a run is killed, the manifest that stands
-names a state that is whole.
+``pyro-bnn-state-<number>.safetensors`` with its checksum: whenever a run is killed, the manifest
+that stands names a state that is whole.
 """
 
 from __future__ import annotations

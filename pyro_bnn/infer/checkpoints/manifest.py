@@ -10,8 +10,8 @@ from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.checkpoints.state_files import Written, check_json, read_json
 
 NAME = "manifest.json"
-FORMAT, VERSION = "pyro_bnn checkpoint", 1
-_STATE = re.compile(r"pyro-bnn-state-([0-9]{1,12})\.pt", re.ASCII)
+FORMAT, VERSION = "pyro_bnn checkpoint", 2
+_STATE = re.compile(r"pyro-bnn-state-([0-9]{1,12})\.safetensors", re.ASCII)
 _OURS = re.compile(  # names that no user's file has
     rf"{_STATE.pattern}|\.({_STATE.pattern}|{re.escape(NAME)})\.[0-9a-f]{{8}}\.tmp", re.ASCII
 )
@@ -74,7 +74,7 @@ def state_of(manifest: dict[str, Any]) -> tuple[str, Written]:
 
 def state_name(number: int) -> str:
     """Name of a state."""
-    return f"pyro-bnn-state-{number}.pt"
+    return f"pyro-bnn-state-{number}.safetensors"
 
 
 def number_of(manifest: dict[str, Any] | None) -> int:

@@ -6,17 +6,13 @@ import hashlib
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from pyro_bnn.errors import FileFormatError, OptionError, OutputError
 from pyro_bnn.files.atomic import whole
-from pyro_bnn.files.tensors import check_archive
+from pyro_bnn.files.tensors import pour, read_tensors
 
 LIMIT = 1 << 20  # bytes of a file of JSON
 BLOCK = 1 << 20  # bytes that are read at once
@@ -33,14 +29,19 @@ class Written(NamedTuple):
 
 
 def write_state(state: dict[str, Any], path: Path) -> Written:
-    """Write nested dicts and lists of tensors and plain values, as ``torch.save`` does.
+    """Write nested dicts and lists of tensors and plain values; see :func:`pour`.
 
     Raises:
         OptionError: If the state holds something else, which could not be read back safely.
         OSError: If the file cannot be written; what was there is as it was.
     """
-    plain = _plain(state, "state")
-    return _write(path, lambda file: torch.save(plain, file))
+    try:
+        return _write(path, lambda file: pour(state, file))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise OptionError(
+            f"a checkpoint cannot hold this state, as nothing in it is pickled: {error}; run "
+            "without checkpoint, or with an optimizer whose state is tensors and numbers"
+        ) from error
 
 
 def write_json(values: dict[str, Any], path: Path) -> None:
@@ -63,52 +64,19 @@ def _write(path: Path, save: Callable[[Any], object]) -> Written:
     with whole(path) as partial, partial.open("xb") as file:
         sink = _Sink(file)
         save(sink)
-        if sink.error is not None:
-            raise sink.error
     return Written(sink.size, sink.hash.hexdigest())
 
 
 class _Sink:
-    """A file that counts what is written to it, and keeps an error for later.
-
-    ``torch.save`` turns an error of its file, such as a full disk, into one that does not name it.
-    """
+    """A file that counts and hashes what is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.hash, self.size = file, hashlib.sha256(), 0
-        self.error: BaseException | None = None
 
-    def write(self, data: bytes) -> int:
-        if self.error is None:
-            try:
-                self.file.write(data)
-                self.hash.update(data)
-            except BaseException as error:
-                self.error = error
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The same without autograd, and without the rest of a tensor of which there is a part."""
-    if isinstance(value, Tensor):
-        value = value.detach()
-        is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-        return value if is_whole else value.clone(memory_format=torch.contiguous_format)
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, dict) and all(type(key) in (int, str) for key in value):
-        return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        entries = [_plain(entry, f"{where}[{i}]") for i, entry in enumerate(value)]
-        return tuple(entries) if isinstance(value, tuple) else entries
-    raise OptionError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold, as nothing in it is "
-        "pickled: run without checkpoint, or with an optimizer whose state is tensors and numbers"
-    )
+    def write(self, content: bytes | memoryview) -> None:
+        self.file.write(content)
+        self.hash.update(content)
+        self.size += len(content)
 
 
 # Reading
@@ -148,7 +116,7 @@ def check_json(values: dict[str, Any], path: Path) -> None:
         raise FileFormatError(f"{path} is damaged: its checksum is not that of its contents")
 
 
-def read_state(path: Path, expected: Written) -> Any:
+def read_state(path: Path, expected: Written) -> dict[str, Any]:
     """What :func:`write_state` wrote, on the CPU; no code in the file is run.
 
     Raises:
@@ -165,19 +133,7 @@ def read_state(path: Path, expected: Written) -> Any:
             digest.update(block)
         if digest.hexdigest() != expected.sha256:
             raise FileFormatError(f"{path} is damaged: its checksum is not that of its manifest")
-        file.seek(0)
-        try:
-            _check_sizes(file, size)
-            check_archive(path, file)
-            file.seek(0)
-            state = torch.load(file, map_location="cpu", weights_only=True)
-            _check_tree(state)
-        except Exception as error:
-            reason = str(error).strip().splitlines()[:1]
-            raise FileFormatError(
-                f"{path} cannot be read as a checkpoint's state: {''.join(reason)}"
-            ) from error
-    return state
+    return read_tensors(path)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -194,33 +150,6 @@ def _open(path: Path) -> IO[bytes]:
         os.close(handle)
         raise FileFormatError(f"{path} is not a file")
     return os.fdopen(handle, "rb")
-
-
-def _check_sizes(file: IO[bytes], size: int) -> None:
-    """Refuse an archive that unpacks to more than it is, which ``torch.save`` never writes."""
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-    is_packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-    if is_packed or sum(entry.file_size for entry in entries) > size:
-        raise ValueError("it is packed, or its parts are larger than the file")
-
-
-def _check_tree(state: Any) -> None:
-    """Refuse what :func:`write_state` never writes and what may grow when it is used.
-
-    That are views, whose size need not be that of their storage, and entries of several parents.
-    """
-    left, seen = [state], set()
-    while left:
-        value = left.pop()
-        if isinstance(value, Tensor):
-            if value.untyped_storage().nbytes() != value.numel() * value.element_size():
-                raise ValueError("it holds a view of a tensor")
-        elif isinstance(value, dict | list | tuple) and value:
-            if id(value) in seen:
-                raise ValueError("it holds an entry twice")
-            seen.add(id(value))
-            left += value.values() if isinstance(value, dict) else value
 
 
 def _checksum(values: dict[str, Any]) -> str:

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.plotting.theme import DARK, LIGHT
-from pyro_bnn.report.output.page import Cell, Picture, Row, Table, render_page
+from pyro_bnn.report.output.page import Picture, Table, render_page
 from pyro_bnn.report.plots.figures import PLOTS, Figures
-from pyro_bnn.report.tables.table import sections
+from pyro_bnn.report.tables.table import sections, shown
 from pyro_bnn.report.tables.target_tables import target_sections
 from pyro_bnn.report.tables.text import headline
 
@@ -39,31 +39,16 @@ def render(comparison: Evaluations, command: str = "") -> str:
 
 
 def _tables(comparison: Evaluations) -> list[Table]:
-    table, tables = comparison.table, []
-    records = table.to_dict("records")
-    for title, columns in sections(comparison.units, comparison.split.task).items():
-        shown = [column for column in columns if not table[list(column.keys)].isna().all(axis=None)]
-        if not shown:
-            continue
-        rows = [
-            Row(
-                str(name),
-                [Cell(column.cell(record), float(record[column.keys[0]])) for column in shown],
-                [
-                    *(["reference"] if name == comparison.reference else []),
-                    *(["one draw"] if record["draws"] == 1 else []),
-                ],
-            )
-            for name, record in zip(table.index, records, strict=True)
-        ]
-        tables.append(Table(title, shown, rows, ordered_by="log score"))
-    for title, columns, scores in target_sections(comparison):
-        lines = [
-            Row(str(name), [Cell(c.cell(record), float(record[c.keys[0]])) for c in columns])
-            for name, record in zip(scores.index, scores.to_dict("records"), strict=True)
-        ]
-        tables.append(Table(title, columns, lines))
-    return tables
+    table = comparison.table
+    tags = {
+        str(name): ["reference"] * (name == comparison.reference) + ["one draw"] * (draws == 1)
+        for name, draws in table["draws"].items()
+    }
+    groups = sections(comparison.units, comparison.split.task)
+    return [
+        *(Table.of(title, columns, table, tags=tags) for title, columns in shown(table, groups)),
+        *(Table.of(*found, ordered_by="") for found in target_sections(comparison)),
+    ]
 
 
 def _notes(comparison: Evaluations) -> list[tuple[str, str]]:

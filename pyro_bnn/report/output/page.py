@@ -7,37 +7,20 @@ import hashlib
 import io
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.plotting.theme import name_parts, name_words
+from pyro_bnn.report.tables.metrics import Column
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy", "arviz", "matplotlib")
 DPI = 144
-
-
-class Heading(Protocol):
-    """What a table shows of a column; see ``pyro_bnn.report.tables.table.Column``."""
-
-    @property
-    def title(self) -> str:
-        """Heading."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """Unit, or empty."""
-        ...
-
-    @property
-    def meaning(self) -> str:
-        """One sentence for the legend, or empty."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,10 +70,30 @@ class Table:
     """
 
     title: str
-    columns: Sequence[Heading]
+    columns: Sequence[Column]
     rows: Sequence[Row]
     ordered_by: str = ""
     row_heading: str = "method"
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Sequence[Column],
+        numbers: pd.DataFrame,
+        ordered_by: str = "log score",
+        tags: Mapping[str, Sequence[str]] | None = None,
+    ) -> Table:
+        """The table of numbers, a row a method, with tags by its name."""
+        rows = [
+            Row(
+                str(name),
+                [Cell(column.cell(record), float(record[column.key])) for column in columns],
+                (tags or {}).get(str(name), ()),
+            )
+            for name, record in zip(numbers.index, numbers.to_dict("records"), strict=True)
+        ]
+        return cls(title, columns, rows, ordered_by)
 
 
 @dataclass(frozen=True)

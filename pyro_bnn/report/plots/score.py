@@ -10,7 +10,7 @@ from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.plotting.theme import Theme, canvas, hide_left, name_rows, rows_height
 from pyro_bnn.report.plots.captions import span
 from pyro_bnn.report.plots.styles import styles_of
-from pyro_bnn.report.tables.table import HIGH, LOW
+from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
 BAR_STANDARD_ERRORS = 2.0  # of one pair alone

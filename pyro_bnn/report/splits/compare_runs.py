@@ -15,7 +15,8 @@ from pyro_bnn.report.output.names import warn_of_others
 from pyro_bnn.report.splits.run import Run
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
-from pyro_bnn.report.tables.text import WIDTH, cut, grid
+from pyro_bnn.report.tables.table import shown
+from pyro_bnn.report.tables.text import WIDTH, grid, marked
 from pyro_bnn.report.verdicts.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -75,16 +76,9 @@ class RepeatedComparison:
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
         lines = textwrap.wrap(self.headline, WIDTH)
-        names = [cut(str(name)) for name in self.table.index]
-        rows = self.table.to_dict("records")
-        for title, columns in run_sections(self.task, self.units).items():
-            shown = [c for c in columns if not self.table[list(c.keys)].isna().all(axis=None)]
-            lines += ["", *grid([title, "", *names], shown, rows)]
-        lines.append("")
-        for finding in self.findings:
-            mark = "! " if finding.is_warning else "- "
-            lines += textwrap.wrap(finding.text, WIDTH, initial_indent=mark, subsequent_indent="  ")
-        return "\n".join(lines)
+        for title, found in shown(self.table, run_sections(self.task, self.units)):
+            lines += ["", *grid(title, found, self.table)]
+        return "\n".join([*lines, "", *marked(self.findings)])
 
     def __repr__(self) -> str:
         return self.summary()

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.plotting.numbers import with_error
-from pyro_bnn.report.output.page import Cell, Row, Table, render_page
+from pyro_bnn.report.output.page import Table, render_page
 from pyro_bnn.report.splits.table import run_sections
+from pyro_bnn.report.tables.table import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,23 +41,13 @@ def render_runs(
         headline=headline,
         results=[finding.text for finding in findings if not finding.is_warning],
         warnings=[finding.text for finding in findings if finding.is_warning],
-        tables=_tables(table, runs[0]),
+        tables=[
+            Table.of(title, columns, table)
+            for title, columns in shown(table, run_sections(runs[0].task, runs[0].units))
+        ],
         runs=_runs(runs, links),
         command=command,
     )
-
-
-def _tables(table: pd.DataFrame, run: Run) -> list[Table]:
-    tables = []
-    records = table.to_dict("records")
-    for title, columns in run_sections(run.task, run.units).items():
-        shown = [column for column in columns if not table[list(column.keys)].isna().all(axis=None)]
-        rows = [
-            Row(str(name), [Cell(c.cell(record), float(record[c.keys[0]])) for c in shown])
-            for name, record in zip(table.index, records, strict=True)
-        ]
-        tables.append(Table(title, shown, rows, ordered_by="log score"))
-    return tables
 
 
 def _runs(runs: Sequence[Run], links: Mapping[str, str]) -> list[dict[str, Any]]:

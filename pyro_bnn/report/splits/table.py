@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
-from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.splits.statistics import (
     MIN_SPLITS,
     OverSplits,
@@ -18,7 +17,18 @@ from pyro_bnn.report.splits.statistics import (
     over_splits,
     paired,
 )
-from pyro_bnn.report.tables.table import Column
+from pyro_bnn.report.tables.metrics import (
+    COST,
+    FIT,
+    ON_PAGE,
+    REFERENCE,
+    SCORES,
+    Column,
+    largest,
+    mean,
+    mean_share,
+)
+from pyro_bnn.report.tables.table import units_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,12 +36,18 @@ if TYPE_CHECKING:
     from pyro_bnn.report.splits.run import Run
 
 NAN = float("nan")
-AVERAGED = {
-    "regression": ("rmse", "crps", "coverage_95", "gaussian_log_score"),
-    "classification": ("accuracy", "brier", "ece", "ece_floor", "rejection_area"),
-}  # beside the log score
-AVERAGED_ALWAYS = ("distance", "sd_ratio", "seconds")
-LARGEST = ("rhat", "khat", "threads", "processes")
+SUMMARY = {SCORES: "Scores", FIT: "Fits", REFERENCE: "Fits", COST: "Fits"}  # sections by section
+LARGEST = tuple(metric.key for metric in ON_PAGE if metric.runs and metric.over is largest)
+
+
+def averaged(task: str) -> list[str]:
+    """Names of the numbers whose means over splits are given, beside the log score."""
+    return [
+        metric.key
+        for metric in ON_PAGE
+        if metric.runs and task in metric.tasks and metric.over in (mean, mean_share)
+        if metric.key != "log_score"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +167,7 @@ def make_run_table(
         _put(row, "log_score", place.log_score)
         _put(row, "difference", place.difference)
         row |= {"tied": place.rank == 1, "p_value": place.p_value if place.rank else NAN}
-        for key in (*AVERAGED[task], *AVERAGED_ALWAYS):
+        for key in averaged(task):
             has_runs = place.num_runs > 0 and bool(common)
             _put(row, key, over_splits(by_split(common, place.name, key) if has_runs else []))
         own = [run for run in runs if place.name in run.methods]
@@ -179,75 +195,15 @@ def run_sections(task: str, units: str) -> dict[str, list[Column]]:
         task: ``"regression"`` or ``"classification"``.
         units: Name of the target with its unit.
     """
-    scores = [
-        _average("log score", "log_score", "nats per row", "Held-out log score; higher is better. "
-                 "The only score that ranks."),
-        Column(
-            title="to the best",
-            unit="nats per row",
-            cell=_difference,
-            meaning="Paired difference over the same splits and seeds; its standard error is "
-            "corrected for rows that splits share. Tied: a test over all pairs of methods at once, "
-            "with a family-wise error of 5 %, does not show any to be better.",
-            keys=("difference",),
-        ),
-        Column(
-            title="best in",
-            unit="runs",
-            cell=lambda row: f"{row['best_in']} of {row['common_runs']}",
-            meaning="Runs in which no method has a higher held-out log score.",
-            keys=("best_in",),
-        ),
-    ]  # fmt: skip
-    if task == "classification":
-        scores += [
-            _average("accuracy", "accuracy", "", "Share of rows whose likeliest class is right."),
-            _average("Brier", "brier", "0 to 2", "Squared error of the probabilities."),
-            _average("ECE", "ece", "", "Expected calibration error."),
-            _average(
-                "ECE floor",
-                "ece_floor",
-                "",
-                "Mean ECE of classes drawn from the method's own posterior: if it is exact.",
-            ),
-            _average(
-                "rejection area",
-                "rejection_area",
-                "",
-                "Accuracy of the rows kept when those "
-                "of largest entropy are rejected, averaged over the shares that are kept; "
-                "higher is better.",
-            ),
+    in_words = units_in_words(units, task)
+    return {
+        where: [
+            metric.column(in_words, metric.runs, over=True)
+            for metric in ON_PAGE
+            if metric.runs and task in metric.tasks and SUMMARY[metric.where] == where
         ]
-    else:
-        scores += [
-            _average("RMSE", "rmse", units, "Error of the predictive mean, or of the median where "
-                     "there is no mean."),
-            _average("CRPS", "crps", units, "Score of the whole predictive; lower is better."),
-            _average("95 % coverage", "coverage_95", "", "Share of held-out values inside the 95 % "
-                     "interval."),
-            _average("Gaussian score", "gaussian_log_score", "nats per row", "Log density of one "
-                     "Normal with the predictive mean and sd; never ranked."),
-        ]  # fmt: skip
-    checks = [
-        Column(
-            title="runs",
-            unit="",
-            cell=lambda row: f"{row['runs']} of {row['all_runs']}",
-            meaning="Runs that ended with a posterior.",
-            keys=("runs",),
-        ),
-        _largest("worst R-hat", "rhat", "Of f, the log likelihood and scales; at most 1.01."),
-        _largest("worst k-hat", "khat", "The largest of a run; above 1 values order nothing."),
-        _average("distance", "distance", "probability" if task == "classification" else "sds of y",
-                 "Distance of the function to the reference."),
-        _average("epistemic sd ratio", "sd_ratio", "", "Spread of the function over that of the "
-                 "reference."),
-        _average("fit", "seconds", "s", "Wall time of one fit."),
-        _largest("threads", "threads", "Most CPU threads that one fit used."),
-        _largest("processes", "processes", "Most fits that ran at a time, each in a process."),
-    ]  # fmt: skip
-    return {"Scores": scores, "Fits": checks}
+        for where in dict.fromkeys(SUMMARY.values())
+    }
 
 
 def _put(row: dict[str, Any], key: str, value: OverSplits) -> None:
@@ -256,35 +212,3 @@ def _put(row: dict[str, Any], key: str, value: OverSplits) -> None:
         f"{key}_se": value.standard_error,
         f"{key}_sd": value.sd_over_seeds,
     }
-
-
-def _spread(row: Mapping[str, Any], key: str) -> float:
-    """The number after the plus-minus: a standard error over splits, or an sd over seeds."""
-    se, sd = float(row[f"{key}_se"]), float(row[f"{key}_sd"])
-    return sd if se != se else se
-
-
-def _average(title: str, key: str, unit: str, meaning: str) -> Column:
-    is_share = key in ("accuracy", "coverage_95", "rejection_area")
-
-    def cell(row: Mapping[str, Any]) -> str:
-        spread = _spread(row, key)
-        if not is_share:
-            return with_error(row[key], spread)
-        error = f" ± {percent(spread)}" if spread == spread else ""
-        return f"{percent(row[key])}{error}" if row[key] == row[key] else ""
-
-    return Column(title=title, unit=unit, cell=cell, meaning=meaning, keys=(key,))
-
-
-def _largest(title: str, key: str, meaning: str) -> Column:
-    return Column(
-        title=title, unit="", cell=lambda row: number(row[key]), meaning=meaning, keys=(key,)
-    )
-
-
-def _difference(row: Mapping[str, Any]) -> str:
-    if row["difference"] == 0:
-        return "best" if row["rank"] == 1 else "highest mean"
-    text = with_error(row["difference"], _spread(row, "difference"))
-    return f"{text} (tied)" if text and row["tied"] else text

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pyro_bnn.report.tables.table import Column, sections
+from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.tables.table import sections, shown
 from pyro_bnn.report.tables.target_tables import target_sections
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.verdicts.verdict import Verdict
 
 WIDTH = 100
 MAX_UNIT = 14
@@ -20,28 +25,19 @@ def text_summary(comparison: Evaluations) -> str:
     lines = textwrap.wrap(headline(comparison), WIDTH)
     for line in model_lines(comparison):
         lines.extend(textwrap.wrap(line, WIDTH, subsequent_indent="  "))
-    names = [cut(str(name)) for name in comparison.table.index]
-    rows = comparison.table.to_dict("records")
-    for title, columns in sections(comparison.units, comparison.split.task).items():
-        shown = [
-            column
-            for column in columns
-            if not comparison.table[list(column.keys)].isna().all(axis=None)
-        ]
-        if not shown:
-            continue
-        lines.append("")
-        lines.extend(grid([title, "", *names], shown, rows))
-    for title, columns, scores in target_sections(comparison):
-        labels = [title, "", *(cut(str(name)) for name in scores.index)]
-        lines.extend(["", *grid(labels, columns, scores.to_dict("records"))])
-    lines.append("")
-    for finding in comparison.findings:
+    columns = sections(comparison.units, comparison.split.task)
+    for title, found in shown(comparison.table, columns):
+        lines += ["", *grid(title, found, comparison.table)]
+    for title, found, scores in target_sections(comparison):
+        lines += ["", *grid(title, found, scores)]
+    return "\n".join([*lines, "", *marked(comparison.findings)])
+
+
+def marked(findings: Sequence[Verdict]) -> Iterator[str]:
+    """Lines of the verdicts, warnings with another mark than results."""
+    for finding in findings:
         mark = "! " if finding.is_warning else "- "
-        lines.extend(
-            textwrap.wrap(finding.text, WIDTH, initial_indent=mark, subsequent_indent="  ")
-        )
-    return "\n".join(lines)
+        yield from textwrap.wrap(finding.text, WIDTH, initial_indent=mark, subsequent_indent="  ")
 
 
 def headline(comparison: Evaluations) -> str:
@@ -67,8 +63,10 @@ def model_lines(comparison: Evaluations) -> list[str]:
     ]
 
 
-def grid(labels: list[str], columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
+def grid(title: str, columns: Sequence[Column], table: pd.DataFrame) -> list[str]:
     """Lines of one section; columns that do not fit the width go on below, labelled again."""
+    rows = table.to_dict("records")
+    labels = [title, "", *(cut(str(name)) for name in table.index)]
     cells = [
         [column.title, _short(column), *(column.cell(row) for row in rows)] for column in columns
     ]

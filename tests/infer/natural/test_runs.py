@@ -30,6 +30,7 @@ from pyro_bnn import (
     priors,
 )
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
+from pyro_bnn.files.tensors import read_tensors
 from pyro_bnn.infer.checkpoints.manifest import read_manifest
 from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
@@ -76,7 +77,7 @@ def end_state(folder: Path) -> Any:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest["is_complete"]
-    return torch.load(folder / manifest["state"]["name"], weights_only=True)
+    return read_tensors(folder / manifest["state"]["name"])
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
