@@ -8,6 +8,7 @@ module, in a function, or for type checkers.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import sys
 import tokenize
@@ -82,6 +83,7 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str, int]]:
                 yield module, alias.name, node.lineno
 
 
+@functools.cache
 def arrows(folder: Path) -> list[Arrow]:
     """The imports of a package from itself; a name goes to the module that defines it."""
     files = python_files(folder)

@@ -74,6 +74,7 @@ def test_every_method_has_a_model_and_an_engine(name: str) -> None:
         assert f"_{prior}" in kinds
 
 
+@pytest.mark.slow("about a second")
 def test_marks_are_the_states_after_every_hundred_steps() -> None:
     course = Course()
     FITS["pyro_bnn"]()(SHORT, course)
@@ -93,6 +94,7 @@ def test_without_marks_svi_is_left_alone() -> None:
     assert not course.seconds
 
 
+@pytest.mark.slow("about a second")
 def test_pyro_makes_its_steps() -> None:
     course, steps = Course(), []
     original: Any = SVI.step
@@ -291,6 +293,7 @@ def test_a_quick_run_writes_the_figures_of_every_part(
     assert rows[2]["seconds"] == rows[2]["to_pyro"]
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("_threads")
 def test_parts_can_be_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = default.main(["--quick", "--threads", "1", "--part", "low-rank"])

@@ -633,6 +633,7 @@ def test_every_round_starts_from_empty_caches_and_goes_on_with_filled_ones(
     ]
 
 
+@pytest.mark.slow("about a second")
 def test_the_samplers_are_written_to_files(
     stopwatch: Stopwatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,6 +202,7 @@ def test_another_process_writes_the_same_bytes(
     assert len(here.splitlines()) == 4
 
 
+@pytest.mark.slow("about a second")
 def test_all_rows_and_classes(tmp_path: Path) -> None:
     rows = houses(40)
     rows["price"] = np.where(rows["price"] > 300_000, "dear", "cheap")

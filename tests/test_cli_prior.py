@@ -29,6 +29,7 @@ def test_priors_without_data(tmp_path: Path) -> None:
     assert out.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("along", ["principal", "features"])
 def test_a_prior_at_inputs_of_data(along: str, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(30, 2))

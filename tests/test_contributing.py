@@ -125,6 +125,7 @@ def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
         assert "AutoLaplace" in page
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("exported", "_threads_are_given_back", "uncaptured")
 def test_its_calibration_is_of_its_density(tmp_path: Path) -> None:
     command("sbc", tmp_path)

@@ -133,6 +133,7 @@ def test_log_p_and_log_q_are_in_the_same_coordinates() -> None:
     np.testing.assert_allclose(log_p - log_q, oracle.log_evidence, rtol=1e-9)
 
 
+@pytest.mark.slow("about a second")
 def test_the_log_prior_is_the_density_of_each_sites_value() -> None:
     """Without Jacobians: power-scaling of a prior is of the density that the user wrote."""
     train, _ = train_and_test()
@@ -161,6 +162,7 @@ def test_log_p_of_constrained_sites_has_its_jacobian() -> None:
     np.testing.assert_allclose(values(tree, "sample_stats/log_p")[0], expected, rtol=1e-10)
 
 
+@pytest.mark.slow("about a second")
 def test_hyper_parameters_as_they_are_and_weights_on_request() -> None:
     train, _ = train_and_test()
     posterior = SVI(guides.AutoNormal, num_steps=2).run(MixedModel(), train, progress=False)
@@ -302,6 +304,7 @@ class PointWeights(PyroModule):
             return pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
 
 
+@pytest.mark.slow("about a second")
 def test_the_fingerprint_of_a_model_is_its_densities_at_a_fixed_point() -> None:
     train, _ = train_and_test()
 
@@ -326,6 +329,7 @@ def test_the_fingerprint_of_a_model_is_its_densities_at_a_fixed_point() -> None:
     np.testing.assert_allclose(frozen[3:], x @ w + 0.3, rtol=1e-10)
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("kind", ["guide", "sampler"])
 def test_netcdf_reads_back_identical(kind: str, tmp_path: Path) -> None:
     train, test = train_and_test()

@@ -110,6 +110,7 @@ def test_a_held_site_is_a_constant_whose_density_is_part_of_the_joint() -> None:
     assert_close(program.log_joint(z, part), rows * 4 + log_normal(z, 1.3).sum(-1) + held)
 
 
+@pytest.mark.slow("about a second")
 def test_the_elbo_at_the_posterior_is_the_evidence_with_the_held_value() -> None:
     oracle = linear_gaussian()
     model = pyro.condition(with_noise, data=NOISE)
@@ -135,6 +136,7 @@ def test_the_elbo_at_the_posterior_is_the_evidence_with_the_held_value() -> None
     assert kl == pytest.approx(float(torch.distributions.kl_divergence(q, prior)))
 
 
+@pytest.mark.slow("about a second")
 def test_a_held_weight_tells_of_its_scale() -> None:
     x, y = torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(-1), torch.ones(6, 1).double()
     program = Program(pyro.condition(hierarchical, data={"w": one(0.8).reshape(1)}), x, y)
@@ -167,6 +169,7 @@ def test_nuts_draws_from_the_posterior_of_the_other_sites() -> None:
     assert_close(z.var(0), oracle.covariance.diagonal(), rtol=0.5, atol=0)
 
 
+@pytest.mark.slow("about a second")
 def test_parameters_inside_a_handler_are_trained_in_the_posterior_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = bayesian(net, {"2.*": priors.Normal()})

@@ -251,6 +251,7 @@ def rank1_engines(*names: str) -> dict[str, Any]:
     return make_engines(find_methods(",".join(names)), numbers)
 
 
+@pytest.mark.slow("about a second")
 def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> None:
     engines = rank1_engines("auto-normal", "auto-delta", "nuts")
     model = Rank1MLP(2, hidden=(3,))

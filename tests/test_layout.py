@@ -59,6 +59,7 @@ def network(num_inputs: int, activation: Callable[[Tensor], Tensor]) -> Function
     return gradient
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize(
     ("num_inputs", "activation", "num_outputs"),
     [(1, torch.relu, 1), (2, torch.tanh, 2), (3, torch.nn.functional.silu, 3), (60, torch.relu, 1)],
@@ -72,6 +73,7 @@ def test_networks_keep_their_gradients_and_write_no_tall_product(
     assert N not in [rows for rows, _ in products(graph)]
 
 
+@pytest.mark.slow("about a second")
 def test_products_of_one_or_two_terms_or_lines_are_elementwise() -> None:
     """Forwards a sum over two inputs; backwards two columns, of which each is a sum over rows."""
     args = [normal(C, H, 2), normal(C, H), normal(C, H, H), normal(C, 1, H)]

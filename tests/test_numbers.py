@@ -194,6 +194,7 @@ def linear(num_outputs: int) -> tuple[Program, Tensor]:
     return program, program.prior_draws(NUM_DRAWS, torch.zeros(1, 3).double(), seed=0).unsqueeze(0)
 
 
+@pytest.mark.slow("about a second")
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(
     num_rows=st.integers(1, 9),

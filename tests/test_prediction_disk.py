@@ -107,6 +107,7 @@ def test_files_of_numbers_hold_the_same_bits(
     assert [path for path in folder.iterdir() if path.is_file()] == []
 
 
+@pytest.mark.slow("about a second")
 @pytest.mark.parametrize("kind", CLASSES)
 def test_files_of_classes_hold_the_same_bits(kind: str) -> None:
     x, y = rows(), torch.arange(N) % 2
@@ -127,6 +128,7 @@ def test_files_of_classes_hold_the_same_bits(kind: str) -> None:
     torch.testing.assert_close(streamed.log_prob(y), whole.log_prob(y), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow("about a second")
 def test_results_beyond_the_bound_are_mapped(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -243,6 +243,7 @@ def test_importance_weights_of_an_exact_posterior_are_the_evidence() -> None:
     assert_close(weights.double(), torch.full((7,), oracle.log_evidence).double())
 
 
+@pytest.mark.slow("about a second")
 def test_a_fit_by_particles_at_once() -> None:
     """Pyro's own optimiser and 50 particles: medians and quantiles of the prior are found."""
 

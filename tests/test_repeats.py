@@ -155,6 +155,7 @@ class WithoutFits(Plan):
         return SimpleNamespace(split=rows, seed=seed, table=table, findings=()), {}
 
 
+@pytest.mark.slow("about a second")
 def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_targets_that_are_no_counts_are_refused(y: list[float]) -> None:
         bnn.SVI(bnn.guides.AutoNormal, num_steps=2).run(model, (torch.ones(3, 1), torch.tensor(y)))
 
 
+@pytest.mark.slow("about a second")
 def test_a_regression_of_counts_finds_the_maximum_likelihood_of_a_generalised_linear_model() -> (
     None
 ):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from xarray import DataTree
 
-SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=4)
+SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=3)
 
 
 def numbers_split(seed: int = 0, num_inputs: int = 2) -> Split:
