@@ -447,7 +447,7 @@ def _stock_terms(given: Problem, program: Program, guide: Guide) -> tuple[Tensor
 
 
 def vmapped(fn: Callable[[Tensor], Any], draws: Tensor) -> Any:
-    """A function of each draw, whose own random numbers differ; where torch has no kernel it loops."""
+    """A function of each draw, with random numbers of its own; torch may loop."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         return torch.func.vmap(fn, randomness="different")(draws)
