@@ -108,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> Counted:
     counted = count(options.subjects or SUBJECTS, quick=options.quick)
     folder = options.out or (None if options.quick else FOLDER)
     if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "rates.json"
         before: Counted = json.loads(path.read_text()) if path.exists() else {}
         counted = {**before, **counted}
