@@ -42,6 +42,7 @@ class Captured:
             not returned.
         strict: Whether a failure is an error, instead of a line and a slower path.
         in_order: Whether compiled operations stay in their order, for states written by entries.
+        compiler: What compiles instead of Inductor, called as ``compile_graph`` is.
 
     Attributes:
         is_captured: False once a capture failed; the function then runs through plain Pyro.
@@ -60,11 +61,12 @@ class Captured:
         num_state: int = 0,
         strict: bool = False,
         in_order: bool = False,
+        compiler: Callable[..., Graph] | None = None,
     ) -> None:
         self._fn, self._name, self.is_strict = fn, name, strict
-        self._compile = functools.partial(compile_graph, in_order=in_order)
+        self._compile = compiler or functools.partial(compile_graph, in_order=in_order)
         self._rows, self._num_state = dict(rows or {}), num_state
-        self._graphs: dict[object, TensorFunction] = {}
+        self._graphs: dict[object, Graph] = {}
         self._by_rows: dict[object, list[Graph]] = {}  # that serve several numbers of rows
         self.is_captured, self.is_compiled = enabled, compiled
 
@@ -86,33 +88,26 @@ class Captured:
         is_compiled = self.is_captured and self.is_compiled
         return not is_compiled or any(graph.serves(num_rows) for graph in graphs)
 
-    def bind(self, *args: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        """The function at these very tensors, to be called again as their values change.
+    def bind(self, *args: Tensor) -> Callable[[int], None]:
+        """So many calls of the function at these very tensors, whose values change.
 
         Raises:
             CaptureError: If ``strict`` and the function cannot be captured or compiled.
         """
         graph = self._graph(args) if self.is_captured else None
-        if graph is None:
-            return lambda: self._directly(args)
-
-        def replay() -> tuple[Tensor, ...]:
-            with torch.no_grad():
-                return graph(*args)
-
-        return replay
+        return _repeated(lambda: self._directly(args)) if graph is None else graph.bind(*args)
 
     def _directly(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = tuple(value.detach() for value in self._fn(*args))
         return _write_back(args, values, self._num_state)
 
-    def _graph(self, args: Sequence[Tensor]) -> TensorFunction | None:
+    def _graph(self, args: Sequence[Tensor]) -> Graph | None:
         key = tuple(_signature(a) for a in args)
         if key not in self._graphs:
             graph = self._find(args) or self._make(args, self._shared_rows(args))
             if graph is None:
                 return None
-            self._graphs[key] = graph.run
+            self._graphs[key] = graph
         return self._graphs[key]
 
     def _shared_rows(self, args: Sequence[Tensor]) -> Mapping[int, int]:
@@ -147,7 +142,8 @@ class Captured:
         failure = None
         if self.is_compiled:
             try:
-                return self._checked(functools.partial(self._compile, rows=rows), args, rows)
+                make = functools.partial(self._compile, rows=rows) if rows else self._compile
+                return self._checked(make, args, rows)
             except RowsError:
                 raise
             except Exception as error:
@@ -205,6 +201,14 @@ class Captured:
                         "buffer?"
                     )
         return graph
+
+
+def _repeated(call: Callable[[], object]) -> Callable[[int], None]:
+    def calls(times: int) -> None:
+        for _ in range(times):
+            call()
+
+    return calls
 
 
 def _write_back(

@@ -12,15 +12,13 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph as Nodes
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +28,9 @@ from pyro_bnn.capture.simplify import memory_of, simplify
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.program.handlers import without_validation
 
+if TYPE_CHECKING:  # with sympy half a second, for graphs of several numbers of rows alone
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 logger = logging.getLogger("pyro_bnn")
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -37,8 +38,6 @@ TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
 _WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
-
-ROWS = sympy.Symbol("rows", integer=True, positive=True)
 
 
 class RowsError(CaptureError):
@@ -66,6 +65,16 @@ class Graph:
         """The operations at other inputs."""
         return self.run(*args)
 
+    def bind(self, *args: Tensor) -> Callable[[int], None]:
+        """So many calls of the operations at these very tensors, whose values change."""
+
+        def calls(times: int) -> None:
+            with torch.no_grad():
+                for _ in range(times):
+                    self.run(*args)
+
+        return calls
+
     def serves(self, num_rows: int) -> bool:
         """Whether all choices that the recorded code made by its number of rows are the same."""
         if self._shapes is None:
@@ -73,12 +82,18 @@ class Graph:
         guards = self._shapes.guards  # of the recording, and of the compiler
         if self._num_read != len(guards):
             self._conditions, self._num_read = _conditions(guards), len(guards)
-        return all(bool(condition.subs(ROWS, num_rows)) for condition in self._conditions)
+        return all(
+            bool(condition.subs(dict.fromkeys(condition.free_symbols, num_rows)))
+            for condition in self._conditions
+        )
 
 
 def _conditions(guards: Sequence[Any]) -> list[Any]:
     """What guards say of the number of rows, once: all sizes that they know are that number."""
-    said = {guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, ROWS)) for guard in guards}
+    import sympy
+
+    rows = sympy.Symbol("rows", integer=True, positive=True)
+    said = {guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, rows)) for guard in guards}
     return [condition for condition in said if condition != sympy.true]
 
 
@@ -99,23 +114,34 @@ def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -
     return Graph(graph.forward)
 
 
-def record(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+def record(
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> GraphModule:
     """The operations of ``fn``, in order, as they are.
 
     Where a mask chooses rows, ``make_fx`` records them: it has symbols for their number.
+
+    Args:
+        fn: Pure function of tensors that returns a tuple of tensors.
+        args: Example inputs; nothing is written to them.
+        decompositions: Operations that are recorded as what these functions do.
 
     Raises:
         CaptureError: If operations depend on the values of inputs, or on random numbers.
     """
     try:
-        return _operations(fn, args)
+        return _operations(fn, args, decompositions or {})
     except _ShapeError:
         return _record(fn, args, {}, {})[0]
 
 
-def _operations(fn: TensorFunction, args: Sequence[Tensor]) -> GraphModule:
+def _operations(
+    fn: TensorFunction, args: Sequence[Tensor], decompositions: Mapping[Any, Callable[..., Any]]
+) -> GraphModule:
     """The operations of one call of ``fn`` on copies of its inputs."""
-    recorder, copies = _Recorder(), [arg.detach().clone() for arg in args]
+    recorder, copies = _Recorder(decompositions), [arg.detach().clone() for arg in args]
     for copy_of_input in copies:
         recorder.input(copy_of_input)
     with torch.random.fork_rng(), without_validation():
@@ -141,8 +167,14 @@ class _Recorder(TorchDispatchMode):
     or is drawn at random, may not.
     """
 
-    def __init__(self) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: where it is True, torch imports Dynamo, for a second, at the first operation."""
+        return False
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.decompositions = decompositions
         self.graph, self.constants = Nodes(), nn.Module()
         self._nodes = WeakTensorKeyDictionary()  # of tensors that are alive
         self._varying: set[Node] = set()
@@ -169,6 +201,12 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.decompositions:
+            with self:
+                rule = self.decompositions.get(func, func.decompose)
+                values = rule(*args, **kwargs)
+            if values is not NotImplemented:
+                return values
         if func is torch.ops.aten.lift_fresh.default:  # of a constant, which nothing may write into
             func = torch.ops.aten.lift_fresh_copy.default
         given, named = cast(Any, map_aggregate((args, kwargs), self.node))
@@ -251,6 +289,11 @@ def _record(
     Inputs without data are distinct objects: two that are one tensor stay two inputs.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)

@@ -85,7 +85,7 @@ def data_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
         x, y = self._inputs
         right(self, places)
         self._inputs = (x, y[: len(places)].clone())
-        self._advance = self._captured.bind(*self._tensors())
+        self._bind()
 
     monkeypatch.setattr(Lockstep, "keep", keep)
 

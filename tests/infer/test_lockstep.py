@@ -201,7 +201,8 @@ def test_dropping_chains_needs_no_other_compilation(
 @pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("interpreted")
 def test_few_chains_have_a_graph_of_their_own_number_and_go_along_to_the_end() -> None:
-    few = lockstep(hmc_kernel, standard, torch.ones(lockstep_module.FEW_CHAINS, P), compiled=True)
+    starts = torch.ones(lockstep_module.FEW_CHAINS, P)
+    few = lockstep(hmc_kernel, standard, starts, compiled=True, apart=False)
     assert not few.serves(lockstep_module.FEW_CHAINS - 1)
     assert few._captured._by_rows == {}
     many = torch.ones(lockstep_module.FEW_CHAINS + 1, P)
@@ -272,7 +273,7 @@ def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float
     """What :meth:`Lockstep.steps` returns, by a look after every step."""
     rows = []
     for step in range(chains.block):
-        chains._move()
+        chains._move(1)
         for place in np.flatnonzero(chains._state.ended.numpy()):
             at = np.array([place])
             rows.append((place, step, chains.draws(at)[0].clone(), chains.stats(at)))
@@ -424,7 +425,7 @@ def test_a_state_of_other_chains_is_refused() -> None:
         with pytest.raises(FileFormatError, match="its tensors have other shapes"):
             other.restore(state)
     same, uniforms = lockstep(nuts_kernel, standard, torch.ones(4, P), captured=False), "uniforms"
-    short = state[uniforms][:5]
+    short = state[uniforms][:3]
     for wrong in ({"num_used": UNIFORM_STEPS + 1}, {"num_used": -1}, {uniforms: short}):
         with pytest.raises(FileFormatError, match="its uniform numbers do not fit"):
             same.restore({**state, **wrong})

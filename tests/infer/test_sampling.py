@@ -72,7 +72,7 @@ class Clock:
         self.fixed: dict[int, int] = {}  # draws of each chain when its step size was fixed
         self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
         self.batches = [len(periods)]
-        self.block = block
+        self.block, self.is_apart = block, False
 
     def column(self, name: str) -> int:
         return ["acceptance_rate", "diverging", "lp"].index(name)

@@ -180,11 +180,12 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             seed=stream_seed(seed, MAX_STARTS),
             name=f"the {type(self).__name__} step of {model}",
             captured=path != "eager" and not is_over,
-            compiled=compiled if path is None else path == "compiled",
+            compiled=compiled if path is None else path in ("apart", "compiled"),
+            apart=path in (None, "apart"),
             strict=self.compile is True,
             own_inputs=(1,) if target.has_many else (),  # y
         )
-        recording = "compile" if chains.compile_path == "compiled" else "capture"
+        recording = "compile" if chains.compile_path in ("apart", "compiled") else "capture"
         phases = {"set-up": set_up - start, recording: time.perf_counter() - set_up}
         return Sampling(
             chains,

@@ -8,11 +8,18 @@ ones. The mass matrix is one for all chains, unless they sample densities of the
 Chains that no longer adapt need no look after every step, which in a small network costs a quarter
 of it: the graph itself then notes the draws of a block of steps, and takes the momenta of the
 trajectories that follow from a supply.
+
+A few chains on a processor are moved apart instead, where their step can be written in C
+(:mod:`~pyro_bnn.capture.c_library`): each by steps of its own, a block of them in one call, on as
+many threads as torch has. They meet after every block, in the warm-up too. What they draw is the
+same for every number of threads.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,17 +27,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.capture.c_library import compile_c
 from pyro_bnn.capture.captured import Captured
-from pyro_bnn.errors import FileFormatError
+from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.step_size import DualAveraging
 
+logger = logging.getLogger("pyro_bnn")
+
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
 BLOCK = 16  # steps between two looks at chains that no longer adapt
-FEW_CHAINS = 8  # up to which those that are done go along to the end, and cost hardly anything
+BLOCK_APART = 64  # steps between two looks at chains that are moved apart
+FEW_CHAINS = 8  # up to which they are moved apart, or those that are done go along to the end
 # of the draws of a block; where they would take more, a look after every step
 BLOCK_BYTES = 1 << 25
 
@@ -39,14 +50,16 @@ class Log(NamedTuple):
     """Draws of a block of B steps, noted in the graph.
 
     Attributes:
+        num_drawn: How many there are of each chain ``[C]``.
         z: The draws ``[C, B + 1, P]``; the last one takes what is unused.
         stats: Their statistics ``[C, B + 1, len(STATISTICS)]``.
-        num_drawn: How many there are of each chain ``[C]``.
+        grad: Gradients of U at them ``[C, B + 1, P]``, of chains that adapt in blocks.
     """
 
+    num_drawn: Tensor
     z: Tensor
     stats: Tensor
-    num_drawn: Tensor
+    grad: Tensor | None = None
 
 
 class Drawn(NamedTuple):
@@ -56,11 +69,13 @@ class Drawn(NamedTuple):
         places: Places of their chains in the batch ``[K]``, ascending.
         z: The draws ``[K, P]``.
         stats: Statistics and step sizes ``[K, len(STATISTICS) + 1]``.
+        grad: Gradients of U at them ``[K, P]``, of chains that adapt in blocks.
     """
 
     places: NDArray[np.int64]
     z: Tensor
     stats: NDArray[np.float64]
+    grad: Tensor | None = None
 
 
 class Lockstep:
@@ -78,6 +93,7 @@ class Lockstep:
         name: What is sampled, for log lines.
         captured: Whether the step is recorded as a graph.
         compiled: Whether that graph is compiled.
+        apart: Whether a few chains may be moved apart.
         strict: Whether a step that cannot be compiled is an error.
         own_inputs: Indices of the inputs that have a row a chain.
 
@@ -85,7 +101,9 @@ class Lockstep:
         chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
         mass: The mass matrix.
         step_size: Step size of each ``[C]``.
-        compile_path: How a step computes: ``"compiled"``, ``"captured"`` or ``"eager"``.
+        compile_path: How a step computes: ``"apart"``, ``"compiled"``, ``"captured"`` or
+            ``"eager"``.
+        is_apart: Whether chains are moved apart; they then adapt in blocks as well.
         block: How many steps :meth:`steps` takes.
     """
 
@@ -104,6 +122,7 @@ class Lockstep:
         captured: bool = True,
         compiled: bool,
         strict: bool,
+        apart: bool = True,
         own_inputs: Sequence[int] = (),
     ) -> None:
         self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
@@ -115,41 +134,98 @@ class Lockstep:
         self.chains: NDArray[np.int64] = np.arange(len(starts))
         self.mass = mass
         self._uniforms = self._uniform_block()
-        self._uniform = self._uniforms[0].clone()
-        self._num_used = 0
+        self._turn = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
         self._points = torch.tensor(limit, device=starts.device)
         momentum = self._normal(len(starts))
-        self._state = kernel.begin(starts, value, grad, momentum, self._uniform, limit)
-        self.block = BLOCK if BLOCK * starts.nbytes <= BLOCK_BYTES else 1
-        self._momenta = self._supply()
-        self._log = Log(
-            starts.new_zeros(len(starts), self.block + 1, starts.shape[-1]),
-            starts.new_zeros(len(starts), self.block + 1, len(kernel.STATISTICS)),
-            torch.zeros(len(starts), dtype=torch.int64, device=starts.device),
-        )
+        self._state = kernel.begin(starts, value, grad, momentum, self._uniforms[:, 0], limit)
         self.step_size = torch.ones_like(value)
         self._averages = averaging.start(self.step_size)
         self._adapting = torch.ones_like(value, dtype=torch.bool)
-        num_state = len(self._state) + len(self._averages) + 1 + len(self._log)
-        first_input = len(self._tensors()) - len(self._inputs)
-        own = [*range(num_state + 3), *(first_input + i for i in own_inputs)]
-        if mass.scale.ndim == 2:
-            own.append(num_state + 3)
+        is_few = captured and compiled and apart and len(starts) <= FEW_CHAINS and starts.is_cpu
+        self.is_apart = is_few and self._move_apart(name)
+        if self.is_apart:
+            self.compile_path = "apart"
+            return
+        self._make_block(BLOCK, with_grad=False)
         self._captured = Captured(
             self._iterate,
             name,
             compiled=compiled,
             # tensors with a row a chain; of few chains a graph of their own number compiles sooner
-            rows=dict.fromkeys(own, 0) if len(starts) > FEW_CHAINS else {},
-            num_state=num_state,
+            rows=dict.fromkeys(self._own(), 0) if len(starts) > FEW_CHAINS else {},
+            num_state=self._num_state(),
             strict=strict,
             in_order=True,
         )
         self._captured.is_captured &= captured
-        self._advance = self._captured.bind(*self._tensors())
+        self._bind()
         self._captured.is_strict = False  # a run that has begun ends, if slower
         how = "compiled" if self._captured.is_compiled else "captured"
         self.compile_path = how if self._captured.is_captured else "eager"
+
+    def _make_block(self, block: int, *, with_grad: bool) -> None:
+        """Momenta and a log for a block of steps, as far as memory goes."""
+        starts = self._like
+        self.block = block if block * starts.nbytes <= BLOCK_BYTES else 1
+        self._momenta = self._supply()
+        noted = starts.new_zeros(len(starts), self.block + 1, starts.shape[-1])
+        self._log = Log(
+            torch.zeros(len(starts), dtype=torch.int64, device=starts.device),
+            noted,
+            starts.new_zeros(len(starts), self.block + 1, len(self._kernel.STATISTICS)),
+            torch.zeros_like(noted) if with_grad else None,
+        )
+
+    def _move_apart(self, name: str) -> bool:
+        """Have a step of one chain in C, and threads for the chains; False where that cannot be."""
+        before = self._generator.get_state()
+        self._make_block(BLOCK_APART, with_grad=True)
+        self._captured = Captured(
+            self._iterate,
+            name,
+            compiled=True,
+            compiler=compile_c,
+            num_state=self._num_state(),
+            strict=True,
+        )
+        try:
+            if self.block > 1:
+                self._bind(apart=True)
+                return True
+        except CaptureError:
+            logger.debug("%s is not written in C", name, exc_info=True)
+        self._generator.set_state(before)
+        return False
+
+    def _bind(self, *, apart: bool = False) -> None:
+        """Bind the captured step to the tensors, of all chains or of each."""
+        tensors = self._tensors()
+        if not apart:
+            self._calls = [self._captured.bind(*tensors)]
+            self._threads = None
+            return
+        own = set(self._own())
+        self._calls = [
+            self._captured.bind(
+                *(t.narrow(0, c, 1) if i in own else t for i, t in enumerate(tensors))
+            )
+            for c in range(len(self.chains))
+        ]
+        num_threads = min(torch.get_num_threads(), len(self._calls))
+        self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+
+    def _num_state(self) -> int:
+        """How many tensors a step overwrites."""
+        return len(self._state) + len(self._averages) + 2 + len(_given(self._log))
+
+    def _own(self) -> list[int]:
+        """Which tensors of a step have a row a chain."""
+        num_state = self._num_state()
+        first_input = len(self._tensors()) - len(self._inputs)
+        own = [*range(num_state + 3), *(first_input + i for i in self._own_inputs)]
+        if self.mass.scale.ndim == 2:
+            own.append(num_state + 3)
+        return own
 
     def column(self, name: str) -> int:
         """Place of a statistic."""
@@ -157,7 +233,7 @@ class Lockstep:
 
     def step(self) -> NDArray[np.int64]:
         """Move all chains; places in the batch of those that drew ``[K]``."""
-        self._move()
+        self._move(1)
         drew = np.flatnonzero(_on_host(self._state.ended))
         if len(drew):
             self._momenta[self._at(drew), 0] = self._normal(len(drew))
@@ -166,28 +242,37 @@ class Lockstep:
 
     def steps(self) -> Drawn:
         """Move all chains by a block of steps; what they drew meanwhile."""
-        for _ in range(self.block):
-            self._move()
-        count = _on_host(self._log.num_drawn)
+        self._move(self.block)
+        log, count = self._log, _on_host(self._log.num_drawn)
         places = np.repeat(np.arange(len(count)), count)
         turns = np.arange(len(places)) - np.repeat(count.cumsum() - count, count)
         noted = self._at(places), self._at(turns)
-        stats = _on_host(self._log.stats[noted]).astype(np.float64)
+        stats = _on_host(log.stats[noted]).astype(np.float64)
         drawn = Drawn(
             places,
-            self._log.z[noted],
+            log.z[noted],
             np.column_stack([stats, _on_host(self.step_size)[places]]),
+            None if log.grad is None else log.grad[noted],
         )
         self._momenta[noted] = self._normal(len(places))
-        self._log.num_drawn.zero_()
+        log.num_drawn.zero_()
         return drawn
 
-    def _move(self) -> None:
-        if self._num_used == UNIFORM_STEPS:
-            self._uniforms, self._num_used = self._uniform_block(), 0
-        self._uniform.copy_(self._uniforms[self._num_used])
-        self._num_used += 1
-        self._advance()
+    def _move(self, num_steps: int) -> None:
+        while num_steps:
+            turn = int(self._turn[0])
+            if turn == UNIFORM_STEPS:
+                self._uniforms.copy_(self._uniform_block())
+                self._turn.zero_()
+                turn = 0
+            count = min(num_steps, UNIFORM_STEPS - turn)
+            if self._threads is None:
+                for call in self._calls:
+                    call(count)
+            else:
+                for done in [self._threads.submit(call, count) for call in self._calls]:
+                    done.result()
+            num_steps -= count
 
     def draws(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Latest draws z ``[K, P]`` of chains at places in the batch, gradients of U there."""
@@ -209,18 +294,19 @@ class Lockstep:
         for old, new in zip(_given(self.mass), _given(mass), strict=True):
             old.copy_(new)
         self._points.fill_(limit)
-        z, value, grad = self._kernel.position(self._state, self._at(self.chains))
-        momentum = self._normal(len(z))
+        everyone = torch.arange(len(self.chains), device=self._like.device)
+        start = self._kernel.position(self._state, everyone)
+        momentum = self._normal(len(everyone))
         self._adapting.zero_()
 
         def energy_error(step_size: Tensor) -> Tensor:
-            self._begin(z, value, grad, momentum, step_size)
-            self._advance()
+            self._begin(everyone, start, momentum, step_size)
+            self._move(1)
             accepted = self._state.stats[:, self._acceptance]
             return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
 
         step_size = averaging.reasonable(energy_error, self.step_size.clone())
-        self._begin(z, value, grad, self._normal(len(z)), step_size)
+        self._begin(everyone, start, self._normal(len(everyone)), step_size)
         self._momenta.copy_(self._supply())
         for old, new in zip(self._averages, averaging.start(step_size), strict=True):
             old.copy_(new)
@@ -229,32 +315,36 @@ class Lockstep:
     def fix(self, places: NDArray[np.int64]) -> None:
         """End the adaptation of the step sizes of chains at places in the batch.
 
-        Chains of one density share what they have found.
+        Chains of one density share what they have found. Those that are in a trajectory, with a
+        step size that changes, begin another one.
         """
         at, final = self._at(places), averaging.final if self._own_inputs else averaging.shared
         self.step_size[at] = final(self._averages)[at]
         self._adapting[at] = False
+        if self.is_apart:
+            start = self._kernel.position(self._state, at)
+            self._begin(at, start, self._normal(len(at)), self.step_size[at])
 
     def serves(self, num_chains: int) -> bool:
         """Whether the step is there for so many chains, without another graph."""
-        return self._captured.serves(num_chains)
+        return self.is_apart or self._captured.serves(num_chains)
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
         """Go on with the chains at these places in the batch alone."""
         self.chains, places = self.chains[chosen], self._at(chosen)
         self._state = type(self._state)(*(value[places] for value in self._state))
         self._averages = DualAveraging(*(value[places] for value in self._averages))
-        self._log = Log(*(value[places] for value in self._log))
+        self._log = Log(*(value[places] for value in _given(self._log)))
         self.step_size, self._adapting = self.step_size[places], self._adapting[places]
-        self._momenta, self._uniform = self._momenta[places], self._uniform[places]
-        self._uniforms = self._uniforms[:, places]
+        self._momenta, self._turn = self._momenta[places], self._turn[places]
+        self._uniforms = self._uniforms[places]
         if self.mass.scale.ndim == 2:
             self.mass = Mass(self.mass.scale[places])
         self._inputs = tuple(
             value[places] if i in self._own_inputs else value
             for i, value in enumerate(self._inputs)
         )
-        self._advance = self._captured.bind(*self._tensors())
+        self._bind(apart=self.is_apart)
 
     # Between two steps
 
@@ -264,7 +354,7 @@ class Lockstep:
             "chains": torch.from_numpy(self.chains),
             "changing": self._changing(),
             "uniforms": self._uniforms,
-            "num_used": self._num_used,
+            "num_used": int(self._turn[0]),
             "generator": self._generator.get_state(),
         }
 
@@ -295,7 +385,8 @@ class Lockstep:
         is_limit = 0 < int(self._points) <= self._limit
         if not is_limit or not self._kernel.is_possible(self._state, self._limit):
             raise FileFormatError("the state has trajectories that would never end")
-        self._uniforms, self._num_used = uniforms.to(self._uniforms), num_used
+        self._uniforms.copy_(uniforms)
+        self._turn.fill_(num_used)
         self._generator.set_state(state["generator"])
 
     def _changing(self) -> dict[str, Tensor]:
@@ -308,7 +399,7 @@ class Lockstep:
             if value is not None
         }
         own = {"step_size": self.step_size, "adapting": self._adapting, "points": self._points}
-        return {**named, **own, "momenta": self._momenta, "uniform": self._uniform}
+        return {**named, **own, "momenta": self._momenta}
 
     def _at(self, places: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(places).to(self._like.device)
@@ -317,8 +408,8 @@ class Lockstep:
 
     def _tensors(self) -> list[Tensor]:
         """What a step takes, in the order of :meth:`_iterate`."""
-        own = (*self._state, *self._averages, self.step_size, *self._log)
-        own += (self._adapting, self._momenta, self._uniform)
+        own = (*self._state, *self._averages, self.step_size, self._turn, *_given(self._log))
+        own += (self._adapting, self._momenta, self._uniforms)
         return [*own, *_given(self.mass), self._points, *self._inputs]
 
     def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -326,9 +417,9 @@ class Lockstep:
         given = iter(tensors)
         state = type(self._state)(*(next(given) for _ in self._state))
         averages = DualAveraging(*(next(given) for _ in self._averages))
-        step_size = next(given)
-        log = Log(*(next(given) for _ in self._log))
-        adapting, momenta, uniform = (next(given) for _ in range(3))
+        step_size, turn = next(given), next(given)
+        log = Log(*(next(given) for _ in _given(self._log)))
+        adapting, momenta, uniforms = (next(given) for _ in range(3))
         mass = Mass(*(next(given) for _ in _given(self.mass)))
         points, *inputs = given
 
@@ -337,29 +428,38 @@ class Lockstep:
 
         chains = torch.arange(step_size.shape[0], device=step_size.device)
         momentum = momenta[chains, log.num_drawn] if self.block > 1 else momenta[:, 0]
+        uniform = uniforms[chains, turn]
         state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
         moved = state.ended & adapting
         acceptance = state.stats[:, self._acceptance]
         averages = averaging.update(averages, acceptance, moved, self._target)
         step_size = torch.where(moved, averages.log_step.exp(), step_size)
         if self.block > 1:
-            place = torch.where(state.ended, log.num_drawn, self.block)
+            place = chains, torch.where(state.ended, log.num_drawn, self.block)
+            z, _, grad = self._kernel.position(state, chains)
             log = Log(
-                log.z.index_put((chains, place), self._kernel.position(state, chains)[0]),
-                log.stats.index_put((chains, place), state.stats),
                 log.num_drawn + state.ended,
+                log.z.index_put(place, z),
+                log.stats.index_put(place, state.stats),
+                None if log.grad is None else log.grad.index_put(place, grad),
             )
-        return (*state, *averages, step_size, *log)
+        return (*state, *averages, step_size, turn + 1, *_given(log))
 
     def _begin(
-        self, z: Tensor, value: Tensor, grad: Tensor, momentum: Tensor, step_size: Tensor
+        self,
+        at: Tensor,
+        start: tuple[Tensor, Tensor, Tensor],
+        momentum: Tensor,
+        step_size: Tensor,
     ) -> None:
-        """Write the start of trajectories into the state."""
-        state = self._kernel.begin(z, value, grad, momentum, self._uniform, self._limit)
+        """Write the start of trajectories of chains at places ``[K]`` into the state."""
+        z, value, grad = start
+        uniform = self._uniforms[at, max(int(self._turn[0]) - 1, 0)]  # of the last step
+        state = self._kernel.begin(z, value, grad, momentum, uniform, self._limit)
         for old, new in zip(self._state, state, strict=True):
-            old.copy_(new)
-        self.step_size.copy_(step_size)
-        self._log.num_drawn.zero_()
+            old[at] = new
+        self.step_size[at] = step_size
+        self._log.num_drawn[at] = 0
 
     def _supply(self) -> Tensor:
         """Momenta of the trajectories that chains start in a block ``[C, B, P]``."""
@@ -376,8 +476,9 @@ class Lockstep:
         )
 
     def _uniform_block(self) -> Tensor:
+        """Uniform numbers of each chain ``[C, UNIFORM_STEPS, UNIFORMS]``."""
         like = self._like
-        return torch.rand(
+        numbers = torch.rand(
             UNIFORM_STEPS,
             len(self.chains),
             self._kernel.UNIFORMS,
@@ -385,6 +486,7 @@ class Lockstep:
             device=like.device,
             generator=self._generator,
         )
+        return numbers.transpose(0, 1).contiguous()
 
 
 def _on_host(values: Tensor) -> NDArray[Any]:
@@ -393,6 +495,6 @@ def _on_host(values: Tensor) -> NDArray[Any]:
     return array
 
 
-def _given(mass: Mass) -> list[Tensor]:
-    """The tensors of a mass matrix that it has."""
-    return [value for value in mass if value is not None]
+def _given(values: Mass | Log) -> list[Tensor]:
+    """The tensors of a mass matrix, or of a log, that it has."""
+    return [value for value in values if value is not None]

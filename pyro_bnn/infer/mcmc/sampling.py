@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
@@ -123,16 +123,22 @@ class Sampling:
 
     def step(self) -> None:
         """Move all chains, and do what the draws that they made ask for."""
-        if self._window is None and not self._is_tuning and self._chains.block > 1:
-            self._keep(*self._chains.steps())
-            return
-        drew = self._chains.step()
-        if not len(drew):
+        chains = self._chains
+        is_settled = self._window is None and not self._is_tuning
+        if chains.is_apart or (is_settled and chains.block > 1):
+            drawn = chains.steps()
+        else:
+            drew = chains.step()
+            z, grad = chains.draws(drew)
+            drawn = Drawn(drew, z, chains.stats(drew), grad)
+        if not len(drawn.places):
             return
         if self._window is not None:
-            self._learn(drew, self._window)
+            self._learn(drawn, self._window)
+        elif is_settled:
+            self._keep(drawn.places, drawn.z, drawn.stats)
         else:
-            self._tune(drew)
+            self._tune(drawn)
 
     def result(self) -> Sampled:
         """The draws that every chain has, all S of a run that is done; with its phases so far."""
@@ -230,11 +236,11 @@ class Sampling:
         window = Window(num_chains, self._windows[number], scale.reshape(-1, scale.shape[-1])[0])
         self._window = window if number < len(self._windows) - 1 else None
 
-    def _learn(self, drew: NDArray[np.int64], window: Window) -> None:
+    def _learn(self, drawn: Drawn, window: Window) -> None:
         """Take in draws until the chains together have theirs; then start over with their mass."""
         chains = self._chains
-        window.add(chains, drew)
-        _show(chains, drew, self._progress)
+        window.add(drawn)
+        _tell(chains, drawn.places, drawn.stats, self._progress)
         if window.is_over:
             chains.restart(window.mass(chains.mass), limit=self._limit)
             self._enter(self._number + 1)
@@ -245,22 +251,27 @@ class Sampling:
         """Whether a chain does not keep its draws yet."""
         return bool((self._left > self._num_samples).any())
 
-    def _tune(self, drew: NDArray[np.int64]) -> None:
-        """In the last window a chain's first draws tune its step size; the others are kept."""
-        chains = self._chains
-        is_tuning = self._left[drew] > self._num_samples
-        tuning, kept = drew[is_tuning], drew[~is_tuning]
-        if len(tuning):
-            _show(chains, tuning, self._progress)
-            self._left[tuning] -= 1
+    def _tune(self, drawn: Drawn) -> None:
+        """In the last window a chain's first draws tune its step size; the others are kept.
+
+        Those that a block holds beyond the last one that tunes have a step size that still changed,
+        and are dropped.
+        """
+        chains, places = self._chains, drawn.places
+        is_tuned = self._left[places] <= self._num_samples
+        tunes = self._left[places] - turns_of(places) > self._num_samples
+        if tunes.any():
+            _tell(chains, places[tunes], drawn.stats[tunes], self._progress)
+            np.subtract.at(self._left, places[tunes], 1)
+            tuning = np.unique(places[tunes])
             warm = tuning[self._left[tuning] == self._num_samples]
             if len(warm):
                 chains.fix(warm)
                 if not self._is_tuning:
                     self._warmed = time.perf_counter()
                     self._progress.start_over()
-        if len(kept):
-            self._keep(kept, chains.draws(kept)[0], chains.stats(kept))
+        if is_tuned.any():
+            self._keep(places[is_tuned], drawn.z[torch.from_numpy(is_tuned)], drawn.stats[is_tuned])
 
     def _keep(self, places: NDArray[np.int64], z: Tensor, stats: NDArray[np.float64]) -> None:
         """Keep draws ``[K, P]`` of chains at ascending places, but for what they made too many."""
@@ -306,20 +317,19 @@ def sample(
 
 
 def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop chains that are done where they are many; two stay, as one alone has another graph."""
+    """Drop chains that are done where they are many, or apart from the others.
+
+    In a batch two stay, as one alone has another graph.
+    """
     num_busy = np.count_nonzero(left)
-    if len(left) <= 2 or not num_busy or num_busy >= (1 - MOST_IDLE) * len(left):
+    least, most_idle = (1, 0.0) if chains.is_apart else (2, MOST_IDLE)
+    if len(left) <= least or not num_busy or num_busy >= (1 - most_idle) * len(left):
         return left
-    places = np.sort(np.argsort(left == 0, kind="stable")[: max(2, num_busy)])
+    places = np.sort(np.argsort(left == 0, kind="stable")[: max(least, num_busy)])
     if not chains.serves(len(places)):
         return left
     chains.keep(places)
     return left[places]
-
-
-def _show(chains: Lockstep, drew: NDArray[np.int64], progress: Progress) -> None:
-    """Tell the progress bar of the latest draws of chains at places in the batch."""
-    _tell(chains, drew, chains.stats(drew), progress)
 
 
 def _tell(

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Drawn
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.store import turns_of
 
 FIRST_WINDOW = 10  # draws a chain; each further window is this much longer
 LAST_WINDOW = 50  # for the final step size, and at most a third of all
@@ -45,12 +45,15 @@ class Window:
         """Whether the draws are there."""
         return bool(self._num_drawn.sum() >= self._wanted)
 
-    def add(self, chains: Lockstep, drew: NDArray[np.int64]) -> None:
-        """Take in the latest draws of chains at places ``[K]``."""
-        taken = drew[self._num_drawn[drew] % self._every == 0]
-        if len(taken):
-            self._rows.append((*chains.draws(taken), torch.from_numpy(taken)))
-        self._num_drawn[drew] += 1
+    def add(self, drawn: Drawn) -> None:
+        """Take in draws with their gradients."""
+        assert drawn.grad is not None
+        number = self._num_drawn[drawn.places] + turns_of(drawn.places)
+        if (is_taken := number % self._every == 0).any():
+            taken = torch.from_numpy(is_taken)
+            rows = drawn.z[taken], drawn.grad[taken], torch.from_numpy(drawn.places[is_taken])
+            self._rows.append(rows)
+        np.add.at(self._num_drawn, drawn.places, 1)
 
     def mass(self, previous: Mass) -> Mass:
         """A mass matrix of the kind of the previous one."""

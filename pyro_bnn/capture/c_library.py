@@ -1,0 +1,176 @@
+"""Graphs of few numbers compiled by a C compiler alone, and kept for the next process.
+
+What :mod:`~pyro_bnn.capture.c_source` writes needs no header and no library but C's own, so that a
+second is enough to compile it, and none of torch's compiler is imported. The file that is kept, in
+the folder of Inductor's cache, is named after the source, the compiler and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import getpass
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.capture.c_source import FUNCTION, WRITTEN, Source, c_source
+from pyro_bnn.capture.record import Graph, TensorFunction, record
+from pyro_bnn.capture.simplify import simplify
+from pyro_bnn.errors import CaptureError
+
+FLAGS = (
+    "-x",
+    "c",
+    "-std=gnu11",
+    "-O2",
+    "-ftree-vectorize",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fopenmp-simd",
+    "-shared",
+    "-fPIC",
+)
+# vectors of exp, log, ...: of a C library that has them
+VECTOR_MATH = ('-DVECTOR_MATH=__attribute__((simd("notinbranch")))',), ("-lmvec", "-lm")
+PLAIN = (), ("-lm",)
+VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}  # of a register; 16 elsewhere
+
+
+class CGraph(Graph):
+    """A step in C on tensors of given shapes; its outputs are its first inputs, overwritten.
+
+    Args:
+        source: The function.
+        like: Its inputs.
+    """
+
+    def __init__(self, source: Source, like: Sequence[Tensor]) -> None:
+        super().__init__(lambda *args: self._run(args))
+        self._source, self._function = source, _function(source.text)
+        self._like = [_layout(value) for value in like]
+
+    def bind(self, *args: Tensor) -> Callable[[int], None]:
+        """So many steps on these very tensors; other threads go on meanwhile."""
+        if [_layout(value) for value in args] != self._like:
+            raise CaptureError("tensors lie in memory otherwise than those of the recording")
+        kept = [*args, *self._source.constants]
+        pointers = (ctypes.c_void_p * len(kept))(*(value.data_ptr() for value in kept))
+        work = torch.empty(self._source.num_bytes, dtype=torch.uint8)
+        function, address = self._function, work.data_ptr()
+
+        def steps(times: int) -> None:
+            function(pointers, address, times)
+            kept[0].size()  # alive as long as this is
+
+        steps.work = work  # type: ignore[attr-defined]
+        return steps
+
+    def _run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        self.bind(*args)(1)
+        return ()
+
+
+def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -> CGraph:
+    """Record ``fn`` as a graph, write it in C and compile it.
+
+    Args:
+        fn: Pure function of tensors on the CPU that returns a tuple of tensors.
+        args: Example inputs; nothing is written to them.
+        num_state: How many leading inputs the graph overwrites with its outputs, which are as many.
+
+    Raises:
+        CaptureError: If it has operations that are not written in C, or cannot be compiled.
+    """
+    if any(not value.is_cpu for value in args):
+        raise CaptureError("only tensors on the CPU are worked on in C")
+    graph = record(fn, args, _decompositions())
+    simplify(graph)
+    if len(graph.graph.output_node().args[0]) != num_state:  # type: ignore[arg-type]
+        raise CaptureError("a step in C returns nothing but its state")
+    size = VECTOR_BYTES.get(torch.backends.cpu.get_cpu_capability(), 16)
+    return CGraph(c_source(graph, vector_bytes=size), args)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Of operations that are not written in C as they are."""
+    table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
+    return {
+        operation: rule
+        for operation, rule in table.items()
+        if rule.__module__ == "torch._decomp.decompositions"  # in terms of others of ATen
+        and getattr(operation, "overloadpacket", operation) not in WRITTEN
+    }
+
+
+def _layout(value: Tensor) -> tuple[object, ...]:
+    strides = tuple(s for n, s in zip(value.shape, value.stride(), strict=True) if n != 1)
+    return value.shape, strides, value.dtype
+
+
+def _function(text: str) -> Callable[..., None]:
+    """The function of a source, compiled where no process has done so before."""
+    compiler = os.environ.get("CXX", "g++")
+    key = "\n".join([text, compiler, *FLAGS, _processor()])
+    folder = _cache()
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(compiler, text, path)
+    function = getattr(ctypes.CDLL(str(path)), FUNCTION)
+    function.argtypes, function.restype = (
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong),
+        None,
+    )
+    found: Callable[..., None] = function
+    return found
+
+
+def _compile(compiler: str, text: str, path: Path) -> None:
+    """Compile a source into a file, which is there whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        source, made = Path(scratch, "step.c"), Path(scratch, "step.so")
+        source.write_text(text)
+        for options, libraries in (VECTOR_MATH, PLAIN):
+            command = [compiler, *FLAGS, *options, str(source), "-o", str(made), *libraries]
+            try:
+                done = subprocess.run(  # noqa: S603 - the compiler that Inductor calls too
+                    command, capture_output=True, text=True, check=False
+                )
+            except OSError as error:
+                raise CaptureError(f"no C compiler: {error}") from error
+            if not done.returncode:
+                made.replace(path)
+                return
+    raise CaptureError(f"{compiler} failed: {done.stderr.strip().splitlines()[:1]}")
+
+
+def _cache() -> Path:
+    """A folder in that of Inductor, which importing torch's compiler to ask for takes a second."""
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    user = re.sub(r"[^\w.-]", "_", getpass.getuser())
+    return Path(given or Path(tempfile.gettempdir(), f"torchinductor_{user}"), "pyro_bnn")
+
+
+@functools.cache
+def _processor() -> str:
+    """What instructions the processor knows, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = (line for line in lines if line.startswith(("flags", "Features")))
+    return f"{platform.machine()} {platform.processor()} {next(flags, '')}"

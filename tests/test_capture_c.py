@@ -1,0 +1,337 @@
+"""Steps in C against torch's own operations: values, places, orders, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pyro_bnn.capture import c_library
+from pyro_bnn.capture.c_library import CGraph, compile_c
+from pyro_bnn.capture.captured import Captured
+from pyro_bnn.errors import CaptureError
+
+Outputs = Callable[..., Sequence[Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+def check(fn: Outputs, *args: Tensor) -> None:
+    """What a function returns, in C and in torch."""
+    expected = fn(*args)
+    state = [torch.zeros_like(value).contiguous() for value in expected]
+    for value in state:
+        value.fill_(1)
+
+    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(fn(*tensors[len(state) :]))
+
+    graph = compile_c(step, [*state, *args], num_state=len(state))
+    graph(*state, *args)
+    for number, (found, value) in enumerate(zip(state, expected, strict=True)):
+        torch.testing.assert_close(
+            found, value, equal_nan=True, msg=functools.partial("output {}: {}".format, number)
+        )
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_elementwise_operations(dtype: torch.dtype) -> None:
+    special = [0.0, -0.0, 1.0, -1.0, 3.0, -30.0, 80.0, torch.inf, -torch.inf, torch.nan]
+    x = torch.cat([torch.tensor(special, dtype=dtype), 3 * normal(27, dtype=dtype)])
+    y = normal(37, dtype=dtype, seed=1)
+
+    def operations(x: Tensor, y: Tensor, positive: Tensor) -> list[Tensor]:
+        grad = y
+        return [
+            *(x + y, x - y, 2 - x, x * y, x / y, -x, x.abs(), x.square()),
+            *(x.exp(), x.expm1(), positive.log(), positive.log2(), positive.log1p()),
+            *(positive.sqrt(), positive.rsqrt(), y.reciprocal(), x.tanh(), x.sigmoid()),
+            *(y.sin(), y.cos(), x.erf(), x.atan(), y.round(), y.floor(), x.relu()),
+            *(x**2, x**3, positive**0.5, positive**-0.75, y**-1, y**-2, positive**y),
+            *(x.clamp(max=0), x.clamp(-1, 1), x.clamp(min=0.5)),
+            *(torch.maximum(x, y), torch.minimum(x, y), torch.logaddexp(x, y)),
+            *(
+                torch.logaddexp(x, x),
+                functional.softplus(x),
+                functional.silu(y),
+                functional.leaky_relu(x, 0.1),
+            ),
+            torch.ops.aten.threshold_backward(grad, x, 0),
+            torch.ops.aten.tanh_backward(grad, y),
+            torch.ops.aten.sigmoid_backward(grad, y),
+            torch.where(x > y, x, 3.0),
+            torch.add(x, y, alpha=3),
+            torch.sub(x, y, alpha=0.5),
+            *(x.isfinite(), x.isnan(), x.isinf(), x == y, x != x, x < 0, y <= 0.5, y >= x, x > 1),
+            (x > 0) & (y > 0) | ~(x < y) ^ (y < 0),
+            torch.logical_not(x > 0).to(dtype),
+            (x > 0).long() + 2,
+        ]
+
+    check(operations, x, y, x.abs() + 0.1)
+
+
+def test_whole_numbers() -> None:
+    n = torch.arange(-6, 7)
+
+    def operations(n: Tensor) -> list[Tensor]:
+        return [
+            *(n + 1, n * 3, 7 - n, -n, n.abs(), n % 4, n // 4, n & 5, n | 2, n ^ 3, ~n),
+            *(n.clamp(min=0), torch.minimum(n, -n), n.to(torch.float64) / 4, n == 2, n > 2.5),
+            *(torch.arange(13) * n, (n > 0).sum(), n.sum(), (n > 5).any(), (n < 99).all()),
+        ]
+
+    check(operations, n)
+
+
+def test_views_are_places_in_what_they_view() -> None:
+    def views(x: Tensor, scalar: Tensor) -> list[Tensor]:
+        parts = x.split([1, 4, 2], 2)
+        return [
+            *(
+                x.transpose(0, 2) + 1,
+                x.permute(2, 0, 1) * 2,
+                x[1] + 0,
+                x[:, -1] + 1,
+                x[..., 2:6:2] + 1,
+            ),
+            *(x.unsqueeze(1) + x.unsqueeze(2), x[:, :1].expand(3, 5, 7) + x, parts[1] + parts[0]),
+            *((x * 2).reshape(15, 7) + 1, (x * 2).reshape(5, 21) + 1, x.reshape(3, 5, 7, 1) + 1),
+            *(x.transpose(0, 1).reshape(35, 3) + 1, x.unbind(1)[3] * 2, x[0, 0].reshape(7, 1) + 1),
+            *(torch.cat([x, 2 * x[:, :2]], 1), torch.stack([x[0], x[1] * 2], -1)),
+            *(scalar.expand(4) + 1, scalar.reshape(1, 1) + 1, x * scalar),
+        ]
+
+    check(views, normal(3, 5, 7), torch.tensor([2.0]))
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_sums_over_dimensions(dims: tuple[int, ...]) -> None:
+    def sums(x: Tensor) -> list[Tensor]:
+        return [
+            *(x.sum(dims), x.sum(dims, keepdim=True), (x * x).exp().mean(dims)),
+            *(x.amax(dims), x.amin(dims, keepdim=True), x.transpose(0, 2).sum(dims)),
+            *((x > 2).any(dims[0]), (x > -2).all(dims[0]), (x > 0).sum(dims)),
+        ]
+
+    check(sums, normal(3, 20, 7))
+    check(sums, normal(1, 20, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_every_form(dtype: torch.dtype) -> None:
+    sizes = [(1, 5, 1), (7, 1, 4), (1, 9, 6), (6, 9, 1), (2, 3, 2), (13, 4, 50), (20, 33, 17)]
+    sizes += [(3, 70, 130), (5, 40, 16), (64, 2, 3)]
+
+    def products(*operands: Tensor) -> list[Tensor]:
+        found = []
+        for a, b in zip(operands[::2], operands[1::2], strict=True):
+            bias = b.sum(0) if b.ndim == 2 else b.sum(1, keepdim=True)
+            found += [a @ b, (b.mT.relu() @ a.mT).tanh(), (2 * a) @ b + bias]
+        return found
+
+    matrices = [
+        normal(*shape, dtype=dtype, seed=i)
+        for i, (m, k, n) in enumerate(sizes)
+        for shape in ((m, k), (k, n))
+    ]
+    batches = [normal(3, 6, 4, dtype=dtype), normal(3, 4, 19, dtype=dtype)]
+    check(products, *matrices, *batches)
+    x, bias = normal(11, 4, dtype=dtype), normal(6, dtype=dtype)
+    check(
+        lambda x, w, b: [
+            torch.addmm(b, x, w.T),
+            functional.linear(x, w, b),
+            x.expand(3, 11, 4) @ w.mT,
+        ],
+        x,
+        normal(6, 4, dtype=dtype),
+        bias,
+    )
+
+
+def test_gradients_of_a_network() -> None:
+    def gradient(w: Tensor, v: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            w, v = (value.detach().requires_grad_() for value in (w, v))
+            loss = functional.binary_cross_entropy_with_logits(
+                (x @ w).tanh() @ v, y, reduction="sum"
+            )
+            return [loss.detach(), *torch.autograd.grad(loss, (w, v))]
+
+    y = (normal(30, 2) > 0).float()
+    check(gradient, normal(4, 9), normal(9, 2), normal(30, 4), y)
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+def stepped(step: Callable[..., tuple[Tensor, ...]], *args: Tensor, num_state: int) -> None:
+    """Three steps in C in one call and one in another, and four in torch."""
+    own, expected = [a.clone() for a in args], [a.clone() for a in args]
+    calls = compile_c(step, args, num_state=num_state).bind(*own)
+    calls(3)
+    calls(1)
+    for _ in range(4):
+        expected[:num_state] = step(*expected)
+    for found, value in zip(own, expected, strict=True):
+        torch.testing.assert_close(found, value)
+
+
+def test_parts_of_a_state_that_read_each_other_are_written_together() -> None:
+    def step(a: Tensor, b: Tensor, c: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return b, a + x, c + a[3:] * b[:1]
+
+    stepped(step, normal(4), normal(4, seed=1), normal(1), normal(4, seed=2), num_state=3)
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_rows_are_written_where_they_lie_unless_the_old_ones_are_read(reads_later: bool) -> None:
+    """Written twice, read between the writes, and in one case as it was before both."""
+
+    def step(
+        table: Tensor, sums: Tensor, place: Tensor, count: Tensor, row: Tensor
+    ) -> tuple[Tensor, ...]:
+        lead = torch.arange(1)
+        once = table.index_put((lead, place), row)
+        between = once[lead, (place + 1) % 5] + once[lead, place]
+        twice = once.index_put((lead, count % 5), 2 * between)
+        sums = sums + between + (table[:, 0] if reads_later else twice[:, 0])
+        return twice, sums, (place + 3) % 5, count + 1
+
+    table, row = normal(1, 5, 40), normal(1, 40, seed=1)
+    place, count = torch.tensor([1]), torch.tensor([4])
+    stepped(step, table, torch.zeros(1, 40), place, count, row, num_state=4)
+
+
+def test_places_that_are_many_count_from_the_end_too() -> None:
+    def step(out: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.arange(2)
+        return (out + table[rows.unsqueeze(-1), places] * table[:, places[0]],)
+
+    places = torch.tensor([[0, -1, 2], [1, 1, -2]])
+    stepped(step, torch.zeros(2, 3, 6), normal(2, 4, 6), places, num_state=1)
+
+
+def test_constants_of_the_function_are_kept_alive() -> None:
+    def make() -> CGraph:
+        weights = normal(8)
+        return compile_c(lambda out, x: (out + x * weights,), [torch.zeros(8), x], num_state=1)
+
+    x = normal(8, seed=3)
+    graph, out = make(), torch.zeros(8)
+    torch.empty(100).fill_(9)  # memory that was let go would be written over
+    graph(out, x)
+    torch.testing.assert_close(out, x * normal(8))
+
+
+def test_a_step_in_threads_has_the_bits_of_one_alone() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def step(z: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.tanh(z @ x + 0.1 * z),)
+
+    x, starts = normal(20, 20), [normal(1, 20, seed=i) for i in range(6)]
+    graph = compile_c(step, [starts[0], x], num_state=1)
+    alone, together = ([z.clone() for z in starts] for _ in range(2))
+    for z in alone:
+        graph.bind(z, x)(500)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda z: graph.bind(z, x)(500), together))
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a, b)
+
+
+# --- what is refused, and the cache --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda z: (torch.linalg.cholesky(z),), "linalg_cholesky"),
+        (lambda z: (z.half().float(),), "float16"),
+        (lambda z: (z.cumsum(0),), "cumsum"),
+        (lambda z: (z, z.sum()), "nothing but its state"),
+    ],
+)
+def test_what_is_not_written_in_c_is_named(step: Outputs, what: str) -> None:
+    with pytest.raises(CaptureError, match=what):
+        compile_c(lambda z: tuple(step(z)), [torch.eye(3)], num_state=1)
+
+
+def test_large_products_are_left_to_a_library() -> None:
+    large = torch.empty(400, 400)
+    with pytest.raises(CaptureError, match=r"aten\.mm"):
+        compile_c(lambda z: (z @ z,), [large], num_state=1)
+
+
+def double(z: Tensor) -> tuple[Tensor, ...]:
+    return (2 * z,)
+
+
+def test_a_file_serves_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_c(double, [torch.ones(3)], num_state=1)
+    (file,) = Path(tmp_path, "pyro_bnn").iterdir()
+    assert file.suffix == ".so"
+
+    def never(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(c_library, "_compile", never)
+    z = torch.ones(3)
+    compile_c(double, [z], num_state=1)(z)
+    assert z.tolist() == [2, 2, 2]
+    with pytest.raises(AssertionError, match="again"):  # another source
+        compile_c(double, [torch.ones(4)], num_state=1)
+
+
+def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    with pytest.raises(CaptureError, match=r"no C compiler: .*none"):
+        compile_c(double, [torch.ones(3)], num_state=1)
+    script = tmp_path / "broken"
+    script.write_text("#!/bin/sh\necho 'no room' >&2; exit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(CaptureError, match=r"broken failed: .*no room"):
+        compile_c(double, [torch.ones(3)], num_state=1)
+    assert not list(Path(tmp_path, "pyro_bnn").iterdir())
+
+
+def test_a_compiler_without_vectors_of_exp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "plain"
+    script.write_text('#!/bin/sh\ncase "$*" in *lmvec*) exit 1;; esac\nexec g++ "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    check(lambda x: [x.exp(), x.tanh()], normal(50))
+
+
+def test_captured_compares_it_and_falls_back() -> None:
+    def wrong(fn: object, args: Sequence[Tensor], *, num_state: int) -> CGraph:
+        return compile_c(lambda z: (3 * z,), args, num_state=num_state)
+
+    step = Captured(double, "the step", compiled=True, compiler=wrong, num_state=1, strict=True)
+    with pytest.raises(CaptureError, match="other numbers than the function itself"):
+        step.bind(torch.ones(3))
+    z = torch.ones(3)
+    Captured(double, "the step", compiled=True, compiler=compile_c, num_state=1).bind(z)(3)
+    assert z.tolist() == [8, 8, 8]
+
+
+def test_tensors_that_lie_otherwise_are_refused() -> None:
+    graph = compile_c(lambda z, x: (z + x,), [torch.zeros(3, 2), torch.ones(3, 2)], num_state=1)
+    with pytest.raises(CaptureError, match="lie in memory otherwise"):
+        graph(torch.zeros(3, 2), torch.ones(2, 3).T)
