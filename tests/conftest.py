@@ -85,6 +85,12 @@ def uncaptured() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take most of the time and which a test may not look at."""
+    monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+
+
+@pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was recorded for the compiler, operation by operation."""
     monkeypatch.setattr(

@@ -35,6 +35,7 @@ def compared(rows: Path, *options: str) -> Result:
     return found
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_holds_the_truth_of_a_conjugate_model(rows: Path) -> None:
     found = compared(
         rows, "--model", "linear-regression", "--methods", "exact,cavi", "--reference", "exact"
@@ -51,6 +52,7 @@ def test_a_report_holds_the_truth_of_a_conjugate_model(rows: Path) -> None:
     assert abs(elbo["Exact"] - elbo["CAVI"] - float(gap)) < 4 * table["elbo_error"]["CAVI"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_estimator_is_used_and_refused_before_the_first_fit(rows: Path) -> None:
     options = ("--estimator", "analytic", "--steps", "4", "--hidden", "3")
     found = compared(rows, "--methods", "auto-delta,auto-normal", *options)
@@ -68,6 +70,7 @@ def test_an_estimator_is_used_and_refused_before_the_first_fit(rows: Path) -> No
         assert re.search(message, found.err)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_deep_linear_network_takes_layers_and_no_activation(rows: Path) -> None:
     options = ("--model", "deep-linear", "--methods", "auto-delta", "--steps", "3")
     found = compared(rows, *options, "--hidden", "4,2")
@@ -133,6 +136,7 @@ def test_several_targets_are_fitted_predicted_and_scored_each_in_its_units(relat
     assert (told.code, "Against" in told.out) == (0, False)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_several_binary_targets_of_a_file(rows: Path) -> None:
     table = pd.read_csv(rows)
     table = table.assign(up=table["y"] > 0, left=(table["a"] < 0).astype(int))

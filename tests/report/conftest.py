@@ -54,9 +54,3 @@ def classes() -> Comparison:
         split,
         reference="NUTS",
     )
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, which take most of the time and which a test may not look at."""
-    monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])

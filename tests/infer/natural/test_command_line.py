@@ -68,11 +68,10 @@ def test_a_fit_is_saved_and_predicts_as_that_of_the_library(
 
 
 @pytest.mark.slow("fits of every engine")
+@pytest.mark.usefixtures("no_pictures")
 def test_all_are_compared_and_the_report_made_again_from_their_files(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Path, tmp_path: Path
 ) -> None:
-    """Without its pictures, which are what takes time."""
-    monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
     names = [engine.__name__ for engine in ENGINES.values()]
     first, again = tmp_path / "first", tmp_path / "again"
     methods = ("--methods", ",".join(ENGINES), "--reference", "von")
