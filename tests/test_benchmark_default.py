@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +23,7 @@ from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 from torch.testing import assert_close
 
 import pyro_bnn as bnn
-from benchmarks import _settings, _tables, default
+from benchmarks import _default_fit, _settings, _tables, default
 from benchmarks._default_elbo import ELBO, end, entropy, reached
 from benchmarks._default_fit import (
     EVERY,
@@ -268,8 +273,22 @@ def _threads() -> Iterator[None]:
     _settings.hold_to(allowed)
 
 
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fit's process runs and prints, without the seconds that it takes to begin."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "benchmarks._default_fit"]
+        printed = io.StringIO()
+        with redirect_stdout(printed), pyro.get_param_store().scope():
+            _default_fit.main(command[3:])
+        return subprocess.CompletedProcess(command, 0, printed.getvalue(), "")
+
+    monkeypatch.setattr(default, "subprocess", SimpleNamespace(run=run))
+
+
 @pytest.mark.slow("a whole benchmark")
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("_threads", "_in_this_process")
 def test_a_quick_run_writes_the_figures_of_every_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,25 +105,24 @@ def parameters_of(command: str) -> list[Any]:
     return parameters
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        *(["--help"], ["list"], *([command, "--help"] for command in COMMANDS)),
-        *(["--version"], *([command] for command in COMMANDS if command != "prior")),
-    ],
-)
-def test_help_the_list_and_usage_errors_import_nothing_heavy(
-    args: list[str], tmp_path: Path
-) -> None:
-    code = f"import sys\nfrom pyro_bnn.cli.main import main\nmain({args})\nprint(*sys.modules)"
+def test_help_the_list_and_usage_errors_import_nothing_heavy(tmp_path: Path) -> None:
+    """One process runs them all, and says after each what is loaded by then."""
+    calls = [["--help"], ["list"], *([command, "--help"] for command in COMMANDS)]
+    calls += [["--version"], *([command] for command in COMMANDS if command != "prior")]
+    code = f"""import sys
+from pyro_bnn.cli.main import main
+for args in {calls}:
+    main(args)
+    print("loaded", *sys.modules)"""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    loaded = done.stdout.splitlines()[-1].split()
-    assert "typer" in loaded
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("loaded ")]
     heavy = {"torch", "pyro", "numpy", "arviz", "matplotlib", "sklearn", "pandas", "scipy", "rich"}
-    assert heavy & set(loaded) == set()
+    for args, loaded in zip(calls, lines, strict=True):
+        assert "typer" in loaded
+        assert heavy & set(loaded) == set(), args
 
 
 def test_list_shows_everything() -> None:
@@ -371,6 +370,7 @@ def test_threads_are_set_before_the_fits(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow("a second or more")
+@pytest.mark.usefixtures("no_pictures")
 def test_a_method_that_diverges_does_not_take_the_report_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,9 +194,11 @@ def test_another_process_writes_the_same_bytes(
     for args in commands("here"):
         result = run(*args)
         assert (result.code, result.err) == (0, "")
-    for args in commands("there"):
-        done = subprocess.run([str(SCRIPT), *args], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    script = "import json, sys\nfrom pyro_bnn.cli.main import main\n"
+    script += "sys.exit(any([main(args) for args in json.loads(sys.argv[1])]))"
+    arguments = [sys.executable, "-c", script, json.dumps(commands("there"))]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     here, there = ((tmp_path / f"{name}.csv").read_bytes() for name in ("here", "there"))
     assert here == there
     assert len(here.splitlines()) == 4
