@@ -34,12 +34,14 @@ def network(prior: Any) -> models.MLP:
     ).double()
 
 
-def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> SimulationRanks:
+def calibrate(
+    model: models.MLP, *, thin: int, target_accept: float = 0.8, max_tree_depth: int = 5
+) -> SimulationRanks:
     nuts = NUTS(
         warmup_steps=100,
         num_samples=19 * thin,
         target_accept=target_accept,
-        max_tree_depth=7,  # right all the same; large scales of the hierarchy make long ridges
+        max_tree_depth=max_tree_depth,  # right all the same; all wait for the longest ridge
     )
     return simulation_based_calibration(
         model, X, nuts, num_simulations=100, num_draws=19, progress=False
@@ -56,8 +58,8 @@ def calibrate(model: models.MLP, *, thin: int, target_accept: float = 0.8) -> Si
 def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float, divergences: float) -> None:
     """The hierarchy diverges where its scales are far out in their tails.
 
-    Of 41 seeds of the simulations each has 2.7 +- 0.6 % divergences, at an acceptance of 0.6
-    twelve: the limit is four standard deviations above the mean.
+    Of 41 seeds of the simulations each has 2.7 +- 0.6 % divergences with trajectories of up to 127
+    steps, at an acceptance of 0.6 twelve: the limit is four standard deviations above the mean.
     """
     found = calibrate(network(prior), thin=thin, target_accept=target_accept)
     assert found.num_failed == 0
@@ -97,6 +99,6 @@ def test_a_broken_sampler_is_found(
     breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
-    found = calibrate(network(priors.Normal()), thin=3)
+    found = calibrate(network(priors.Normal()), thin=3, max_tree_depth=4)
     assert not found.is_calibrated, found.summary()
     assert found.p_values.min() < 0.001, found.summary()
