@@ -285,6 +285,7 @@ def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float
     ("kernel", "limit", "path"),
     [
         (nuts_kernel, 64, "captured"),
+        pytest.param(nuts_kernel, 64, "apart", marks=pytest.mark.slow("compiles")),
         pytest.param(hmc_kernel, 4, "captured", marks=pytest.mark.soak),
         pytest.param(nuts_kernel, 64, "compiled", marks=pytest.mark.soak),
         pytest.param(hmc_kernel, 4, "compiled", marks=pytest.mark.soak),
@@ -294,7 +295,8 @@ def test_a_block_of_steps_notes_every_draw_of_every_chain(
     kernel: Any, limit: int, path: str
 ) -> None:
     starts = torch.ones(5, P, dtype=torch.float64)
-    chains = lockstep(kernel, standard, starts, limit=limit, compiled=path == "compiled")
+    options = {"compiled": path != "captured", "apart": path == "apart"}
+    chains = lockstep(kernel, standard, starts, limit=limit, **options)
     assert chains.compile_path == path
     chains.restart(chains.mass, limit=limit)
     collect(chains, 40)
@@ -313,6 +315,22 @@ def test_a_block_of_steps_notes_every_draw_of_every_chain(
         assert drawn.places.tolist() == places.tolist()
         assert torch.equal(drawn.z, z)
         assert np.array_equal(drawn.stats, stats)
+
+
+@pytest.mark.slow("compiles")
+def test_a_chain_apart_begins_anew_when_its_step_size_is_fixed() -> None:
+    """A trajectory in which the step size changed leaves no draw; the others go on."""
+    chains = lockstep(nuts_kernel, standard, torch.ones(3, P, dtype=torch.float64), compiled=True)
+    assert chains.compile_path == "apart"
+    chains.restart(chains.mass, limit=64)
+    chains.steps()
+    while not bool((chains._state.num_steps > 0).all()):
+        chains.step()
+    latest, made = chains.draws(np.arange(3))[0].clone(), chains._state.num_steps.tolist()
+    chains.fix(np.array([1]))
+    assert chains._state.num_steps.tolist() == [made[0], 0, made[2]]
+    assert torch.equal(chains.draws(np.arange(3))[0], latest)
+    assert torch.equal(chains._state.end_z[1], latest[1].expand(2, P))
 
 
 @pytest.mark.slow("captures chains")
