@@ -70,6 +70,13 @@ ELEMENTWISE: Mapping[Any, Expression] = {
     aten.erf: _call("erf"),
     aten.tanh: _call("tanh"),
     aten.sigmoid: lambda x: f"1 / (1 + exp@(-{x}))",
+    aten.lgamma: _call("lgamma"),
+    aten.sign: lambda x: f"({x} > 0) - ({x} < 0)",
+    aten.sgn: lambda x: f"({x} > 0) - ({x} < 0)",
+    aten.gelu: lambda x: f"{x} * ((1 + erf@({x} * {math.sqrt(0.5)!r})) / 2)",
+    aten.elu: lambda x, alpha="1", scale="1", slope="1": (
+        f"{scale} * ({x} > 0 ? {x} : {alpha} * expm1@({x} * {slope}))"
+    ),
     aten.abs: lambda x: f"({x} < 0 ? -{x} : {x})",
     aten.square: lambda x: f"{x} * {x}",
     aten.round: _call("nearbyint"),

@@ -82,7 +82,7 @@ FUNCTIONS = "\n".join(
     for count, names, pragma in (
         (1, ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf"), "VECTOR_MATH "),
         (2, ("pow",), "VECTOR_MATH "),
-        (1, ("log2", "sqrt", "atan", "nearbyint", "floor", "fabs"), ""),
+        (1, ("log2", "sqrt", "atan", "lgamma", "nearbyint", "floor", "fabs"), ""),
     )
     for name in names
     for kind, suffix in (("float", "f"), ("double", ""))
@@ -98,7 +98,15 @@ WHOLE = frozenset(
 # what is written as it is; much of the rest consists of it
 WRITTEN = frozenset(
     {aten.add, aten.sub, aten.rsub, aten.pow, aten.where, aten.remainder, aten.floor_divide}
-    | {aten.bitwise_not, aten.arange, aten.mm, aten.bmm, aten.lift_fresh, aten.copy_}
+    | {
+        aten.masked_fill,
+        aten.bitwise_not,
+        aten.arange,
+        aten.mm,
+        aten.bmm,
+        aten.lift_fresh,
+        aten.copy_,
+    }
     | {*ELEMENTWISE, *LOGICAL, *COMPARISONS, *FILLS, *REDUCTIONS, *VIEWS, *OWN_LOOPS}
 )
 
@@ -280,6 +288,15 @@ class _Writer(Loops):
                     dtype,
                     f"{self.operand(args[0], place, None)} ? {self.operand(args[1], place, dtype)}"
                     f" : {self.operand(args[2], place, dtype)}",
+                )
+            )
+        if packet is aten.masked_fill:
+            x, mask, number = args
+            return Computed(
+                lambda place: self.let(
+                    dtype,
+                    f"{self.operand(mask, place, None)} ? {self.operand(number, place, dtype)}"
+                    f" : {self.operand(x, place, dtype)}",
                 )
             )
         if packet in COMPARISONS:

@@ -31,6 +31,7 @@ _FILLS: Mapping[Any, Callable[[Node], Any]] = {  # value of a tensor that depend
     aten.new_ones.default: lambda _: 1.0,
     aten.full_like.default: lambda node: node.args[1],
 }
+_ALSO_PURE = (aten.fill.Scalar, aten.masked_fill.Scalar)  # beside what is elementwise
 _CHEAP = (  # dearer to read than to make, and not all kinds of them can be made here
     aten.arange.default,
     aten.arange.start,
@@ -81,7 +82,8 @@ def _without_write(node: Node) -> Any:
     if node.op != "call_function" or not name.endswith("_") or not _is_impure(node):
         return None
     pure = getattr(getattr(aten, name[:-1], None), cast(Any, node.target)._overloadname, None)
-    if pure is not aten.copy.default and torch.Tag.pointwise not in getattr(pure, "tags", ()):
+    is_pure = pure is aten.copy.default or pure in _ALSO_PURE
+    if not is_pure and torch.Tag.pointwise not in getattr(pure, "tags", ()):
         return None
     written = node.args[0]
     if not isinstance(written, Node) or any(map(_may_be_view, (written, *written.users))):
@@ -89,6 +91,8 @@ def _without_write(node: Node) -> Any:
     if pure is aten.copy.default:  # where all is written over, what is left is what was copied
         source = node.args[1]
         return aten.clone.default if isinstance(source, Node) and _alike(source, node) else None
+    if pure in _ALSO_PURE:
+        return pure
     dtypes = {_value(source).dtype for source in node.all_input_nodes}
     return pure if len(dtypes) == 1 and _keeps_dtype(pure, node) else None
 
@@ -97,7 +101,7 @@ def _keeps_dtype(pure: Any, node: Node) -> bool:
     """Whether an operation returns the dtype of what it would write; a comparison does not."""
 
     def number(source: Node) -> Tensor:
-        return torch.empty(1, dtype=_value(source).dtype, device="meta")
+        return torch.empty(0, dtype=_value(source).dtype)  # meta ones make torch import Dynamo
 
     args, kwargs = map_arg((node.args, dict(node.kwargs)), number)
     return bool(pure(*args, **kwargs).dtype == _value(cast(Node, node.args[0])).dtype)

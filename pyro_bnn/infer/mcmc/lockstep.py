@@ -18,8 +18,9 @@ same for every number of threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,7 +179,7 @@ class Lockstep:
 
     def _move_apart(self, name: str) -> bool:
         """Have a step of one chain in C, and threads for the chains; False where that cannot be."""
-        before = self._generator.get_state()
+        before, self._num_threads = self._generator.get_state(), torch.get_num_threads()
         self._make_block(BLOCK_APART, with_grad=True)
         self._captured = Captured(
             self._iterate,
@@ -190,7 +191,8 @@ class Lockstep:
         )
         try:
             if self.block > 1:
-                self._bind(apart=True)
+                with one_thread():
+                    self._bind(apart=True)
                 return True
         except CaptureError:
             logger.debug("%s is not written in C", name, exc_info=True)
@@ -211,7 +213,7 @@ class Lockstep:
             )
             for c in range(len(self.chains))
         ]
-        num_threads = min(torch.get_num_threads(), len(self._calls))
+        num_threads = min(self._num_threads, len(self._calls))
         self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
 
     def _num_state(self) -> int:
@@ -487,6 +489,20 @@ class Lockstep:
             generator=self._generator,
         )
         return numbers.transpose(0, 1).contiguous()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations of torch on one thread, while chains have the others.
+
+    What else they do is small, and waiting for a second thread of torch's own would cost more.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _on_host(values: Tensor) -> NDArray[Any]:

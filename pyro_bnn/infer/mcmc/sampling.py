@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep, one_thread
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
@@ -116,29 +117,16 @@ class Sampling:
                 self._path.unlink()
         self._store = self._open(None)
         limit = min(self._limit, SHORT) if len(self._windows) > 1 else self._limit
-        self._chains.restart(self._chains.mass, limit=limit)
-        if self._windows == [0]:
-            self._chains.fix(self._chains.chains)
+        with self._threads():
+            self._chains.restart(self._chains.mass, limit=limit)
+            if self._windows == [0]:
+                self._chains.fix(self._chains.chains)
         self._warmed = time.perf_counter()
 
     def step(self) -> None:
         """Move all chains, and do what the draws that they made ask for."""
-        chains = self._chains
-        is_settled = self._window is None and not self._is_tuning
-        if chains.is_apart or (is_settled and chains.block > 1):
-            drawn = chains.steps()
-        else:
-            drew = chains.step()
-            z, grad = chains.draws(drew)
-            drawn = Drawn(drew, z, chains.stats(drew), grad)
-        if not len(drawn.places):
-            return
-        if self._window is not None:
-            self._learn(drawn, self._window)
-        elif is_settled:
-            self._keep(drawn.places, drawn.z, drawn.stats)
-        else:
-            self._tune(drawn)
+        with self._threads():
+            self._step()
 
     def result(self) -> Sampled:
         """The draws that every chain has, all S of a run that is done; with its phases so far."""
@@ -235,6 +223,27 @@ class Sampling:
         num_chains, scale = len(self._chains.chains), self._chains.mass.scale
         window = Window(num_chains, self._windows[number], scale.reshape(-1, scale.shape[-1])[0])
         self._window = window if number < len(self._windows) - 1 else None
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return one_thread() if self._chains.is_apart else contextlib.nullcontext()
+
+    def _step(self) -> None:
+        chains = self._chains
+        is_settled = self._window is None and not self._is_tuning
+        if chains.is_apart or (is_settled and chains.block > 1):
+            drawn = chains.steps()
+        else:
+            drew = chains.step()
+            z, grad = chains.draws(drew)
+            drawn = Drawn(drew, z, chains.stats(drew), grad)
+        if not len(drawn.places):
+            return
+        if self._window is not None:
+            self._learn(drawn, self._window)
+        elif is_settled:
+            self._keep(drawn.places, drawn.z, drawn.stats)
+        else:
+            self._tune(drawn)
 
     def _learn(self, drawn: Drawn, window: Window) -> None:
         """Take in draws until the chains together have theirs; then start over with their mass."""
