@@ -63,7 +63,14 @@ class Clock:
     Its n-th draw, from 1, is z = (c, n). Calls are written down.
     """
 
-    def __init__(self, periods: Sequence[int], *, can_shrink: bool = True, block: int = 1) -> None:
+    def __init__(
+        self,
+        periods: Sequence[int],
+        *,
+        can_shrink: bool = True,
+        block: int = 1,
+        is_apart: bool = False,
+    ) -> None:
         self.periods, self._can_shrink = np.array(periods), can_shrink
         self.chains = np.arange(len(periods))
         self.mass = Mass(torch.ones(2))
@@ -72,7 +79,7 @@ class Clock:
         self.fixed: dict[int, int] = {}  # draws of each chain when its step size was fixed
         self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
         self.batches = [len(periods)]
-        self.block, self.is_apart = block, False
+        self.block, self.is_apart = block, is_apart
 
     def column(self, name: str) -> int:
         return ["acceptance_rate", "diverging", "lp"].index(name)
@@ -104,12 +111,8 @@ class Clock:
             drew += [(place, self.time, *self.latest(place)) for place in self.step()]
         drew.sort(key=lambda drawn: drawn[:2])
         places, _, z, stats = zip(*drew, strict=True) if drew else ([], [], [], [])
-        empty = np.zeros((0, 4))
-        return Drawn(
-            np.array(places, np.int64),
-            torch.cat([torch.zeros(0, 2), *z]),
-            np.concatenate([empty, *stats]),
-        )
+        draws, empty = torch.cat([torch.zeros(0, 2), *z]), np.zeros((0, 4))
+        return Drawn(np.array(places, np.int64), draws, np.concatenate([empty, *stats]), 4 * draws)
 
     def latest(self, place: np.int64) -> tuple[Tensor, NDArray[np.float64]]:
         places = np.array([place])
@@ -153,8 +156,10 @@ def run_clock(
     *,
     can_shrink: bool = True,
     block: int = 1,
+    is_apart: bool = False,
 ) -> Any:
-    clock, bar = Clock(periods, can_shrink=can_shrink, block=block), Bar(len(periods))
+    clock = Clock(periods, can_shrink=can_shrink, block=block, is_apart=is_apart)
+    bar = Bar(len(periods))
     chains: Any = clock
     result = sample(
         chains,
@@ -184,6 +189,29 @@ def test_a_chain_keeps_its_draws_after_its_own_warm_up_whatever_its_speed(
         assert clock.fixed[chain] == warmup_steps
     assert (bar.drawn == warmup_steps + 9).all()  # what a chain draws beyond is not shown
     assert bar.starts == (2 if warmup_steps else 1)
+
+
+def test_apart_what_a_block_holds_beyond_the_last_draw_that_tunes_is_dropped() -> None:
+    """Step sizes change up to the end of the block: at times 7, 14, ... with the 4th draw before.
+
+    So the first that a chain of period p keeps is that after 7 ceil(4 p / 7) steps.
+    """
+    clock, result, bar = run_clock(SPEEDS, 4, 9, block=7, is_apart=True)
+    for chain, period in enumerate(SPEEDS):
+        tuned = 7 * -(-4 * period // 7) // period
+        expected = tuned + 1 + torch.arange(9)
+        torch.testing.assert_close(result.z[chain, :, 1], expected.float(), rtol=0, atol=0)
+        assert clock.fixed[chain] == tuned
+    assert (bar.drawn == 4 + 9).all()
+
+
+def test_apart_a_window_takes_all_draws_of_its_last_block() -> None:
+    clock, result, _ = run_clock([1, 2, 7], 15, 3, block=7, is_apart=True)
+    _, (_, counts, mass) = clock.restarts
+    assert counts == [21, 10, 3]  # three blocks: 22 after two, 30 wanted
+    torch.testing.assert_close(mass.scale, torch.tensor([1.0, 0.5]))
+    assert clock.fixed == {0: 28, 1: 17, 2: 8}  # five draws of its own after that
+    assert result.z[:, 0, 1].tolist() == [29, 18, 9]
 
 
 @BLOCKS

@@ -43,8 +43,8 @@ class Resumable(Protocol):
         Returns:
             Nested dicts and lists of tensors, numbers, strings and None. Tensors may be live, as
             they are read at once. Entry ``"place"`` says where the run is, as in ``"step 512 of
-            10000"``, and ``"compile_path"`` how it computes: ``"compiled"``, ``"captured"`` or
-            ``"eager"``.
+            10000"``, and ``"compile_path"`` how it computes: ``"apart"``, ``"compiled"``,
+            ``"captured"`` or ``"eager"``.
         """
         ...
 

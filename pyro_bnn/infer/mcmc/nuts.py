@@ -15,9 +15,11 @@ from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
 class NUTS(HamiltonianSampler):
     """No-U-Turn sampler: draws from the exact posterior, up to convergence of the chains.
 
-    All chains move together, as one batch through one captured step, each in a trajectory of its
-    own; more chains cost less than their share. Step sizes adapt chain by chain, and end as one
-    where they differ by chance; the mass matrix adapts from the draws of all chains. It misses
+    Up to eight chains on a processor move by a step in C, on as many threads as torch has
+    (``torch.set_num_threads``), with the same draws for each number of them. More chains, those on
+    a GPU, and models with an operation that is not written in C move together, as one batch through
+    one captured step: more of them cost less than their share. Step sizes adapt chain by chain, and
+    end as one where they differ by chance; the mass matrix adapts from all draws. It misses
     modes that no chain visits: look at R-hat of the function, not of single weights, which are
     exchangeable. All rows of the data enter every gradient. Point-estimated parameters of the model
     are held fixed at their values, and one logged line names them.
