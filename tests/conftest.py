@@ -96,6 +96,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pyro_bnn.capture.inductor._compiled", lambda graph, *_, **__: graph.forward
     )
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)  # nothing in C either
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, Lockstep
+from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, MOST_STEPS, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
@@ -57,7 +58,7 @@ def lockstep(
 
 
 def sampling(
-    chains: Lockstep, limit: int, warmup: int = 60, draws: int = 150, path: Path | None = None
+    chains: Lockstep, limit: int, warmup: int = 60, draws: int = 400, path: Path | None = None
 ) -> Sampling:
     bar = Progress("apart", len(chains.chains), warmup + draws, show=False)
     return Sampling(
@@ -85,13 +86,13 @@ def test_apart_chains_take_the_steps_of_the_batch(kernel: Any, limit: int, kind:
         kind="diagonal" if kind == "each" else kind,
         own_inputs=(0,) if inputs else (),
     )
-    assert (chains.compile_path, chains.block) == ("apart", BLOCK_APART)
+    assert (chains.compile_path, chains.block) == ("apart", MOST_STEPS)
     chains.restart(chains.mass, limit=limit)
     if kind == "low_rank":
         basis = torch.linalg.qr(torch.randn(P, P, dtype=torch.float64))[0][:, :1]
         chains.mass.basis[:, :1] = basis  # type: ignore[index]
         chains.mass.stretch[0] = 2.0  # type: ignore[index]
-    chains.steps()
+    chains.steps(BLOCK_APART)
     tensors = [value.clone() for value in chains._tensors()]
     for _ in range(BLOCK_APART):
         new = chains._iterate(*tensors)
@@ -111,7 +112,7 @@ def test_the_draws_are_the_same_for_every_number_of_threads() -> None:
             torch.set_num_threads(num_threads)
             chains = lockstep(nuts_kernel, 64, 5)
             assert (chains._threads is None) == (num_threads == 1)
-            run = sampling(chains, 64)
+            run = sampling(chains, 64, draws=3_000)
             run.begin()
             found.append(to_the_end(run))
             assert len(chains.chains) < 5  # those that were done went no further
@@ -151,11 +152,11 @@ def test_a_step_size_is_fixed_between_trajectories() -> None:
     """A chain that is amid a trajectory begins another one, at its latest draw; others go on."""
     chains = lockstep(nuts_kernel, 64, 3)
     chains.restart(chains.mass, limit=64)
-    chains.steps()
-    chains._move(1)
+    chains.steps(BLOCK_APART)
     state = chains._state
+    while not (state.num_steps > 0).all():
+        chains._move(1)
     before = {name: getattr(state, name).clone() for name in ("num_steps", "end_z", "accept_sum")}
-    assert (before["num_steps"] > 0).any()
     draws = chains.draws(np.arange(3))[0].clone()
     chains.fix(np.array([0, 2]))
     assert state.num_steps[[0, 2]].tolist() == [0, 0]
@@ -163,7 +164,7 @@ def test_a_step_size_is_fixed_between_trajectories() -> None:
     for name, value in before.items():
         assert torch.equal(getattr(state, name)[1], value[1])
     fixed = chains.step_size.clone()
-    drawn = chains.steps()
+    drawn = chains.steps(BLOCK_APART)
     assert chains.step_size[[0, 2]].tolist() == fixed[[0, 2]].tolist()
     assert (drawn.stats[drawn.places == 0, -1] == float(fixed[0])).all()
 
@@ -189,7 +190,11 @@ def turning(z: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.slow("a step is compiled")
 @pytest.mark.usefixtures("interpreted")
-def test_what_is_not_written_in_c_moves_as_a_batch_and_by_the_same_numbers() -> None:
+def test_what_is_not_written_in_c_moves_as_a_batch_and_by_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lockstep_module, "MOST_APART", 64)
+
     def make(**options: Any) -> Lockstep:
         starts, mass = torch.ones(4, P), Mass(torch.ones(P))
         given = {"target_accept": 0.8, "seed": 0, "name": "the step", "strict": False, **options}

@@ -153,6 +153,7 @@ def test_a_run_goes_on_in_a_smaller_batch(
 ) -> None:
     """Compiled, by the graph of all chains."""
     monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 0)
+    monkeypatch.setattr(lockstep_module, "MOST_APART", 0)
     path = tmp_path / "draws"
     run = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     saved = saved_states(run, path)
@@ -360,6 +361,7 @@ def test_a_compiled_run_that_is_stopped_goes_on(
 ) -> None:
     """Where the batch has shrunk, with the bits of one that was not stopped."""
     monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 0)
+    monkeypatch.setattr(lockstep_module, "MOST_APART", 0)
     request.getfixturevalue(fixture)
     hmc = HMC(num_chains=4, warmup_steps=3, num_samples=5, num_steps=4, compile=True)
     run = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.infer import HMC, NUTS, compiling
-from pyro_bnn.infer.mcmc import hamiltonian
+from pyro_bnn.infer.mcmc import hamiltonian, lockstep
 from pyro_bnn.models import MLP
 from tests.oracle import linear_gaussian
 
@@ -21,8 +21,11 @@ ENGINES = pytest.mark.parametrize(
 
 @pytest.mark.soak  # make test: below, and a compiled run with a stop in test_nuts_checkpoint
 @ENGINES
-def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> None:
+def test_compiled_the_draws_repeat_and_are_those_of_the_graph(
+    sampler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trajectories multiply rounding; over the first draws it stays far below their spread."""
+    monkeypatch.setattr(lockstep, "MOST_APART", 0)
     oracle = linear_gaussian()
     net = MLP(3, hidden=(4,), activation="tanh").double()
     first, again, graph = (
@@ -48,12 +51,13 @@ def test_compiled_the_draws_repeat_and_are_those_of_the_graph(sampler: Any) -> N
     "compiler", ["interpreted", pytest.param("inductor", marks=pytest.mark.soak)]
 )
 def test_compiled_each_data_set_has_its_chain(
-    compiler: str, request: pytest.FixtureRequest
+    compiler: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws of compiled chains that are dropped as they end, against those of the graph.
 
     Trajectories multiply rounding; over the first draws it stays far below their spread.
     """
+    monkeypatch.setattr(lockstep, "MOST_APART", 0)
     if compiler == "interpreted":
         request.getfixturevalue(compiler)
     oracle = linear_gaussian()

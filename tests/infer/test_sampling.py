@@ -105,9 +105,9 @@ class Clock:
         self.counts[self.chains[drew]] += 1
         return drew
 
-    def steps(self) -> Drawn:
+    def steps(self, num_steps: int = 99) -> Drawn:
         drew = []
-        for _ in range(self.block):
+        for _ in range(min(num_steps, self.block)):
             drew += [(place, self.time, *self.latest(place)) for place in self.step()]
         drew.sort(key=lambda drawn: drawn[:2])
         places, _, z, stats = zip(*drew, strict=True) if drew else ([], [], [], [])

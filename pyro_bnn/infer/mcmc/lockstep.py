@@ -9,9 +9,9 @@ Chains that no longer adapt need no look after every step, which in a small netw
 of it: the graph itself then notes the draws of a block of steps, and takes the momenta of the
 trajectories that follow from a supply.
 
-A few chains on a processor are moved apart instead, where their step can be written in C
-(:mod:`~pyro_bnn.capture.c_library`): each by steps of its own, a block of them in one call, on as
-many threads as torch has. They meet after every block, in the warm-up too. What they draw is the
+Up to ``MOST_APART`` chains on a processor are moved apart instead, where their step can be written
+in C (:mod:`~pyro_bnn.capture.c_library`): each by steps of its own, a block of them in one call, on
+as many threads as torch has. They meet after every block, in the warm-up too. What they draw is the
 same for every number of threads.
 """
 
@@ -41,8 +41,10 @@ logger = logging.getLogger("pyro_bnn")
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
 BLOCK = 16  # steps between two looks at chains that no longer adapt
-BLOCK_APART = 64  # steps between two looks at chains that are moved apart
-FEW_CHAINS = 8  # up to which they are moved apart, or those that are done go along to the end
+BLOCK_APART, MOST_STEPS = 64, 256  # least and most steps in a block of chains moved apart
+BLOCK_APART_BYTES = 1 << 23  # of its draws, where there are more than the least
+MOST_APART = 64  # chains that are moved apart; in a batch of more each costs less
+FEW_CHAINS = 8  # up to which those that are done go along in a batch to the end
 # of the draws of a block; where they would take more, a look after every step
 BLOCK_BYTES = 1 << 25
 
@@ -94,7 +96,7 @@ class Lockstep:
         name: What is sampled, for log lines.
         captured: Whether the step is recorded as a graph.
         compiled: Whether that graph is compiled.
-        apart: Whether a few chains may be moved apart.
+        apart: Whether chains may be moved apart.
         strict: Whether a step that cannot be compiled is an error.
         own_inputs: Indices of the inputs that have a row a chain.
 
@@ -105,7 +107,7 @@ class Lockstep:
         compile_path: How a step computes: ``"apart"``, ``"compiled"``, ``"captured"`` or
             ``"eager"``.
         is_apart: Whether chains are moved apart; they then adapt in blocks as well.
-        block: How many steps :meth:`steps` takes.
+        block: How many steps :meth:`steps` takes at most.
     """
 
     def __init__(
@@ -142,8 +144,8 @@ class Lockstep:
         self.step_size = torch.ones_like(value)
         self._averages = averaging.start(self.step_size)
         self._adapting = torch.ones_like(value, dtype=torch.bool)
-        is_few = captured and compiled and apart and len(starts) <= FEW_CHAINS and starts.is_cpu
-        self.is_apart = is_few and self._move_apart(name)
+        may_part = captured and compiled and apart and len(starts) <= MOST_APART and starts.is_cpu
+        self.is_apart = may_part and self._move_apart(name)
         if self.is_apart:
             self.compile_path = "apart"
             return
@@ -180,7 +182,8 @@ class Lockstep:
     def _move_apart(self, name: str) -> bool:
         """Have a step of one chain in C, and threads for the chains; False where that cannot be."""
         before, self._num_threads = self._generator.get_state(), torch.get_num_threads()
-        self._make_block(BLOCK_APART, with_grad=True)
+        longest = min(MOST_STEPS, BLOCK_APART_BYTES // self._like.nbytes)
+        self._make_block(max(BLOCK_APART, longest), with_grad=True)
         self._captured = Captured(
             self._iterate,
             name,
@@ -242,9 +245,9 @@ class Lockstep:
             self._log.num_drawn.zero_()
         return drew
 
-    def steps(self) -> Drawn:
-        """Move all chains by a block of steps; what they drew meanwhile."""
-        self._move(self.block)
+    def steps(self, num_steps: int = MOST_STEPS) -> Drawn:
+        """Move all chains by a block of steps, or fewer; what they drew meanwhile."""
+        self._move(min(num_steps, self.block))
         log, count = self._log, _on_host(self._log.num_drawn)
         places = np.repeat(np.arange(len(count)), count)
         turns = np.arange(len(places)) - np.repeat(count.cumsum() - count, count)
@@ -268,13 +271,17 @@ class Lockstep:
                 self._turn.zero_()
                 turn = 0
             count = min(num_steps, UNIFORM_STEPS - turn)
-            if self._threads is None:
-                for call in self._calls:
-                    call(count)
-            else:
-                for done in [self._threads.submit(call, count) for call in self._calls]:
-                    done.result()
+            self._advance(count)
             num_steps -= count
+
+    def _advance(self, num_steps: int) -> None:
+        """Move all chains by the uniform numbers that are left."""
+        if self._threads is None:
+            for call in self._calls:
+                call(num_steps)
+        else:
+            for done in [self._threads.submit(call, num_steps) for call in self._calls]:
+                done.result()
 
     def draws(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Latest draws z ``[K, P]`` of chains at places in the batch, gradients of U there."""
@@ -298,12 +305,14 @@ class Lockstep:
         self._points.fill_(limit)
         everyone = torch.arange(len(self.chains), device=self._like.device)
         start = self._kernel.position(self._state, everyone)
-        momentum = self._normal(len(everyone))
+        momentum, turn = self._normal(len(everyone)), self._turn.clone()
         self._adapting.zero_()
 
         def energy_error(step_size: Tensor) -> Tensor:
             self._begin(everyone, start, momentum, step_size)
-            self._move(1)
+            self._turn.copy_((turn - 1).clamp(min=0))  # what these steps choose is not used
+            self._advance(1)
+            self._turn.copy_(turn)
             accepted = self._state.stats[:, self._acceptance]
             return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
 

@@ -15,7 +15,7 @@ from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
 class NUTS(HamiltonianSampler):
     """No-U-Turn sampler: draws from the exact posterior, up to convergence of the chains.
 
-    Up to eight chains on a processor move by a step in C, on as many threads as torch has
+    Up to 64 chains on a processor move by a step in C, on as many threads as torch has
     (``torch.set_num_threads``), with the same draws for each number of them. More chains, those on
     a GPU, and models with an operation that is not written in C move together, as one batch through
     one captured step: more of them cost less than their share. Step sizes adapt chain by chain, and

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep, one_thread
+from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, Drawn, Lockstep, one_thread
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
@@ -32,6 +32,7 @@ from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
 
 SHORT = 64  # points of trajectories under the first mass matrix
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
+MOST_IDLE_APART = 0.125
 
 MassMatrix = Literal["diagonal", "low_rank"]
 
@@ -230,8 +231,10 @@ class Sampling:
     def _step(self) -> None:
         chains = self._chains
         is_settled = self._window is None and not self._is_tuning
-        if chains.is_apart or (is_settled and chains.block > 1):
+        if is_settled and chains.block > 1:
             drawn = chains.steps()
+        elif chains.is_apart:
+            drawn = chains.steps(BLOCK_APART)
         else:
             drew = chains.step()
             z, grad = chains.draws(drew)
@@ -326,12 +329,12 @@ def sample(
 
 
 def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop chains that are done where they are many, or apart from the others.
+    """Drop chains that are done where they are many; of a batch two stay.
 
-    In a batch two stay, as one alone has another graph.
+    One alone has another graph. Of chains apart each costs as much as another.
     """
     num_busy = np.count_nonzero(left)
-    least, most_idle = (1, 0.0) if chains.is_apart else (2, MOST_IDLE)
+    least, most_idle = (1, MOST_IDLE_APART) if chains.is_apart else (2, MOST_IDLE)
     if len(left) <= least or not num_busy or num_busy >= (1 - most_idle) * len(left):
         return left
     places = np.sort(np.argsort(left == 0, kind="stable")[: max(least, num_busy)])
