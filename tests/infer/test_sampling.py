@@ -325,9 +325,9 @@ def test_chains_are_looked_at_after_a_block_once_none_adapts() -> None:
     looks = []
 
     class Watched(Clock):
-        def steps(self) -> Drawn:
+        def steps(self, num_steps: int = 99) -> Drawn:
             looks.append(self.time)
-            return super().steps()
+            return super().steps(num_steps)
 
     clock: Any = Watched([1, 4], block=6)
     sample(clock, warmup_steps=2, num_samples=5, limit=8, progress=Bar(2))
