@@ -48,3 +48,9 @@ def module_of(model: object) -> nn.Module | None:
     """The module that a model is, or that its handlers are around; None of a plain function."""
     inner, _ = unhandled(model)
     return inner if isinstance(inner, nn.Module) else None
+
+
+def parameters_of(model: object) -> dict[str, nn.Parameter]:
+    """The parameters of :func:`module_of` a model, by name; none of a plain function."""
+    module = module_of(model)
+    return {} if module is None else dict(module.named_parameters())

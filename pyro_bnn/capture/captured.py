@@ -102,7 +102,7 @@ class Captured:
         return _write_back(args, values, self._num_state)
 
     def _graph(self, args: Sequence[Tensor]) -> Graph | None:
-        key = tuple(_signature(a) for a in args)
+        key = _key(args, {})
         if key not in self._graphs:
             graph = self._find(args) or self._make(args, self._shared_rows(args))
             if graph is None:
@@ -120,11 +120,8 @@ class Captured:
     def _find(self, args: Sequence[Tensor]) -> Graph | None:
         """A graph made for another number of rows that serves this one too."""
         rows = self._shared_rows(args)
-        if not rows:
-            return None
-        key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
-        count = _count(args, rows)
-        return next((g for g in self._by_rows.setdefault(key, []) if g.serves(count)), None)
+        made = self._by_rows.get(_key(args, rows), []) if rows else []
+        return next((graph for graph in made if graph.serves(_count(args, rows))), None)
 
     def _make(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> Graph | None:
         """A new graph, compiled if it can be; None, with a line, where there is none."""
@@ -134,8 +131,7 @@ class Captured:
             self._rows, rows = {}, {}
             graph = self._try(args, rows)
         if graph is not None and rows:
-            key = tuple(_signature(a, rows.get(i)) for i, a in enumerate(args))
-            self._by_rows.setdefault(key, []).append(graph)
+            self._by_rows.setdefault(_key(args, rows), []).append(graph)
         return graph
 
     def _try(self, args: Sequence[Tensor], rows: Mapping[int, int]) -> Graph | None:
@@ -183,7 +179,8 @@ class Captured:
             graph.run = CudaGraphs(graph.run, self._num_state)
         others = [_moved(args, by, self._num_state) for by in (0.1, -0.1)]
         if rows and graph.serves(fewer := max(2, _count(args, rows) // 2)):
-            others[1] = _first_rows(others[1], rows, fewer)
+            for i, dim in rows.items():
+                others[1][i] = others[1][i].narrow(dim, 0, fewer).clone()
         for other in others:
             copies = [a.clone() for a in other]
             with torch.random.fork_rng():
@@ -224,9 +221,12 @@ def _write_back(
     return values[:-num_state]
 
 
-def _signature(arg: Tensor, row_dim: int | None = None) -> object:
-    shape = tuple(None if dim == row_dim else size for dim, size in enumerate(arg.shape))
-    return shape, arg.dtype, arg.device
+def _key(args: Sequence[Tensor], rows: Mapping[int, int]) -> object:
+    """Shapes, dtypes and devices, whatever the number of rows."""
+    return tuple(
+        (tuple(None if d == rows.get(i) else n for d, n in enumerate(a.shape)), a.dtype, a.device)
+        for i, a in enumerate(args)
+    )
 
 
 def _count(args: Sequence[Tensor], rows: Mapping[int, int]) -> int:
@@ -251,12 +251,6 @@ def _moved(args: Sequence[Tensor], by: float, num_state: int) -> list[Tensor]:
                 value = torch.where(value == value.round(), value, moved_value)
         moved.append(value)
     return moved
-
-
-def _first_rows(args: list[Tensor], rows: Mapping[int, int], count: int) -> list[Tensor]:
-    for i, dim in rows.items():
-        args[i] = args[i].narrow(dim, 0, count).clone()
-    return args
 
 
 def _is_close(actual: Tensor, expected: Tensor, largest: float) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
 from pyro_bnn.program.random_state import empty_store, isolated
@@ -63,9 +63,7 @@ def with_gradients() -> Iterator[None]:
 @contextmanager
 def still_frozen(model: Model) -> Iterator[None]:
     """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
-    module = module_of(model)
-    parameters = () if module is None else module.parameters()
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    frozen = [p for p in parameters_of(model).values() if not p.requires_grad]
     try:
         yield
     finally:
@@ -160,34 +158,23 @@ def _check_support(name: str, fn: Distribution) -> None:
         ) from error
 
 
-def sampled_like(model: Model, x: Tensor) -> Tensor | None:
-    """The first floating array that a model samples or records, or None.
+def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
+    """Whether a model runs on x, and the first floating array that it samples or records, or None.
 
     A model that names no tensor makes its own from numbers or after x, and only running it tells
-    which; where it fails on x, what it sampled until then does.
+    which; where it fails on x, what it sampled until then does. Nothing of the run is kept.
     """
-    quiet = _without_registration_warnings()
+    runs, quiet = True, _without_registration_warnings()
     with poutine.block(), isolated(), still_frozen(model), quiet, poutine.trace() as tracer:
         try:
             model(x)
         except Exception as error:  # it is raised again by the model's check, on x as it is cast
             logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
+            runs = False
     nodes: Mapping[str, Any] = tracer.trace.nodes
     values = [node["value"] for node in nodes.values() if node["type"] == "sample"]
     arrays = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim)
-    return next(arrays, None)
-
-
-def takes(model: Model, x: Tensor) -> bool:
-    """Whether a model runs on x; nothing of it is kept."""
-    quiet = _without_registration_warnings()
-    with poutine.block(), isolated(), still_frozen(model), quiet:
-        try:
-            model(x)
-        except Exception as error:
-            logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
-            return False
-    return True
+    return runs, next(arrays, None)
 
 
 class Evaluate(Messenger):

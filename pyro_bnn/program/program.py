@@ -20,7 +20,7 @@ from torch.distributions import transform_to
 from torch.utils._pytree import tree_map
 
 from pyro_bnn.errors import DataError, ModelError, ShapeError
-from pyro_bnn.handled import model_name, module_of
+from pyro_bnn.handled import model_name, module_of, parameters_of
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.program.contract import (
     CORRECTED,
@@ -40,14 +40,13 @@ from pyro_bnn.program.handlers import (
     evaluate,
     held_given_latents,
     log_prob,
-    sampled_like,
-    takes,
+    tried,
     with_gradients,
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.snapshot import Snapshot
-from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, Params, RowEstimate
+from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, GuideTerms, Params, RowEstimate
 from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
@@ -65,6 +64,22 @@ class Predictive(NamedTuple):
 
     f: Tensor
     y: Distribution
+
+
+class _AtDraws(NamedTuple):
+    """A model at D draws of a guide.
+
+    Attributes:
+        rows: Log densities of the rows ``[D, B]``.
+        scale: Their scale, N/B.
+        log_prior: Mean over draws of the log prior, but for what is in closed form, ``[]``.
+        log_factors: Mean of the ``pyro.factor`` statements, ``[]``, if there are any.
+    """
+
+    rows: Tensor
+    scale: float
+    log_prior: Tensor
+    log_factors: Tensor | None
 
 
 class Program:
@@ -127,10 +142,9 @@ class Program:
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
         self.member_params: tuple[str, ...] = ()
-        if (module := module_of(model)) is not None:
-            for name, parameter in module.named_parameters():
-                trainable = parameter.requires_grad  # one that the user froze stays frozen
-                self.params[name] = parameter.detach().clone().requires_grad_(trainable)
+        for name, parameter in parameters_of(model).items():
+            trainable = parameter.requires_grad  # one that the user froze stays frozen
+            self.params[name] = parameter.detach().clone().requires_grad_(trainable)
         self._store_constraints = _store_params(model, trace.param_messages)
         for name, (value, _) in self._store_constraints.items():
             self.params[name] = value.detach().clone().requires_grad_()
@@ -225,44 +239,32 @@ class Program:
 
         With ``jacobian=False``, the density of the sites' values instead, which MAP maximises.
         """
-        if z.ndim == 2:
-            return self._vmap(lambda row: self.log_joint(row, batch, params, jacobian=jacobian), z)
-        z, params = self._split(z, params)
-        run = self._run(z, batch.x, batch.y, params)
-        rows, scale = self._log_likelihood(run)
-        return rows.sum() * scale + self._log_prior(run, z, jacobian=jacobian)
+
+        def of(run: Evaluate, z: Tensor) -> Tensor:
+            rows, scale = self._log_likelihood(run)
+            return rows.sum() * scale + self._log_prior(run, z, jacobian=jacobian)
+
+        return self._at(z, *batch, params, of)
 
     def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only.
 
         Of a model under ``pyro.condition``, the density of z and of the values together.
         """
-        if z.ndim == 2:
-            return self._vmap(lambda row: self.log_prior(row, x, params), z)
-        z, params = self._split(z, params)
-        return self._log_prior(self._run(z, x[:1], None, params), z)
+        return self._at(z, x[:1], None, params, self._log_prior)
 
     def log_priors(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Log density ``[..., K]`` of the values of each of the K sites, without Jacobians."""
-        if z.ndim == 2:
-            return self._vmap(lambda row: self.log_priors(row, x, params), z)
-        z, params = self._split(z, params)
-        return self.latents.log_priors(self._run(z, x[:1], None, params))
+        return self._at(z, x[:1], None, params, lambda run, _: self.latents.log_priors(run))
 
     def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
-        if z.ndim == 2:
-            return self._vmap(lambda row: self.log_likelihood(row, batch, params), z)
-        z, params = self._split(z, params)
-        return log_prob(self._run(z, batch.x, batch.y, params).observed)
+        return self._at(z, *batch, params, lambda run, _: log_prob(run.observed))
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
-        if z.ndim == 2:
-            with self._naming_columns(x):
-                return self._vmap(lambda row: self.function(row, x, params), z)
-        z, params = self._split(z, params)
-        return cast(Tensor, self._run(z, x, None, params).f)
+        with self._naming_columns(x):
+            return self._at(z, x, None, params, lambda run, _: cast(Tensor, run.f))
 
     # The distribution of y
 
@@ -293,20 +295,17 @@ class Program:
     def _predictive_tensors(
         self, z: Tensor, x: Tensor, params: Params | None
     ) -> tuple[Tensor, ...]:
-        def tensors(row: Tensor) -> tuple[Tensor, ...]:
-            own, own_params = self._split(row, params)
-            run = self._run(own, x, None, own_params)
+        def tensors(run: Evaluate, _: Tensor) -> tuple[Tensor, ...]:
             return (cast(Tensor, run.f), *distribution_tensors(unvalidated(run.observed["fn"])))
 
-        return self._vmap(tensors, z)
+        return self._at(z, x, None, params, tensors)
 
     def observed(
         self, z: Tensor, x: Tensor, params: Params | None = None
     ) -> tuple[Distribution, bool]:
         """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
-        own, own_params = self._split(z, params)
         with self._naming_columns(x):
-            msg = self._run(own, x, None, own_params).observed
+            msg = self._at(z, x, None, params, lambda run, _: run.observed)
         return unvalidated(msg["fn"]), msg["mask"] is not None
 
     def _check_predictive(self, params: Params | None) -> None:
@@ -373,58 +372,66 @@ class Program:
             estimate: Of the likelihood term, where it is another one; the KL is as without.
             row_noise: Its noise, beside that of the draws.
         """
-        guide_params = _part(params, "guide.")
-        model_params = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
+        own = _part(params, "guide.")
+        model = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
         by_row = noise.ndim == 3
-        terms = guide.terms(guide_params, noise[:, 0] if by_row else noise)
+        q = guide.terms(own, noise[:, 0] if by_row else noise)
+        is_apart = by_row or estimate is not None  # the likelihood is not of the KL's draws
+        seen = Batch(batch.x[:1], batch.y[:1]) if is_apart else batch
+        weights = q.weights if estimate is None else estimate.kl_weights
+        at = self._at_draws(q, weights, seen, model, jacobian=guide.has_log_prob)
+        rows, scale = at.rows, at.scale
+        if estimate is not None:
+            rows, scale = estimate.rows(q, (noise, *row_noise), batch, model)
+        elif by_row:
+            rows, scale = self._at_draws_of_each_row(guide, own, noise, batch, model)
+        kl, sampled = self._kl(q, weights, at.log_prior)
+        if q.weights is None:
+            expected = guide.reduce_log_likelihood(rows, scale)
+        else:
+            expected = (q.weights @ rows.sum(-1)) * scale
+        return ELBOTerms(expected, kl, sampled, at.log_factors)
+
+    def _at_draws(
+        self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, *, jacobian: bool
+    ) -> _AtDraws:
+        """The model at the draws of a guide."""
         blocks = None  # of the prior whose expectation is sampled: all
-        if terms.marginals is not None:
-            q = terms.marginals
-            blocks = self.latents.closed_forms(q.cauchy, q.others).sampled
+        if q.marginals is not None:
+            blocks = self.latents.closed_forms(q.marginals.cauchy, q.marginals.others).sampled
         has_factors, scale = False, 1.0
-        weights = terms.weights if estimate is None else estimate.kl_weights
 
         def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal has_factors, scale
-            x, y = (batch.x[:1], batch.y[:1]) if by_row or estimate is not None else batch
-            z, own_params = self._split(z, model_params)
-            run = self._run(z, x, y, own_params)
-            prior = self._log_prior(run, z, jacobian=guide.has_log_prob, blocks=blocks)
+            z, own_params = self._split(z, params)
+            run = self._run(z, *batch, own_params)
+            prior = self._log_prior(run, z, jacobian=jacobian, blocks=blocks)
             has_factors = bool(run.factors)
             rows, scale = self._log_likelihood(run)
             return rows, prior, _log_factors(run, like=z)
 
-        if terms.z.shape[0] == 1:
-            rows, log_prior, log_factors = one(terms.z.squeeze(0))
+        if len(q.z) == 1:
+            rows, log_prior, log_factors = one(q.z.squeeze(0))
             rows = rows.unsqueeze(0)  # [D, B]
         else:
-            rows, log_prior, log_factors = self._vmap(one, terms.z)
-            log_prior = log_prior.mean(0) if weights is None else weights @ log_prior
-            log_factors = log_factors.mean(0) if weights is None else weights @ log_factors
-        if estimate is not None:
-            rows, scale = estimate.rows(terms, (noise, *row_noise), batch, model_params)
-        elif by_row:
-            z = guide.terms(guide_params, noise.flatten(0, 1), density=False).z
-            z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
-            rows, scale = self._log_likelihood_by_row(z, batch, model_params)
-        sampled_kl = -log_prior
-        if terms.marginals is not None:
-            log_prior = log_prior + self.latents.expected_log_prior(terms.marginals)
-        if terms.entropy is not None:
-            kl = -terms.entropy - log_prior
-        elif terms.log_prob is not None:
-            log_q = terms.log_prob.mean() if weights is None else weights @ terms.log_prob
-            kl = sampled_kl = log_q - log_prior
+            rows, *of_draws = self._vmap(one, q.z)
+            log_prior, log_factors = (_mean(values, weights) for values in of_draws)
+        return _AtDraws(rows, scale, log_prior, log_factors if has_factors else None)
+
+    def _kl(
+        self, q: GuideTerms, weights: Tensor | None, log_prior: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """KL(q || p) ``[]`` out of the sampled part of the log prior, and its own sampled part."""
+        sampled = -log_prior
+        if q.marginals is not None:
+            log_prior = log_prior + self.latents.expected_log_prior(q.marginals)
+        if q.entropy is not None:
+            kl = -q.entropy - log_prior
+        elif q.log_prob is not None:
+            kl = sampled = _mean(q.log_prob, weights) - log_prior
         else:
             kl = -log_prior
-        if terms.kl_scale != 1:
-            kl = terms.kl_scale * kl
-        if terms.weights is None:
-            log_likelihood = guide.reduce_log_likelihood(rows, scale)
-        else:
-            log_likelihood = (terms.weights @ rows.sum(-1)) * scale
-        factors = log_factors if has_factors else None
-        return ELBOTerms(log_likelihood, kl, sampled_kl, factors)
+        return (kl if q.kl_scale == 1 else q.kl_scale * kl), sampled
 
     def row_log_likelihood(
         self, values: Mapping[str, Tensor], batch: Batch, params: Params
@@ -432,35 +439,31 @@ class Program:
         """Log densities ``[B]`` of the rows at values of all sites, and their scale, N/B."""
         return self._log_likelihood(self._run_at(values, *batch, params))
 
-    def _log_likelihood_by_row(
-        self, z: Tensor, batch: Batch, params: Params
+    def _at_draws_of_each_row(
+        self, guide: GuideLike, own: Params, noise: Tensor, batch: Batch, params: Params
     ) -> tuple[Tensor, float]:
-        """Log densities ``[D, B]`` of each row at draws of its own, z ``[D, B, P]``, and N/B."""
+        """Log densities ``[D, B]`` of each row at draws of its own, of noise ``[S, B, M]``; N/B."""
+        z = guide.terms(own, noise.flatten(0, 1), density=False).z
+        z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
         scale = 1.0
 
         def one(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
             nonlocal scale
-            own, own_params = self._split(z, params)
-            run = self._run(own, x.unsqueeze(0), y.unsqueeze(0), own_params)
+            z, own_params = self._split(z, params)
+            run = self._run(z, x.unsqueeze(0), y.unsqueeze(0), own_params)
             rows, scale = self._log_likelihood(run, num_rows=batch.x.shape[0])
             return rows.squeeze(0)
 
-        try:
+        with refused_as(
+            "draws for each row need a model that can be batched over draws and rows, and this one "
+            "cannot: leave per_example_draws at False"
+        ):
             rows = torch.func.vmap(lambda draw: torch.func.vmap(one)(draw, *batch))(z)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ModelError(
-                "draws for each row need a model that can be batched over draws and rows, and this "
-                f"one cannot: leave per_example_draws at False ({str(error).splitlines()[0]})"
-            ) from error
         return rows, scale
 
     def non_finite_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> list[str]:
         """Names of the sites, ``"y"`` included, whose value or density is not finite at z."""
-        z, params = self._split(z, params)
-        run = self._run(z, batch.x, batch.y, params)
-        messages = {**run.latent, "y": run.observed}
+        messages = self._at(z, *batch, params, lambda run, _: {**run.latent, "y": run.observed})
         return [
             name
             for name, msg in messages.items()
@@ -468,6 +471,22 @@ class Program:
         ]
 
     # Inside
+
+    def _at(
+        self,
+        z: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        params: Params | None,
+        of: Callable[[Evaluate, Tensor], T],
+    ) -> T:
+        """What is made of the model at z ``[P]``, or at each of several draws ``[S, P]``."""
+
+        def one(draw: Tensor) -> T:
+            own, own_params = self._split(draw, params)
+            return of(self._run(own, x, y, own_params), own)
+
+        return self._vmap(one, z) if z.ndim == 2 else one(z)
 
     def _run(
         self,
@@ -597,6 +616,26 @@ def without_vmap_warnings() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refused_as(message: str) -> Iterator[None]:
+    """Say of a model that vmap refuses what it is needed for.
+
+    Raises:
+        ModelError: The message, and torch's reason.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ModelError(f"{message} ({str(error).splitlines()[0]})") from error
+
+
+def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean over draws ``[D, ...]`` of given or equal weights."""
+    return of_draws.mean(0) if weights is None else weights @ of_draws
+
+
 def _log_factors(run: Evaluate, like: Tensor) -> Tensor:
     """Sum of the ``pyro.factor`` statements of a run, ``[]``."""
     total = like.new_zeros(())
@@ -620,8 +659,7 @@ def _store_params(
     model: Model, messages: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
     """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
-    module = module_of(model)
-    own = set() if module is None else {id(p) for p in module.parameters()}
+    own = {id(p) for p in parameters_of(model).values()}
     params = {}
     for name, msg in messages.items():
         value = cast(Tensor, msg["value"])
@@ -651,7 +689,7 @@ def _leaves(params: Params) -> dict[str, Tensor]:
 def _input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Floating, unless x are whole numbers and the model takes no others, as an embedding."""
     row = x[:1].to(device)
-    if x.is_floating_point() or takes(model, row.to(dtype)) or not takes(model, row):
+    if x.is_floating_point() or tried(model, row.to(dtype))[0] or not tried(model, row)[0]:
         return dtype
     return x.dtype
 
@@ -670,6 +708,6 @@ def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.devic
                 for value in distribution_tensors(prior):
                     if value.is_floating_point():
                         return value.dtype, value.device
-    if (found := sampled_like(model, x[:1])) is not None:
+    if (found := tried(model, x[:1])[1]) is not None:
         return found.dtype, found.device
     return torch.get_default_dtype(), x.device

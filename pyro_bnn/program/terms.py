@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -34,9 +35,9 @@ class GuideTerms(NamedTuple):
     """
 
     z: Tensor
-    entropy: Tensor | None
-    log_prob: Tensor | None
-    marginals: Marginals | None
+    entropy: Tensor | None = None
+    log_prob: Tensor | None = None
+    marginals: Marginals | None = None
     kl_scale: float = 1.0
     weights: Tensor | None = None
 
@@ -66,19 +67,27 @@ class GuideLike(Protocol):
         ...
 
 
-class RowEstimate(Protocol):
-    """Another estimate of the likelihood term than that of draws of z; see ``infer.estimators``."""
+class RowEstimate(ABC):
+    """Another estimate of the likelihood term than that of draws of z.
 
-    @property
-    def kl_weights(self) -> Tensor | None:
-        """Weights ``[S]`` of the draws in the KL; None for equal ones."""
-        ...
+    Attributes:
+        kl_weights: Weights ``[S]`` of the draws in the KL, or None for equal ones.
+    """
 
+    kl_weights: Tensor | None = None
+
+    @abstractmethod
     def rows(
         self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
     ) -> tuple[Tensor, float]:
-        """Expected log densities ``[D, B]`` of the rows, or draws of them, and N/B."""
-        ...
+        """Expected log densities ``[D, B]`` of the rows, or draws of them, and N/B.
+
+        Args:
+            terms: The guide's at the noise of its draws.
+            noise: The noise of its draws ``[S, M]``, and that of rows ``[S, B, R]``.
+            batch: Rows of the data.
+            params: Values of the model's point-estimated parameters.
+        """
 
 
 class ELBOTerms(NamedTuple):
@@ -96,3 +105,8 @@ class ELBOTerms(NamedTuple):
     kl: Tensor
     sampled_kl: Tensor
     log_factors: Tensor | None = None
+
+    def loss(self, kl_weight: Tensor) -> Tensor:
+        """What is minimised, with the KL's weight of a step."""
+        loss = kl_weight * self.kl - self.expected_log_likelihood
+        return loss if self.log_factors is None else loss - self.log_factors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import DataError, ModelError, SiteError
-from pyro_bnn.program.handlers import Model, evaluate, sampled_like
+from pyro_bnn.program.handlers import Model, evaluate, tried
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
@@ -35,7 +35,7 @@ def proper_program(model: Model, x: Tensor) -> Program:
         ModelError: If it has point-estimated parameters.
         SiteError: If a prior is improper, or a held site's density depends on other sites.
     """
-    like = sampled_like(model, x[:1])
+    _, like = tried(model, x[:1])
     x = x if like is None else x.to(like)
     with isolated(0):
         observed = evaluate(model, {}, x).observed

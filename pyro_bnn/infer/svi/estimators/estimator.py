@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch, GuideTerms, Params
+from pyro_bnn.program.terms import RowEstimate
 
 
 def is_factorised(guide: object) -> bool:
@@ -20,7 +18,7 @@ def is_factorised(guide: object) -> bool:
     return issubclass(cls, AutoNormal) and cls.transport is AutoNormal.transport
 
 
-class Estimator(ABC):
+class Estimator(RowEstimate):
     """An estimate of the likelihood term under a factorised Gaussian.
 
     Args:
@@ -29,13 +27,11 @@ class Estimator(ABC):
     Attributes:
         name: As ``SVI(estimator=...)`` takes it.
         nodes: Noise ``[S, M]`` of the draws in the KL where these are fixed, or None.
-        kl_weights: Weights ``[S]`` of these draws, or None for equal ones.
         row_numbers: Numbers of noise a row and particle.
     """
 
     name: ClassVar[str]
     nodes: Tensor | None = None
-    kl_weights: Tensor | None = None
     row_numbers: int = 0
 
     def __init__(self, program: Program) -> None:
@@ -46,16 +42,3 @@ class Estimator(ABC):
         size = (num_particles, num_rows, self.row_numbers)
         like = self.program.initial
         return torch.randn(size, generator=generator, dtype=like.dtype, device=like.device)
-
-    @abstractmethod
-    def rows(
-        self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
-    ) -> tuple[Tensor, float]:
-        """Log densities ``[D, B]`` of the rows, and N/B.
-
-        Args:
-            terms: The guide's at the noise of its draws.
-            noise: The noise of its draws ``[S, M]``, and that of rows ``[S, B, R]``.
-            batch: Rows of the data.
-            params: Values of the model's point-estimated parameters.
-        """

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import ModelError, SiteError
+from pyro_bnn.errors import SiteError
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Rule, Weight
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.program import Program, refused_as
 from pyro_bnn.program.terms import Batch, GuideTerms, Params
 
 
@@ -97,15 +97,11 @@ class ProductEstimator(Estimator):
 
         if len(terms.z) == 1:
             return one(terms.z[0], noise[0][0], noise[1][0]).unsqueeze(0), factor
-        try:
+        with refused_as(
+            "several particles of this estimator need a model that can be batched over draws, and "
+            "this one cannot: take num_particles=1"
+        ):
             rows = torch.func.vmap(one)(terms.z, *noise)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ModelError(
-                "several particles of this estimator need a model that can be batched over draws, "
-                f"and this one cannot: take num_particles=1 ({str(error).splitlines()[0]})"
-            ) from error
         return rows, factor
 
     def _refuse_operation(self, site: str, operation: str) -> None:
