@@ -61,8 +61,3 @@ class BatchEnsemble(AutoRank1Mixture):
             start=start,
             init_spread=init_spread,
         )
-
-    def options(self) -> dict[str, Any]:
-        """All of them but ``init_loc_fn``."""
-        names = ("num_components", "start", "init_spread")
-        return {name: value for name, value in super().options().items() if name in names}

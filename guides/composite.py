@@ -3,23 +3,21 @@ r"""Another family for each group of sites, :math:`q(z) = \prod_b q_b(z_b)`."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
-import pyro
 import torch
-from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.nn import PyroModuleList
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides.delta import AutoDelta
-from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Guide, KLKind
+from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Drawn, Guide, KLKind
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
 from pyro_bnn.program.handlers import Evaluate, Model
-from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.terms import GuideTerms
 from pyro_bnn.sites import Site
 
@@ -70,6 +68,8 @@ class AutoComposite(Guide):
         >>> {type(part).__name__: part.num_latents for part in guide.parts}
         {'AutoLowRankMultivariateNormal': 32, 'AutoDelta': 9, 'AutoNormal': 1}
     """
+
+    own_state: ClassVar[Mapping[str, str]] = {"parts": "_names"}
 
     def __init__(
         self,
@@ -213,13 +213,12 @@ class AutoComposite(Guide):
         """Log q(z) ``[...]`` of z ``[..., P]``, the sum over parts."""
         if not self.has_log_prob:
             return super().log_prob(z)
-        return _total([part.log_prob(own) for part, own in self._pieces(z)])
+        return _total(part.log_prob(own) for part, own in self._pieces(z))
 
     def log_q(self, noise: Tensor) -> Tensor:
-        """Log density ``[...]`` of the draws made of noise ``[..., M]``, the sum over parts."""
-        if not self.has_log_prob:
-            return super().log_q(noise)
-        return _total([part.log_q(own) for part, own in self._noises(noise)])
+        """Log density ``[...]`` of the draws of noise ``[..., M]``, over parts that have one."""
+        pairs = self._noises(noise)
+        return _total(part.log_q(own) for part, own in pairs if part.has_log_prob)
 
     def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
         """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``, the sum over parts."""
@@ -239,50 +238,20 @@ class AutoComposite(Guide):
             return None
         return self._blocks.join([m for m, _ in known]), self._blocks.join([s for _, s in known])
 
-    @property
-    def cauchy_sites(self) -> frozenset[str]:
-        """Those of the parts."""
-        return frozenset().union(*(part.cauchy_sites for part in self._guides))
-
-    def components(self) -> Marginals | None:
-        """Marginals of all parts, where each has them."""
-        return self._joined([part.components() for part in self._guides])
-
-    def _joined(self, parts: Sequence[Marginals | None]) -> Marginals | None:
-        known = [part for part in parts if part is not None and part.loc.ndim == 1]
-        if len(known) < len(parts):
-            return None
-        return Marginals(
-            self._blocks.join([part.loc for part in known]),
-            self._blocks.join([part.scale for part in known]),
-            self.cauchy_sites,
-            self.marginal_family,
-        )
-
     def atoms(self) -> Tensor | None:
         """The estimate ``[1, P]``, where every part is one."""
         if any(part.has_log_prob for part in self._guides):
             return None
         return self.centre().unsqueeze(0)
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles ``[Q, *shape]`` of each site, those of its part."""
-        self.setup(*args, **kwargs)
-        found = {k: v for part in self._guides for k, v in part.quantiles(quantiles).items()}
-        return {name: found[name] for name, _, _ in self._shapes}
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z, those of the parts."""
+        return self._blocks.join([part.z_quantiles(levels) for part in self._guides])
 
     def get_posterior(self) -> Distribution:
-        """The product over z ``[P]`` of the parts' distributions."""
+        """Q over z ``[P]``; of point estimates the density counts as 1."""
         self.require_setup()
-        return _Product([part.get_posterior() for part in self._guides], self._blocks)
-
-    @contextmanager
-    def transforming_once(self) -> Iterator[None]:
-        """As in the base class, for the parameters of all parts."""
-        with ExitStack() as stack:
-            for part in self._guides:
-                stack.enter_context(part.transforming_once())
-            yield
+        return Drawn(self)
 
     # Objective
 
@@ -291,10 +260,10 @@ class AutoComposite(Guide):
         terms = [part.make_terms(own, density=density) for part, own in self._noises(noise)]
         z = self._blocks.join([part.z for part in terms])
         if not density or self.objective == LOG_JOINT:
-            return GuideTerms(z, None, None, None)
+            return GuideTerms(z)
         entropies = [part.entropy for part in terms if part.entropy is not None]
         log_probs = [part.log_prob for part in terms if part.log_prob is not None]
-        marginals = self._joined([part.marginals for part in terms])
+        marginals = self.components()
         if self.has_log_prob and not log_probs:
             return GuideTerms(z, _total(entropies), None, marginals)
         log_prob = _total(log_probs) if log_probs else z.new_zeros(len(z))
@@ -303,26 +272,19 @@ class AutoComposite(Guide):
         if self.has_log_prob:
             return GuideTerms(z, None, log_prob, marginals)
         # the log prior is that of the sites' values then, and so has to be the density
-        return GuideTerms(z, None, log_prob - self._log_det_jacobian(z), None)
-
-    def _log_det_jacobian(self, z: Tensor) -> Tensor:
-        """Of the values by z, over the sites with a density; ``[K]``."""
         sites = [site for site in cast(Latents, self.latents).sites if not self._is_point(site)]
-        return _total([site.log_abs_det_jacobian(z) for site in sites])
+        return GuideTerms(
+            z, log_prob=log_prob - _total(site.log_abs_det_jacobian(z) for site in sites)
+        )
 
     def _is_point(self, site: Site) -> bool:
         pairs = zip(self._guides, self._names, strict=True)
         return any(site.name in own for part, own in pairs if not part.has_log_prob)
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every site of the model, as Pyro's engines ask of a guide."""
-        self.setup(*args, **kwargs)
-        z = pyro.sample(f"{self._pyro_name}_z", self.get_posterior(), infer={"is_auxiliary": True})
-
-        def distribution(site: Site) -> Distribution:
-            return self.point(site, z, has_density=not self._is_point(site))
-
-        return self.sample_sites(distribution, *args, **kwargs)
+    def point(self, site: Site, z: Tensor, *, has_density: bool = True) -> Distribution:
+        """Point mass at a site's value; see the base class."""
+        has_density = has_density and not self._is_point(site)
+        return super().point(site, z, has_density=has_density)
 
     # Starts
 
@@ -350,10 +312,6 @@ class AutoComposite(Guide):
 
     # State
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, and which of them are in each part."""
-        return super().get_extra_state() | {"parts": self._names}
-
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check the sites and parts of a state dict against the guide's own."""
         super().set_extra_state(state)
@@ -375,26 +333,6 @@ class AutoComposite(Guide):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class _Product(TorchDistribution):
-    """Independent distributions over the blocks of z ``[P]``."""
-
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
-    support = constraints.real_vector
-    has_rsample = True
-
-    def __init__(self, parts: Sequence[Distribution], blocks: Blocks) -> None:
-        self.parts, self.blocks = parts, blocks
-        super().__init__(torch.Size(), torch.Size([sum(blocks.sizes)]), validate_args=False)
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        shape = torch.Size(sample_shape)
-        return self.blocks.join([cast(Any, part).rsample(shape) for part in self.parts])
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        pairs = zip(self.parts, self.blocks.split(value), strict=True)
-        return _total([cast(Any, part).log_prob(own) for part, own in pairs])
-
-
 def _make_part(spec: PartSpec, model: Model) -> Guide:
     """The guide that a specification names.
 
@@ -406,7 +344,10 @@ def _make_part(spec: PartSpec, model: Model) -> Guide:
         spec = {"guide": spec}
     if isinstance(spec, Mapping):
         options = dict(spec)
-        part = _guide_class(options.pop("guide", None))(model, **options)
+        name = options.pop("guide", None)
+        if name not in Guide.known:
+            raise UnknownNameError("guide", str(name), Guide.known)
+        part: Any = Guide.known[name](model, **options)
     elif callable(spec) and not isinstance(spec, Guide):
         part = spec(model)
     else:
@@ -428,13 +369,6 @@ def _make_part(spec: PartSpec, model: Model) -> Guide:
     return part
 
 
-def _guide_class(name: object) -> type[Guide]:
-    """The class of this package with a name."""
-    if not (isinstance(name, str) and name in Guide.known):
-        raise UnknownNameError("guide", str(name), Guide.known)
-    return Guide.known[name]
-
-
 def _described(part: Guide) -> dict[str, Any]:
     return {"guide": type(part).__name__, **part.options()}
 
@@ -449,8 +383,5 @@ def _renumbered(sites: Sequence[Site]) -> tuple[Site, ...]:
     return tuple(moved)
 
 
-def _total(values: Sequence[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+def _total(values: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, values)

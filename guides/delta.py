@@ -2,11 +2,9 @@ r"""Point estimate, :math:`q(z) = \delta(z - m)`: maximum a posteriori (MAP)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyro.distributions as dist
-import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
@@ -55,12 +53,9 @@ class AutoDelta(Guide):
         self.require_setup()
         return dist.Delta(self.loc, event_dim=1)
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The estimate at every level, ``[Q, *shape]`` by name."""
-        self.setup(*args, **kwargs)
-        assert self.latents is not None
-        with torch.no_grad():
-            return self.latents.constrain(self.loc.detach().expand(len(quantiles), -1))
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """The estimate at every level, ``[Q, P]``."""
+        return self.loc.expand(len(levels), -1)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Set every site of the model to its estimate."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
-import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_choice, check_positive, check_share
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.guide import ELBO, Guide, KLKind, check_init_scale, positive_parameter
 from pyro_bnn.guides.parts.units import Part, Units
@@ -133,6 +133,7 @@ class AutoDropout(Guide):
     kl_kind: KLKind = "none"
     marginal_family: Marginal = "moments"
     objective: str = DROPOUT
+    own_state: ClassVar[Mapping[str, str]] = {"weights": "_weights", "noise": "_noise"}
 
     loc: Tensor
     scale: Tensor
@@ -205,12 +206,6 @@ class AutoDropout(Guide):
             scale = loc.new_full((self._units.num_others,), self.init_scale)
             self.scale = positive_parameter(scale)
 
-    def options(self) -> dict[str, Any]:
-        """All of them but ``init_loc_fn``, and the temperature where it is the default."""
-        names = ["kind", "rate", "drop_inputs", "init_scale"]
-        names += ["temperature"] * (self.temperature is not None)
-        return {name: getattr(self, name) for name in names}
-
     def rates(self) -> dict[str, float]:
         r"""Probability p of dropping an input, by name of the weight.
 
@@ -257,17 +252,13 @@ class AutoDropout(Guide):
         u = torch.special.log_ndtr(noise) - torch.special.log_ndtr(-noise)  # logit of the cdf
         return torch.sigmoid((u - logit) / t) / torch.sigmoid(-logit)
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles ``[Q, *shape]`` of each site, by name."""
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z."""
         if self.kind == "gaussian":
-            return super().quantiles(quantiles, *args, **kwargs)
-        self.setup(*args, **kwargs)
-        with torch.no_grad():
-            levels = torch.as_tensor(quantiles, dtype=self.loc.dtype, device=self.loc.device)
-            noise = torch.special.ndtri(levels).unsqueeze(-1).expand(-1, self.noise_dim)
-            up, down = self.transport(noise), self.transport(-noise)
-            z = torch.where(self.centre() < 0, down, up)  # a negative weight falls as m grows
-        return cast(Latents, self.latents).constrain(z)
+            return super().z_quantiles(levels)
+        noise = torch.special.ndtri(levels).unsqueeze(-1).expand(-1, self.noise_dim)
+        up, down = self.transport(noise), self.transport(-noise)
+        return torch.where(self.centre() < 0, down, up)  # a negative weight falls as m grows
 
     # Densities
 
@@ -280,15 +271,15 @@ class AutoDropout(Guide):
             if part.is_noise:
                 total = total + part.length * STANDARD_ENTROPY
             elif part.weight is not None:
-                total = total + part.num_units * self._mask_entropy(part.weight)
+                of_coin: Any = 0.0  # H(p) of one input, in nats
+                p = self.rate
+                if self.kind == "concrete":
+                    logit = self.logit_rate[part.weight]
+                    of_coin = nn.functional.softplus(logit) - logit.sigmoid() * logit
+                elif p > 0:
+                    of_coin = -p * math.log(p) - (1 - p) * math.log(1 - p)
+                total = total + part.num_units * of_coin
         return total
-
-    def _mask_entropy(self, weight: int) -> Tensor | float:
-        """H(p) of one input of a weight, in nats."""
-        if self.kind == "bernoulli":
-            return _entropy(self.rate)
-        logit = self.logit_rate[weight]
-        return nn.functional.softplus(logit) - logit.sigmoid() * logit
 
     def components(self) -> Marginals:
         """Means and sds ``[P]`` of all entries; of relaxed masks those at temperature 0."""
@@ -330,20 +321,6 @@ class AutoDropout(Guide):
         """Mean and sd ``[P]`` of the Gaussian kind; None of masks."""
         return (self.loc, self._sds()) if self.has_log_prob else None
 
-    def kl(
-        self, num_draws: int = 1_000, seed: int = 0, *, params: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, bool]:
-        """KL(q || prior) in nats of the Gaussian kind; see the base class.
-
-        Raises:
-            SiteError: If the kind is another, or the guide has not been set up.
-        """
-        if not self.has_log_prob:
-            raise SiteError(
-                f'AutoDropout of kind="{self.kind}" is a q on points or lines: its KL is infinite'
-            )
-        return super().kl(num_draws, seed, params=params)
-
     # As a Pyro guide
 
     def get_posterior(self) -> Distribution:
@@ -366,41 +343,21 @@ class AutoDropout(Guide):
         log_q = -self.entropy() - latents.expected_log_prior(q)
         for block, _ in latents.closed_forms(q.cauchy, q.others).expected:
             log_q = log_q + block.log_prob(z)  # which Pyro has in place of its expectation
-        density = dist.Delta(z, log_q, event_dim=1)
-        z = pyro.sample(f"{self._pyro_name}_z", density, infer={"is_auxiliary": True})
+        z = self.sample_auxiliary("z", dist.Delta(z, log_q, event_dim=1))
         return self.sample_sites(
             lambda site: self.point(site, z, has_density=False), *args, **kwargs
         )
-
-    # State
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, and which are weights or the model's own noise."""
-        own = {"weights": list(self._weights), "noise": list(self._noise)}
-        return super().get_extra_state() | own
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        extra = state_dict.get(f"{prefix}_extra_state")
-        if not self._shapes and extra:
-            self._weights = tuple(extra.get("weights", ()))
-            self._noise = tuple(extra.get("noise", ()))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _check_options(
     kind: str, rate: float, drop_inputs: bool, temperature: float | None, init_scale: float
 ) -> None:
-    if kind not in get_args(Kind):
-        raise OptionError(f"kind is one of {', '.join(map(repr, get_args(Kind)))}, not {kind!r}")
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not (is_number and 0 <= rate < 1):
-        raise OptionError(f"rate is a probability below 1, not {rate!r}")
+    check_choice("kind", kind, Kind)
+    check_share("rate", rate)
     if rate == 0 and kind != "bernoulli":
         raise OptionError(f'rate starts above 0 where it is learned, as by kind="{kind}"')
-    if temperature is not None and not 0 < temperature < math.inf:
-        raise OptionError(f"temperature is a positive number, not {temperature!r}")
+    if temperature is not None:
+        check_positive("temperature", temperature)
     idle = {
         "temperature": temperature is not None and kind != "concrete",
         "drop_inputs": drop_inputs and kind == "gaussian",  # all weights have noise
@@ -409,8 +366,3 @@ def _check_options(
     for name, is_idle in idle.items():
         if is_idle:
             raise OptionError(f'{name} would have no effect with kind="{kind}": leave it out')
-
-
-def _entropy(p: float) -> float:
-    """Entropy of a coin, in nats."""
-    return -sum(q * math.log(q) for q in (p, 1 - p) if q > 0)

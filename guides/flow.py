@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal
 
-import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from torch import Tensor, nn
+from torch import Tensor
 
+from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
-from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_parameter
-from pyro_bnn.guides.parts.blocks import Blocks, layers_of
-from pyro_bnn.guides.parts.flow_layers import KINDS, NOT_INVERTED, FlowMap, Flows
+from pyro_bnn.guides.guide import KLKind, ScaledGuide
+from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, layers_of, matching_sites
+from pyro_bnn.guides.parts.flow_layers import KINDS, NOT_INVERTED, Flows
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.terms import GuideTerms
 from pyro_bnn.sites import Site
@@ -29,9 +27,10 @@ FlowName = Literal[
     "spline_autoregressive",
     "spline_coupling",
 ]
+On = Literal["all", "last_layer"]
 
 
-class AutoFlow(Guide):
+class AutoFlow(ScaledGuide):
     r"""Normalising flow of Pyro over all weights, or over those of the last layer.
 
     .. math:: z = m + s \circ f_L(\cdots f_1(\epsilon)), \quad \epsilon \sim \mathcal N(0, I);
@@ -108,8 +107,8 @@ class AutoFlow(Guide):
     kl_kind: KLKind = "monte_carlo"
     contains = ("AutoNormal",)
 
-    loc: Tensor
-    scale: Tensor
+    own_state: ClassVar[Mapping[str, str]] = {"flow_sites": "flow_sites"}
+
     flows: Flows
 
     def __init__(
@@ -120,10 +119,9 @@ class AutoFlow(Guide):
         flow: FlowName = "affine_coupling",
         num_flows: int | None = None,
         hidden: int | None = None,
-        on: Literal["all", "last_layer"] = "all",
+        on: On = "all",
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        self.init_scale = check_init_scale(init_scale)
+        super().__init__(model, init_loc_fn, init_scale)
         if flow in NOT_INVERTED:
             raise OptionError(
                 f"Pyro cannot invert flow={flow!r}, so that q has no density at a given z: take "
@@ -132,10 +130,9 @@ class AutoFlow(Guide):
         if flow not in KINDS:
             raise UnknownNameError("flow", str(flow), KINDS)
         for name, value in (("num_flows", num_flows), ("hidden", hidden)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(f"{name} is an integer of at least 1, not {value!r}")
-        if on not in ("all", "last_layer"):
-            raise OptionError(f'on is "all" or "last_layer", not {on!r}')
+            if value is not None:
+                check_positive_int(name, value)
+        check_choice("on", on, On)
         self.flow, self.hidden, self.on = flow, hidden, on
         self.num_flows = KINDS[flow].num_layers if num_flows is None else num_flows
         self.flow_sites: tuple[str, ...] = ()  # names of the sites that it is over
@@ -150,7 +147,14 @@ class AutoFlow(Guide):
             return
         names = [site.name for site in sites]
         if self.on == "last_layer":
-            names = _last_layer(sites, self.model)
+            real = [site.name for site in sites if site.is_real]
+            if not real or not layers_of(real, self.model)[-1]:
+                raise SiteError(
+                    'on="last_layer" needs real sites that a module of the model owns, such as '
+                    f'"layers.1.weight", to tell the last layer; there are {", ".join(names)}: '
+                    'take on="all"'
+                )
+            names = matching_sites(LAST_LAYER, sites, self.model)
         self.flow_sites = tuple(names)
 
     # Parameters
@@ -169,8 +173,7 @@ class AutoFlow(Guide):
         kind, size = KINDS[self.flow], self._blocks.sizes[self._block]
         units = kind.units(size) if self.hidden is None else self.hidden
         self._check_size(size, units)
-        self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
+        super().make_parameters(loc)
         self.flows = Flows(kind, size, self.num_flows, units).to(loc)
 
     def _check_size(self, size: int, units: int) -> None:
@@ -194,15 +197,8 @@ class AutoFlow(Guide):
                 f'flow="affine_coupling" with few hidden units, or "planar"{less}'
             )
 
-    def options(self) -> dict[str, Any]:
-        """``init_scale``, ``flow``, ``num_flows``, ``hidden`` and ``on``."""
-        return {
-            "init_scale": self.init_scale,
-            "flow": self.flow,
-            "num_flows": self.num_flows,
-            "hidden": self.hidden,
-            "on": self.on,
-        }
+    def set_sds(self, sds: Tensor) -> None:
+        """Leave the scales, which are no standard deviations of z, as they are."""
 
     def centre(self) -> Tensor:
         """Where noise of zeros goes, ``[P]``; the mean has no closed form."""
@@ -217,22 +213,34 @@ class AutoFlow(Guide):
 
     # Draws and densities
 
-    @property
-    def _q(self) -> FlowMap:
+    def _push(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Z ``[..., P]`` of noise ``[..., P]``, and its log density ``[...]``."""
         self.require_setup()
-        return FlowMap(self.loc, self.scale, self.flows, self._blocks, self._block)
+        parts = self._blocks.split(noise)
+        parts[self._block], log_det = self.flows(parts[self._block])
+        log_det = log_det + self.scale.log().sum()
+        constant = 0.5 * noise.shape[-1] * math.log(2 * math.pi)
+        standard = -0.5 * noise.square().sum(-1) - constant
+        return self.loc + self.scale * self._blocks.join(parts), standard - log_det
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * f(noise)``, ``[..., P]``."""
-        return self._q.push(noise)[0]
+        return self._push(noise)[0]
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``, by the inverse; see the table above."""
-        return self.log_q(self._q.pull(z))
+        self.require_setup()
+        return self.log_q(self.noise_of(z))
+
+    def noise_of(self, z: Tensor) -> Tensor:
+        """Noise ``[..., P]`` that is sent to z ``[..., P]``."""
+        parts = self._blocks.split((z - self.loc) / self.scale)
+        parts[self._block] = self.flows.inverse(parts[self._block])
+        return self._blocks.join(parts)
 
     def log_q(self, noise: Tensor) -> Tensor:
         """Log density ``[...]`` of the draws made of noise ``[..., P]``, without the inverse."""
-        return _standard_normal(noise) - self._q.push(noise)[1]
+        return self._push(noise)[1]
 
     def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
         """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``, without the inverse."""
@@ -240,70 +248,5 @@ class AutoFlow(Guide):
 
     def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
         """What an ELBO needs at noise ``[K, P]``, by one pass."""
-        z, log_det = self._q.push(noise)
-        return GuideTerms(z, None, _standard_normal(noise) - log_det if density else None, None)
-
-    def get_posterior(self) -> Distribution:
-        """Q over z ``[P]``, as a transform of standard normal noise."""
-        q = self._q
-        noise = dist.Normal(torch.zeros_like(q.loc), torch.ones_like(q.loc)).to_event(1)
-        return cast(Distribution, dist.TransformedDistribution(noise, [_Transport(q)]))
-
-    # State
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, and which of them the flow is over."""
-        return super().get_extra_state() | {"flow_sites": list(self.flow_sites)}
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        extra = state_dict.get(f"{prefix}_extra_state")
-        if not self._shapes and extra:
-            self.flow_sites = tuple(extra["flow_sites"])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-class _Transport(torch.distributions.Transform):
-    """The map from noise to z ``[P]``, and back."""
-
-    domain = constraints.real_vector
-    codomain = constraints.real_vector
-    bijective = True
-
-    def __init__(self, q: FlowMap) -> None:
-        super().__init__(cache_size=1)  # the density of a draw needs no inverse
-        self.q = q
-
-    def _call(self, x: Tensor) -> Tensor:
-        return self.q.push(x)[0]
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self.q.pull(y)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
-        return self.q.push(x)[1]
-
-
-def _last_layer(sites: Sequence[Site], model: Model) -> list[str]:
-    """Names of the sites of the layer that owns the last real site.
-
-    Raises:
-        SiteError: If no module owns it.
-    """
-    names = [site.name for site in sites]
-    layers = layers_of(names, model)
-    real = [layer for site, layer in zip(sites, layers, strict=True) if site.is_real]
-    if not real or not real[-1]:
-        raise SiteError(
-            'on="last_layer" needs real sites that a module of the model owns, such as '
-            f'"layers.1.weight", to tell the last layer; there are {", ".join(names)}: take '
-            'on="all"'
-        )
-    return [name for name, layer in zip(names, layers, strict=True) if layer == real[-1]]
-
-
-def _standard_normal(noise: Tensor) -> Tensor:
-    """Log density ``[...]`` of noise ``[..., P]``."""
-    constant = 0.5 * noise.shape[-1] * math.log(2 * math.pi)
-    return -0.5 * noise.square().sum(-1) - constant
+        z, log_prob = self._push(noise)
+        return GuideTerms(z, log_prob=log_prob if density else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide import AutoGuide, init_to_median
@@ -42,6 +43,7 @@ CreatePlates: TypeAlias = Callable[..., "pyro.plate | Iterable[pyro.plate]"]
 ELBO = "ELBO"  # name of the objective of most guides
 LOG_JOINT = "log joint"  # and of point estimates
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 20  # most draws, and numbers, that are made at once
+NO_OPTIONS = ("self", "model", "init_loc_fn", "create_plates")  # arguments that no file can hold
 
 _instances = itertools.count()
 
@@ -86,6 +88,8 @@ class Guide(AutoGuide):
             column in memory while its steps are compiled.
         contains: Names of guides whose families are special cases of this one's, whatever their
             options; theirs in turn need not be named.
+        own_state: Attributes beside the parameters that are saved with them, tuples of text, by
+            the name under which they are saved.
     """
 
     has_log_prob: bool = True
@@ -100,6 +104,7 @@ class Guide(AutoGuide):
     warms_up_components: ClassVar[bool] = False
     tall_params: ClassVar[tuple[str, ...]] = ()
     contains: ClassVar[tuple[str, ...]] = ()
+    own_state: ClassVar[Mapping[str, str]] = {}
     known: ClassVar[dict[str, type[Guide]]] = {}
     """The guides of this package by name, those that an engine alone makes among them."""
 
@@ -199,7 +204,7 @@ class Guide(AutoGuide):
         """What an ELBO needs at noise ``[K, M]``; with ``density=False`` the draws alone."""
         draws = self.draws(noise)
         if not density:
-            return GuideTerms(draws, None, None, None)
+            return GuideTerms(draws)
         entropy = self.entropy()
         log_prob = None
         if entropy is None and self.has_log_prob:
@@ -208,7 +213,22 @@ class Guide(AutoGuide):
 
     def get_posterior(self) -> Distribution:
         """Q as a distribution over z ``[P]``."""
-        raise TypeError(f"{type(self).__name__} has no distribution object")
+        if not self.has_log_prob:
+            raise TypeError(f"{type(self).__name__} has no distribution object")
+        self.require_setup()
+        return Drawn(self)
+
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z; by default those of Gaussian ``marginals``."""
+        marginals = self.marginals()
+        if marginals is None:
+            raise SiteError(
+                f"the marginals of {type(self).__name__} have no closed form; take quantiles of "
+                "posterior.sample()"
+            )
+        mean, sd = marginals
+        z: Tensor = mean + sd * torch.special.ndtri(levels).unsqueeze(-1)
+        return z
 
     @contextmanager
     def transforming_once(self) -> Iterator[None]:
@@ -216,11 +236,14 @@ class Guide(AutoGuide):
 
         Then its gradient passes the transform once, too.
         """
-        self.__dict__["_constrained"] = {}
+        guides = [part for part in self.modules() if isinstance(part, Guide)]
+        for part in guides:
+            part.__dict__["_constrained"] = {}
         try:
             yield
         finally:
-            del self.__dict__["_constrained"]
+            for part in guides:
+                del part.__dict__["_constrained"]
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_constrained")
@@ -400,8 +423,10 @@ class Guide(AutoGuide):
             raise SiteError(f"the guide covers {', '.join(extra)}, which the model does not have")
 
     def options(self) -> dict[str, Any]:
-        """JSON-able options that make a guide of the same kind."""
-        return {}
+        """JSON-able options that make a guide of the same kind: its arguments, but its start."""
+        arguments = inspect.signature(type(self).__init__).parameters
+        given = {name: getattr(self, name, None) for name in arguments if name not in NO_OPTIONS}
+        return {name: value for name, value in given.items() if value is not None}
 
     def centre(self) -> Tensor:
         """Where q is centred, ``[P]``."""
@@ -522,7 +547,7 @@ class Guide(AutoGuide):
             SiteError: If the guide has not been set up, or has no density.
         """
         if not self.has_log_prob:
-            raise SiteError(f"{type(self).__name__} is a point estimate: its KL is infinite")
+            raise SiteError(f"{type(self).__name__} has no density: its KL is infinite")
         if self.latents is None:
             raise SiteError(f"call guide.setup(x) before {type(self).__name__}.kl()")
         if any(f.full_size not in (None, f.size) for f in self._prototype_frames.values()):
@@ -577,34 +602,28 @@ class Guide(AutoGuide):
             SiteError: If the marginals of q have no closed form.
         """
         self.setup(*args, **kwargs)
-        marginals = self.marginals()
-        if marginals is None:
-            raise SiteError(
-                f"the marginals of {type(self).__name__} have no closed form; take quantiles of "
-                "posterior.sample()"
-            )
-        mean, sd = (value.detach() for value in marginals)
-        levels = torch.as_tensor(quantiles, dtype=mean.dtype, device=mean.device)
-        z = mean + sd * torch.special.ndtri(levels).unsqueeze(-1)  # [Q, P]
-        return cast(Latents, self.latents).constrain(z)
+        like = next(self.parameters())
+        levels = torch.as_tensor(quantiles, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            return cast(Latents, self.latents).constrain(self.z_quantiles(levels))
 
     # As a Pyro guide
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every site of the model, as Pyro's engines ask of a guide."""
         self.setup(*args, **kwargs)
-        z = pyro.sample(f"{self._pyro_name}_z", self.get_posterior(), infer={"is_auxiliary": True})
+        z = self.sample_auxiliary("z", self.get_posterior())
         return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)
+
+    def sample_auxiliary(self, name: str, fn: Distribution) -> Tensor:
+        """A Pyro statement of the guide alone, of which the model has none."""
+        return pyro.sample(f"{self._pyro_name}_{name}", fn, infer={"is_auxiliary": True})
 
     def sample_noise(self, length: int) -> Tensor:
         """Standard normal noise ``[..., length]`` as a Pyro statement that has no density."""
         zeros = next(self.parameters()).new_zeros(length)
         with poutine.mask(mask=False):
-            return pyro.sample(
-                f"{self._pyro_name}_noise",
-                dist.Normal(zeros, 1.0).to_event(1),
-                infer={"is_auxiliary": True},
-            )
+            return self.sample_auxiliary("noise", dist.Normal(zeros, 1.0).to_event(1))
 
     def point(self, site: Site, z: Tensor, *, has_density: bool = True) -> Distribution:
         """Point mass at a site's value of draws z ``[..., P]``, as in its plates.
@@ -670,8 +689,9 @@ class Guide(AutoGuide):
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, from which the parameters can be made again."""
-        return {"sites": self._shapes}
+        """Names and shapes of the sites and ``own_state``: what parameters are made of again."""
+        own = {name: list(getattr(self, value)) for name, value in self.own_state.items()}
+        return {"sites": self._shapes, **own}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check the sites of a state dict against the guide's own."""
@@ -686,6 +706,8 @@ class Guide(AutoGuide):
     ) -> None:
         extra = state_dict.get(f"{prefix}_extra_state")
         if not self._shapes and extra:
+            for name, value in self.own_state.items():
+                setattr(self, value, tuple(extra.get(name, ())))
             self._shapes = [(name, list(shape), n) for name, shape, n in extra["sites"]]
             like = next(v for v in state_dict.values() if isinstance(v, Tensor))
             self.make_parameters(like.new_zeros(self.num_latents))
@@ -710,6 +732,84 @@ class Guide(AutoGuide):
         return copied
 
 
+class ScaledGuide(Guide, is_base=True):
+    """Base of guides whose scales start at one number.
+
+    Args:
+        model: Pyro model.
+        init_loc_fn: Start of the means; default a draw from the prior.
+        init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+        create_plates: As stock Pyro's guides take it; see :class:`Guide`.
+
+    Raises:
+        OptionError: If ``init_scale`` is not positive.
+
+    Attributes:
+        factor_param: Name of the parameter at whose zero the entries of z are independent and
+            ``scale`` are their standard deviations.
+    """
+
+    factor_param: ClassVar[str | None] = None
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
+        init_scale: float = 0.01,
+        *,
+        create_plates: CreatePlates | None = None,
+    ) -> None:
+        super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
+        self.init_scale = check_init_scale(init_scale)
+
+    def make_parameters(self, loc: Tensor) -> None:
+        """Create ``loc [P]`` and ``scale [P]``."""
+        self.loc = nn.Parameter(loc)
+        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
+
+    def set_sds(self, sds: Tensor) -> None:
+        """Make ``scale`` these values ``[P]``, and the factor of correlations 0."""
+        if self.factor_param is not None:
+            with torch.no_grad():
+                getattr(self, self.factor_param).zero_()
+        self.scale = sds.to(self.loc)
+
+
+class Drawn(TorchDistribution):
+    """A guide's q over z ``[P]``, by its own draws and density.
+
+    The density of what was drawn is taken of its noise, without an inverse.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    support = constraints.real_vector
+
+    def __init__(self, guide: Guide, batch_shape: Sequence[int] = ()) -> None:
+        self.guide, self.has_rsample = guide, guide.has_rsample
+        self._drawn: tuple[Tensor, Tensor] | None = None  # values and their noise
+        event_shape = torch.Size([guide.num_latents])
+        super().__init__(torch.Size(batch_shape), event_shape, validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Drawn:
+        """Q for each entry of a batch."""
+        return Drawn(self.guide, batch_shape)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Draws ``[*sample_shape, *batch, P]``."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        noise = self.guide.draw_noise(shape.numel()).reshape(*shape, self.guide.noise_dim)
+        self._drawn = self.guide.transport(noise), noise
+        return self._drawn[0]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density ``[...]`` of values ``[..., P]``."""
+        if self._drawn is not None and value is self._drawn[0]:
+            return self.guide.log_q(self._drawn[1])
+        return self.guide.log_prob(value)
+
+
 class _Terms(nn.Module):
     """A guide's terms as a module call, so that other values can stand in for its parameters."""
 
@@ -720,6 +820,12 @@ class _Terms(nn.Module):
     def forward(self, noise: Tensor, *, density: bool) -> GuideTerms:
         with self.guide.transforming_once():
             return self.guide.make_terms(noise, density=density)
+
+
+def fixed_noise(num_rows: int, num_columns: int, like: Tensor) -> Tensor:
+    """Standard normal noise ``[R, C]``, always the same, at which the columns of a factor start."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    return like.new_empty(num_rows, num_columns).normal_(generator=generator)
 
 
 def positive_parameter(value: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.guide import positive_parameter
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.guides.guide import fixed_noise, positive_parameter
 from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.guides.normal import AutoNormal
 from pyro_bnn.guides.parts.matrices import Layout, fit_scales, pieces, total
@@ -72,9 +72,8 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
         init_scale: float = 0.01,
         rank: int = 2,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn, init_scale=init_scale)
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-            raise OptionError(f"rank is a positive integer, not {rank!r}")
+        super().__init__(model, init_loc_fn, init_scale)
+        check_positive_int("rank", rank)
         self.rank = rank
 
     def make_parameters(self, loc: Tensor) -> None:
@@ -86,25 +85,13 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
         differ by a tenth: every scale is s, and no two columns have the same gradient.
         """
         self._layout = layout = Layout.of(self._shapes, self._matrices)
-        num_rows, num_columns = total(layout.rows), total(layout.columns)
-        num_others = len(loc) - sum(G * math.prod(shape) for shape, G in layout.groups.items())
-        generator = torch.Generator(loc.device).manual_seed(0)
-        noise = torch.randn(
-            num_rows, self.rank, generator=generator, dtype=loc.dtype, device=loc.device
-        )
-        shares = (0.1 * noise).softmax(-1)
+        shares = (0.1 * fixed_noise(total(layout.rows), self.rank, loc)).softmax(-1)
+        length, each = total(layout.columns) * self.rank, math.sqrt(self.init_scale / self.rank)
         self.loc = nn.Parameter(loc)
-        self.other_scale = positive_parameter(loc.new_full((num_others,), self.init_scale))
-        self.row_scale = positive_parameter(
-            math.sqrt(self.init_scale * self.rank) * shares.flatten()
-        )
-        self.column_scale = positive_parameter(
-            loc.new_full((num_columns * self.rank,), math.sqrt(self.init_scale / self.rank))
-        )
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale`` and ``rank``."""
-        return super().options() | {"rank": self.rank}
+        self.other_scale = positive_parameter(loc.new_full((layout.num_others,), self.init_scale))
+        root = math.sqrt(self.init_scale * self.rank)
+        self.row_scale = positive_parameter(root * shares.flatten())
+        self.column_scale = positive_parameter(loc.new_full((length,), each))
 
     def set_sds(self, sds: Tensor) -> None:
         """Make the products of the factors near ``sds [P]``; other entries have these sds."""
@@ -143,9 +130,4 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
     def scale_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """A ``[O, R]`` and B ``[I, R]`` of each matrix by the name of its site, detached."""
         self.require_setup()
-        of_shape = {
-            shape: zip(A.detach(), B.detach(), strict=True)
-            for shape, (A, B) in zip(self._layout.groups, self._factors(), strict=True)
-        }
-        shapes = {name: (shape[0], n // shape[0]) for name, shape, n in self._shapes if shape}
-        return {name: next(of_shape[shapes[name]]) for name in self._matrices}
+        return self.by_site(self._factors())

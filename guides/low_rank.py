@@ -11,15 +11,17 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.guide import ScaledGuide, positive_parameter
 from pyro_bnn.guides.parts.blocks import Blocks, layers_of
+from pyro_bnn.guides.parts.matrices import pieces
 from pyro_bnn.program.handlers import Model
 
 Block: TypeAlias = Literal["layer", "all"]
 
 
-class AutoLowRankMultivariateNormal(Guide):
+class AutoLowRankMultivariateNormal(ScaledGuide):
     r"""Gaussian whose covariance is of rank R plus a diagonal, over all of z or layer by layer.
 
     .. math:: z = m + d \circ (C \epsilon_1 + \epsilon_2), \qquad
@@ -55,9 +57,8 @@ class AutoLowRankMultivariateNormal(Guide):
 
     tall_params: ClassVar[tuple[str, ...]] = ("cov_factor",)
     contains = ("AutoNormal",)
+    factor_param = "cov_factor"
 
-    loc: Tensor
-    scale: Tensor
     cov_factor: Tensor
 
     def __init__(
@@ -68,12 +69,11 @@ class AutoLowRankMultivariateNormal(Guide):
         rank: int | None = None,
         block: Block | None = None,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        if rank is not None and (not isinstance(rank, int) or rank < 0):
-            raise OptionError(f"rank is an integer of at least 0, not {rank!r}")
+        super().__init__(model, init_loc_fn, init_scale)
+        if rank is not None:
+            check_positive_int("rank", rank, minimum=0)
         if block not in ("layer", "all", None):
             raise OptionError(f'block is "layer", "all" or None, not {block!r}')
-        self.init_scale = check_init_scale(init_scale)
         self.rank = rank
         self.block: Block | None = None if block == "all" else block
 
@@ -84,12 +84,13 @@ class AutoLowRankMultivariateNormal(Guide):
         """
         if self.rank is None and self.block is None:
             self.rank = _root(len(loc))
-        self._blocks = self._find_blocks()
+        names = [name for name, _, _ in self._shapes]
+        layers = layers_of(names, self.model) if self.block == "layer" else [""] * len(names)
+        self._blocks = Blocks.of([length for _, _, length in self._shapes], layers)
         self._ranks = [self._rank_of(size) for size in self._blocks.sizes]
         generator = torch.Generator(loc.device).manual_seed(0)
         factors = [
-            torch.randn(n, r, generator=generator, dtype=loc.dtype, device=loc.device)
-            / math.sqrt(max(r, 1))
+            loc.new_empty(n, r).normal_(generator=generator) / math.sqrt(max(r, 1))
             for n, r in zip(self._blocks.sizes, self._ranks, strict=True)
         ]
         # half of the initial variance in the diagonal, half in the factor
@@ -99,21 +100,11 @@ class AutoLowRankMultivariateNormal(Guide):
         flat = torch.cat([factor.flatten() for factor in factors])
         self.cov_factor = nn.Parameter(factors[0] if self.block is None else flat)
 
-    def _find_blocks(self) -> Blocks:
-        names = [name for name, _, _ in self._shapes]
-        layers = layers_of(names, self.model) if self.block == "layer" else [""] * len(names)
-        return Blocks.of([length for _, _, length in self._shapes], layers)
-
     def _rank_of(self, size: int) -> int:
         """Rank of a block of so many entries."""
         if self.rank is None:
             return _root(size)
         return self.rank if self.block is None else min(self.rank, size)
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale``, ``rank``, and ``block`` where it is ``"layer"``."""
-        block = {} if self.block is None else {"block": self.block}
-        return {"init_scale": self.init_scale, "rank": self.rank, **block}
 
     @property
     def noise_dim(self) -> int:
@@ -124,15 +115,7 @@ class AutoLowRankMultivariateNormal(Guide):
         """C ``[P_b, R_b]`` of each block."""
         if self.block is None:
             return [self.cov_factor]
-        sizes = list(zip(self._blocks.sizes, self._ranks, strict=True))
-        pieces = self.cov_factor.split([n * r for n, r in sizes])
-        return [piece.reshape(size) for piece, size in zip(pieces, sizes, strict=True)]
-
-    def set_sds(self, sds: Tensor) -> None:
-        """Make the diagonal these values ``[P]``, and the factor 0."""
-        with torch.no_grad():
-            self.cov_factor.zero_()
-        self.scale = sds.to(self.loc)
+        return pieces(self.cov_factor, list(zip(self._blocks.sizes, self._ranks, strict=True)))
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (C noise_1 + noise_2)``, ``[..., P]``."""
@@ -173,7 +156,9 @@ class AutoLowRankMultivariateNormal(Guide):
         factors, scale = self._factors(), self.scale
         C = factors[0]  # [P, R]
         if len(factors) > 1:  # of all layers, zero where the rank is another layer's
-            C = self._blocks.join(_side_by_side([factor.mT for factor in factors])).mT
+            widths = [len(factor) for factor in factors]
+            whole = torch.block_diag(*(factor.mT for factor in factors))
+            C = self._blocks.join(whole.split(widths, -1)).mT
         return dist.LowRankMultivariateNormal(self.loc, scale.unsqueeze(-1) * C, scale.square())
 
     def _half_log_det(self, chols: Sequence[Tensor]) -> Tensor:
@@ -214,9 +199,3 @@ class _Gram(torch.autograd.Function):
         (C,) = ctx.saved_tensors
         along: Tensor = (gradient + gradient.mT) @ C.mT  # [R, P]
         return along.mT
-
-
-def _side_by_side(factors: Sequence[Tensor]) -> list[Tensor]:
-    """Matrices ``[R, P_b]`` whose only rows that are not zero are those ``[R_b, P_b]`` given."""
-    widths = [factor.shape[1] for factor in factors]
-    return list(torch.block_diag(*factors).split(widths, -1))

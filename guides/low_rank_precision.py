@@ -11,11 +11,11 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.guide import ScaledGuide, fixed_noise
 from pyro_bnn.program.handlers import Model
 
 
-class AutoLowRankPrecision(Guide):
+class AutoLowRankPrecision(ScaledGuide):
     r"""Gaussian whose precision is of rank R plus a diagonal, over all of z.
 
     .. math:: \Sigma^{-1} = \mathrm{diag}(1/s) (I + V V^\top) \mathrm{diag}(1/s)
@@ -53,8 +53,7 @@ class AutoLowRankPrecision(Guide):
 
     contains = ("AutoNormal",)
 
-    loc: Tensor
-    scale: Tensor
+    factor_param = "prec_factor"
     prec_factor: Tensor
 
     def __init__(
@@ -64,22 +63,14 @@ class AutoLowRankPrecision(Guide):
         init_scale: float = 0.01,
         rank: int = 1,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        self.init_scale = check_init_scale(init_scale)
+        super().__init__(model, init_loc_fn, init_scale)
         self.rank = rank
 
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [P]``, ``scale [P]`` (s) and ``prec_factor [P, R]`` (V)."""
-        self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
-        generator = torch.Generator(loc.device).manual_seed(0)
-        size = (len(loc), self.rank)
-        V = torch.randn(size, generator=generator, dtype=loc.dtype, device=loc.device)
-        self.prec_factor = nn.Parameter(V / math.sqrt(len(loc)))  # columns of length about 1
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale`` and ``rank``."""
-        return {"init_scale": self.init_scale, "rank": self.rank}
+        super().make_parameters(loc)
+        V = fixed_noise(len(loc), self.rank, loc) / math.sqrt(len(loc))
+        self.prec_factor = nn.Parameter(V)  # columns of length about 1
 
     @property
     def noise_dim(self) -> int:

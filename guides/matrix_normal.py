@@ -3,19 +3,14 @@ r"""Matrix-variate Gaussian over each weight matrix, :math:`q(W) = \mathcal{MN}(
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
-import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import check_init_scale, positive_parameter
+from pyro_bnn.guides.guide import positive_parameter
 from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.guides.parts.matrices import Layout, MatrixNormals, fit_scales, pieces, total
-from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.terms import GuideTerms
 
@@ -61,21 +56,10 @@ class AutoMatrixNormal(MatrixGuide):
 
     instead = "AutoNormal, or AutoMultivariateNormal for correlations within a vector"
 
-    loc: Tensor
-    scale: Tensor
     row_scale: Tensor
     row_entries: Tensor
     log_column_scale: Tensor
     column_entries: Tensor
-
-    def __init__(
-        self,
-        model: Model,
-        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
-        init_scale: float = 0.01,
-    ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        self.init_scale = check_init_scale(init_scale)
 
     # Parameters
 
@@ -88,18 +72,13 @@ class AutoMatrixNormal(MatrixGuide):
         the diagonals).
         """
         self._layout = layout = Layout.of(self._shapes, self._matrices)
-        num_others = len(loc) - sum(G * math.prod(shape) for shape, G in layout.groups.items())
         self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(loc.new_full((num_others,), self.init_scale))
+        self.scale = positive_parameter(loc.new_full((layout.num_others,), self.init_scale))
         row_scale = loc.new_full((total(layout.rows),), self.init_scale)
         self.row_scale = positive_parameter(row_scale)
         self.row_entries = nn.Parameter(loc.new_zeros(total(_below(layout.rows))))
         self.log_column_scale = nn.Parameter(loc.new_zeros(total(layout.columns)))
         self.column_entries = nn.Parameter(loc.new_zeros(total(_below(layout.columns))))
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale``."""
-        return {"init_scale": self.init_scale}
 
     def set_sds(self, sds: Tensor) -> None:
         """Make A and B diagonal, of products near ``sds [P]``; other entries have these sds."""
@@ -135,13 +114,7 @@ class AutoMatrixNormal(MatrixGuide):
 
     def scale_trils(self) -> dict[str, tuple[Tensor, Tensor]]:
         """A ``[O, O]`` and B ``[I, I]`` of each matrix by the name of its site, detached."""
-        q = self._q
-        of_shape = {
-            shape: zip(A.detach(), B.detach(), strict=True)
-            for shape, (A, B) in zip(q.layout.groups, q.factors, strict=True)
-        }
-        shapes = {name: tuple(shape) for name, shape, _ in self._shapes}
-        return {name: next(of_shape[shapes[name]]) for name in self._matrices}
+        return self.by_site(self._q.factors)
 
     # Draws and densities
 
@@ -152,6 +125,10 @@ class AutoMatrixNormal(MatrixGuide):
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
         return self._q.log_prob(z)
+
+    def log_q(self, noise: Tensor) -> Tensor:
+        """Log density ``[...]`` of the draws made of noise ``[..., P]``, without a solve."""
+        return self._q.log_prob_of_noise(noise)
 
     def entropy(self) -> Tensor:
         r""":math:`\sum \log s_j + \sum_W I \log\det A + \tfrac P2 (1 + \log 2\pi)`."""
@@ -165,35 +142,8 @@ class AutoMatrixNormal(MatrixGuide):
         """What an ELBO needs at noise ``[K, M]``, with the factors made once."""
         q = self._q
         if not density:
-            return GuideTerms(q.draws(noise), None, None, None)
+            return GuideTerms(q.draws(noise))
         return GuideTerms(q.draws(noise), q.entropy(), None, Marginals(q.loc, q.sds()))
-
-    def get_posterior(self) -> Distribution:
-        """The Gaussian over z ``[P]``, as a transform of standard normal noise."""
-        q = self._q
-        noise = dist.Normal(torch.zeros_like(q.loc), torch.ones_like(q.loc)).to_event(1)
-        return cast(Distribution, dist.TransformedDistribution(noise, [_Transport(q)]))
-
-
-class _Transport(torch.distributions.Transform):
-    """The map from noise to z ``[P]``, and back."""
-
-    domain = constraints.real_vector
-    codomain = constraints.real_vector
-    bijective = True
-
-    def __init__(self, q: MatrixNormals) -> None:
-        super().__init__(cache_size=1)  # the density of a draw needs no solve
-        self.q = q
-
-    def _call(self, x: Tensor) -> Tensor:
-        return self.q.draws(x)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self.q.noise_of(y)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
-        return self.q.half_log_det.expand(x.shape[:-1])
 
 
 def _below(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

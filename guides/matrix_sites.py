@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.guide import ScaledGuide
+from pyro_bnn.guides.parts.matrices import Layout
 from pyro_bnn.program.handlers import Evaluate
 from pyro_bnn.sites import Site
 
 
-class MatrixGuide(Guide, is_base=True):
+class MatrixGuide(ScaledGuide, is_base=True):
     """Base of guides that treat weight matrices as matrices and all other sites entry by entry.
 
     A matrix is a real site ``[O, I]`` with O and I above 1. The names of the matrices are part of
@@ -25,7 +28,9 @@ class MatrixGuide(Guide, is_base=True):
 
     takes_filters: ClassVar[bool] = False
     instead: ClassVar[str] = "AutoNormal"
+    own_state: ClassVar[Mapping[str, str]] = {"matrices": "_matrices"}
     _matrices: tuple[str, ...] = ()  # names of the sites
+    _layout: Layout
 
     def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:  # noqa: ARG002
         """Find the model's matrices.
@@ -51,14 +56,11 @@ class MatrixGuide(Guide, is_base=True):
         fits = len(site.shape) == 2 or (self.takes_filters and len(site.shape) > 2)
         return site.is_real and fits and min(site.shape[0], site.shape[1:].numel()) > 1
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Names and shapes of the sites, and which of them are matrices."""
-        return super().get_extra_state() | {"matrices": list(self._matrices)}
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        extra = state_dict.get(f"{prefix}_extra_state")
-        if not self._shapes and extra:
-            self._matrices = tuple(extra.get("matrices", ()))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def by_site(self, factors: Sequence[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+        """The two factors of each matrix by its site, detached, of ``[G, ...]`` of each group."""
+        of_shape = {
+            shape: zip(A.detach(), B.detach(), strict=True)
+            for shape, (A, B) in zip(self._layout.groups, factors, strict=True)
+        }
+        shapes = {name: (shape[0], n // shape[0]) for name, shape, n in self._shapes if shape}
+        return {name: next(of_shape[shapes[name]]) for name in self._matrices}

@@ -9,7 +9,6 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import positive_parameter
 from pyro_bnn.guides.normal import AutoNormal
 
 
@@ -30,12 +29,12 @@ class AutoMultivariateNormal(AutoNormal):
 
     contains = ("AutoLowRankMultivariateNormal", "AutoLowRankPrecision", "AutoMatrixNormal")
 
+    factor_param = "tril_times_root"
     tril_times_root: Tensor
 
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [P]``, ``scale [P]`` and ``tril_times_root [P, P]``."""
-        self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
+        super().make_parameters(loc)
         self.tril_times_root = nn.Parameter(loc.new_zeros(len(loc), len(loc)))
 
     def set_moments(self, mean: Tensor, covariance: Tensor) -> None:
@@ -47,12 +46,6 @@ class AutoMultivariateNormal(AutoNormal):
             self.loc.copy_(mean)
             self.tril_times_root.copy_(torch.tril(tril / scale[:, None], -1) * self._root)
         self.scale = scale.to(self.loc)
-
-    def set_sds(self, sds: Tensor) -> None:
-        """Make ``scale`` these values ``[P]``, and L the identity."""
-        with torch.no_grad():
-            self.tril_times_root.zero_()
-        super().set_sds(sds)
 
     @property
     def scale_tril(self) -> Tensor:

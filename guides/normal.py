@@ -3,21 +3,18 @@ r"""Mean-field Gaussian, :math:`q(z) = \prod_j \mathcal N(z_j \mid m_j, s_j^2)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import pyro.distributions as dist
-import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import biject_to
 
-from pyro_bnn.guides.guide import CreatePlates, Guide, check_init_scale, positive_parameter
-from pyro_bnn.program.handlers import Model
+from pyro_bnn.guides.guide import ScaledGuide
 from pyro_bnn.sites import Site
 
 
-class AutoNormal(Guide):
+class AutoNormal(ScaledGuide):
     r"""Independent Gaussians over the unconstrained entries of z (Bayes by Backprop).
 
     .. math::
@@ -43,36 +40,9 @@ class AutoNormal(Guide):
 
     contains: ClassVar[tuple[str, ...]] = ("AutoKTiedNormal",)
 
-    loc: Tensor
-    scale: Tensor
-
-    def __init__(
-        self,
-        model: Model,
-        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
-        init_scale: float = 0.01,
-        *,
-        create_plates: CreatePlates | None = None,
-    ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
-        self.init_scale = check_init_scale(init_scale)
-
-    def make_parameters(self, loc: Tensor) -> None:
-        """Create ``loc [P]`` and ``scale [P]``."""
-        self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale``."""
-        return {"init_scale": self.init_scale}
-
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * noise``, ``[..., P]``."""
         return self.loc + self.scale * noise
-
-    def set_sds(self, sds: Tensor) -> None:
-        """Make ``scale`` these values ``[P]``."""
-        self.scale = sds.to(self.loc)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""

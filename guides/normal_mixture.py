@@ -2,25 +2,24 @@ r"""Mixture of mean-field Gaussians, :math:`q(z) = \sum_k \pi_k \mathcal N(m_k, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.guide import Guide, KLKind, check_init_scale, positive_parameter
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.guides.guide import KLKind, ScaledGuide
 from pyro_bnn.guides.parts.components import Components, pick
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import GuideTerms
 
 
-class AutoNormalMixture(Guide):
+class AutoNormalMixture(ScaledGuide):
     r"""Mixture of K products of Gaussians, on any model.
 
     .. math::
@@ -76,8 +75,6 @@ class AutoNormalMixture(Guide):
     warms_up_components: ClassVar[bool] = True  # of which one that is behind loses its weight
     contains = ("AutoNormal",)
 
-    loc: Tensor
-    scale: Tensor
     logits: Tensor
 
     def __init__(
@@ -88,11 +85,8 @@ class AutoNormalMixture(Guide):
         num_components: int = 4,
         learn_weights: bool = True,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        is_count = isinstance(num_components, int) and not isinstance(num_components, bool)
-        if not is_count or num_components < 1:
-            raise OptionError(f"num_components is a positive integer, not {num_components!r}")
-        self.init_scale = check_init_scale(init_scale)
+        super().__init__(model, init_loc_fn, init_scale)
+        check_positive_int("num_components", num_components)
         self.num_components = num_components
         self.learn_weights = bool(learn_weights)
         self.kl_kind: KLKind = "exact" if num_components == 1 else "monte_carlo"
@@ -102,8 +96,7 @@ class AutoNormalMixture(Guide):
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [K, P]``, ``scale [K, P]`` and ``logits [K]``, the logs of the weights."""
         locs = self._starts(loc)
-        self.loc = nn.Parameter(locs)
-        self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
+        super().make_parameters(locs)
         logits = locs.new_zeros(self.num_components)
         if self.learn_weights and self.num_components > 1:
             self.logits = nn.Parameter(logits)
@@ -121,14 +114,6 @@ class AutoNormalMixture(Guide):
                 start = self._start(self._traced()).to(loc)
                 starts.append(start + self.init_scale * torch.randn(start.shape).to(loc))
         return torch.stack(starts)
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale``, ``num_components`` and ``learn_weights``."""
-        return {
-            "init_scale": self.init_scale,
-            "num_components": self.num_components,
-            "learn_weights": self.learn_weights,
-        }
 
     @property
     def weights(self) -> Tensor:
@@ -156,7 +141,7 @@ class AutoNormalMixture(Guide):
 
     def set_sds(self, sds: Tensor) -> None:
         """Give each component standard deviations ``[P]``."""
-        self.scale = sds.to(self.loc).expand_as(self.loc).clone()
+        super().set_sds(sds.expand_as(self.loc))
 
     # Draws
 
@@ -206,19 +191,16 @@ class AutoNormalMixture(Guide):
         variance = weights @ (self.scale.square() + (self.loc - mean).square())
         return mean, variance.sqrt()
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles ``[Q, *shape]`` of each site under the mixture, by name."""
-        self.setup(*args, **kwargs)
-        with torch.no_grad():
-            levels = torch.as_tensor(quantiles, dtype=self.loc.dtype, device=self.loc.device)
-            return cast(Latents, self.latents).constrain(self._mixture.quantiles(levels))
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z under the mixture."""
+        return self._mixture.quantiles(levels)
 
     def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
         """What the bound needs of a draw of every component: D = S K draws, noise-major."""
         members = self.members(noise)  # [S, K, P]
         z = members.flatten(0, 1)
         if not density:
-            return GuideTerms(z, None, None, None)
+            return GuideTerms(z)
         q = self.components()
         weights = cast(Tensor, q.weights).repeat(len(members)) / len(members)
         entropy = self._mixture.sampled_entropy(members).mean()
@@ -236,11 +218,10 @@ class AutoNormalMixture(Guide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample a component, z from it, and every site from z; the density is the mixture's."""
         self.setup(*args, **kwargs)
-        q, name = self._mixture, self._pyro_name
+        q = self._mixture
         log_weights = cast(Tensor, q.log_weights)
-        component = dist.Categorical(logits=log_weights)
-        k = pyro.sample(f"{name}_component", component, infer={"is_auxiliary": True})
+        k = self.sample_auxiliary("component", dist.Categorical(logits=log_weights))
         z = q.loc[k] + q.scale[k] * self.sample_noise(self.num_latents)
         rest = self.log_prob(z) - log_weights[k].detach()  # whose mean gradient is 0
-        z = pyro.sample(f"{name}_z", dist.Delta(z, rest, event_dim=1), infer={"is_auxiliary": True})
+        z = self.sample_auxiliary("z", dist.Delta(z, rest, event_dim=1))
         return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyro_bnn.guides.guide import Guide, check_init_scale, positive_parameter
+from pyro_bnn.guides.guide import ScaledGuide
 from pyro_bnn.program.closed_forms import Marginal
-from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.latents import Latents
 
 BISECTIONS = 80  # of a quantile; each halves the bracket
 NODES = 400  # of the integral over directions in a marginal cdf
 
 
-class AutoRadial(Guide):
+class AutoRadial(ScaledGuide):
     r"""Radial distribution over each site: a uniform direction, and one Gaussian radius.
 
     .. math:: w = \mu + \sigma \circ \frac{\epsilon}{\|\epsilon\|} \, r, \quad
@@ -71,31 +69,6 @@ class AutoRadial(Guide):
 
     marginal_family: Marginal = "moments"
 
-    loc: Tensor
-    scale: Tensor
-
-    def __init__(
-        self,
-        model: Model,
-        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
-        init_scale: float = 0.01,
-    ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn)
-        self.init_scale = check_init_scale(init_scale)
-
-    def make_parameters(self, loc: Tensor) -> None:
-        """Create ``loc [P]`` and ``scale [P]``."""
-        self.loc = nn.Parameter(loc)
-        self.scale = positive_parameter(torch.full_like(loc, self.init_scale))
-
-    def options(self) -> dict[str, Any]:
-        """``init_scale``."""
-        return {"init_scale": self.init_scale}
-
-    def set_sds(self, sds: Tensor) -> None:
-        """Give the weights these standard deviations ``[P]``."""
-        self.scale = sds.to(self.loc)
-
     @property
     def _sizes(self) -> list[int]:
         """Number of entries D of each site."""
@@ -122,15 +95,11 @@ class AutoRadial(Guide):
         """``loc`` and ``scale``, each ``[P]``."""
         return self.loc, self.scale
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles ``[Q, *shape]`` of each site, by name; they are not Gaussian."""
-        self.setup(*args, **kwargs)
-        levels = torch.as_tensor(quantiles, dtype=torch.float64)
-        of_size = {D: standard_quantiles(levels, D) for D in set(self._sizes)}
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z, which are not Gaussian."""
+        of_size = {D: standard_quantiles(levels.double().cpu(), D) for D in set(self._sizes)}
         standard = torch.cat([of_size[D].unsqueeze(-1).expand(-1, D) for D in self._sizes], -1)
-        with torch.no_grad():
-            z = self.loc + self._q.scale * standard.to(self.loc)  # [Q, P]
-        return cast(Latents, self.latents).constrain(z)
+        return self.loc + self._q.scale * standard.to(self.loc)
 
     def get_posterior(self) -> Distribution:
         """The distribution over z ``[P]``."""

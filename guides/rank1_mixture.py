@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution, constraints
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_choice, check_not_negative, check_positive_int
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.guide import (
     ELBO,
     LOG_JOINT,
     Guide,
-    KLKind,
     check_init_scale,
     positive_parameter,
 )
@@ -129,19 +127,11 @@ class AutoRank1Mixture(Guide):
         init_scale: float = INIT_SCALE,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        is_count = isinstance(num_components, int) and not isinstance(num_components, bool)
-        if not is_count or num_components < 1:
-            raise OptionError(f"num_components is a positive integer, not {num_components!r}")
-        for name, value, kinds in (
-            ("family", family, Family),
-            ("objective", objective, Objective),
-            ("start", start, Start),
-        ):
-            if value not in get_args(kinds):
-                known = ", ".join(map(repr, get_args(kinds)))
-                raise OptionError(f"{name} is one of {known}, not {value!r}")
-        if not (isinstance(init_spread, int | float) and 0 <= init_spread < math.inf):
-            raise OptionError(f"init_spread is a standard deviation >= 0, not {init_spread!r}")
+        check_positive_int("num_components", num_components)
+        check_choice("family", family, Family)
+        check_choice("objective", objective, Objective)
+        check_choice("start", start, Start)
+        check_not_negative("init_spread", init_spread)
         layers = _rank1_layers(model)
         self._layer_names = tuple(layers)
         # a bias that the user froze stays the model's, one for all
@@ -178,13 +168,11 @@ class AutoRank1Mixture(Guide):
         self.has_moments = family != "cauchy"
         self.needs_all_rows = objective == "log_mixture"
         self.objective = OBJECTIVES[objective] if self.has_log_prob else LOG_JOINT
-        self.kl_kind = self._kl_kind()
-        self._direct: tuple[str, ...] = ()  # sites of real factors themselves
-
-    def _kl_kind(self) -> KLKind:
         if not self.has_log_prob:
-            return "none"
-        return "exact" if self.num_components == 1 or self.owns_biases else "monte_carlo"
+            self.kl_kind = "none"
+        elif num_components > 1 and not self.owns_biases:
+            self.kl_kind = "monte_carlo"
+        self._direct: tuple[str, ...] = ()  # sites of real factors themselves
 
     # The model
 
@@ -230,12 +218,12 @@ class AutoRank1Mixture(Guide):
             self._check_tails(factors, run)
 
     def _check_tails(self, factors: Sequence[Site], run: Evaluate) -> None:
-        light = [
-            f"{site.name} ({type(base_distribution(run.latent[site.name]['fn'])).__name__})"
-            for site in factors
-            if not isinstance(base_distribution(run.latent[site.name]["fn"]), CAUCHY_TAILS)
-        ]
-        if light:
+        priors = [(site.name, base_distribution(run.latent[site.name]["fn"])) for site in factors]
+        if light := [
+            f"{name} ({type(fn).__name__})"
+            for name, fn in priors
+            if not isinstance(fn, CAUCHY_TAILS)
+        ]:
             raise SiteError(
                 f"Cauchy components have an infinite KL from the priors of {', '.join(light)}: "
                 "give r and s a Cauchy-tailed prior, such as "
@@ -248,10 +236,8 @@ class AutoRank1Mixture(Guide):
             )
 
     def _is_factor(self, site: str) -> bool:
-        return any(
-            site in (name + ".r", name + ".s") or site.startswith((f"{name}.r.", f"{name}.s."))
-            for name in self._layer_names
-        )
+        parts = tuple(f"{name}.{factor}." for name in self._layer_names for factor in "rs")
+        return f"{site}.".startswith(parts)
 
     @property
     def cauchy_sites(self) -> frozenset[str]:
@@ -288,8 +274,7 @@ class AutoRank1Mixture(Guide):
         if self.family != "delta":
             self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
         if self.owns_biases:
-            own = [cast(Tensor, self._layers[name].bias) for name in self._own_biases]
-            biases = [bias.detach() for bias in own]
+            biases = [cast(Tensor, self._layers[name].bias).detach() for name in self._own_biases]
             self.biases = nn.Parameter(torch.cat(biases).to(locs).expand(K, -1).clone())
 
     def _start_factor(self, name: str, loc: Tensor, noise: Tensor) -> None:
@@ -302,15 +287,8 @@ class AutoRank1Mixture(Guide):
 
     def options(self) -> dict[str, Any]:
         """All of them but ``init_loc_fn``."""
-        return {
-            "num_components": self.num_components,
-            "family": self.family,
-            "objective": self.objective_kind,
-            "separate_biases": self.separate_biases,
-            "start": self.start,
-            "init_spread": self.init_spread,
-            "init_scale": self.init_scale,
-        }
+        own = super().options()
+        return own | ({"objective": self.objective_kind} if "objective" in own else {})
 
     def centre(self) -> Tensor:
         """Mean of the components' centres, ``[P]``."""
@@ -334,9 +312,8 @@ class AutoRank1Mixture(Guide):
         """Start every component's biases at those of the model."""
         if self.owns_biases:
             with torch.no_grad():
-                self.biases.copy_(
-                    torch.cat([params[name].flatten() for name in self.member_params])
-                )
+                own = [params[name].flatten() for name in self.member_params]
+                self.biases.copy_(torch.cat(own))
 
     # Draws
 
@@ -413,16 +390,11 @@ class AutoRank1Mixture(Guide):
             return None
         return self.loc[0], self.scale[0]
 
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles ``[Q, *shape]`` of each site under the mixture, by name."""
-        self.setup(*args, **kwargs)
-        assert self.latents is not None
-        with torch.no_grad():
-            levels = torch.as_tensor(quantiles, dtype=self.loc.dtype, device=self.loc.device)
-            if not self.has_log_prob:
-                points = self.loc.quantile(levels, dim=0, interpolation="lower")
-                return self.latents.constrain(points)
-            return self.latents.constrain(self._mixture.quantiles(levels))
+    def z_quantiles(self, levels: Tensor) -> Tensor:
+        """Marginal quantiles ``[Q, P]`` of z under the mixture."""
+        if not self.has_log_prob:
+            return self.loc.quantile(levels, dim=0, interpolation="lower")
+        return self._mixture.quantiles(levels)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every site of the model, as Pyro's engines ask of a guide.
@@ -445,11 +417,6 @@ class AutoRank1Mixture(Guide):
             )
         return super().forward(*args, **kwargs)
 
-    def get_posterior(self) -> Distribution:
-        """The mixture over z ``[P]``."""
-        self.require_setup()
-        return _Mixture(self)
-
     # Objectives
 
     def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
@@ -459,15 +426,12 @@ class AutoRank1Mixture(Guide):
             z = torch.cat([z, self.biases.expand(len(z), -1, -1)], -1)
         z = z.flatten(0, 1)
         if not (density and self.has_log_prob):
-            return GuideTerms(z, None, None, None)
+            return GuideTerms(z)
         kl_scale = float(self.num_components) if self.objective_kind == "log_mixture" else 1.0
-        if self._kl_is_of_the_mixture():
+        if self.objective_kind == "mixture" and self.num_components > 1:
             log_prob = self.log_prob(z[:, : self.num_latents])
             return GuideTerms(z, None, log_prob, self.components(), kl_scale)
         return GuideTerms(z, self._mixture.entropy().mean(), None, self.components(), kl_scale)
-
-    def _kl_is_of_the_mixture(self) -> bool:
-        return self.objective_kind == "mixture" and self.num_components > 1
 
     def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
         """The objective's likelihood term of log densities ``[S K, B]``."""
@@ -478,27 +442,6 @@ class AutoRank1Mixture(Guide):
         if self.objective_kind == "log_mixture":
             return ((rows.sum(-1) * scale).logsumexp(1) - log_k).mean()
         return scale * (rows.logsumexp(1) - log_k).sum(-1).mean()
-
-
-class _Mixture(TorchDistribution):
-    """A guide's mixture as a distribution over z ``[P]``, differentiable given the component."""
-
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
-    support = constraints.real_vector
-    has_rsample = True
-
-    def __init__(self, guide: AutoRank1Mixture) -> None:
-        self.guide = guide
-        event_shape = torch.Size([guide.num_latents])
-        super().__init__(torch.Size(), event_shape, validate_args=False)
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        shape = torch.Size(sample_shape)
-        noise = self.guide.draw_noise(shape.numel())
-        return self.guide.transport(noise).reshape(shape + self.event_shape)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return self.guide.log_prob(value)
 
 
 def _rank1_layers(model: Model) -> dict[str, Rank1Layer]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 from pyro_bnn.errors import OptionError
 
 
@@ -24,6 +26,28 @@ def check_positive(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
         raise OptionError(f"{name} is a positive number, not {value!r}")
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Check a finite number of at least 0.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf"):  # type: ignore[operator]
+        raise OptionError(f"{name} is a number of at least 0, not {value!r}")
+
+
+def check_choice(name: str, value: object, kinds: Any) -> None:
+    """Check an option that is one of the values of a ``Literal`` type.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    if value not in get_args(kinds):
+        known = ", ".join(map(repr, get_args(kinds)))
+        raise OptionError(f"{name} is one of {known}, not {value!r}")
 
 
 def check_share(name: str, value: object) -> None:

@@ -27,9 +27,9 @@ from pyro.distributions.transforms.utils import clamp_preserve_gradients
 from pyro.nn import AutoRegressiveNN, DenseNN
 from torch import Tensor, nn
 
-from pyro_bnn.guides.parts.blocks import Blocks
 from pyro_bnn.program.random_state import isolated
 
+UNITS = 32  # of a layer's network, by default
 BINS, BOUND = 8, 4.0  # of splines, which are the identity beyond the bound
 BISECTIONS = 80  # of the inverse of a planar flow; each halves the bracket
 SPLINE = (BINS, BINS, BINS - 1, BINS)  # widths, heights, slopes, and the place of each bin's joint
@@ -45,20 +45,22 @@ class Kind(NamedTuple):
     Attributes:
         make: Makes a layer of n and the units of its network.
         inverse: Maps a layer and y ``[..., n]`` to x ``[..., n]``.
-        units: Units of the network by default, of n.
         numbers: How many a layer trains, of n and the units.
-        is_autoregressive: Whether there have to be n units or more.
+        is_autoregressive: Whether its network has to have n units or more.
         num_layers: By default.
         min_size: Least n.
     """
 
     make: Callable[[int, int], TransformModule]
     inverse: Callable[[Any, Tensor], Tensor]
-    units: Callable[[int], int]
     numbers: Callable[[int, int], int]
     is_autoregressive: bool = False
-    num_layers: int = 4
+    num_layers: int = 2
     min_size: int = 2
+
+    def units(self, size: int) -> int:
+        """Units of the network by default, of n."""
+        return max(size, UNITS) if self.is_autoregressive else UNITS
 
 
 class Flows(nn.Module):
@@ -261,46 +263,16 @@ def _dense(outputs: int, own: int) -> Callable[[int, int], int]:
     return count
 
 
-UNITS = 32
-
-
-def _all(n: int) -> int:
-    return max(n, UNITS)
-
-
-def _some(n: int) -> int:  # noqa: ARG001
-    return UNITS
-
-
 KINDS: Mapping[str, Kind] = {
     "affine_autoregressive": Kind(
-        _affine_autoregressive,
-        _one_entry_after_another,
-        _all,
-        _rows(2),
-        is_autoregressive=True,
-        num_layers=2,
+        _affine_autoregressive, _one_entry_after_another, _rows(2), is_autoregressive=True
     ),
-    "affine_coupling": Kind(_affine_coupling, _by_pyro, _some, _dense(2, 0)),
-    "planar": Kind(
-        _planar,
-        _across_the_plane,
-        lambda _: 0,
-        lambda n, _: 2 * n + 1,
-        num_layers=8,
-        min_size=1,
-    ),
+    "affine_coupling": Kind(_affine_coupling, _by_pyro, _dense(2, 0), num_layers=4),
+    "planar": Kind(_planar, _across_the_plane, lambda n, _: 2 * n + 1, num_layers=8, min_size=1),
     "spline_autoregressive": Kind(
-        _spline_autoregressive,
-        _by_pyro,
-        _all,
-        _rows(sum(SPLINE)),
-        is_autoregressive=True,
-        num_layers=2,
+        _spline_autoregressive, _by_pyro, _rows(sum(SPLINE)), is_autoregressive=True
     ),
-    "spline_coupling": Kind(
-        _spline_coupling, _by_pyro, _some, _dense(sum(SPLINE), sum(SPLINE)), num_layers=2
-    ),
+    "spline_coupling": Kind(_spline_coupling, _by_pyro, _dense(sum(SPLINE), sum(SPLINE))),
 }
 # of which Pyro has neither an inverse nor is one known in closed form or by a root
 NOT_INVERTED = (
@@ -310,33 +282,3 @@ NOT_INVERTED = (
     "radial",
     "sylvester",
 )
-
-
-class FlowMap(NamedTuple):
-    r"""The map from noise to z, ``loc + scale * f(noise)``, with a flow f of one block of entries.
-
-    Attributes:
-        loc: ``[P]``.
-        scale: ``[P]``.
-        flows: The flow.
-        blocks: Blocks of z, of which one is the flow's; of the others f is the identity.
-        block: Number of the flow's.
-    """
-
-    loc: Tensor
-    scale: Tensor
-    flows: Flows
-    blocks: Blocks
-    block: int
-
-    def push(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Z ``[..., P]`` of noise ``[..., P]``, and log|det dz/dnoise| ``[...]``."""
-        parts = self.blocks.split(noise)
-        parts[self.block], log_det = self.flows(parts[self.block])
-        return self.loc + self.scale * self.blocks.join(parts), log_det + self.scale.log().sum()
-
-    def pull(self, z: Tensor) -> Tensor:
-        """Noise ``[..., P]`` of z ``[..., P]``."""
-        parts = self.blocks.split((z - self.loc) / self.scale)
-        parts[self.block] = self.flows.inverse(parts[self.block])
-        return self.blocks.join(parts)

@@ -10,39 +10,48 @@ matrix.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pyro_bnn.guides.parts.blocks import Blocks
 
 
 class Layout(NamedTuple):
     """Where the matrices stand in z.
 
     Attributes:
-        stretches: Length of each stretch of z, and its shape (O, I) where it is a matrix; filters
-            ``[O, I, ...]`` are one ``[O, I ...]``.
-        groups: How many matrices there are of each shape.
+        blocks: The matrices of one shape are one block, and the other entries are one.
+        shapes: The shape (O, I) of each block of matrices, and None; filters ``[O, I, ...]`` are
+            one ``[O, I ...]``.
     """
 
-    stretches: tuple[tuple[int, tuple[int, ...] | None], ...]
-    groups: dict[tuple[int, ...], int]
+    blocks: Blocks
+    shapes: tuple[tuple[int, int] | None, ...]
 
     @classmethod
     def of(cls, sites: Sequence[tuple[str, list[int], int]], matrices: Sequence[str]) -> Layout:
         """The layout of sites (name, shape, length), of which some are matrices."""
-        stretches: list[tuple[int, tuple[int, ...] | None]] = []
-        for name, shape, length in sites:
-            if name in matrices:
-                stretches.append((length, (shape[0], length // shape[0])))
-            elif stretches and stretches[-1][1] is None:
-                stretches[-1] = (stretches[-1][0] + length, None)
-            else:
-                stretches.append((length, None))
-        groups = Counter(shape for _, shape in stretches if shape is not None)
-        return cls(tuple(stretches), dict(groups))
+        labels = [
+            (shape[0], length // shape[0]) if name in matrices else None
+            for name, shape, length in sites
+        ]
+        blocks = Blocks.of([length for _, _, length in sites], labels)
+        return cls(blocks, tuple(dict.fromkeys(labels)))
+
+    @property
+    def groups(self) -> dict[tuple[int, int], int]:
+        """How many matrices there are of each shape."""
+        pairs = zip(self.shapes, self.blocks.sizes, strict=True)
+        return {shape: size // math.prod(shape) for shape, size in pairs if shape is not None}
+
+    @property
+    def num_others(self) -> int:
+        """Number of entries outside the matrices."""
+        pairs = zip(self.shapes, self.blocks.sizes, strict=True)
+        return sum(size for shape, size in pairs if shape is None)
 
     @property
     def rows(self) -> list[tuple[int, int]]:
@@ -56,26 +65,15 @@ class Layout(NamedTuple):
 
     def split(self, z: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Entries ``[..., Q]`` outside the matrices, and each group ``[..., G, O, I]`` of them."""
-        others: list[Tensor] = []
-        matrices: dict[tuple[int, ...], list[Tensor]] = {shape: [] for shape in self.groups}
-        parts = z.split([length for length, _ in self.stretches], -1)
-        for part, (_, shape) in zip(parts, self.stretches, strict=True):
-            if shape is None:
-                others.append(part)
-            else:
-                matrices[shape].append(part.unflatten(-1, shape))
-        independent = torch.cat(others, -1) if others else z[..., :0]
-        return independent, [torch.stack(m, -3) for m in matrices.values()]
+        parts = dict(zip(self.shapes, self.blocks.split(z), strict=True))
+        others = parts.pop(None, z[..., :0])
+        return others, [part.unflatten(-1, (-1, *shape)) for shape, part in parts.items() if shape]
 
     def join(self, others: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         """Z ``[..., P]`` of what ``split`` returns."""
-        parts: dict[tuple[int, ...] | None, Iterator[Tensor]] = {
-            shape: iter(m.flatten(-2).unbind(-2))
-            for shape, m in zip(self.groups, matrices, strict=True)
-        }
-        lengths = [length for length, shape in self.stretches if shape is None]
-        parts[None] = iter(others.split(lengths, -1))
-        return torch.cat([next(parts[shape]) for _, shape in self.stretches], -1)
+        rest = iter(matrices)
+        parts = [others if shape is None else next(rest).flatten(-3) for shape in self.shapes]
+        return self.blocks.join(parts)
 
 
 class MatrixNormals(NamedTuple):
@@ -114,7 +112,11 @@ class MatrixNormals(NamedTuple):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log density ``[...]`` of z ``[..., P]``."""
-        squared = self.noise_of(z).square().sum(-1)
+        return self.log_prob_of_noise(self.noise_of(z))
+
+    def log_prob_of_noise(self, noise: Tensor) -> Tensor:
+        """Log density ``[...]`` of the draws of noise ``[..., P]``."""
+        squared = noise.square().sum(-1)
         return -0.5 * squared - self.half_log_det - 0.5 * len(self.loc) * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:

@@ -123,7 +123,7 @@ def test_random_signs_and_what_is_refused() -> None:
     guide.setup(rows()[0][:1])
     factors = guide.loc.detach()[:, :12]
     assert set(factors.flatten().tolist()) == {-1.0, 1.0}
-    with pytest.raises(OptionError, match="num_components is a positive integer, not 0"):
+    with pytest.raises(OptionError, match="num_components is an integer of at least 1, not 0"):
         BatchEnsemble(network(), num_components=0)
     with pytest.raises(SiteError, match=r"and MLP has none: use .*Rank1MLP or Rank1ResN"):
         BatchEnsemble(MLP(3))

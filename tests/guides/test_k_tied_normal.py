@@ -277,5 +277,5 @@ def test_before_setup_it_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, "2"])
 def test_rank_has_to_be_a_positive_integer(rank: Any) -> None:
-    with pytest.raises(OptionError, match="rank is a positive integer, not"):
+    with pytest.raises(OptionError, match="rank is an integer of at least 1, not"):
         AutoKTiedNormal(MatrixModel(), rank=rank)

@@ -196,7 +196,7 @@ def test_each_layer_has_a_rank_of_its_own() -> None:
     guide = AutoLowRankMultivariateNormal(model, block="layer")
     guide.setup(torch.zeros(1, 3))
     assert guide.cov_factor.shape == (80 * 9 + 21 * 5 + 1,)
-    assert guide.options() == {"init_scale": 0.01, "rank": None, "block": "layer"}
+    assert guide.options() == {"init_scale": 0.01, "block": "layer"}
     capped = AutoLowRankMultivariateNormal(model, rank=30, block="layer")
     capped.setup(torch.zeros(1, 3))
     assert capped.cov_factor.shape == (80 * 30 + 21 * 21 + 1,)

@@ -391,8 +391,8 @@ def test_init_puts_all_components_around_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_components": 0}, "num_components is a positive integer, not 0"),
-        ({"num_components": True}, "num_components is a positive integer, not True"),
+        ({"num_components": 0}, "num_components is an integer of at least 1, not 0"),
+        ({"num_components": True}, "num_components is an integer of at least 1, not True"),
         ({"init_scale": 0.0}, "init_scale is a positive standard deviation, not 0.0"),
     ],
 )

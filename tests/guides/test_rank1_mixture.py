@@ -572,11 +572,11 @@ def test_hierarchies_over_the_factors_train(per: Any) -> None:
 def test_options_out_of_range_are_refused() -> None:
     model = network()
     for options, message in (
-        ({"num_components": 0}, "num_components is a positive integer, not 0"),
+        ({"num_components": 0}, "num_components is an integer of at least 1, not 0"),
         ({"family": "gauss"}, "family is one of 'normal', 'cauchy', 'delta', not 'gauss'"),
         ({"objective": "elbo"}, "objective is one of 'average', 'mixture', 'log_mixture', "),
         ({"start": "ones"}, "start is one of 'near_one', 'random_sign', not 'ones'"),
-        ({"init_spread": -0.1}, "init_spread is a standard deviation >= 0, not -0.1"),
+        ({"init_spread": -0.1}, "init_spread is a number of at least 0, not -0.1"),
         ({"init_scale": 0.0}, "init_scale is a positive standard deviation, not 0.0"),
         ({"objective": "mixture"}, "there is one for each component: pass separate_biases=False"),
         (
