@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
 from pyro_bnn.errors import DataError
+from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.distributions import base_distribution
@@ -70,6 +71,12 @@ def program_of(model: Model, data: Dataset) -> Program:
                 f"{len(data.class_names)}), or pass the numbers as such"
             )
     return program
+
+
+def set_up(guide: Guide, program: Program) -> None:
+    """Make the parameters of a guide, where and as the program computes."""
+    guide.setup(program.example.x[:1])
+    guide.to(device=program.device, dtype=program.dtype)
 
 
 def _check_sampler(loader: DataLoader[Any]) -> None:

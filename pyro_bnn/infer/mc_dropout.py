@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides.dropout import AutoDropout
-from pyro_bnn.infer.inputs import Data, as_dataset
+from pyro_bnn.infer.inputs import Data, as_dataset, set_up
 from pyro_bnn.models.from_dropout import DropoutModule
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
@@ -51,7 +51,6 @@ def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
             "such as likelihoods.Normal(0.1), or fit the network with SVI(guides.AutoDropout)"
         )
     guide = AutoDropout(model)
-    guide.setup(program.example.x[:1])
-    guide.to(device=program.device, dtype=program.dtype)
+    set_up(guide, program)
     provenance = Provenance("AutoDropout", "none", options=guide.options(), **of_data(rows))
     return GuidePosterior(program, guide, provenance)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
+import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_bnn.errors import DivergenceError
+from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior.posterior import Posterior
@@ -81,6 +85,112 @@ class Run(ABC, Generic[P]):
     def show(self, bar: Any) -> None:
         """Move the bar to where the run is."""
         bar.update(self.step - bar.n)
+
+
+class GradientRun(Run[P]):
+    """A run of steps on batches, each with a loss, that goes back where something is not finite.
+
+    A subclass names what it moves in :meth:`values`, and calls :meth:`keep` before each step.
+
+    Attributes:
+        losses: Minus the objective at each step.
+        objective: Its name.
+        remedy: What a user can do where it diverges.
+    """
+
+    objective: str = "ELBO"
+    remedy: str = "Lower learning_rate, set clip_norm, or standardise the data"
+    num_steps: int
+
+    def __init__(self, num_steps: int, title: str, batches: Batches) -> None:
+        self.num_steps, self.title, self._batches = num_steps, title, batches
+        self.losses: list[float] = []
+        self._last_good: tuple[int, dict[str, Tensor]] = (0, {})
+
+    @abstractmethod
+    def values(self) -> dict[str, Tensor]:
+        """What the steps move, by name."""
+
+    def _go_to(self, values: Mapping[str, Tensor]) -> None:
+        """Go to earlier values."""
+        now = self.values()
+        with torch.no_grad():
+            for name, value in values.items():
+                now[name].copy_(value)
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.values().items()}
+
+    def keep(self) -> None:
+        """Once in a window of steps, note the values as good ones."""
+        if self.step % WINDOW == 0:
+            self._last_good = (self.step, self._snapshot())
+
+    def diverged(self, what: str) -> NoReturn:
+        """Go back to the last good values.
+
+        Raises:
+            DivergenceError: Always.
+        """
+        step, values = self._last_good
+        self._go_to(values)
+        raise DivergenceError(
+            f"{what}; the state of step {step} is kept in error.posterior. {self.remedy}"
+        )
+
+    @property
+    def smoothed(self) -> float:
+        """The objective, a mean over a window of steps."""
+        recent = self.losses[-WINDOW:]
+        return -sum(recent) / len(recent)
+
+    def show(self, bar: Any) -> None:
+        """After a window of steps: the smoothed objective."""
+        if self.is_done or self.step % WINDOW == 0:
+            super().show(bar)
+            bar.set_postfix_str(f"{self.objective} {self.smoothed:.1f}")
+
+    def state(self) -> State:
+        """What all such runs depend on; see ``Resumable``."""
+        step, values = self._last_good
+        return {
+            "place": f"step {self.step} of {self.num_steps}",
+            "step": self.step,
+            "values": self.values(),
+            "batches": self._batches.state(),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "last_good": {"step": step, "values": values},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; see ``Resumable``.
+
+        Raises:
+            ValueError: If its losses or values are those of another run.
+        """
+        step, losses, good = state["step"], state["losses"], state["last_good"]
+        if not 0 <= step <= self.num_steps or losses.shape != (step,):
+            raise ValueError(f"{losses.numel()} losses of {step} steps")
+        values, kept = (self._checked(some) for some in (state["values"], good["values"]))
+        self._batches.restore(state["batches"])
+        self.step, self.losses = step, losses.tolist()
+        self._last_good = (int(good["step"]), kept)
+        self._go_to(values)
+
+    def _checked(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values of a state, checked to be this run's."""
+        ours, theirs = (
+            {name: (value.shape, value.dtype) for name, value in some.items()}
+            for some in (self.values(), values)
+        )
+        if ours != theirs:
+            raise ValueError(f"its tensors are {theirs}, not {ours}")
+        return {name: values[name].to(value.device) for name, value in self.values().items()}
+
+
+def weight_of_kl(step: int, warmup: int) -> float:
+    """Weight of the KL at a step, from 0, which grows linearly to 1 over the steps of a warm-up."""
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
 def drive(run: Run[Any], saves: Checkpoint, *, progress: bool = False) -> None:

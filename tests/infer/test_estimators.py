@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pyro_bnn import SVI, Program, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.svi import training
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior
@@ -76,7 +77,11 @@ def gradients(scale: float | None, names: Sequence[str]) -> dict[str, Gradients]
     batch = program.batch(x[:BATCH], y[:BATCH])
     found = {}
     for name in (*names, "analytic"):
-        run = Training(SVI(guides.AutoNormal, compile=False, **option(name)), program, guide, 0)
+        svi, batches = (
+            SVI(guides.AutoNormal, compile=False, **option(name)),
+            Minibatches(batch, None, 0),
+        )
+        run = Training(svi, program, guide, 0, batches=batches)
         drawn = [run._draw_noise(0, BATCH) for _ in range(2 if name == "analytic" else NUM_DRAWS)]
         noise = [torch.stack(values) for values in zip(*drawn, strict=True)]
         found[name] = Gradients(*torch.func.vmap(functools.partial(gradient, run, batch))(*noise))

@@ -157,7 +157,7 @@ def test_particles_lower_the_variance_by_their_number() -> None:
         ({"batch_size": 0}, "batch_size is an integer of at least 1, not 0"),
         ({"patience": 0}, "patience is an integer of at least 1, not 0"),
         ({"clip_norm": -1}, "clip_norm is a positive number, not -1"),
-        ({"schedule": "linear"}, 'schedule is "cosine" or "constant", not \'linear\''),
+        ({"schedule": "linear"}, "schedule is one of 'cosine', 'constant', not 'linear'"),
         ({"compile": "always"}, "compile is \"auto\", True or False, not 'always'"),
     ],
 )
@@ -397,7 +397,7 @@ def test_parameters_that_break_at_the_last_step_are_named() -> None:
     message, _ = diverged(oracle, num_steps=1, clip_norm=1e3, **options)
     assert message.startswith(
         "parameters guide.loc are not finite after the last step; the state of step 0 is kept in "
-        "error.posterior. Lower learning_rate or set clip_norm"
+        "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
     )
 
 

@@ -395,7 +395,7 @@ def test_other_options_of_an_optimiser_are_named(
     [
         ("losses", torch.zeros(1 << 20)),
         ("step", 10**9),
-        ("parameters", {"guide.loc": torch.zeros(3)}),
+        ("values", {"guide.loc": torch.zeros(3)}),
         ("optimizer", {"rates": [0.01], "optimizer": {"state": {}, "param_groups": []}}),
         ("generator", torch.zeros(3)),
         ("batches", {"generator": torch.zeros(8, dtype=torch.uint8), "place": 0}),

@@ -16,6 +16,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.starting_points import starting_points
@@ -122,8 +123,7 @@ class ConjugateEngine(Engine[GuidePosterior]):
             )
         exact, program = model.exact_posterior(problem.dataset), problem.program
         guide = self._guide(model)
-        guide.setup(program.example.x[:1])
-        guide.to(device=program.device, dtype=program.dtype)
+        set_up(guide, program)
         centre = guide.centre()
         z = starting_points(program, problem.init, 1, problem.seed, default=centre)
         run = self._ascent(exact, (centre if z is None else z[0]).cpu().double())

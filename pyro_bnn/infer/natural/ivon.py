@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive, check_share
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.precision import Diagonal, Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
+from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 
@@ -65,13 +64,6 @@ class IVON(NaturalEngine):
     init_curvature: float = 1.0
     clip_radius: float | None = 0.3
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("momentum", self.momentum)
-        check_positive("init_curvature", self.init_curvature)
-        if self.clip_radius is not None:
-            check_positive("clip_radius", self.clip_radius)
-
     def _make_run(self) -> type[NaturalRun]:
         return _Run
 
@@ -87,11 +79,7 @@ class _Run(NaturalRun):
     STATE: ClassVar[tuple[str, ...]] = ("mean", "velocity", "curvature")
 
     engine: Any  # an IVON
-    velocity: Tensor
     curvature: Tensor
-
-    def needs(self) -> tuple[Curvature, bool]:
-        return "none", False
 
     def start(self) -> None:
         self.velocity = torch.zeros_like(self.mean)
@@ -109,8 +97,7 @@ class _Run(NaturalRun):
         b = self.precision_rate
         correction = 0.5 * b**2 * (self.curvature - seen).square() / whole
         self.curvature = torch.lerp(self.curvature, seen, b) + correction
-        self.velocity = torch.lerp(gradients.mean(0), self.velocity, engine.momentum)
-        gradient = self.velocity / (1 - engine.momentum ** (self.step + 1))
+        gradient = self.with_momentum(gradients.mean(0), engine.momentum)
         gradient = gradient + of_prior * (self.mean - self.prior.loc)
         step = gradient / (self.curvature + of_prior)
         if engine.clip_radius is not None:

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from pyro_bnn.checks import check_positive, check_positive_int
+from pyro_bnn.checks import (
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_positive_int,
+    check_share,
+)
 from pyro_bnn.errors import OptionError
 
 POWER = 0.55  # of the schedule "power", as SLANG's authors have it
 
 Schedule: TypeAlias = Literal["constant", "cosine", "power"]
 Expectation: TypeAlias = Literal["sample", "mean"]
+Covariance: TypeAlias = Literal["diagonal", "full"]
+NewtonCurvature: TypeAlias = Literal["ggn", "hessian"]
+
+OPTIONAL = ("batch_size", "precision_learning_rate", "init_scale", "clip_radius")
+COUNTS = ("num_steps", "num_particles", "batch_size", "rank")
+RATES = ("learning_rate", "precision_learning_rate", "data_factor", "temperature")
+SIZES = ("init_scale", "init_curvature", "clip_radius")
+CHOICES: Mapping[str, Any] = {
+    "schedule": Schedule,
+    "expectation": Expectation,
+    "covariance": Covariance,
+    "curvature": NewtonCurvature,
+}
+CHECKS: Mapping[str, Callable[[str, object], None]] = {
+    **dict.fromkeys(COUNTS, check_positive_int),
+    **dict.fromkeys(RATES + SIZES, check_positive),
+    **{name: functools.partial(check_choice, kinds=kinds) for name, kinds in CHOICES.items()},
+    "kl_warmup": functools.partial(check_positive_int, minimum=0),
+    "momentum": check_share,
+    "damping": check_not_negative,
+}
+"""Of each option that an engine may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,22 +64,14 @@ class NaturalOptions:
     remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"
 
     def __post_init__(self) -> None:
-        check_positive_int("num_steps", self.num_steps)
-        check_positive_int("num_particles", self.num_particles)
-        check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
-        if self.batch_size is not None:
-            check_positive_int("batch_size", self.batch_size)
-        for name in ("learning_rate", "data_factor", "temperature"):
-            check_positive(name, getattr(self, name))
-        if self.precision_learning_rate is not None:
-            check_positive("precision_learning_rate", self.precision_learning_rate)
+        for name, value in vars(self).items():
+            if name in CHECKS and not (value is None and name in OPTIONAL):
+                CHECKS[name](name, value)
         if self.rate_of_precision > 1:
             raise OptionError(
                 f"the precision would be moved beyond its target by a rate of "
                 f"{self.rate_of_precision}: set precision_learning_rate to at most 1"
             )
-        if self.schedule not in ("constant", "cosine", "power"):
-            raise OptionError(f'schedule is "constant", "cosine" or "power", not {self.schedule!r}')
         if self.antithetic and self.num_particles % 2:
             raise OptionError(
                 f"antithetic draws come in pairs: take an even num_particles, not "
@@ -77,34 +99,3 @@ class NaturalOptions:
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
         return (step + 1) ** -POWER if self.schedule == "power" else 1.0
-
-
-def check_expectation(value: object) -> None:
-    """Check the option ``expectation``.
-
-    Raises:
-        OptionError: If it is not one of its two values.
-    """
-    if value not in ("sample", "mean"):
-        raise OptionError(f'expectation is "sample" or "mean", not {value!r}')
-
-
-def check_damping(value: object) -> None:
-    """Check the option ``damping``.
-
-    Raises:
-        OptionError: If it is negative, or no number.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise OptionError(f"damping is a number of at least 0, not {value!r}")
-
-
-def check_init_scale(value: object) -> None:
-    """Check the option ``init_scale``.
-
-    Raises:
-        OptionError: If it is neither None nor a positive number.
-    """
-    if value is not None:
-        check_positive("init_scale", value)

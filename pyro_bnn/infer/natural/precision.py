@@ -2,47 +2,14 @@ r"""Gaussians by their precision: diagonal, dense, or of low rank plus a diagona
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.guides import AutoMultivariateNormal, AutoNormal, Guide
+from pyro_bnn.guides import AutoMultivariateNormal, AutoNormal
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision, inner_tril
-
-
-class Precision(Protocol):
-    """The precision of a Gaussian q over z ``[P]``."""
-
-    @property
-    def noise_dim(self) -> int:
-        """Length M of the standard normal noise of one draw."""
-        ...
-
-    def deviations(self, noise: Tensor) -> Tensor:
-        """Draws less their mean, ``[S, P]``, of noise ``[S, M]``."""
-        ...
-
-    def solve(self, values: Tensor, damping: float = 0.0) -> Tensor:
-        """The inverse of the precision times values ``[P]``; damping is added to the precision."""
-        ...
-
-    def variance(self) -> Tensor:
-        """Marginal variances ``[P]``."""
-        ...
-
-    def log_det(self) -> Tensor:
-        """Log determinant of the precision, ``[]``."""
-        ...
-
-    def make_guide(self, model: Any) -> Guide:
-        """A guide of this family."""
-        ...
-
-    def set(self, guide: Any, mean: Tensor) -> None:
-        """Make such a guide the Gaussian of this precision."""
-        ...
 
 
 class Diagonal:
@@ -62,27 +29,27 @@ class Diagonal:
         self.noise_dim = len(values)
 
     def deviations(self, noise: Tensor) -> Tensor:
-        """See the protocol."""
+        """Draws less their mean, ``[S, P]``, of noise ``[S, M]``."""
         return noise * self.values.rsqrt()
 
     def solve(self, values: Tensor, damping: float = 0.0) -> Tensor:
-        """See the protocol."""
+        """The inverse of the precision times values ``[P]``; damping is added to the precision."""
         return values / (self.values + damping)
 
     def variance(self) -> Tensor:
-        """See the protocol."""
+        """Marginal variances ``[P]``."""
         return self.values.reciprocal()
 
     def log_det(self) -> Tensor:
-        """See the protocol."""
+        """Log determinant of the precision, ``[]``."""
         return self.values.log().sum()
 
     def make_guide(self, model: Any) -> AutoNormal:
-        """See the protocol."""
+        """A guide of this family."""
         return AutoNormal(model)
 
     def set(self, guide: Any, mean: Tensor) -> None:
-        """See the protocol."""
+        """Make such a guide the Gaussian of this precision."""
         with torch.no_grad():
             guide.loc.copy_(mean)
         guide.scale = self.values.double().rsqrt().to(guide.loc)
@@ -107,12 +74,12 @@ class Dense:
         self.noise_dim = len(matrix)
 
     def deviations(self, noise: Tensor) -> Tensor:
-        """See the protocol."""
+        """Draws less their mean, ``[S, P]``, of noise ``[S, M]``."""
         root: Tensor = torch.linalg.solve_triangular(self.tril, noise, upper=False, left=False)
         return root
 
     def solve(self, values: Tensor, damping: float = 0.0) -> Tensor:
-        """See the protocol."""
+        """The inverse of the precision times values ``[P]``; damping is added to the precision."""
         if damping == 0.0:
             return torch.cholesky_solve(values.unsqueeze(-1), self.tril).squeeze(-1)
         damped = self.matrix + damping * torch.eye(len(values), dtype=values.dtype).to(values)
@@ -120,19 +87,19 @@ class Dense:
         return solved
 
     def variance(self) -> Tensor:
-        """See the protocol."""
+        """Marginal variances ``[P]``."""
         return torch.cholesky_inverse(self.tril).diagonal()
 
     def log_det(self) -> Tensor:
-        """See the protocol."""
+        """Log determinant of the precision, ``[]``."""
         return 2 * self.tril.diagonal().log().sum()
 
     def make_guide(self, model: Any) -> AutoMultivariateNormal:
-        """See the protocol."""
+        """A guide of this family."""
         return AutoMultivariateNormal(model)
 
     def set(self, guide: Any, mean: Tensor) -> None:
-        """See the protocol."""
+        """Make such a guide the Gaussian of this precision."""
         guide.set_moments(mean, torch.cholesky_inverse(self.tril))
 
 
@@ -157,12 +124,12 @@ class LowRank:
         self.noise_dim = sum(factor.shape)
 
     def deviations(self, noise: Tensor) -> Tensor:
-        """See the protocol."""
+        """Draws less their mean, ``[S, P]``, of noise ``[S, M]``."""
         own, of_factor = noise.split(list(self.factor.shape), -1)
         return self._scale * self._inverse(own + of_factor @ self._scaled.mT)
 
     def solve(self, values: Tensor, damping: float = 0.0) -> Tensor:
-        """See the protocol."""
+        """The inverse of the precision times values ``[P]``; damping is added to the precision."""
         if damping != 0.0:
             return LowRank(self.diagonal + damping, self.factor).solve(values)
         return self._scale * self._inverse((self._scale * values).unsqueeze(0)).squeeze(0)
@@ -173,24 +140,27 @@ class LowRank:
         return rows - (self._scaled @ inner).mT
 
     def variance(self) -> Tensor:
-        """See the protocol."""
+        """Marginal variances ``[P]``."""
         root: Tensor = torch.linalg.solve_triangular(self._tril, self._scaled.mT, upper=False)
         return self._scale.square() * (1 - root.square().sum(0))
 
     def log_det(self) -> Tensor:
-        """See the protocol."""
+        """Log determinant of the precision, ``[]``."""
         return self.diagonal.log().sum() + 2 * self._tril.diagonal().log().sum()
 
     def make_guide(self, model: Any) -> AutoLowRankPrecision:
-        """See the protocol."""
+        """A guide of this family."""
         return AutoLowRankPrecision(model, rank=self.factor.shape[1])
 
     def set(self, guide: Any, mean: Tensor) -> None:
-        """See the protocol."""
+        """Make such a guide the Gaussian of this precision."""
         with torch.no_grad():
             guide.loc.copy_(mean)
             guide.prec_factor.copy_(self._scaled)
         guide.scale = self._scale.to(guide.loc)
+
+
+Precision: TypeAlias = Diagonal | Dense | LowRank
 
 
 def not_positive() -> DivergenceError:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured
-from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.program import Program, refused_as, without_vmap_warnings
 from pyro_bnn.program.terms import Batch
 
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
@@ -144,15 +144,11 @@ class RowTermsOf:
             ModelError: If the model cannot be batched over rows.
         """
         z = self._program.initial.unsqueeze(0)
-        try:
+        with refused_as(
+            "gradients of single rows need a model that can be batched over draws and rows, and "
+            "this one cannot: take SVI"
+        ):
             at_all, at_one = bytes_per_draw(_over_draws(own), z, batch)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ModelError(
-                "gradients of single rows need a model that can be batched over draws and rows, "
-                f"and this one cannot: take SVI ({str(error).splitlines()[0]})"
-            ) from error
         num_rows = len(batch.x)
         per_row = max(1, (at_all - at_one) // max(1, num_rows - 1)) * self._draws_at_once
         return max(1, min(num_rows, 1 + (MEMORY - at_one * self._draws_at_once) // per_row))

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches, LoaderBatches
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import WINDOW, Run
+from pyro_bnn.infer.run import GradientRun, weight_of_kl
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from pyro_bnn.infer.natural.options import NaturalOptions
 
 
-class NaturalRun(Run[GuidePosterior]):
+class NaturalRun(GradientRun[GuidePosterior]):
     """One run: a Gaussian q, updated at each step by what a batch says at draws of it.
 
     A subclass names the tensors it is made of in ``STATE``, makes the precision of q of them, and
-    updates them.
+    updates them. It says which curvature of the likelihood a step ``needs``, where no option of the
+    engine does, and by ``is_full`` whether that is a matrix.
 
     Args:
         engine: The options.
@@ -51,6 +53,10 @@ class NaturalRun(Run[GuidePosterior]):
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("mean",)
+    in_float64: ClassVar[bool] = False
+    is_full: ClassVar[bool] = False
+    needs: Curvature = "none"
+    velocity: Tensor  # of those with momentum
 
     def __init__(
         self,
@@ -62,18 +68,19 @@ class NaturalRun(Run[GuidePosterior]):
         seed: int,
         compile_path: str | None = None,
     ) -> None:
-        self.engine, self.program, self._batches = engine, program, batches
-        self.dtype = self.state_dtype
+        super().__init__(engine.num_steps, type(engine).__name__, batches)
+        self.engine, self.program, self.remedy = engine, program, engine.remedy
+        self.dtype = torch.float64 if self.in_float64 else program.dtype
         loc, precision, is_exact = prior
         self.prior = GaussianPrior(loc.to(self.dtype), precision.to(self.dtype), is_exact)
         self.num_data = float(program.num_data)
-        curvature, is_full = self.needs()
+        self.needs = getattr(engine, "curvature", self.needs)
         self._rows = RowTermsOf(
             program,
-            curvature,
+            self.needs,
             batches.whole,
-            self._num_points,
-            is_full=is_full,
+            engine.num_particles if engine.takes_draws else 1,
+            is_full=self.is_full,
             rows_vary=isinstance(batches, LoaderBatches),
             is_captured=compile_path != "eager",
         )
@@ -82,28 +89,16 @@ class NaturalRun(Run[GuidePosterior]):
             self._correction = Correction(
                 program,
                 prior,
-                has_hessian=curvature == "hessian",
-                is_full=is_full,
+                has_hessian=self.needs == "hessian",
+                is_full=self.is_full,
                 is_captured=compile_path != "eager",
             )
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
-        self.num_steps, self.title = engine.num_steps, type(engine).__name__
-        self.losses: list[float] = []
         self.mean = start.detach().clone().to(self.dtype)
         self.start()
         self.q = self.precision()
-        self._last_good = (0, self._snapshot())
 
     # To be written by a subclass
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """Of the state."""
-        return self.program.dtype
-
-    @abstractmethod
-    def needs(self) -> tuple[Curvature, bool]:
-        """Which curvature of the likelihood a step needs, and whether as a matrix."""
 
     @abstractmethod
     def start(self) -> None:
@@ -126,9 +121,8 @@ class NaturalRun(Run[GuidePosterior]):
     @property
     def weight(self) -> float:
         """Weight of the likelihood beside the KL in this step."""
-        warmup = self.engine.kl_warmup
-        share = 1.0 if warmup == 0 else min(1.0, (self.step + 1) / warmup)
-        return self.engine.data_factor / (self.engine.temperature * share)
+        temperature = self.engine.temperature * weight_of_kl(self.step, self.engine.kl_warmup)
+        return self.engine.data_factor / temperature
 
     @property
     def rate(self) -> float:
@@ -151,19 +145,11 @@ class NaturalRun(Run[GuidePosterior]):
         """
         self.advance(next(self._batches))
 
-    def show(self, bar: Any) -> None:
-        """After a window of steps: the smoothed ELBO."""
-        if self.is_done or self.step % WINDOW == 0:
-            recent = self.losses[-WINDOW:]
-            bar.update(self.step - bar.n)
-            bar.set_postfix_str(f"ELBO {-sum(recent) / len(recent):.1f}")
-
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian as it is."""
         with isolated():
             guide = self.q.make_guide(problem.model)
-            guide.setup(self.program.example.x[:1])
-        guide.to(device=self.program.device, dtype=self.program.dtype)
+            set_up(guide, self.program)
         self.q.set(guide, self.mean)
         provenance = problem.provenance(
             saves,
@@ -180,8 +166,7 @@ class NaturalRun(Run[GuidePosterior]):
         Raises:
             DivergenceError: See :meth:`go`.
         """
-        if self.step % WINDOW == 0:
-            self._last_good = (self.step, self._snapshot())
+        self.keep()
         draws = self.draws(self._noise())  # [S, P]
         if self.engine.takes_draws:
             terms = self._terms(draws, batch)
@@ -191,18 +176,34 @@ class NaturalRun(Run[GuidePosterior]):
             nll = self._nll(draws.to(self.program.dtype), batch)
         loss = float(nll.mean()) + float(self.kl())
         if not math.isfinite(loss):
-            self._diverged("the loss is not finite")
+            self.diverged(f"the loss is not finite at step {self.step}")
         weight = self.weight
         try:
             self.update(terms)
         except DivergenceError as error:
-            self._diverged(str(error))
+            self.diverged(f"{error} at step {self.step}")
         if not bool(self.mean.isfinite().all()):
-            self._diverged("the means are not finite")
+            self.diverged(f"the means are not finite at step {self.step}")
         self.losses.append(loss)
         self.step += 1
         if self.weight != weight:
             self.q = self.precision()
+
+    def with_momentum(self, gradient: Tensor, momentum: float) -> Tensor:
+        """Average a gradient ``[P]`` into ``velocity``; returns that, without the bias of 0."""
+        self.velocity = torch.lerp(gradient, self.velocity, momentum)
+        return self.velocity / (1 - momentum ** (self.step + 1))
+
+    def move(self, gradient: Tensor, damping: float = 0.0) -> None:
+        """Move the means by q's covariance times the gradient ``[P]`` of the likelihood's term.
+
+        Args:
+            gradient: Of minus the log likelihood.
+            damping: Added to the precision, in curvature of one row.
+        """
+        slope = self.weight * gradient + self.prior.gradient(self.mean)
+        damping = damping * self.weight * self.num_data
+        self.mean = self.mean - self.rate * self.q.solve(slope, damping)
 
     def draws(self, noise: Tensor) -> Tensor:
         """Draws of q ``[S, P]`` of noise ``[S, M]``."""
@@ -211,11 +212,6 @@ class NaturalRun(Run[GuidePosterior]):
     def kl(self) -> Tensor:
         """KL(q || prior) in nats, ``[]``."""
         return self.prior.kl(self.mean, self.q.variance(), self.q.log_det())
-
-    @property
-    def _num_points(self) -> int:
-        """At how many points a step takes gradients."""
-        return self.engine.num_particles if self.engine.takes_draws else 1
 
     def _terms(self, z: Tensor, batch: Batch) -> RowTerms:
         at = z.to(self.program.dtype)
@@ -246,37 +242,21 @@ class NaturalRun(Run[GuidePosterior]):
         )
         return torch.cat([noise, -noise]) if self.engine.antithetic else noise
 
-    def _snapshot(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in self.STATE}
+    def values(self) -> dict[str, Tensor]:
+        """The tensors that q is made of."""
+        return {name: getattr(self, name) for name in self.STATE}
 
     def _go_to(self, values: Mapping[str, Tensor]) -> None:
         for name in self.STATE:
             setattr(self, name, values[name].clone())
         self.q = self.precision()
 
-    def _diverged(self, what: str) -> None:
-        failed, (good, values) = self.step, self._last_good
-        self._go_to(values)
-        raise DivergenceError(
-            f"{what} at step {failed}; the state of step {good} is kept in error.posterior. "
-            f"{self.engine.remedy}"
-        )
-
     # A checkpoint's two methods
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
-        good, values = self._last_good
-        return {
-            "place": f"step {self.step} of {self.engine.num_steps}",
-            "compile_path": self._rows.compile_path,
-            "step": self.step,
-            "values": {name: getattr(self, name) for name in self.STATE},
-            "generator": self._generator.get_state(),
-            "batches": self._batches.state(),
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "last_good": {"step": good, "values": values},
-        }
+        generator = self._generator.get_state()
+        return super().state() | {"compile_path": self._rows.compile_path, "generator": generator}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a state; see ``Resumable``.
@@ -284,23 +264,8 @@ class NaturalRun(Run[GuidePosterior]):
         Raises:
             ValueError: If it is of another run.
         """
-        step, losses, good = state["step"], state["losses"], state["last_good"]
-        if not 0 <= step <= self.engine.num_steps or losses.shape != (step,):
-            raise ValueError(f"{losses.numel()} losses of {step} steps")
-        values, kept = (self._checked(some) for some in (state["values"], good["values"]))
         self._generator.set_state(state["generator"])
-        self._batches.restore(state["batches"])
-        self.step, self.losses = step, losses.tolist()
-        self._last_good = (int(good["step"]), kept)
         try:
-            self._go_to(values)
-        except DivergenceError as error:
+            super().restore(state)
+        except DivergenceError as error:  # of a precision that is none
             raise ValueError(str(error)) from error
-
-    def _checked(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values of the state, checked to be its own."""
-        ours = {name: getattr(self, name) for name in self.STATE}
-        theirs = {name: (value.shape, value.dtype) for name, value in values.items()}
-        if theirs != {name: (value.shape, value.dtype) for name, value in ours.items()}:
-            raise ValueError(f"its tensors are {', '.join(theirs)}")
-        return {name: values[name].to(ours[name].device) for name in self.STATE}

@@ -9,14 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive_int, check_share
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import (
-    Expectation,
-    check_damping,
-    check_expectation,
-    check_init_scale,
-)
+from pyro_bnn.infer.natural.options import Expectation
 from pyro_bnn.infer.natural.precision import LowRank, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
@@ -71,14 +65,6 @@ class SLANG(NaturalEngine):
     expectation: Expectation = "sample"
     init_scale: float | None = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_int("rank", self.rank)
-        check_share("momentum", self.momentum)
-        check_damping(self.damping)
-        check_expectation(self.expectation)
-        check_init_scale(self.init_scale)
-
     @classmethod
     def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
         """Name of the guide that posteriors of these options are."""
@@ -98,18 +84,12 @@ class _Run(NaturalRun):
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("mean", "diagonal", "factor", "velocity")
+    in_float64: ClassVar[bool] = True
+    needs: Curvature = "gradients"
 
     engine: Any  # a SLANG
     diagonal: Tensor
     factor: Tensor
-    velocity: Tensor
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return torch.float64
-
-    def needs(self) -> tuple[Curvature, bool]:
-        return "gradients", False
 
     def start(self) -> None:
         size = len(self.mean)
@@ -122,18 +102,15 @@ class _Run(NaturalRun):
 
     def update(self, terms: RowTerms) -> None:
         assert terms.curvature is not None
-        b, momentum = self.precision_rate, self.engine.momentum
+        b = self.precision_rate
         ours, theirs = (1 - b) ** 0.5, (b * self.weight) ** 0.5
         W = torch.cat([ours * self.factor, theirs * terms.curvature.mT], 1)  # A = W W^T
         self.factor = largest(W, self.factor.shape[1])
         rest = (W.square().sum(1) - self.factor.square().sum(1)).clamp(min=0)  # below 0 by rounding
         self.diagonal = (1 - b) * self.diagonal + b * self.prior.precision + rest
         self.q = self.precision()
-        self.velocity = torch.lerp(terms.gradient.mean(0), self.velocity, momentum)
-        smoothed = self.velocity / (1 - momentum ** (self.step + 1))
-        gradient = self.weight * smoothed + self.prior.gradient(self.mean)
-        damping = self.engine.damping * self.weight * self.num_data
-        self.mean = self.mean - self.rate * self.q.solve(gradient, damping)
+        gradient = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
+        self.move(gradient, self.engine.damping)
 
 
 def largest(W: Tensor, rank: int) -> Tensor:

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_share
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import check_init_scale
 from pyro_bnn.infer.natural.precision import Diagonal, Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
+from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 
@@ -66,11 +64,6 @@ class Vadam(NaturalEngine):
     momentum: float = 0.9
     init_scale: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("momentum", self.momentum)
-        check_init_scale(self.init_scale)
-
     def _make_run(self) -> type[NaturalRun]:
         return _Run
 
@@ -87,12 +80,8 @@ class _Run(NaturalRun):
     STATE: ClassVar[tuple[str, ...]] = ("mean", "velocity", "square", "uncorrected")
 
     engine: Any  # a Vadam
-    velocity: Tensor
     square: Tensor
     uncorrected: Tensor
-
-    def needs(self) -> tuple[Curvature, bool]:
-        return "none", False
 
     def start(self) -> None:
         self.velocity, self.square = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
@@ -106,12 +95,11 @@ class _Run(NaturalRun):
     def update(self, terms: RowTerms) -> None:
         effective = self.weight * self.num_data
         gradients = terms.gradient / self.num_data  # [S, P], of a row
-        momentum, rate = self.engine.momentum, self.precision_rate
+        rate = self.precision_rate
         gradient = gradients.mean(0) + self.prior.gradient(self.mean) / effective
-        self.velocity = torch.lerp(gradient, self.velocity, momentum)
+        velocity = self.with_momentum(gradient, self.engine.momentum)
         self.square = torch.lerp(self.square, gradients.square().mean(0), rate)
         self.uncorrected = self.uncorrected * (1 - rate)
-        velocity = self.velocity / (1 - momentum ** (self.step + 1))
         square = self.square / (1 - self.uncorrected)
         step = velocity / (square.sqrt() + self.prior.precision / effective)
         self.mean = self.mean - self.rate * step

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from pyro_bnn.checks import check_share
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import (
-    Expectation,
-    check_damping,
-    check_expectation,
-    check_init_scale,
-)
+from pyro_bnn.infer.natural.options import Expectation
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.natural.von import CurvatureRun
@@ -72,13 +65,6 @@ class VOGN(NaturalEngine):
     expectation: Expectation = "sample"
     init_scale: float | None = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("momentum", self.momentum)
-        check_damping(self.damping)
-        check_expectation(self.expectation)
-        check_init_scale(self.init_scale)
-
     def _make_run(self) -> type[NaturalRun]:
         return _Run
 
@@ -87,11 +73,7 @@ class _Run(CurvatureRun):
     """The run; see the base class."""
 
     STATE: ClassVar[tuple[str, ...]] = (*CurvatureRun.STATE, "velocity")
-
-    velocity: Tensor
-
-    def needs(self) -> tuple[Curvature, bool]:
-        return "squared_gradients", False
+    needs: Curvature = "squared_gradients"
 
     def start(self) -> None:
         super().start()
@@ -100,9 +82,5 @@ class _Run(CurvatureRun):
     def update(self, terms: RowTerms) -> None:
         assert terms.curvature is not None
         self.average_in(terms.curvature)
-        momentum, scale = self.engine.momentum, self.weight * self.num_data
-        self.velocity = torch.lerp(terms.gradient.mean(0), self.velocity, momentum)
-        smoothed = self.velocity / (1 - momentum ** (self.step + 1))
-        gradient = self.weight * smoothed + self.prior.gradient(self.mean)
-        damping = self.engine.damping * scale
-        self.mean = self.mean - self.rate * self.q.solve(gradient, damping)
+        gradient = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
+        self.move(gradient, self.engine.damping)

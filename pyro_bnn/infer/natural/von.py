@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import Expectation, check_expectation, check_init_scale
+from pyro_bnn.infer.natural.options import Covariance, Expectation, NewtonCurvature
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
+from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 
@@ -67,21 +66,12 @@ class VON(NaturalEngine):
 
     learning_rate: float = 0.05
     precision_learning_rate: float | None = 0.2
-    covariance: Literal["diagonal", "full"] = "diagonal"
-    curvature: Literal["ggn", "hessian"] = "ggn"
+    covariance: Covariance = "diagonal"
+    curvature: NewtonCurvature = "ggn"
     expectation: Expectation = "sample"
     init_scale: float | None = 0.01
 
     remedy: ClassVar[str] = 'Take curvature="ggn", lower learning_rate, or standardise the data'
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_expectation(self.expectation)
-        check_init_scale(self.init_scale)
-        if self.covariance not in ("diagonal", "full"):
-            raise OptionError(f'covariance is "diagonal" or "full", not {self.covariance!r}')
-        if self.curvature not in ("ggn", "hessian"):
-            raise OptionError(f'curvature is "ggn" or "hessian", not {self.curvature!r}')
 
     @classmethod
     def family(cls, options: Mapping[str, Any]) -> str:
@@ -123,25 +113,17 @@ class CurvatureRun(NaturalRun):
 class _DiagonalRun(CurvatureRun):
     """The run of a diagonal covariance; see the base class."""
 
-    def needs(self) -> tuple[Curvature, bool]:
-        return self.engine.curvature, False
-
     def update(self, terms: RowTerms) -> None:
         assert terms.curvature is not None
         self.average_in(terms.curvature)
-        gradient = self.weight * terms.gradient.mean(0) + self.prior.gradient(self.mean)
-        self.mean = self.mean - self.rate * self.q.solve(gradient)
+        self.move(terms.gradient.mean(0))
 
 
 class _FullRun(_DiagonalRun):
     """The run of a full covariance, in float64; see the base class."""
 
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return torch.float64
-
-    def needs(self) -> tuple[Curvature, bool]:
-        return self.engine.curvature, True
+    is_full: ClassVar[bool] = True
+    in_float64: ClassVar[bool] = True
 
     def start(self) -> None:
         super().start()

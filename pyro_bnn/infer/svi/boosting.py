@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.guides import AutoNormal, AutoNormalMixture, Guide
+from pyro_bnn.guides import AutoNormal, AutoNormalMixture
 from pyro_bnn.guides.parts.components import Components
-from pyro_bnn.infer.batches import batches_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import Data, as_dataset, unchanged
+from pyro_bnn.infer.inputs import Data, as_dataset, set_up, unchanged
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
 from pyro_bnn.infer.svi.options import LEARNING_RATE
@@ -34,7 +34,6 @@ from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posteri
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
-from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import GuideTerms
 
@@ -115,23 +114,23 @@ def boost(
     with isolated(seed), unchanged(posterior.model):
         growth = _Growth(posterior, data, num_draws=num_draws, seed=seed)
         guide = NewComponent(posterior.model, held, init_scale=init_scale)
-        growth.set_up(guide)
+        set_up(guide, growth.program)
         guide.move_to(growth.candidate(held, num_candidates))
         losses = growth.train(svi, guide, progress=progress)
         q = guide.mixture
         K = len(q.loc)
-        log_joint = torch.stack([growth.log_joint(q, k) for k in range(K)])  # [K, S]
-        log_q = torch.stack([growth.log_q(q, k) for k in range(K)])  # [K, S, K]
+        of_components = zip(*(growth.at_draws(q, k) for k in range(K)), strict=True)
+        log_joint, log_q = map(torch.stack, of_components)  # [K, S], [K, S, K]
         log_weights = fit_weights(log_joint, log_q)
         mixture = AutoNormalMixture(posterior.model, init_scale=init_scale, num_components=K)
-        growth.set_up(mixture)
+        set_up(mixture, growth.program)
         mixture.set_components(q.loc, q.scale, log_weights.exp())
-    old = _log_weights(held)
+    old = cast(Tensor, held.log_weights).double()
     before = torch.cat([old, old.new_full((1,), SMALLEST_LOG_WEIGHT)])
     gain = mixture_elbo(log_joint, log_q, log_weights) - mixture_elbo(log_joint, log_q, before)
     # E log p under the held components, which a step leaves out
     rest = (1 - 1 / K) * float(old.exp() @ log_joint[:-1].mean(-1))
-    described = svi.describe(mixture, float(learning_rate), growth.loc_warmup(svi))
+    described = svi.describe(mixture, float(learning_rate), svi.warmup_of(guide, is_new=True))
     provenance = Provenance(
         method=type(mixture).__name__,
         engine="boost",
@@ -176,7 +175,9 @@ class NewComponent(AutoNormal):
         """All components, the new one last and of weight 1/K."""
         loc = torch.cat([self.held.loc, self.loc.unsqueeze(0)])
         scale = torch.cat([self.held.scale, self.scale.unsqueeze(0)])
-        log_weights = _log_weights(self.held) + math.log1p(-1 / self.num_components)
+        log_weights = cast(Tensor, self.held.log_weights).double() + math.log1p(
+            -1 / self.num_components
+        )
         own = log_weights.new_full((1,), -math.log(self.num_components))
         return Components(loc, scale, log_weights=torch.cat([log_weights, own]).to(loc))
 
@@ -191,7 +192,7 @@ class NewComponent(AutoNormal):
         members = q.draws(noise.unflatten(-1, (self.num_components, -1)))  # [S, K, P]
         z = members[:, -1]
         if not density:
-            return GuideTerms(z, None, None, None)
+            return GuideTerms(z)
         entropy = q.sampled_entropy(members).mean() * self.num_components
         return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale))
 
@@ -200,50 +201,37 @@ class _Growth:
     """The model and the data, with the point-estimated parameters held at a posterior's."""
 
     def __init__(self, posterior: Posterior, data: Data, *, num_draws: int, seed: int) -> None:
-        self.posterior, self.data = posterior, data
-        self.num_draws, self.seed = num_draws, seed
-        self.rows = as_dataset(data)
-        self.program = Program(posterior.model, self.rows.x, self.rows.y)
+        rows = as_dataset(data)
+        self.problem = Problem(posterior.model, data, rows, None, seed, "boost")
+        self.posterior, self.num_draws, self.pair = posterior, num_draws, (rows.x, rows.y)
+        self.program = self.problem.program
         for name, value in posterior.params.items():
             parameter = self.program.params[name]
             parameter.requires_grad = False
             parameter.copy_(value)
-        self.batch = self.program.batch(self.rows.x, self.rows.y)
-
-    def set_up(self, guide: Guide) -> None:
-        """Make the parameters of a guide."""
-        guide.setup(self.batch.x[:1])
-        guide.to(device=self.program.device, dtype=self.program.dtype)
 
     def candidate(self, held: Components, num_candidates: int) -> Tensor:
         """The draw z ``[P]`` of the prior at which the likelihood is high and q has no mass."""
-        z = self.program.prior_draws(num_candidates, self.batch.x[:1], derived_seed(self.seed, 0))
+        x, seed = self.problem.rows.x[:1], derived_seed(self.problem.seed, 0)
+        z = self.program.prior_draws(num_candidates, x, seed)
         given = DrawsPosterior(self.program, z.unsqueeze(0), self.posterior.provenance)
-        rows = self.rows.x, self.rows.y
         z = given.unconstrained(num_candidates)
-        log_likelihood = given.log_likelihood(rows, num_candidates).double().sum(-1)
-        log_prior = given.log_joint(rows, num_candidates).double() - log_likelihood
+        log_likelihood = given.log_likelihood(self.pair, num_candidates).double().sum(-1)
+        log_prior = given.log_joint(self.pair, num_candidates).double() - log_likelihood
         log_q = held.joint_log_prob(z).logsumexp(-1).double()
         score = log_likelihood - torch.logaddexp(log_q - log_prior, torch.zeros_like(log_q))
         return z[score.nan_to_num(-math.inf, neginf=-math.inf).argmax()]
 
-    def loc_warmup(self, svi: SVI) -> int:
-        """Steps in which the new component's means alone are trained."""
-        if svi.loc_warmup is not None:
-            return svi.loc_warmup
-        return 0 if svi.patience is not None else svi.num_steps // 10
-
     def train(self, svi: SVI, guide: NewComponent, *, progress: bool) -> NDArray[np.float64]:
         """Fit the new component; returns minus its objective at each step."""
         self.program.prepare(guide)
-        batches = batches_of(self.data, self.program, self.batch, svi.batch_size, self.seed)
         run = Training(
             svi,
             self.program,
             guide,
-            self.seed,
-            batches=batches,
-            loc_warmup=self.loc_warmup(svi),
+            self.problem.seed,
+            batches=self.problem.batches(svi.batch_size),
+            loc_warmup=svi.warmup_of(guide, is_new=True),
         )
         saves = Checkpoint(
             None, None, None, device=self.program.device, own_order=False, start=time.perf_counter()
@@ -257,37 +245,20 @@ class _Growth:
             parameter.requires_grad = False
         return np.asarray(run.losses)
 
-    def _one(self, q: Components, k: int) -> AutoNormal:
-        """Component k as a guide."""
-        guide = AutoNormal(self.posterior.model)
-        self.set_up(guide)
+    def at_draws(self, q: Components, k: int) -> tuple[Float[Tensor, " S"], Float[Tensor, "S K"]]:
+        """Log p(y, z | x) of draws of component k, and their log densities under every one."""
+        guide, seed = AutoNormal(self.posterior.model), derived_seed(self.problem.seed, k + 1)
+        set_up(guide, self.program)
         with torch.no_grad():
             guide.loc.copy_(q.loc[k])
-        guide.scale = q.scale[k].detach()
-        return guide
-
-    def log_joint(self, q: Components, k: int) -> Float[Tensor, " S"]:
-        """Log p(y, z | x) of draws of component k."""
-        posterior = GuidePosterior(self.program, self._one(q, k), self.posterior.provenance)
-        rows = self.rows.x, self.rows.y
-        return posterior.log_joint(rows, self.num_draws, derived_seed(self.seed, k + 1)).double()
-
-    def log_q(self, q: Components, k: int) -> Float[Tensor, "S K"]:
-        """Log density of the same draws under every component."""
-        guide = self._one(q, k)
-
-        def one(noise: Tensor) -> Tensor:
-            return q.log_prob(guide.transport(noise))
-
-        with torch.no_grad():
-            blocks = guide.in_blocks(one, self.num_draws, derived_seed(self.seed, k + 1))
-            return torch.cat(list(blocks)).double()
-
-
-def _log_weights(q: Components) -> Tensor:
-    if q.log_weights is None:
-        return q.loc.new_full((len(q.loc),), -math.log(len(q.loc))).double()
-    return q.log_weights.double()
+            guide.scale = q.scale[k]
+            of_draws = guide.in_blocks(
+                lambda noise: q.log_prob(guide.transport(noise)), self.num_draws, seed
+            )
+            log_q = torch.cat(list(of_draws))
+        posterior = GuidePosterior(self.program, guide, self.posterior.provenance)
+        log_joint = posterior.log_joint(self.pair, self.num_draws, seed)
+        return log_joint.double(), log_q.double()
 
 
 def _components(posterior: Posterior) -> Components:

@@ -15,7 +15,8 @@ from tqdm.auto import tqdm
 from pyro_bnn.capture.captured import Captured, value_and_grad
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.inputs import set_up, unchanged
+from pyro_bnn.infer.run import weight_of_kl
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.svi import SVI, make_guide
 from pyro_bnn.program.program import Program
@@ -65,13 +66,12 @@ def fit_each(
     """
     start = 0
     while start < len(ys):
-        first = _new_guide(svi, program, x, derived_seed(seed, start))
+        first = _new_guide(svi, program, derived_seed(seed, start))
         size = sum(p.numel() for p in first.parameters())
         at_once = max(min(AT_ONCE, NUMBERS // max(size, 1)), 1)
         batches = [program.batch(x, y) for y in ys[start : start + at_once]]
         others = [
-            _new_guide(svi, program, x, derived_seed(seed, start + d))
-            for d in range(1, len(batches))
+            _new_guide(svi, program, derived_seed(seed, start + d)) for d in range(1, len(batches))
         ]
         with isolated(), unchanged(program.model):
             fits = _train(svi, program, [first, *others], batches, seed + start, progress=progress)
@@ -79,13 +79,12 @@ def fit_each(
         start += at_once
 
 
-def _new_guide(svi: SVI, program: Program, x: Tensor, seed: int) -> Guide:
+def _new_guide(svi: SVI, program: Program, seed: int) -> Guide:
     with isolated(seed), unchanged(program.model):
         guide = make_guide(svi.guide, program.model)
         if not isinstance(guide, Guide):
             raise CaptureError("a guide of stock Pyro is not batched over data sets")
-        guide.setup(x[:1])
-    guide.to(device=program.device, dtype=program.dtype)
+        set_up(guide, program)
     guide.check_covers(program.sites)
     program.prepare(guide)
     return guide
@@ -115,9 +114,7 @@ def _train(
 
         def one(noise: Tensor, y: Tensor, *values: Tensor) -> Tensor:
             params = {f"guide.{name}": value for name, value in zip(names, values, strict=True)}
-            terms = program.elbo(guide, params, noise, Batch(x, y))
-            factors = 0.0 if terms.log_factors is None else terms.log_factors
-            return weight * terms.kl - terms.expected_log_likelihood - factors
+            return program.elbo(guide, params, noise, Batch(x, y)).loss(weight)
 
         losses = torch.func.vmap(one)(noise, ys, *variables)  # [D]
         return losses.sum(), (losses,)
@@ -135,7 +132,7 @@ def _train(
     for number in bar:
         noise = guide.draw_noise(len(guides) * svi.num_particles, generator)
         noise = noise.unflatten(0, (len(guides), -1))  # [D, K, M]
-        weight = 1.0 if svi.kl_warmup == 0 else min(1.0, (number + 1) / svi.kl_warmup)
+        weight = weight_of_kl(number, svi.kl_warmup)
         try:
             _, losses, *gradients = step(*stacked, noise, x, ys, program.initial.new_tensor(weight))
         except RuntimeError as error:
@@ -150,15 +147,7 @@ def _train(
         descent.step(number)
     for parameter in stacked:
         is_good &= parameter.isfinite().flatten(1).all(1)
-    return [
-        _filled(g, [p[d] for p in stacked]) if good else None
-        for d, (g, good) in enumerate(zip(guides, is_good.tolist(), strict=True))
-    ]
-
-
-def _filled(guide: Guide, values: Sequence[Tensor]) -> Guide:
-    """A guide with its trained values."""
-    with torch.no_grad():
-        for parameter, value in zip(guide.parameters(), values, strict=True):
-            parameter.copy_(value)
-    return guide
+    for d, own in enumerate(guides):
+        for parameter, values in zip(own.parameters(), stacked, strict=True):
+            parameter.data.copy_(values[d])
+    return [own if good else None for own, good in zip(guides, is_good.tolist(), strict=True)]

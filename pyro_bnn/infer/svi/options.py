@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive, check_positive_int
+from pyro_bnn.checks import check_choice, check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.compiling import check_compile
@@ -70,8 +70,7 @@ class SVIOptions:
             check_positive_int("patience", self.patience)
         if self.clip_norm is not None:
             check_positive("clip_norm", self.clip_norm)
-        if self.schedule not in ("cosine", "constant"):
-            raise OptionError(f'schedule is "cosine" or "constant", not {self.schedule!r}')
+        check_choice("schedule", self.schedule, Schedule)
         check_compile(self.compile)
         check_estimator(
             self.estimator,
@@ -142,26 +141,13 @@ class SVIOptions:
     ) -> dict[str, Any]:
         """The options as JSON-able values, and what became of those that were left open."""
         options: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                "num_steps",
-                "learning_rate",
-                "batch_size",
-                "num_particles",
-                "per_example_draws",
-                "estimator",
-                "kl_warmup",
-                "patience",
-                "schedule",
-                "clip_norm",
-                "compile",
-            )
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "learning_rate": learning_rate,
+            "loc_warmup": loc_warmup,
+            "compiled": is_compiled,
+            "optimizer": "Adam" if self.optimizer is None else name_of(self.optimizer),
+            "guide": name_of(guide),
         }
-        options["learning_rate"] = learning_rate
-        options["loc_warmup"] = loc_warmup
-        options["compiled"] = is_compiled
-        options["optimizer"] = "Adam" if self.optimizer is None else name_of(self.optimizer)
-        options["guide"] = name_of(guide)
         if isinstance(guide, Guide):
             options |= guide.options()
         return options

@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch does not export it
 
 from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.handled import module_of
-from pyro_bnn.infer.batches import Batches
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, users_code
+from pyro_bnn.handled import parameters_of
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.engine import Start
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import WINDOW, Run
+from pyro_bnn.infer.run import GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.handlers import Model, without_validation
+from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
@@ -89,44 +88,33 @@ def start_stock(svi: SVIOptions, problem: Problem, guide: Any, frozen: Sequence[
     """
     name = getattr(guide, "__name__", type(guide).__name__)
     logger.warning("%s is a guide of stock Pyro and runs through plain Pyro, which is slower", name)
-    own = _named_parameters(problem.model)
+    own = parameters_of(problem.model)
     program = problem.program
     for parameter in frozen:  # Pyro thaws them
         program.params[parameter].requires_grad = False
     with isolated():  # what it puts into the store, such as another model's parameters, is dropped
-        _check_covers(guide, problem.rows.x, problem.rows.y, program)
-    held = {own[key] for key in frozen}
-    batches = problem.batches(svi.batch_size)
-    return Start(
-        problem,
-        svi.identity(guide),
-        lambda saves, progress: _StockRun(svi, program, guide, name, held, batches),  # noqa: ARG005
-    )
+        trace = poutine.trace(guide).get_trace(*problem.rows)
+        require_sites(set(trace.stochastic_nodes), program.sites)
+    run = _StockRun(svi, problem, guide, name, {own[key] for key in frozen})
+    return Start(problem, svi.identity(guide), lambda saves, progress: run)  # noqa: ARG005
 
 
-class _StockRun(Run[DrawsPosterior]):
+class _StockRun(GradientRun[DrawsPosterior]):
     """One training run by ``Trace_ELBO``; leaves are found as the model and the guide name them."""
 
     def __init__(
-        self,
-        svi: SVIOptions,
-        program: Program,
-        guide: Any,
-        name: str,
-        frozen: set[nn.Parameter],
-        batches: Batches,
+        self, svi: SVIOptions, problem: Problem, guide: Any, name: str, frozen: set[nn.Parameter]
     ) -> None:
-        self.svi, self.guide, self.name, self._frozen = svi, guide, name, frozen
-        self._batches, self._device = batches, program.device
-        self.num_steps, self.title = svi.num_steps, name
-        self.losses: list[float] = []
+        super().__init__(svi.num_steps, name, problem.batches(svi.batch_size))
+        self.svi, self.guide, self._frozen = svi, guide, frozen
+        program = problem.program
+        self._device = program.device
         self.leaves: dict[Tensor, None] = {}  # an ordered set
         self._elbo = Trace_ELBO(num_particles=svi.num_particles)
         self._model = _ScaleLikelihood(program.num_data)(program.model)
         # parameters of a plain module inside the model have no pyro.param statement
-        self._own = list(_named_parameters(program.model).values())
+        self._own = list(parameters_of(program.model).values())
         self._descent: Descent | None = None
-        self._last_good: tuple[int, list[Tensor]] = (0, [])
 
     @property
     def learning_rate(self) -> float:
@@ -150,7 +138,7 @@ class _StockRun(Run[DrawsPosterior]):
             DivergenceError: If they are not finite.
         """
         if not all(bool(leaf.isfinite().all()) for leaf in self.leaves):
-            self._diverged(f"the parameters of {self.name} are not finite after the last step")
+            self.diverged(f"the parameters of {self.title} are not finite after the last step")
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior:
         """Draws of the guide as it is.
@@ -160,41 +148,38 @@ class _StockRun(Run[DrawsPosterior]):
                 ended.
         """
         dataset, rows = problem.dataset, problem.rows
-        trained = _with_live_params(Program(problem.model, dataset.x, dataset.y))
+        trained, own = Program(problem.model, dataset.x, dataset.y), parameters_of(problem.model)
+        with torch.no_grad():
+            for name, value in pyro.get_param_store().named_parameters():
+                if name in trained.params and name not in own:  # of pyro.param statements
+                    trained.params[name].copy_(value)
         is_mode = isinstance(self.guide, AutoLaplaceApproximation)
         q = _laplace(self.guide, rows) if is_mode else self.guide
         z, log_q = _draws(q, rows.x, rows.y, trained, problem.seed)
         provenance = problem.provenance(
             saves,
-            method=self.name,
+            method=self.title,
             options=self.svi.describe(self.guide, self.learning_rate),
             num_parameters=sum(leaf.numel() for leaf in self.leaves),
             losses=self.losses,
         )
-        return DrawsPosterior(
-            trained,
-            z.unsqueeze(0),
-            provenance,
-            log_q=None if log_q is None else log_q.unsqueeze(0),
-        )
+        return DrawsPosterior(trained, z, provenance, log_q=log_q)
 
     # A checkpoint's two methods
 
-    def state(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Tensor]:
+        """The leaves, by their numbers."""
+        return {str(i): leaf for i, leaf in enumerate(self.leaves)}
+
+    def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
         assert self._descent is not None
-        good, values = self._last_good
-        return {
-            "place": f"step {self.step} of {self.svi.num_steps}",
+        on_gpu = self._device.type == "cuda"
+        return super().state() | {
             "compile_path": "eager",
-            "step": self.step,
-            "leaves": list(self.leaves),
             "optimizer": self._descent.state(),
             "generator": torch.get_rng_state(),
-            "device_generator": self._device_generator(),
-            "batches": self._batches.state(),
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "last_good": {"step": good, "values": values},
+            "device_generator": torch.cuda.get_rng_state(self._device) if on_gpu else None,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -204,45 +189,30 @@ class _StockRun(Run[DrawsPosterior]):
             OptionError: If the optimiser has other options, or leaves appeared after the start.
             ValueError: If leaves have other shapes.
         """
-        step, losses, good = state["step"], state["losses"], state["last_good"]
-        if not 0 < step <= self.svi.num_steps or losses.shape != (step,):
-            raise ValueError(f"{losses.numel()} losses of {step} steps")
         with without_validation(), users_code():
             _, _, params = self._loss(0, next(self._batches))  # which names the leaves
         self._find_leaves(params.trace)
         assert self._descent is not None
-        shapes = [leaf.shape for leaf in self.leaves]
-        if len(state["leaves"]) != len(shapes):
+        if len(state["values"]) != len(self.leaves):
             raise OptionError(
-                f"{self.name} has {len(shapes)} parameters at its first step and "
-                f"{len(state['leaves'])} in the checkpoint: a guide whose parameters appear later "
+                f"{self.title} has {len(self.leaves)} parameters at its first step and "
+                f"{len(state['values'])} in the checkpoint: a guide whose parameters appear later "
                 "cannot be resumed"
             )
-        if [leaf.shape for leaf in state["leaves"]] != shapes:
-            raise ValueError(f"its parameters have the shapes {shapes}")
-        self._go_to(state["leaves"])
-        self._last_good = (good["step"], good["values"])
+        super().restore(state)
         self._descent.restore(state["optimizer"])
-        self._batches.restore(state["batches"])
-        self.step, self.losses = step, losses.tolist()
         # last, as all of the above may draw
         torch.set_rng_state(state["generator"])
         generator = state["device_generator"]
         if generator is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(generator, self._device)
 
-    def _device_generator(self) -> Tensor | None:
-        """State of torch's generator of the device where it is not that of the CPU."""
-        on_gpu = self._device.type == "cuda"
-        return torch.cuda.get_rng_state(self._device) if on_gpu else None
-
     def _advance(self, step: int, rows: Batch) -> None:
         loss, whole, params = self._loss(step, rows)
         if not (math.isfinite(loss.item()) and math.isfinite(whole)):
-            self._diverged(f"the loss of {self.name} is not finite at step {step}")
+            self.diverged(f"the loss of {self.title} is not finite at step {step}")
         self._find_leaves(params.trace)
-        if step % WINDOW == 0:
-            self._last_good = (step, [leaf.detach().clone() for leaf in self.leaves])
+        self.keep()
         for leaf in self.leaves:
             leaf.grad = None
         loss.backward()
@@ -255,8 +225,7 @@ class _StockRun(Run[DrawsPosterior]):
 
         The first has the KL's weight of this step, and the model's ``pyro.factor`` statements.
         """
-        warmup = self.svi.kl_warmup
-        weight = 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
+        weight = weight_of_kl(step, self.svi.kl_warmup)
         with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
             warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")  # said below
             with _ScaleLatents(weight) as scaled:
@@ -277,19 +246,6 @@ class _StockRun(Run[DrawsPosterior]):
             else:
                 self._descent.add(new)
 
-    def _go_to(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for leaf, value in zip(self.leaves, values, strict=False):
-                leaf.copy_(value)
-
-    def _diverged(self, what: str) -> None:
-        good, values = self._last_good
-        self._go_to(values)
-        raise DivergenceError(
-            f"{what}; the state of step {good} is kept in error.posterior. Lower learning_rate, "
-            "set clip_norm, or standardise the data"
-        )
-
 
 def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
     """The Gaussian around a trained mode, by the curvature of the log joint of all rows.
@@ -307,35 +263,10 @@ def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
         ) from error
 
 
-def _named_parameters(model: Model) -> dict[str, nn.Parameter]:
-    module = module_of(model)
-    return {} if module is None else dict(module.named_parameters())
-
-
-def _check_covers(guide: Any, x: Tensor, y: Tensor, program: Program) -> None:
-    """Check that the guide samples every site of the model.
-
-    Raises:
-        SiteError: If it misses one.
-    """
-    trace = poutine.trace(guide).get_trace(x, y)
-    require_sites(set(trace.stochastic_nodes), program.sites)
-
-
-def _with_live_params(program: Program) -> Program:
-    """Set the point parameters of ``pyro.param`` statements to the values in the store."""
-    own = _named_parameters(program.model)
-    with torch.no_grad():
-        for name, value in pyro.get_param_store().named_parameters():
-            if name in program.params and name not in own:
-                program.params[name].copy_(value)
-    return program
-
-
 def _draws(
     guide: Any, x: Tensor, y: Tensor, program: Program, seed: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Draws z ``[S, P]`` of a trained guide, unconstrained, and log q(z) ``[S]`` if q has one."""
+    """Draws z ``[1, S, P]`` of a trained guide, and log q(z) ``[1, S]`` if q has one."""
     torch.manual_seed(seed)
     rows, log_q, has_density = [], [], True
     with torch.no_grad():
@@ -345,11 +276,10 @@ def _draws(
             z = program.unconstrain(values)
             log_det = sum(site.log_abs_det_jacobian(z) for site in program.sites)
             rows.append(z)
-            log_q.append(trace.log_prob_sum() + log_det)  # density of z, not of the values
+            log_q.append(torch.as_tensor(trace.log_prob_sum() + log_det))  # of z, not the values
             has_density = has_density and _has_density(trace, program)
-    if not has_density:
-        return torch.stack(rows), None
-    return torch.stack(rows), torch.stack([torch.as_tensor(value) for value in log_q])
+    z = torch.stack(rows).unsqueeze(0)
+    return z, torch.stack(log_q).unsqueeze(0) if has_density else None
 
 
 def _has_density(trace: poutine.Trace, program: Program) -> bool:

@@ -21,9 +21,10 @@ from torch import nn
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
@@ -96,22 +97,22 @@ class SVI(SVIOptions, Engine[Posterior]):
 
     def start(self, problem: Problem) -> Start:
         """Make the guide, and start it; see the base class."""
-        frozen = _frozen(problem.model)  # Pyro's parameter store thaws them
+        own = parameters_of(problem.model)
+        frozen = [name for name, p in own.items() if not p.requires_grad]  # Pyro's store thaws them
         with isolated():
             guide = make_guide(self.guide, problem.model)
         if not isinstance(guide, Guide):
             self._check_stock(guide, problem)
-            own = (
-                problem.model if module_of(problem.model) is None else copy.deepcopy(problem.model)
-            )
-            guide = make_guide(self.guide, own)
-            return start_stock(self, dataclasses.replace(problem, model=own), guide, frozen)
+            model = problem.model
+            if module_of(model) is not None:
+                model = copy.deepcopy(model)
+            guide = make_guide(self.guide, model)
+            return start_stock(self, dataclasses.replace(problem, model=model), guide, frozen)
         program = problem.program
         for name in frozen:
             program.params[name].requires_grad = False
         is_new = next(guide.parameters(), None) is None
-        guide.setup(problem.rows.x[:1])
-        guide.to(device=program.device, dtype=program.dtype)
+        set_up(guide, program)
         guide.check_covers(program.sites)
         self.check_rows(guide, problem)
         program.prepare(guide)
@@ -174,12 +175,6 @@ def make_guide(spec: GuideSpec, model: Model) -> Any:
     if not callable(guide):
         raise OptionError(f"the callable {name_of(spec)} returned {guide!r}, which is not a guide")
     return guide
-
-
-def _frozen(model: Model) -> list[str]:
-    module = module_of(model)
-    named = () if module is None else module.named_parameters()
-    return [name for name, parameter in named if not parameter.requires_grad]
 
 
 def _num_positional(fn: Callable[..., Any]) -> int:

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
-from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, users_code
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import is_compiled
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import WINDOW, Run
+from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
 from pyro_bnn.infer.svi.estimators.by_name import make_estimator
 from pyro_bnn.posterior.posterior import GuidePosterior
@@ -32,7 +31,7 @@ COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on 
 NUM_GRAPHS = 2  # that are made when a run is resumed: for minibatches, and for a smaller last one
 
 
-class Training(Run[GuidePosterior]):
+class Training(GradientRun[GuidePosterior]):
     """One training run.
 
     Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
@@ -61,11 +60,12 @@ class Training(Run[GuidePosterior]):
         guide: Guide,
         seed: int,
         *,
-        batches: Batches | None = None,
+        batches: Batches,
         loc_warmup: int = 0,
         compile_path: str | None = None,
     ) -> None:
-        self.svi, self.program, self.guide = svi, program, guide
+        super().__init__(svi.num_steps, type(guide).__name__, batches)
+        self.svi, self.program, self.guide, self.objective = svi, program, guide, guide.objective
         self.loc_warmup = loc_warmup
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
         trained = (k for k, v in program.params.items() if v.requires_grad)
@@ -74,11 +74,7 @@ class Training(Run[GuidePosterior]):
         self.names, self.parameters = list(named), list(named.values())
         means = [f"guide.{name}" for name in guide.mean_params]
         self._held = {n for n in named if n.startswith("guide.") and n not in means}
-        self.num_steps, self.title = svi.num_steps, type(guide).__name__
-        self._is_done = False
-        self.losses: list[float] = []
         self._best, self._best_step = -math.inf, 0
-        self._batches = batches
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
         self._num_normals = svi.num_particles * guide.noise_dim
         self.estimator = make_estimator(svi.estimator, program, guide)
@@ -87,12 +83,11 @@ class Training(Run[GuidePosterior]):
         self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
         self._key = make_key(seed + 1)
         self.descent = svi.descent(self.parameters)
-        self._last_good: tuple[int, list[Tensor]] = (0, self._snapshot())
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
-        self._make_steps(compile_path, rows_vary=batches is not None and batches.rows_vary)
+        self._make_steps(compile_path)
 
-    def _make_steps(self, path: str | None, *, rows_vary: bool) -> None:
+    def _make_steps(self, path: str | None) -> None:
         svi, n = self.svi, len(self.parameters)
         num_numbers = sum(parameter.numel() for parameter in self.parameters)
         automatic = is_compiled(svi.compile, svi.num_steps, num_numbers)
@@ -106,7 +101,7 @@ class Training(Run[GuidePosterior]):
             value_and_grad(self._loss, n),
             name,
             compiled=compiled and not is_whole,
-            rows=self._row_dims(n, rows_vary),
+            rows=self._row_dims(n),
             strict=svi.compile is True,
         )
         self._whole_step = Captured(
@@ -114,7 +109,7 @@ class Training(Run[GuidePosterior]):
             name,
             enabled=is_whole,
             compiled=is_whole,
-            rows=self._row_dims(3 * n, rows_vary),
+            rows=self._row_dims(3 * n),
             num_state=3 * n,
             strict=svi.compile is True,
         )
@@ -139,9 +134,9 @@ class Training(Run[GuidePosterior]):
         """Whether steps are compiled."""
         return any(c.is_captured and c.is_compiled for c in (self._whole_step, self._step))
 
-    def _row_dims(self, first: int, vary: bool) -> dict[int, int]:
+    def _row_dims(self, first: int) -> dict[int, int]:
         """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
-        if not vary:
+        if not self._batches.rows_vary:
             return {}
         by_row = {first: 1} if self.svi.per_example_draws else {}
         if self._has_row_noise:
@@ -156,54 +151,33 @@ class Training(Run[GuidePosterior]):
 
     # How it is driven
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all steps are done, or the objective rose no more for ``patience`` steps."""
-        return self._is_done
-
     def go(self) -> None:
         """One step.
 
         Raises:
             DivergenceError: If the loss or a parameter becomes NaN or infinite.
         """
-        assert self._batches is not None
         self._advance(self.step, next(self._batches))
         self.step += 1
-        self._is_done = self.step == self.num_steps
-        if self._is_looking_back:
+        if self.is_done or self.step % WINDOW == 0:
             self._look_back()
 
     def finish(self) -> None:
         """Check the parameters of the last step."""
-        self._check_last()
+        if names := [n for n, value in self.values().items() if not bool(value.isfinite().all())]:
+            self.diverged(f"parameters {', '.join(names)} are not finite after the last step")
         self._lay_out(by_column=False)
-
-    def show(self, bar: Any) -> None:
-        """After a window of steps: the smoothed objective."""
-        if self._is_looking_back:
-            bar.update(self.step - bar.n)
-            bar.set_postfix_str(f"{self.guide.objective} {self._smoothed:.1f}")
-
-    @property
-    def _is_looking_back(self) -> bool:
-        return self._is_done or self.step % WINDOW == 0
-
-    @property
-    def _smoothed(self) -> float:
-        recent = self.losses[-WINDOW:]
-        return -sum(recent) / len(recent)
 
     def _look_back(self) -> None:
         """After a window of steps: see whether the objective still rises."""
-        svi, last, smoothed = self.svi, self.step - 1, self._smoothed
+        svi, last, smoothed = self.svi, self.step - 1, self.smoothed
         # of another objective, or before the scales are trained
         if self.step - min(WINDOW, self.step) < max(svi.kl_warmup, self.loc_warmup):
             self._best_step = last
         elif smoothed > self._best:
             self._best, self._best_step = smoothed, last
         if svi.patience is not None and last - self._best_step >= svi.patience:
-            self._is_done = True
+            self.num_steps = self.step
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The guide as it is."""
@@ -224,25 +198,21 @@ class Training(Run[GuidePosterior]):
 
     # A checkpoint's two methods
 
-    def state(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Tensor]:
+        """The parameters, by name."""
+        return dict(zip(self.names, self.parameters, strict=True))
+
+    def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
-        assert self._batches is not None
-        good, values = self._last_good
-        return {
-            "place": f"step {self.step} of {self.svi.num_steps}",
+        return super().state() | {
             "compile_path": self.compile_path,
-            "step": self.step,
-            "is_done": self._is_done,
+            "is_done": self.is_done,
             "loc_warmup": self.loc_warmup,
             "row_counts": self._row_counts,
-            "parameters": dict(zip(self.names, self.parameters, strict=True)),
             "optimizer": self.descent.state(),
             "generator": self._generator.get_state(),
-            "batches": self._batches.state(),
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
             "best": self._best,
             "best_step": self._best_step,
-            "last_good": {"step": good, "values": dict(zip(self.names, values, strict=True))},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -252,55 +222,34 @@ class Training(Run[GuidePosterior]):
             OptionError: If the optimiser has other options.
             ValueError: If parameters have other names or shapes.
         """
-        assert self._batches is not None
-        step, losses, good = state["step"], state["losses"], state["last_good"]
-        if not 0 < step <= self.svi.num_steps or losses.shape != (step,):
-            raise ValueError(f"{losses.numel()} losses of {step} steps")
-        values = self._ordered(state["parameters"])
-        self._last_good = (good["step"], self._ordered(good["values"]))
-        self.loc_warmup, self._is_done = state["loc_warmup"], state["is_done"]
-        if self._is_done:  # no step is left, nor a graph to be made
-            self.compile_path, self._row_counts = state["compile_path"], list(state["row_counts"])
+        super().restore(state)
+        self.loc_warmup = state["loc_warmup"]
+        if state["is_done"]:  # no step is left, nor a graph to be made
+            self.num_steps, self.compile_path = self.step, state["compile_path"]
+            self._row_counts = list(state["row_counts"])
         else:  # graphs as the run made them, at its start
             firsts = [self._batches.first(n) for n in state["row_counts"][:NUM_GRAPHS]]
             with users_code():
                 for batch in firsts:
                     self._make_graph(batch)
-        self._go_to(values)
         self.descent.restore(state["optimizer"])
         self._generator.set_state(state["generator"])
-        self._batches.restore(state["batches"])
-        self.step, self.losses = step, losses.tolist()
         self._best, self._best_step = float(state["best"]), int(state["best_step"])
-
-    def _ordered(self, values: Mapping[str, Tensor]) -> list[Tensor]:
-        """Values of the parameters, checked to be theirs."""
-        theirs = {name: (value.shape, value.dtype) for name, value in values.items()}
-        named = zip(self.names, self.parameters, strict=True)
-        if theirs != {name: (value.shape, value.dtype) for name, value in named}:
-            raise ValueError(f"its parameters are {', '.join(theirs)}")
-        return [
-            values[name].to(p.device) for name, p in zip(self.names, self.parameters, strict=True)
-        ]
-
-    def _go_to(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters, values, strict=True):
-                parameter.copy_(value)
 
     # A step
 
     def _advance(self, step: int, batch: Batch) -> None:
         noise = self._draw_noise(step, len(batch.x))
         held = [step < self.loc_warmup and name in self._held for name in self.names]
-        if step % WINDOW == 0:
-            self._last_good = (step, self._snapshot())
+        self.keep()
         if self._whole_step.is_compiled:
             values = self._advance_whole(step, noise, batch, held)
         else:
             values = self._advance_in_parts(step, noise, batch, held)
         if not all(map(math.isfinite, values)):
-            self._diverged(step, noise[0], batch, in_draws=not math.isfinite(values[2]))
+            sites = [] if math.isfinite(values[2]) else self._non_finite_sites(noise[0], batch)
+            where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
+            self.diverged(f"the loss is not finite at step {step}, {where}")
         self.losses.append(values[1])  # minus the ELBO, with the whole KL
         if len(batch.x) not in self._row_counts:
             self._note_graph(len(batch.x))
@@ -308,10 +257,8 @@ class Training(Run[GuidePosterior]):
     def _note_graph(self, num_rows: int) -> None:
         self._row_counts.append(num_rows)
         if self.compile_path is None:
-            is_graph = self._step.is_captured
-            self.compile_path = (
-                "compiled" if self.is_compiled else "captured" if is_graph else "eager"
-            )
+            path = "captured" if self._step.is_captured else "eager"
+            self.compile_path = "compiled" if self.is_compiled else path
 
     def _make_graph(self, batch: Batch) -> None:
         """The graph of a step with so many rows, without the step."""
@@ -324,14 +271,10 @@ class Training(Run[GuidePosterior]):
             self._step.bind(*self._inputs(noise, batch, 1.0))
         self._note_graph(len(batch.x))
 
-    def _kl_weight(self, step: int) -> float:
-        warmup = self.svi.kl_warmup
-        return 1.0 if warmup == 0 else min(1.0, (step + 1) / warmup)
-
     def _advance_whole(
         self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
-        controls = [self._kl_weight(step), *self.descent.controls(step, held)]
+        controls = [weight_of_kl(step, self.svi.kl_warmup), *self.descent.controls(step, held)]
         (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
         self._see_failure()
         return cast(list[float], values.tolist())
@@ -350,7 +293,7 @@ class Training(Run[GuidePosterior]):
     def _advance_in_parts(
         self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
-        out = self._step(*self._inputs(noise, batch, self._kl_weight(step)))
+        out = self._step(*self._inputs(noise, batch, weight_of_kl(step, self.svi.kl_warmup)))
         values = [float(value) for value in out[:3]]
         if not all(map(math.isfinite, values)):
             return values
@@ -394,15 +337,12 @@ class Training(Run[GuidePosterior]):
             self.guide, params, self._noise_of(noise), Batch(x, y), self.estimator, row_noise
         )
         elbo = terms.expected_log_likelihood - terms.kl
-        loss = kl_weight * terms.kl - terms.expected_log_likelihood
-        if terms.log_factors is not None:
-            loss = loss - terms.log_factors
         # the loss but for what is in closed form: an update that waits for the sum over all
         # parameters as well goes through them once more
         sampled = terms.sampled_kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
             sampled = sampled - terms.log_factors
-        return loss, (-elbo, sampled)
+        return terms.loss(kl_weight), (-elbo, sampled)
 
     def _draw_noise(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
         """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
@@ -432,34 +372,8 @@ class Training(Run[GuidePosterior]):
         values = normal(counter, self._num_normals, self._key, like.dtype)
         return values.reshape(self.svi.num_particles, -1)
 
-    def _snapshot(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.parameters]
-
-    def _go_back(self) -> int:
-        step, values = self._last_good
-        self._go_to(values)
-        return step
-
-    def _diverged(self, step: int, noise: Tensor, batch: Batch, *, in_draws: bool) -> None:
-        sites = self._non_finite_sites(noise, batch) if in_draws else []
-        good = self._go_back()
-        where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
-        raise DivergenceError(
-            f"the loss is not finite at step {step}, {where}; the state of step {good} is kept in "
-            "error.posterior. Lower learning_rate, set clip_norm, or standardise the data"
-        )
-
     def _non_finite_sites(self, noise: Tensor, batch: Batch) -> list[str]:
         with torch.no_grad():
             draws = self.guide.make_terms(self._noise_of(noise).flatten(0, -2), density=False).z
             named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
             return next((names for names in named if names), [])
-
-    def _check_last(self) -> None:
-        pairs = zip(self.names, self.parameters, strict=True)
-        if names := [name for name, value in pairs if not bool(value.isfinite().all())]:
-            good = self._go_back()
-            raise DivergenceError(
-                f"parameters {', '.join(names)} are not finite after the last step; the state of "
-                f"step {good} is kept in error.posterior. Lower learning_rate or set clip_norm"
-            )

@@ -95,7 +95,7 @@ def test_vogn_at_draws_counts_their_spread_in_the_residuals() -> None:
     for _ in range(6):
         run._go_to(start)
         advance(run, 40)
-        seen = [advance(run, 1).q.values.clone() for _ in range(60)]  # type: ignore[attr-defined]
+        seen = [advance(run, 1).q.values.clone() for _ in range(60)]  # type: ignore[union-attr]
         found.append(torch.stack(seen).mean(0))
     values = torch.stack(found)
     error = values.std(0) / len(values) ** 0.5
