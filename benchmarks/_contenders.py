@@ -18,6 +18,7 @@ from torch import nn
 import pyro_bnn as bnn
 from benchmarks._networks import PyroMLP, sequential
 from benchmarks._problem import INIT_SCALE, LEARNING_RATE, NOISE_SD, PRIOR_SD, Contender, Problem
+from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.svi.training import Training
 
 Compile = Literal["auto"] | bool
@@ -65,8 +66,8 @@ def ours(
     made.to(device=program.device, dtype=program.dtype)
     program.prepare(made)
     svi = bnn.SVI(guide, num_steps=10**9, learning_rate=LEARNING_RATE, compile=compile)
-    run = Training(svi, program, made, 0)
     batch = program.batch(*problem.batch_of(device))
+    run = Training(svi, program, made, 0, batches=Minibatches(batch, None, 0))
 
     def advance(steps: int) -> None:
         for _ in range(steps):

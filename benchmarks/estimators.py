@@ -22,6 +22,7 @@ from benchmarks._contenders import mlp
 from benchmarks._problem import NOISE_SD, Problem
 from benchmarks._settings import Settings
 from benchmarks._timing import spreads
+from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior
 
@@ -88,9 +89,9 @@ def gradients(entry: Entry, posterior: GuidePosterior, num_rows: int) -> Callabl
     """Draws of the gradient by all mean weights, then by all scales, at the first rows."""
     program, guide = posterior.program, posterior.guide
     engine = bnn.SVI(type(guide), compile=False, **entry.options)
-    run = Training(engine, program, guide, seed=0)
     x, y = Problem(program.example.x.shape[1], (), num_rows, program.num_data).batch_of()
     batch = program.batch(x, y)
+    run = Training(engine, program, guide, seed=0, batches=Minibatches(batch, None, 0))
 
     def draw() -> Tensor:
         values = run._step(*run._inputs(run._draw_noise(0, num_rows), batch, 1.0))
