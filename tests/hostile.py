@@ -120,7 +120,7 @@ def _fit(folder: Path) -> list[Target]:
 
 
 def _checkpoint(split: Split, folder: Path) -> list[Target]:
-    """The manifest and the state of a run that is complete."""
+    """The file of a run that is complete."""
     engine, place = SVI(guides.AutoNormal, num_steps=2, compile=False), folder / "checkpoint"
 
     def run(*, resume: bool) -> None:

@@ -8,6 +8,7 @@ is killed, a random delay later.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from torch import Tensor
 from pyro_bnn import guides, models
 from pyro_bnn.files.mapped import bytes_of
 from pyro_bnn.infer import HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Vadam
-from pyro_bnn.infer.checkpoints import checkpoint, manifest, state_files
-from pyro_bnn.infer.checkpoints.manifest import NAME, number_of, read_manifest, state_of
+from pyro_bnn.infer.checkpoints import checkpoint
+from pyro_bnn.infer.checkpoints.checkpoint import NAME, read_checkpoint
 from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.natural.run import NaturalRun
@@ -32,8 +33,8 @@ from pyro_bnn.infer.svi.training import Training
 from tests.oracle import linear_gaussian
 
 PHASES = ("set-up", "warm-up", "sampling", "training", "saving", "naming", "saved")
-# saving: blocks of a file; naming: a manifest, and removing what it names no more; saved: the
-# number of the last save that was finished
+# saving: blocks of a file; naming: its way to the disk, and to its name; saved: the number of the
+# last save that was finished
 CLOCK = ("warm_up", "sampling", "phases")  # seconds in the state of a sampler
 LONGEST = 600.0  # seconds of a life
 LINGER = 0.005  # seconds of each step after the bell, so that no run ends before it is killed
@@ -106,7 +107,7 @@ def survive(ended: Ended, folder: Path, moments: list[Moment]) -> list[str]:
     code, _ = live(ended.case, folder, resume=True)
     assert code == 0, f"the run that was resumed ended with {code}"
     assert_same(saved_state(folder), ended.state)
-    files = {NAME, state_name(folder)}
+    files = {NAME}
     if ended.draws is not None:
         files.add(DRAWS)
         np.testing.assert_array_equal(np.fromfile(folder / DRAWS), ended.draws)
@@ -116,8 +117,8 @@ def survive(ended: Ended, folder: Path, moments: list[Moment]) -> list[str]:
 
 def check_after_kill(ended: Ended, folder: Path, *, last_saved: int) -> str:
     """The checkpoint can be read, is the last that was written, and has the draws it counts."""
-    saved = read_manifest(folder)
-    assert number_of(saved) >= last_saved
+    saved = read_checkpoint(folder)
+    assert (0 if saved is None else saved["number"]) >= last_saved
     if saved is None:
         return ""
     state = saved_state(folder)
@@ -130,20 +131,11 @@ def check_after_kill(ended: Ended, folder: Path, *, last_saved: int) -> str:
     return str(saved["place"])
 
 
-def state_name(folder: Path) -> str:
-    """Name of the state of a checkpoint."""
-    saved = read_manifest(folder)
-    assert saved is not None
-    return state_of(saved)[0]
-
-
 def saved_state(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint, without what the clock said."""
-    saved = read_manifest(folder)
+    saved = read_checkpoint(folder)
     assert saved is not None
-    name, written = state_of(saved)
-    state = state_files.read_state(folder / name, written)
-    return {name: value for name, value in state.items() if name not in CLOCK}
+    return {name: value for name, value in saved["state"].items() if name not in CLOCK}
 
 
 def assert_same(a: Any, b: Any, where: str = "state") -> None:
@@ -237,14 +229,27 @@ def _live(
     _before(Training, "_advance", lambda run: count("training"))
     _before(NaturalRun, "advance", lambda run: count("training"))
     _before(Sampling, "step", lambda run: count("warm-up" if run._is_tuning else "sampling"))
-    _before(state_files._Sink, "write", lambda file: count("saving"))
-    _before(checkpoint, "write_json", lambda values: count("naming"))
-    _before(manifest, "remove_all_but", lambda name: count("naming"))
+    module: Any = checkpoint
+    pour = module.pour
+    module.pour = lambda document, file: pour(document, _Told(file, lambda: count("saving")))
+    _before(os, "fsync", lambda handle: count("naming"))
+    _before(os, "replace", lambda source: count("naming"))
     _after(checkpoint.Checkpoint, "_save", note)
     oracle, model = linear_gaussian(), models.MLP(3, hidden=(2,)).double()
     CASES[case].run(
         model, (oracle.x, oracle.y), seed=5, progress=False, checkpoint=folder, resume=resume
     )
+
+
+class _Told:
+    """A file, each of whose blocks is told before it is written."""
+
+    def __init__(self, file: Any, tell: Callable[[], None]) -> None:
+        self.file, self.tell = file, tell
+
+    def write(self, content: Any) -> None:
+        self.tell()
+        self.file.write(content)
 
 
 def _before(cls: Any, name: str, call: Callable[[Any], None]) -> None:

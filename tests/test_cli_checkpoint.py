@@ -17,10 +17,10 @@ from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer.checkpoints.manifest import read_manifest
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.svi.training import Training
 from tests.command_line import Result, run
+from tests.saves import document_of
 
 pytestmark = [
     pytest.mark.usefixtures("short_trajectories", "uncaptured"),
@@ -76,9 +76,7 @@ def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
 
 
 def is_complete(folder: Path) -> bool:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    return bool(manifest["is_complete"])
+    return bool(document_of(folder)["is_complete"])
 
 
 @pytest.mark.slow("samples chains")

@@ -16,6 +16,7 @@ from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import DivergenceError, OutputError
+from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from tests.command_line import run
 from tests.rows import houses
 
@@ -257,7 +258,7 @@ CASES = [
         ("fit", *SAVED, "--method", "auto-delta"),
         (("--resume",), "--resume needs --checkpoint FOLDER: where the run was saved\n"),
         (("--checkpoint", "saved/auto-delta"), f"saved/auto-delta {ON_SAVED}"),
-        (("--checkpoint", "broken", "--resume"), "manifest.json is damaged"),
+        (("--checkpoint", "broken", "--resume"), "its document is wrong"),
     ),
 ]
 
@@ -303,8 +304,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     split = data.load(folder / "houses.csv")
     tree = SavedFit.load(folder / "fit").posterior.to_arviz(split.train, split.test, 9)
     save_netcdf(tree, folder / "guide.nc")
-    manifest = folder / "broken" / "manifest.json"
-    manifest.write_text(manifest.read_text("utf-8").replace('"seed": 0', '"seed": 9'), "utf-8")
+    state = folder / "broken" / NAME
+    state.write_bytes(state.read_bytes().replace(rb"\"seed\": 0", rb"\"seed\": 9"))
     return folder
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pyro_bnn.cli.saved_fit import SavedFit
-from pyro_bnn.infer.checkpoints.manifest import read_manifest
+from pyro_bnn.infer.checkpoints.checkpoint import NAME, read_checkpoint
 from tests.command_line import run
 from tests.interruptible import interruptible
 
@@ -54,7 +54,7 @@ def stopped(*args: str, saved: Path) -> tuple[int, str, str]:
     )
     try:
         end = time.monotonic() + LONGEST
-        while not (saved / "manifest.json").exists():
+        while not (saved / NAME).exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -73,10 +73,10 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
     code, out, err = stopped(*command, saved=saved)
     assert code == 130
     assert err == f"pyro-bnn: interrupted; to go on: pyro-bnn {shlex.join(command)} --resume\n"
-    manifest = read_manifest(saved)
-    assert manifest is not None
-    assert not manifest["is_complete"]
-    place = manifest["place"]
+    document = read_checkpoint(saved)
+    assert document is not None
+    assert not document["is_complete"]
+    place = document["place"]
     assert 0 < int(place.split()[1]) < STEPS
     assert f"AutoNormal  interrupted, and saved at {place}" in out
     assert not (tmp_path / "parts").exists()
@@ -111,7 +111,7 @@ def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Pat
     )
     try:
         end = time.monotonic() + LONGEST
-        while len(list(saved.glob("*/*/manifest.json"))) < 2:
+        while len(list(saved.glob(f"*/*/{NAME}"))) < 2:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -124,7 +124,7 @@ def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Pat
     how = f"pyro-bnn: interrupted; to go on: pyro-bnn {shlex.join(beside)} --resume"
     assert err.splitlines()[0] == how  # joblib may add that it cleans up
     assert "Traceback" not in err
-    places = [read_manifest(path.parent) for path in saved.glob("*/*/manifest.json")]
+    places = [read_checkpoint(path.parent) for path in saved.glob(f"*/*/{NAME}")]
     assert any(place is not None and not place["is_complete"] for place in places)
 
     threads = torch.get_num_threads()

@@ -66,9 +66,9 @@ class Saves:
         Raises:
             FileFormatError: If the checkpoint is damaged, foreign or newer.
         """
-        from pyro_bnn.infer.checkpoints.manifest import read_manifest
+        from pyro_bnn.infer.checkpoints.checkpoint import read_checkpoint
 
-        saved = None if self.folder is None else read_manifest(self.folder)
+        saved = None if self.folder is None else read_checkpoint(self.folder)
         if saved is None:
             return None
         return "the end" if saved["is_complete"] else str(saved["place"])

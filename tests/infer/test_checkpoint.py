@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import os
+import pickle
 import re
 import signal
 import sys
@@ -29,17 +30,18 @@ from pyro_bnn.errors import (
     OutputError,
     SiteError,
 )
+from pyro_bnn.files import atomic
 from pyro_bnn.infer.checkpoints import checkpoint as module
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
+from pyro_bnn.infer.checkpoints.checkpoint import NAME, OLD_NAME, Checkpoint, State, users_code
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.checkpoints.manifest import read_manifest
-from pyro_bnn.infer.checkpoints.state_files import write_json
 from pyro_bnn.program import Program
+from tests.saves import document_of, write_document
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2)
 Y = X.sum(1)
 CPU = torch.device("cpu")
+DOCUMENT = tuple(module.SCHEMA)
 
 
 @pytest.fixture(autouse=True)
@@ -130,12 +132,6 @@ def walked(
     return walk
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    return manifest
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -152,8 +148,8 @@ def test_every_stop_goes_on_to_the_same_end(
     for steps in range(1, 10):
         with pytest.raises(RuntimeError, match="the run fails"):
             walked(folder, resume=steps > 1, fail_after=steps)
-        assert manifest_of(folder)["place"] == f"step {steps} of 10"
-        assert len(contents(folder)) == 2
+        assert document_of(folder)["place"] == f"step {steps} of 10"
+        assert list(contents(folder)) == [NAME]
     assert torch.equal(walked(folder, resume=True).place, whole.place)
 
 
@@ -179,7 +175,7 @@ def test_the_first_step_is_saved_and_then_every_half_minute(
         now += seconds
         walk.advance()
         checkpoint.step(walk)
-        saved.append(manifest_of(tmp_path)["place"].split()[1])
+        saved.append(document_of(tmp_path)["place"].split()[1])
     assert saved == ["1", "1", "1", "4", "4", "6"]
 
 
@@ -225,15 +221,15 @@ def test_the_wall_time_adds_up(tmp_path: Path) -> None:
     assert opened(tmp_path, resume=True, start=0.0).wall_time == pytest.approx(155, abs=5)
 
 
-def test_the_manifest_says_how_the_run_was_made(tmp_path: Path) -> None:
+def test_the_file_says_how_the_run_was_made(tmp_path: Path) -> None:
     walked(tmp_path)
-    manifest = manifest_of(tmp_path)
-    assert manifest["surroundings"]["torch"] == torch.__version__
-    assert manifest["surroundings"]["threads"] == torch.get_num_threads()
-    assert manifest["options"] == {"num_steps": 10, "scale": 0.5}
-    assert (manifest["engine"], manifest["seed"], manifest["num_chains"]) == ("Walk", 0, 1)
-    assert manifest["sites"][0] == ["layers.0.weight", [3, 2]]
-    assert manifest["compile_path"] == "eager"
+    document = document_of(tmp_path)
+    assert document["surroundings"]["torch"] == torch.__version__
+    assert document["surroundings"]["threads"] == torch.get_num_threads()
+    assert document["options"] == {"num_steps": 10, "scale": 0.5}
+    assert (document["engine"], document["seed"]) == ("Walk", 0)
+    assert next(iter(document["sites"].items())) == ("layers.0.weight", [3, 2])
+    assert document["compile_path"] == "eager"
 
 
 # Another run
@@ -293,7 +289,7 @@ def test_another_prior_of_one_site_among_many_is_refused(tmp_path: Path) -> None
         model = models.MLP(2, hidden=(600,), likelihood=noise).double()
         return dataclasses.replace(
             identity(),
-            sites=[[site.name, list(site.shape)] for site in Program(model, X, Y).sites],
+            sites={site.name: list(site.shape) for site in Program(model, X, Y).sites},
             fingerprint=Identity.of(
                 Program(model, X, Y),
                 Dataset(X, Y),
@@ -377,9 +373,9 @@ def test_a_line_says_why_a_run_does_not_go_on_bit_for_bit(
 ) -> None:
     with pytest.raises(RuntimeError):
         walked(tmp_path, fail_after=4)
-    manifest = manifest_of(tmp_path)
-    manifest["surroundings"] |= change
-    write_json(manifest, tmp_path / "manifest.json")
+    document = document_of(tmp_path)
+    document["surroundings"] |= change
+    write_document(document, tmp_path)
     opened(tmp_path, resume=True).restore(Walk())
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     if line is None:
@@ -394,8 +390,8 @@ def test_a_line_names_another_compile_path_and_an_order_of_ones_own(
 ) -> None:
     with pytest.raises(RuntimeError):
         walked(tmp_path, fail_after=4)
-    manifest = manifest_of(tmp_path)
-    write_json({**manifest, "compile_path": "compiled"}, tmp_path / "manifest.json")
+    document = document_of(tmp_path)
+    write_document({**document, "compile_path": "compiled"}, tmp_path)
     checkpoint = opened(tmp_path, resume=True, own_order=True)
     assert checkpoint.compile_path == "compiled"
     checkpoint.restore(Walk())
@@ -419,11 +415,11 @@ def test_a_complete_run_has_the_threads_that_it_had(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path)
     assert checkpoint.threads == torch.get_num_threads()
     checkpoint.step(Walk())
-    manifest = manifest_of(tmp_path)
-    manifest["surroundings"]["threads"] = 64
-    write_json(manifest, tmp_path / "manifest.json")
+    document = document_of(tmp_path)
+    document["surroundings"]["threads"] = 64
+    write_document(document, tmp_path)
     assert opened(tmp_path, resume=True).threads == torch.get_num_threads()
-    write_json({**manifest, "is_complete": True}, tmp_path / "manifest.json")
+    write_document({**document, "is_complete": True}, tmp_path)
     assert opened(tmp_path, resume=True).threads == 64
 
 
@@ -454,8 +450,9 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
         first.step(Walk())
         with pytest.raises(OptionError, match=message), second.watch():
             raise AssertionError("a step")
-        with pytest.raises(OptionError, match=message):
-            opened(tmp_path / "new", resume=True).restore(Walk())
+        third = opened(tmp_path / "new", resume=True)
+        with pytest.raises(OptionError, match=message), third.watch():
+            raise AssertionError("a step")
     with pytest.raises(OptionError, match=r"another run has saved to .* since"), second.watch():
         raise AssertionError("a step")
     with pytest.raises(RuntimeError, match="the run fails"):
@@ -464,7 +461,7 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
     readers = [opened(tmp_path / "new", resume=True) for _ in range(2)]
     with readers[0].watch(), readers[1].watch():
         assert all(reader.restore(Walk()) for reader in readers)
-    assert sorted(contents(tmp_path / "new")) == ["manifest.json", "pyro-bnn-state-4.safetensors"]
+    assert list(contents(tmp_path / "new")) == [NAME]
 
 
 @needs_locks
@@ -492,7 +489,7 @@ def test_the_lock_of_a_process_that_was_killed_means_nothing(tmp_path: Path) -> 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
     theirs = dict.fromkeys(
-        ("state-1.safetensors", ".state-2.safetensors.0f.tmp", "manifest.json.old"), b"theirs"
+        ("state-1.safetensors", ".state-2.safetensors.0f.tmp", "checkpoint.old"), b"theirs"
     )
     for name, content in theirs.items():
         (tmp_path / name).write_bytes(content)
@@ -522,7 +519,7 @@ def test_ctrl_c_saves_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert str(stopped.value) == (
         f"stopped at step 6 of 10; run(..., checkpoint='{tmp_path}', resume=True) goes on"
     )
-    assert manifest_of(tmp_path)["place"] == "step 6 of 10"
+    assert document_of(tmp_path)["place"] == "step 6 of 10"
     assert torch.equal(walked(tmp_path, resume=True).place, walked(None).place)
     with pytest.raises(Interrupted, match=r"step 6 of 10; pass checkpoint='folder'"):
         walked(None, press_after=6)
@@ -562,9 +559,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     before = contents(tmp_path)
     walk.advance()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (len(before["pyro-bnn-state-1.safetensors"]) // 2, hard)
-    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[NAME]) // 2, hard))
     try:
         with pytest.raises(
             OutputError, match=r"cannot write the checkpoint .*: File too large; wha"
@@ -577,24 +572,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert opened(tmp_path, resume=True).is_complete
 
 
-def test_a_disk_that_is_full_at_the_manifest_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint, walk = opened(tmp_path), Walk()
-    walk.advance()
-    checkpoint.step(walk)
-    before = contents(tmp_path)
-
-    def full(values: object, path: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "write_json", full)
-    with pytest.raises(OutputError, match="No space left on device; what was saved before is as"):
-        checkpoint.finish(walk)
-    assert contents(tmp_path) == before
-
-
-def test_a_disk_that_fails_after_the_move_of_the_manifest_leaves_the_new_checkpoint(
+def test_a_disk_that_fails_after_the_move_leaves_the_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, walk = opened(tmp_path), Walk()
@@ -602,13 +580,13 @@ def test_a_disk_that_fails_after_the_move_of_the_manifest_leaves_the_new_checkpo
     checkpoint.step(walk)
     walk.advance()
 
-    def written_late(values: dict[str, Any], path: Path) -> None:
-        write_json(values, path)
+    def failing(folder: Path) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(module, "write_json", written_late)
-    with pytest.raises(OutputError, match="Input/output error"):
-        checkpoint.finish(walk)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "_sync_folder", failing)
+        with pytest.raises(OutputError, match="Input/output error"):
+            checkpoint.finish(walk)
     again = Walk()
     assert opened(tmp_path, resume=True).restore(again)
     assert torch.equal(again.place, walk.place)
@@ -630,8 +608,9 @@ def killed_at(call: int, folder: Path) -> bool:
         checkpoint, walk = opened(folder, resume=True), Walk()
         checkpoint.restore(walk)
         walk.advance()
-        sys.addaudithook(count)
-        checkpoint.step(walk)
+        with checkpoint.watch():
+            sys.addaudithook(count)
+            checkpoint.step(walk)
     finally:
         os._exit(0)
 
@@ -651,10 +630,10 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_state(tmp_path
         if not was_killed:
             break
     gains = [after - before for before, after in itertools.pairwise(reached)]
-    assert gains == sorted(gains)  # the old state up to the move of the manifest, then the new
+    assert gains == sorted(gains)  # the old state up to the move, then the new
     assert set(gains) == {0, 1}
-    assert len(gains) >= 8
-    assert len(contents(tmp_path)) == 2  # what the killed left is gone
+    assert len(gains) >= 4
+    assert list(contents(tmp_path)) == [NAME]  # what the killed left is gone
 
 
 # Damaged and hostile files
@@ -670,7 +649,7 @@ def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path)
     checkpoint.step(Other())
     with pytest.raises(
-        FileFormatError, match=r"state-1.saf.* is no state of this run: KeyError\('g"
+        FileFormatError, match=r"checkpoint.saf.* is no state of this run: KeyError\('g"
     ):
         opened(tmp_path, resume=True).restore(Walk())
 
@@ -681,7 +660,7 @@ def test_a_state_that_needs_pickle_is_refused(tmp_path: Path) -> None:
             return {**super().state(), "groups": [{"key": identity()}]}
 
     with pytest.raises(
-        OptionError, match=r"a checkpoint cannot hold .*'groups/0/key' is a Identity, neither"
+        OptionError, match=r"a checkpoint cannot hold .*'state/groups/0/key' is a Identity, neither"
     ):
         opened(tmp_path).step(Other())
     assert contents(tmp_path) == {}
@@ -690,46 +669,125 @@ def test_a_state_that_needs_pickle_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "is no manifest of a checkpoint of this package"),
-        ({"version": 1}, "has format version 1, this package reads 2: resume the run with the ve"),
-        ({"seed": "0"}, "is damaged: it lacks seed"),
-        ({"state": []}, "is damaged: it lacks state, name, size, sha256"),
-        ({"state": {"name": "pyro-bnn-state-1.safetensors", "size": "1"}}, "it lacks size, sha256"),
-        ({"options": {"a": 1}, "sites": [1]}, "num_steps=None where this run has 10"),
-        ({"sites": [1]}, "is damaged: TypeError"),
-        ({"fingerprint": ["1", *range(8)]}, "is damaged: TypeError"),
+        ({"format": "other"}, "is no checkpoint of this package"),
+        ({"version": 9}, "has format version 9, this package reads 3: resume the run with the ve"),
+        ({"seed": "0"}, "is damaged: TypeError: seed is a str, not a int"),
+        ({"more": 1}, "is damaged: ValueError: it has 'more', which is not known"),
+        ({"state": []}, "is damaged: TypeError: state is a list, not a dict"),
+        ({"options": {"a": 1}}, "num_steps=None where this run has 10"),
+        ({"sites": [1]}, "is damaged: TypeError: sites is a list, not a dict"),
+        ({"sites": {"w": ["1"]}}, "is damaged: TypeError: w is a str, not a int"),
+        ({"fingerprint": ["1", *range(8)]}, "is damaged: TypeError: fingerprint is a str"),
     ],
 )
-def test_a_manifest_of_another_kind_is_refused(
+def test_a_file_of_other_values_is_refused(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     walked(tmp_path)
-    write_json(manifest_of(tmp_path) | change, tmp_path / "manifest.json")
+    write_document(document_of(tmp_path) | change, tmp_path)
     with pytest.raises((FileFormatError, OptionError), match=message):
         opened(tmp_path, resume=True)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("../pyro-bnn-state-1.safetensors", "/etc/passwd", "pyro-bnn-state-1.safetensors/../x"),
-        *("pyro-bnn-state-1.safetensors\n", "pyro-bnn-state-１.safetensors", "state-1.pt", ""),
-    ],
-)
-def test_a_name_outside_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DOCUMENT)
+def test_a_file_that_lacks_something_is_refused(name: str, tmp_path: Path) -> None:
     walked(tmp_path)
-    manifest = manifest_of(tmp_path)
-    manifest["state"]["name"] = name
-    write_json(manifest, tmp_path / "manifest.json")
-    with pytest.raises(FileFormatError, match=r"names the state .*, which is no file of a checkpo"):
+    document = document_of(tmp_path)
+    del document[name]
+    write_document(document, tmp_path)
+    with pytest.raises(FileFormatError, match=r"is damaged: KeyError|is no check|version None"):
         opened(tmp_path, resume=True)
 
 
-def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
+def test_no_byte_of_a_file_changes_unnoticed(tmp_path: Path) -> None:
     walked(tmp_path)
-    path = tmp_path / "manifest.json"
-    text = path.read_text()
-    assert '"is_complete": true' in text
-    path.write_text(text.replace('"is_complete": true', '"is_complete": false'))
-    with pytest.raises(FileFormatError, match="its checksum is not that of its contents"):
+    path = tmp_path / NAME
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(FileFormatError):
+            opened(tmp_path, resume=True)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    for make in (Path.mkdir, os.mkfifo):
+        make(path)
+        with pytest.raises(FileFormatError, match="is not a file"):
+            opened(tmp_path, resume=True)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_file_larger_than_it_says_is_refused_unread(tmp_path: Path) -> None:
+    walked(tmp_path)
+    os.truncate(tmp_path / NAME, 1 << 40)  # a hole of a terabyte
+    start = time.perf_counter()
+    with pytest.raises(FileFormatError, match="cannot be read as tensors"):
         opened(tmp_path, resume=True)
+    assert time.perf_counter() - start < 1
+
+
+class Evil:
+    """Makes a folder where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("run_by_a_pickle",)
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"evil": Evil()}, "evil")
+    for content in (
+        Path("evil").read_bytes(),
+        pickle.dumps(Evil()),
+        b"\x80\x02",
+        b"",
+        b"no tensors",
+    ):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(FileFormatError, match=r"is (of torch.save|truncated, or is not)"):
+            opened(tmp_path, resume=True)
+    assert not Path("run_by_a_pickle").exists()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / OLD_NAME).write_text("{}")
+    with pytest.raises(FileFormatError, match=r"of an earlier version .*: resume the run with the"):
+        opened(tmp_path, resume=True)
+    with pytest.raises(OptionError, match="holds a checkpoint already"):
+        opened(tmp_path)
+
+
+def test_the_disk_has_a_file_before_it_is_moved_and_its_name_before_the_call_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    sync, move = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        held = os.fstat(handle)
+        is_folder = os.path.samestat(held, tmp_path.stat())
+        calls.append("sync the folder" if is_folder else held.st_size)
+        sync(handle)
+
+    def moved(source: Path, target: Path) -> None:
+        calls.append(f"move to {target.name}")
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    opened(tmp_path).step(Walk())
+    last = ["sync the folder"] if hasattr(os, "O_DIRECTORY") else []
+    assert calls == [(tmp_path / NAME).stat().st_size, f"move to {NAME}", *last]
+
+
+def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / NAME).symlink_to(victim)
+    checkpoint = Checkpoint(folder, identity(), None, device=CPU, own_order=False, start=0.0)
+    checkpoint.step(Walk())
+    assert victim.read_text() == "of somebody else"
+    assert not (folder / NAME).is_symlink()

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import memory
 from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError
-from pyro_bnn.files.tensors import read_tensors
+from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.infer import HMC, NUTS
 from pyro_bnn.infer.checkpoints import checkpoint as checkpoint_module
+from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.checkpoints.state_files import read_state, write_state
 from pyro_bnn.infer.mcmc import hamiltonian, hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
@@ -34,6 +34,7 @@ from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws
 from tests.infer.test_nuts_runs import Shifted
 from tests.oracle import LinearGaussian
+from tests.saves import document_of
 
 # --- from every phase of a run -------------------------------------------------------------------
 
@@ -110,9 +111,9 @@ def saved_states(run: Sampling, path: Path) -> dict[str, tuple[Any, Any]]:
         run.step()
         name = phase(run)
         if seen[name] == (12 if "window" in name else 0):
-            written = write_state(run.state(), path.with_name("state"))
+            write_tensors(run.state(), path.with_name("state"))
             held = np.fromfile(path).reshape(CHAINS, DRAWS, 3)
-            saved[name] = read_state(path.with_name("state"), written), held
+            saved[name] = read_tensors(path.with_name("state")), held
         seen[name] += 1
     assert saved.keys() >= {"window 0", "window 1", "window 2", "in a smaller batch", "at the end"}
     assert saved.keys() & {"some step sizes are fixed", "all step sizes are fixed"}
@@ -254,18 +255,13 @@ def check_two_stops(sampler: Any, model: Any, data: Any, stops: Stops, folder: P
     assert posterior is not None
     num_draws = assert_begins_like(posterior, expected)
     assert f"stopped at draw {num_draws} of {sampler.num_samples} of the slowest " in message
-    assert len(read_tensors(state_in(folder))["left"]) < sampler.num_chains
+    assert len(document_of(folder)["state"]["left"]) < sampler.num_chains
     run = go_on()
     assert stops.steps == 2 * total
     assert_equal(run, expected)
     assert_equal(go_on(), expected)  # from its end, at once
     assert stops.steps == 2 * total
     assert posterior.wall_time < run.wall_time
-
-
-def state_in(folder: Path) -> Path:
-    (path,) = folder.glob("pyro-bnn-state-*.safetensors")
-    return path
 
 
 SMALL: Any = {"num_chains": 6, "warmup_steps": 20, "num_samples": 8, "compile": False}
@@ -277,7 +273,7 @@ def test_a_run_that_is_stopped_twice(oracle: LinearGaussian, stops: Stops, tmp_p
     check_two_stops(hmc, oracle.model, (oracle.x, oracle.y), stops, tmp_path)
     assert (tmp_path / hamiltonian.DRAWS).stat().st_size == 6 * 8 * 4 * 8
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {hamiltonian.DRAWS, "manifest.json", state_in(tmp_path).name}
+    assert names == {hamiltonian.DRAWS, NAME}
 
 
 @pytest.mark.slow("a second or more")
@@ -293,7 +289,7 @@ def test_draws_in_the_file_alone(
 def test_a_finished_run_is_read_where_nothing_can_be_written(
     oracle: LinearGaussian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a file of draws that was left without a manifest, here a longer one, is made anew."""
+    """And a file of draws that was left without a state, here a longer one, is made anew."""
     (tmp_path / hamiltonian.DRAWS).write_bytes(bytes(4_000))
     go_on = partial(
         HMC(num_steps=4, **SMALL).run,
@@ -373,7 +369,7 @@ def test_a_compiled_run_that_is_stopped_goes_on(
     posterior, _ = stopped(lambda: run(checkpoint=tmp_path))
     assert posterior is not None
     assert_begins_like(posterior, expected)
-    assert len(read_tensors(state_in(tmp_path))["left"]) < hmc.num_chains
+    assert len(document_of(tmp_path)["state"]["left"]) < hmc.num_chains
     assert_equal(run(checkpoint=tmp_path, resume=True), expected)
     assert stops.steps == 2 * total
     assert not [record for record in caplog.records if "bit for bit" in record.message]

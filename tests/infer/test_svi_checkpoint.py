@@ -23,10 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import SVI, Interrupted, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
-from pyro_bnn.files.tensors import read_tensors
 from pyro_bnn.infer.checkpoints import checkpoint
-from pyro_bnn.infer.checkpoints.manifest import read_manifest
-from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
 from pyro_bnn.infer.svi import training
 from pyro_bnn.infer.svi.stock import _StockRun
 from pyro_bnn.infer.svi.training import Training
@@ -34,6 +31,7 @@ from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.collection import rest_in_soak
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
+from tests.saves import document_of, end_state, write_document
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
 
@@ -88,13 +86,6 @@ def fit(
         model = make()
     engine = SVI(**{"guide": guides.AutoNormal, "num_steps": 30, **options})
     return engine.run(model, data, progress=False, checkpoint=folder, resume=resume, **keywords)
-
-
-def end_state(folder: Path) -> dict[str, Any]:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    assert manifest["is_complete"]
-    return read_tensors(folder / manifest["state"]["name"])
 
 
 def resumed_is_uninterrupted(
@@ -198,7 +189,7 @@ def test_plain_pyro_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         stop_after(9, first)
         with pytest.raises(Interrupted):
             fit(mlp, tmp_path / "parts")
-    parts = fit(mlp, tmp_path / "parts", resume=True)  # follows the path of the manifest
+    parts = fit(mlp, tmp_path / "parts", resume=True)  # follows the path of the checkpoint
     np.testing.assert_array_equal(parts.losses, whole.losses)
     assert end_state(tmp_path / "parts")["compile_path"] == "eager"
 
@@ -336,9 +327,8 @@ def test_a_divergence_leaves_the_last_checkpoint(
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     with pytest.raises(DivergenceError, match="not finite at step 1,"):
         fit(mlp, tmp_path, learning_rate=1e200, num_steps=10)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert (manifest["place"], manifest["is_complete"]) == ("step 1 of 10", False)
+    document = document_of(tmp_path)
+    assert (document["place"], document["is_complete"]) == ("step 1 of 10", False)
     with pytest.raises(DivergenceError, match="not finite at step 1,"):
         fit(mlp, tmp_path, learning_rate=1e200, num_steps=10, resume=True)
 
@@ -407,24 +397,20 @@ def test_other_options_of_an_optimiser_are_named(
 def test_a_state_that_is_not_of_this_run_is_refused(
     entry: str, value: Any, stopped: Path, tmp_path: Path
 ) -> None:
-    manifest = read_manifest(stopped)
-    assert manifest is not None
-    state = read_tensors(stopped / manifest["state"]["name"])
-    written = write_state({**state, entry: value}, tmp_path / "pyro-bnn-state-1.safetensors")
-    manifest["state"] = {"name": "pyro-bnn-state-1.safetensors", **written._asdict()}
-    write_json(manifest, tmp_path / "manifest.json")
-    with pytest.raises(FileFormatError, match=r"state-1.saf.* is no state of this run: \w+Error"):
+    document = document_of(stopped)
+    document["state"][entry] = value
+    write_document(document, tmp_path)
+    with pytest.raises(
+        FileFormatError, match=r"checkpoint.saf.* is no state of this run: \w+Error"
+    ):
         fit(mlp, tmp_path, resume=True)
 
 
 def test_moments_of_another_shape_are_refused(stopped: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(stopped)
-    assert manifest is not None
-    state = read_tensors(stopped / manifest["state"]["name"])
-    state["optimizer"]["optimizer"]["state"][0]["exp_avg"] = torch.zeros(2, dtype=torch.float64)
-    written = write_state(state, tmp_path / "pyro-bnn-state-1.safetensors")
-    manifest["state"] = {"name": "pyro-bnn-state-1.safetensors", **written._asdict()}
-    write_json(manifest, tmp_path / "manifest.json")
+    document = document_of(stopped)
+    moments = document["state"]["optimizer"]["optimizer"]["state"][0]
+    moments["exp_avg"] = torch.zeros(2, dtype=torch.float64)
+    write_document(document, tmp_path)
     with pytest.raises(FileFormatError, match=r"exp_avg of a parameter \(\d+,\) is \(2,\)"):
         fit(mlp, tmp_path, resume=True)
 

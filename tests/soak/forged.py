@@ -1,14 +1,12 @@
 """Checkpoints whose checksums are right and whose contents are not.
 
-Who can write a file can write its checksum too: here a manifest is changed and gets the checksum of
-what it says then, and a state is changed and its manifest says so. What is left to refuse them are
-the checks of names, types, sizes and shapes.
+Who can write a file can write its checksum too: here what a file says of its run, or the state in
+it, is changed, and the file is written again. What is left to refuse it are the checks of names,
+types, sizes and shapes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,11 +20,11 @@ import torch
 from pyro_bnn import SVI, guides
 from pyro_bnn.data import Split
 from pyro_bnn.infer.checkpoints import checkpoint
-from pyro_bnn.infer.checkpoints.manifest import NAME
+from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.svi.training import Training
-from tests.hostile import SAMPLER, Target, damaged, in_record, network, with_document, with_other
+from tests.hostile import SAMPLER, Target, damaged, in_record, network, with_document
 
 Change: TypeAlias = Callable[[bytes, random.Random], bytes]
 Files: TypeAlias = dict[str, bytes]
@@ -37,20 +35,6 @@ RUNS: dict[str, tuple[Any, int | None]] = {  # and the steps after which they we
     "NUTS in warm-up": (SAMPLER, 4),
     "NUTS in sampling": (SAMPLER, 24),
 }
-PLACES: dict[str, tuple[Any, ...]] = {  # what a path or a size in a manifest should not say
-    "name": (
-        "../pyro-bnn-state-1.safetensors",
-        "/etc/passwd",
-        "pyro-bnn-state-1.safetensors/../manifest.json",
-        "pyro-bnn-state-1.safetensors\n",
-        "pyro-bnn-state-1.safetensors\0",
-        "pyro-bnn-state-999999999999.safetensors",
-        "manifest.json",
-        "",
-    ),
-    "size": (0, -1, 2**62, 10**30, True),
-    "sha256": ("0" * 64, "", "ä"),
-}
 
 
 def make_forged(split: Split, folder: Path) -> list[tuple[Target, Change]]:
@@ -59,14 +43,8 @@ def make_forged(split: Split, folder: Path) -> list[tuple[Target, Change]]:
     for name, (engine, steps) in RUNS.items():
         place = folder / name
         files = _files_of(engine, split, place, steps)
-        state = next(file for file in files if file not in (NAME, DRAWS))
-        values = json.loads(files[NAME])
-        assert with_checksum(values) == values, "a checksum is not what it was"
-        reads = _Reads(engine, split, place, files, state)
-        made.append(
-            (Target(f"{name}, manifest.json", files[NAME], reads.manifest), forged_manifest)
-        )
-        made.append((Target(f"{name}, state.safetensors", files[state], reads.state), forged_state))
+        reads = _Reads(engine, split, place, files)
+        made.append((Target(f"{name}, state.safetensors", files[NAME], reads.state), forged_state))
         if DRAWS in files:
             made.append((Target(f"{name}, draws.bin", files[DRAWS], reads.draws), damaged))
     return made
@@ -75,22 +53,14 @@ def make_forged(split: Split, folder: Path) -> list[tuple[Target, Change]]:
 class _Reads:
     """Goes on with a run, one of whose files is another."""
 
-    def __init__(self, engine: Any, split: Split, place: Path, files: Files, state: str) -> None:
-        self._engine, self._split, self._place = engine, split, place
-        self._files, self._state = files, state
-
-    def manifest(self, path: Path) -> None:
-        self._go_on({NAME: path.read_bytes()})
+    def __init__(self, engine: Any, split: Split, place: Path, files: Files) -> None:
+        self._engine, self._split, self._place, self._files = engine, split, place, files
 
     def draws(self, path: Path) -> None:
         self._go_on({DRAWS: path.read_bytes()})
 
     def state(self, path: Path) -> None:
-        content = path.read_bytes()
-        values = json.loads(self._files[NAME])
-        written = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        values["state"] |= written
-        self._go_on({self._state: content, NAME: json.dumps(with_checksum(values)).encode()})
+        self._go_on({NAME: path.read_bytes()})
 
     def _go_on(self, other: Files) -> None:
         shutil.rmtree(self._place)
@@ -136,37 +106,19 @@ def stopped_after(cls: type[Any], steps: int | None) -> Iterator[None]:
 # What a forger does
 
 
-def with_checksum(values: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with the checksum of what it says."""
-    said = {name: value for name, value in values.items() if name != "checksum"}
-    text = json.dumps(said, sort_keys=True)
-    return {**said, "checksum": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def forged_manifest(content: bytes, rng: random.Random) -> bytes:
-    """A manifest with one other value, or one place in it that leads elsewhere."""
-    values = json.loads(content)
-    if rng.random() < 0.3:
-        entry = rng.choice(list(PLACES))
-        values["state"][entry] = rng.choice(PLACES[entry])
-    else:
-        values = with_other(values, rng)
-    return json.dumps(with_checksum(values) if isinstance(values, dict) else values).encode()
-
-
 def forged_state(content: bytes, rng: random.Random) -> bytes:
-    """A state with one other entry, one tensor of other values, or other bytes."""
+    """A file with one other entry, one tensor of other values, or other bytes."""
     kind = rng.choice(("entry", "values", "values", "bytes"))
     if kind == "bytes":
         return damaged(content, rng)
     if kind == "entry":
         return in_record(content, rng)
 
-    def change(state: Any) -> Any:
-        tensor = rng.choice([value for value in _tensors(state) if value.numel()])
+    def change(document: Any) -> Any:
+        tensor = rng.choice([value for value in _tensors(document) if value.numel()])
         where: Any = slice(None) if rng.random() < 0.5 else rng.randrange(tensor.numel())
         tensor.view(-1)[where] = rng.choice(_values(tensor.dtype))
-        return state
+        return document
 
     return with_document(content, change)
 

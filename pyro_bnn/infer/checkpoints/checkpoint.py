@@ -1,34 +1,58 @@
 """Checkpoints: a run's state in a folder, from which the same call goes on after any end.
 
 An engine's run implements two methods, :class:`Resumable`, and its loop calls
-:meth:`Checkpoint.step`. The folder holds ``manifest.json``, which is written last and names
-``pyro-bnn-state-<number>.safetensors`` with its checksum: whenever a run is killed, the manifest
-that stands names a state that is whole.
+:meth:`Checkpoint.step`. The folder holds one file, ``pyro-bnn-checkpoint.safetensors``, which a
+newer one takes the place of once the disk has it: whenever a run is killed, the file is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from pyro_bnn.errors import BNNError, FileFormatError, OptionError, OutputError
-from pyro_bnn.infer.checkpoints import interrupts, manifest
-from pyro_bnn.infer.checkpoints.folder_lock import FolderLock
+from pyro_bnn.files.atomic import whole
+from pyro_bnn.files.schema import expect
+from pyro_bnn.files.tensors import pour, read_tensors
+from pyro_bnn.infer.checkpoints import interrupts
+from pyro_bnn.infer.checkpoints.folder_lock import locked
 from pyro_bnn.infer.checkpoints.identity import Identity, surroundings
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.checkpoints.state_files import read_state, write_json, write_state
 
 __all__ = ["Checkpoint", "Identity", "Interrupted", "Resumable", "State", "users_code"]
 
 logger = logging.getLogger("pyro_bnn")
 
+NAME = "pyro-bnn-checkpoint.safetensors"
+OLD_NAME = "manifest.json"  # of format version 2
+FORMAT, VERSION = "pyro_bnn checkpoint", 3
+SCHEMA = {
+    "format": str,
+    "version": int,
+    "number": int,
+    "engine": str,
+    "options": dict,
+    "seed": int,
+    "sites": {str: [int]},
+    "dtype": str,
+    "fingerprint": [float],
+    "num_data": int,
+    "data": str,
+    "compile_path": str,
+    "own_order": bool,
+    "surroundings": dict,
+    "place": str,
+    "is_complete": bool,
+    "wall_time": float,
+    "state": dict,
+}
 SECONDS = 30.0  # between two saves
 
 State: TypeAlias = dict[str, Any]
@@ -98,7 +122,8 @@ class Checkpoint:
     ) -> None:
         self.folder, self._identity, self._saved = folder, identity, saved
         self._device, self._own_order, self._start = device, own_order, start
-        self._number = manifest.number_of(saved)
+        self._number: int = 0 if saved is None else saved["number"]  # of saves so far
+        self._file = _file_of(folder)
         self._next_save = -float("inf")  # the first step shows whether the folder can be written
         self.compile_path: str | None = None if saved is None else saved["compile_path"]
         self.is_complete = saved is not None and saved["is_complete"]
@@ -106,7 +131,6 @@ class Checkpoint:
         if saved is not None and self.is_complete:
             threads = saved["surroundings"].get("threads")
             self.threads = threads if type(threads) is int else None
-        self._lock: FolderLock | None = None
 
     @classmethod
     def open(
@@ -132,7 +156,7 @@ class Checkpoint:
 
         Raises:
             DataError, OptionError, SiteError: If the checkpoint is of another run.
-            FileFormatError: If the checkpoint is damaged, foreign or newer.
+            FileFormatError: If the checkpoint is damaged, foreign, older or newer.
             OptionError: If there is a checkpoint already and ``resume`` is False, or ``resume`` is
                 True without a folder.
         """
@@ -142,14 +166,14 @@ class Checkpoint:
                 raise OptionError("resume=True needs checkpoint='folder': where the run was saved")
         else:
             folder = Path(folder)
-            if not resume and (folder / manifest.NAME).exists():
+            if not resume and any((folder / name).exists() for name in (NAME, OLD_NAME)):
                 raise OptionError(
                     f"{folder} holds a checkpoint already: pass resume=True to go on from it, or "
                     "another folder"
                 )
-            identity, saved = identify(), manifest.read_manifest(folder)
+            identity, saved = identify(), read_checkpoint(folder)
             if saved is not None:
-                _check_identity(identity, saved, folder)
+                identity.check(saved, folder)
             elif resume:
                 logger.warning("%s holds no checkpoint: the run starts at the beginning", folder)
         return cls(folder, identity, saved, device=device, own_order=own_order, start=start)
@@ -161,45 +185,24 @@ class Checkpoint:
         return before if self.is_complete else before + time.perf_counter() - self._start
 
     def restore(self, run: Resumable) -> bool:
-        """Give the run its saved state; False where there is none, and it starts anew.
+        """Give the run its saved state, once; False where there is none, and it starts anew.
 
         Raises:
             FileFormatError: If the state is damaged.
-            OptionError: If another run is saving to the folder.
         """
         if self._saved is None or self.folder is None:
             return False
+        saved = self._saved
         try:
-            self._hold()
-            self._restore(run, self._saved, self.folder)
-        except BaseException:
-            self._let_go()
-            raise
-        return True
-
-    def _restore(self, run: Resumable, saved: dict[str, Any], folder: Path) -> None:
-        name, written = manifest.state_of(saved)
-        path = folder / name
-        state = read_state(path, written)
-        of_users_code = None
-        try:
-            run.restore(state)
+            run.restore(saved.pop("state"))  # which the run alone keeps
             now = self.compile_path if self.is_complete else run.state()["compile_path"]
         except _UsersCodeError as passed:
-            of_users_code = passed.error
-        except (BNNError, torch.OutOfMemoryError):
+            raise passed.error from passed.error.__cause__
+        except (BNNError, MemoryError, torch.OutOfMemoryError):
             raise
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except Exception as error:
+            path = self.folder / NAME
             raise FileFormatError(f"{path} is no state of this run: {error!r}") from error
-        if of_users_code is not None:
-            raise of_users_code
         reasons = [] if self.is_complete else self._differences(saved, now)
         if reasons:
             logger.warning(
@@ -207,6 +210,7 @@ class Checkpoint:
             )
         else:
             logger.info("resumed at %s", saved["place"])
+        return True
 
     def step(self, run: Resumable) -> None:
         """Between two steps of a run: save where it is time, and stop where Ctrl-C came.
@@ -241,34 +245,32 @@ class Checkpoint:
             OptionError: If another run is saving to the folder, or has since this one began.
         """
         with interrupts.watch():
-            try:
-                self._hold()
+            with self._alone():
                 yield
-            finally:
-                self._let_go()
             if interrupts.is_asked():
                 how = "" if self.folder is None else f"; {self._call} gives its posterior"
                 raise Interrupted(f"stopped after the last step{how}")
 
-    def _hold(self) -> None:
-        """Lock the folder of a run that is to save, once; see :class:`FolderLock`."""
-        if self.folder is None or self.is_complete or self._lock is not None:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The folder of a run that is to save, locked and without what a killed one left there."""
+        if self.folder is None or self.is_complete:
+            yield
             return
-        try:
+        with contextlib.suppress(OSError):  # is told at the first save
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError:  # is told at the first save
+        if not self.folder.is_dir():
+            yield
             return
-        self._lock = FolderLock(self.folder)
-        if manifest.number_of(manifest.read_manifest(self.folder)) != self._number:
-            raise OptionError(
-                f"another run has saved to {self.folder} since this one began: pass resume=True "
-                "to go on from there, or another folder"
-            )
-
-    def _let_go(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        with locked(self.folder):
+            if _file_of(self.folder) != self._file:
+                raise OptionError(
+                    f"another run has saved to {self.folder} since this one began: pass "
+                    "resume=True to go on from there, or another folder"
+                )
+            for path in self.folder.glob(f".{NAME}.*.tmp"):
+                path.unlink(missing_ok=True)
+            yield
 
     @property
     def _call(self) -> str:
@@ -302,51 +304,71 @@ class Checkpoint:
         if self.folder is None:
             return
         assert self._identity is not None
-        name = manifest.state_name(self._number + 1)
+        state = run.state()
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "number": self._number + 1,
+            **self._identity.plain(),
+            "compile_path": state["compile_path"],
+            "own_order": self._own_order,
+            "surroundings": surroundings(self._device),
+            "place": state["place"],
+            "is_complete": is_complete,
+            "wall_time": self.wall_time,
+            "state": state,
+        }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            state = run.state()
-            assert isinstance(state["compile_path"], str), "a manifest without it is not read"
-            written = write_state(state, self.folder / name)
-            new = {
-                "format": manifest.FORMAT,
-                "version": manifest.VERSION,
-                **asdict(self._identity),
-                "num_chains": self._identity.options.get("num_chains", 1),
-                "compile_path": state["compile_path"],
-                "own_order": self._own_order,
-                "surroundings": surroundings(self._device),
-                "place": state["place"],
-                "is_complete": is_complete,
-                "wall_time": self.wall_time,
-                "state": {"name": name, **written._asdict()},
-            }
-            write_json(new, self.folder / manifest.NAME)
-            self._number += 1
-            manifest.remove_all_but(name, self.folder)
+            with whole(self.folder / NAME) as partial, partial.open("xb") as file:
+                pour(document, file)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise OptionError(
+                f"a checkpoint cannot hold this state, as nothing in it is pickled: {error}; run "
+                "without checkpoint, or with an optimizer whose state is tensors and numbers"
+            ) from error
         except OSError as error:
-            self._remove_unnamed(name)
-            if isinstance(error, OutputError):
-                raise
             raise OutputError(
                 f"cannot write the checkpoint {self.folder}: {error.strerror or error}; what was "
                 "saved before is as it was"
             ) from error
+        self._number, self._file = self._number + 1, _file_of(self.folder)
         self._next_save = time.monotonic() + SECONDS
 
-    def _remove_unnamed(self, name: str) -> None:
-        """Remove a state whose manifest could not be written."""
-        assert self.folder is not None
-        with contextlib.suppress(OSError, FileFormatError):
-            standing = manifest.read_manifest(self.folder)
-            if standing is None or standing["state"]["name"] != name:
-                (self.folder / name).unlink(missing_ok=True)
 
+def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """What a checkpoint says of its run, and its state; None if there is no checkpoint.
 
-def _check_identity(identity: Identity, saved: dict[str, Any], folder: Path) -> None:
+    Raises:
+        FileFormatError: If it is damaged, foreign, older or newer.
+    """
+    path = folder / NAME
+    if not os.path.lexists(path):
+        if (folder / OLD_NAME).exists():
+            raise FileFormatError(
+                f"{folder} holds a checkpoint of an earlier version of this package: resume the "
+                "run with the version that wrote it, or start again in another folder"
+            )
+        return None
+    document = read_tensors(path)
+    if document.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is no checkpoint of this package")
+    if document.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path} has format version {document.get('version')!r}, this package reads {VERSION}: "
+            "resume the run with the version that wrote it"
+        )
     try:
-        identity.check(saved, folder)
-    except BNNError:
-        raise
-    except (LookupError, AttributeError, TypeError, ValueError) as error:
-        raise FileFormatError(f"{folder / manifest.NAME} is damaged: {error!r}") from error
+        found: dict[str, Any] = expect(document, SCHEMA, "it")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _file_of(folder: Path | None) -> tuple[int, int] | None:
+    """Which file a checkpoint is: each save makes another one; None where there is none."""
+    try:
+        found = None if folder is None else (folder / NAME).stat()
+    except OSError:
+        return None
+    return found and (found.st_ino, found.st_mtime_ns)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_bnn import __version__
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.program import Program
 
 TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
@@ -42,7 +43,7 @@ class Identity:
     engine: str
     options: dict[str, Any]
     seed: int
-    sites: list[Any]
+    sites: dict[str, list[int]]
     dtype: str
     fingerprint: list[float]
     num_data: int
@@ -76,12 +77,17 @@ class Identity:
             engine=engine,
             options=options,
             seed=seed,
-            sites=[[site.name, list(site.shape)] for site in program.sites],
+            sites={site.name: list(site.shape) for site in program.sites},
             dtype=str(program.dtype),
             fingerprint=_fingerprint(program, trains_params=trains_params),
             num_data=program.num_data,
             data=_checksum(dataset, in_order=in_order),
         )
+
+    def plain(self) -> dict[str, Any]:
+        """What a checkpoint says of it, as JSON has it."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
     def check(self, saved: dict[str, Any], where: object) -> None:
         """Compare with what a checkpoint says.
@@ -95,7 +101,7 @@ class Identity:
             OptionError: If it was another engine, with other options or another seed.
             SiteError: If it was a run of another model.
         """
-        own = json.loads(json.dumps(asdict(self)))
+        own = self.plain()
         options = {"engine": own["engine"], "seed": own["seed"], **own["options"]}
         theirs = {"engine": saved["engine"], "seed": saved["seed"], **saved["options"]}
         if differ := [name for name in options | theirs if _differ(name, options, theirs)]:
@@ -107,7 +113,7 @@ class Identity:
                 f"the checkpoint {where} is of a run with {what}: run it with the same options, or "
                 "pass another folder"
             )
-        if own["sites"] != saved["sites"] or own["dtype"] != saved["dtype"]:
+        if _differ("sites", own, saved) or own["dtype"] != saved["dtype"]:
             raise SiteError(
                 f"the checkpoint {where} is of a model with {_listed(saved)}, but this model has "
                 f"{_listed(own)}"
@@ -118,8 +124,7 @@ class Identity:
                 f"the checkpoint {where} is of a run on other data ({their_data}) than this one "
                 f"({data}): pass the data as they were"
             )
-        names = [name for name, _ in self.sites]
-        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], names):
+        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], self.sites):
             raise SiteError(
                 f"the checkpoint {where} is of another model: its sites are the same, but not its "
                 f"densities at the same weights, {differ_at}; build it with the prior, the "
@@ -150,35 +155,17 @@ def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
     params = {name: value.detach() for name, value in program.params.items()}
     if trains_params:
         is_trained = {name: value.requires_grad for name, value in program.params.items()}
-        params = {k: _wave(value) if is_trained[k] else value for k, value in params.items()}
-    z = _wave(program.initial)
-    x, _ = program.example
-    log_prior, gradient = _log_prior(program, z, params)
-    with torch.no_grad():
-        values = (
-            log_prior.reshape(1),
-            # one total hides a prior that differs at a site of few numbers among many
-            torch.stack([gradient[site.start : site.stop].norm() for site in program.sites]),
-            program.log_likelihood(z, program.example, params),
-            program.function(z, x, params).flatten(),
-        )
-    return [float(value) for value in torch.cat(values).double().cpu()]
-
-
-def _log_prior(program: Program, z: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Log p(z) and its gradient ``[P]``."""
+        params = {k: wave(value) if is_trained[k] else value for k, value in params.items()}
+    z = wave(program.initial).requires_grad_()
     with torch.enable_grad():
-        leaf = z.clone().requires_grad_()
-        value = program.log_prior(leaf, program.example.x, params)
-        if not value.requires_grad:  # of flat priors alone
-            return value, torch.zeros_like(z)
-        (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
-    return value.detach(), gradient
-
-
-def _wave(like: Tensor) -> Tensor:
-    """Values without a pattern that a network could be blind to."""
-    return torch.arange(1, like.numel() + 1).sin().reshape(like.shape).to(like)
+        log_prior = program.log_prior(z, program.example.x, params)
+        gradient = torch.zeros_like(z)
+        if log_prior.requires_grad:  # not of flat priors alone
+            (gradient,) = torch.autograd.grad(log_prior, z, materialize_grads=True)
+    # one total hides a prior that differs at a site of few numbers among many
+    norms = [float(gradient[site.start : site.stop].norm()) for site in program.sites]
+    first, *others = fingerprint(program, z.detach(), params, program.example).tolist()
+    return [first, *norms, *others]
 
 
 def _checksum(dataset: Dataset, *, in_order: bool) -> str:
@@ -203,7 +190,7 @@ def _differ(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return json.dumps(ours.get(name)) != json.dumps(theirs.get(name))  # NaN equals itself
 
 
-def _first_difference(ours: list[float], theirs: list[float], sites: Sequence[str]) -> str:
+def _first_difference(ours: list[float], theirs: list[float], sites: Iterable[str]) -> str:
     """Where two fingerprints differ, in words; empty if they do not."""
     if len(ours) != len(theirs):
         return f"of which there are {len(theirs)} where this model has {len(ours)}"
@@ -218,5 +205,5 @@ def _first_difference(ours: list[float], theirs: list[float], sites: Sequence[st
 
 
 def _listed(run: dict[str, Any]) -> str:
-    sites = ", ".join(f"{name} {tuple(shape)}" for name, shape in run["sites"])
+    sites = ", ".join(f"{name} {tuple(shape)}" for name, shape in run["sites"].items())
     return f"{sites} in {str(run['dtype']).removeprefix('torch.')}"

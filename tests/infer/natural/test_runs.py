@@ -30,14 +30,12 @@ from pyro_bnn import (
     priors,
 )
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
-from pyro_bnn.files.tensors import read_tensors
-from pyro_bnn.infer.checkpoints.manifest import read_manifest
-from pyro_bnn.infer.checkpoints.state_files import write_json, write_state
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.posterior import GuidePosterior
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
+from tests.saves import document_of, end_state, write_document
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
 
@@ -71,13 +69,6 @@ def fit(engine: Any, **options: Any) -> Any:
     options = {"model": mlp(), "data": DATA, "progress": False, **options}
     model, rows = options.pop("model"), options.pop("data")
     return engine.run(model, rows, **options)
-
-
-def end_state(folder: Path) -> Any:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    assert manifest["is_complete"]
-    return read_tensors(folder / manifest["state"]["name"])
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,12 +235,9 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
         ("mean", torch.zeros(2, dtype=torch.float64)),
         ("average", torch.full((21,), -1e9, dtype=torch.float64)),
     ):
-        manifest, state = read_manifest(tmp_path), end_state(tmp_path)
-        assert manifest is not None
-        state["values"][key] = value
-        written = write_state(state, tmp_path / manifest["state"]["name"])
-        manifest["state"] |= written._asdict()
-        write_json(manifest, tmp_path / "manifest.json")
+        document = document_of(tmp_path)
+        document["state"]["values"][key] = value
+        write_document(document, tmp_path)
         with pytest.raises(FileFormatError, match="is no state of this run"):
             fit(engine, checkpoint=tmp_path, resume=True)
     with pytest.raises(OptionError, match=r"momentum=0\.9 where this run has 0.5"):

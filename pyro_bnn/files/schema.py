@@ -1,0 +1,58 @@
+"""Documents that were read from files: of the names and types that they must have, or refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+
+def expect(value: Any, kind: Any, name: str) -> Any:
+    """The value itself, once it is known to be of a kind.
+
+    Args:
+        value: What was read.
+        kind: A type, of which a whole number counts as a ``float`` and a bool as no number;
+            ``[kind]``, a list of such; ``{str: kind}``, a dictionary of such; a dictionary of
+            exactly these names with their kinds, where a name that ends in ``?`` may be missing;
+            or a tuple of kinds, any of which will do. ``None`` is a kind too.
+        name: Of the value, for the message.
+
+    Raises:
+        KeyError: If a name is missing.
+        TypeError: If something is of another type.
+        ValueError: If there is a name that is not known.
+
+    Example:
+        >>> expect({"seed": 3, "loss": [2]}, {"seed": int, "loss": [float], "note?": str}, "fit")
+        {'seed': 3, 'loss': [2]}
+    """
+    if isinstance(kind, tuple):
+        *others, last = kind
+        for other in others:
+            with suppress(TypeError):
+                return expect(value, other, name)
+        return expect(value, last, name)
+    if isinstance(kind, list):
+        for item in expect(value, list, name):
+            expect(item, kind[0], name)
+    elif isinstance(kind, dict) and str in kind:
+        for key, item in expect(value, dict, name).items():
+            expect(item, kind[str], expect(key, str, name))
+    elif isinstance(kind, dict):
+        found = expect(value, dict, name)
+        kinds = {key.rstrip("?"): of for key, of in kind.items()}
+        if missing := [key for key in kind if key not in found and not key.endswith("?")]:
+            raise KeyError(missing[0])
+        if extra := [f"{key!r:.50}" for key in found if key not in kinds]:
+            raise ValueError(f"{name} has {', '.join(extra[:5])}, which is not known")
+        for key, item in found.items():
+            expect(item, kinds[key], key)
+    elif (
+        value is not None
+        if kind is None
+        else type(value) not in (kind, int if kind is float else kind)
+    ):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, not a {getattr(kind, '__name__', kind)}"
+        )
+    return value
