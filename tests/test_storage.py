@@ -24,7 +24,6 @@ from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance, storage
-from pyro_bnn.posterior import document as stored
 from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior
 from tests.laws import rank1_network
@@ -472,10 +471,3 @@ def test_other_buffers_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     with pytest.raises(SiteError, match=r"differs from the one saved in .* in its buffers noise: "):
         Posterior.load(path, linear_gaussian(noise=0.6).model)
-
-
-def test_units_are_read_by_name() -> None:
-    loc, scale = torch.tensor([1.0]), torch.tensor([2.0])
-    found = stored._standardiser({"scale": scale, "loc": loc}, "inputs")
-    assert found is not None
-    assert (float(found.loc), float(found.scale)) == (1.0, 2.0)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
-from pyro_bnn.errors import FileFormatError, SiteError
+from pyro_bnn.errors import BNNError, FileFormatError, SiteError
+from pyro_bnn.files.schema import expect
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
-from pyro_bnn.posterior.document import Stored
 from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
@@ -30,6 +31,39 @@ FORMAT = "pyro_bnn posterior"
 VERSION = 3
 SMALL = 1 << 16  # numbers that a guide may take beside its parameters
 TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
+BLOCK = 1 << 22  # numbers that are looked at together
+
+NAMES = ("input_names", "target_names", "class_names")
+OF_PROVENANCE = {
+    "method": str,
+    "engine": str,
+    "options": dict,
+    "seed": int,
+    "wall_time": float,
+    "phases": {str: float},
+    "threads": (None, int),
+    "processes": int,
+    "num_parameters": int,
+    **dict.fromkeys(NAMES, (None, [str])),
+}
+UNITS = (None, {"loc": Tensor, "scale": Tensor})
+SCHEMA = {
+    "format": str,
+    "version": int,
+    "header": {**OF_PROVENANCE, "num_data": int, "sites": [list]},
+    "x": Tensor,  # two rows at most
+    "y": Tensor,
+    "losses": Tensor,
+    "inputs": UNITS,
+    "target": UNITS,
+    "params": {str: Tensor},
+    "buffers": {str: Tensor},
+    "fingerprint": Tensor,
+}
+OF_GUIDE = {"guide": {"class": str, "options": dict, "state": {str: (dict, Tensor)}}}
+OF_DRAWS = {"z": Tensor, "sample_stats": {str: Tensor}, "log_q?": Tensor}
+
+Document: TypeAlias = dict[str, Any]
 
 
 class Loaded(NamedTuple):
@@ -69,27 +103,11 @@ def save(
         contents: What `guide_contents` or `draws_contents` gives.
     """
     x, y = program.example
-    document: dict[str, Any] = {
+    header = {name: getattr(provenance, name) for name in OF_PROVENANCE}
+    document: Document = {
         "format": FORMAT,
         "version": VERSION,
-        "header": _plain(
-            {
-                "method": provenance.method,
-                "engine": provenance.engine,
-                "options": provenance.options,
-                "seed": provenance.seed,
-                "wall_time": provenance.wall_time,
-                "phases": provenance.phases,
-                "threads": provenance.threads,
-                "processes": provenance.processes,
-                "num_parameters": provenance.num_parameters,
-                "num_data": program.num_data,
-                "input_names": provenance.input_names,
-                "target_names": provenance.target_names,
-                "class_names": provenance.class_names,
-                "sites": [[site.name, list(site.shape)] for site in program.sites],
-            }
-        ),
+        "header": _plain({**header, "num_data": program.num_data, "sites": _sites(program)}),
         "x": x,
         "y": y,
         "losses": torch.as_tensor(provenance.losses),
@@ -103,28 +121,19 @@ def save(
     write_tensors(document, path)
 
 
-def guide_contents(guide: Guide) -> dict[str, Any]:
+def guide_contents(guide: Guide) -> Document:
     """What the file of a guide of this package holds of it."""
-    return {
-        "guide": {
-            "class": type(guide).__name__,
-            "options": _plain(guide.options()),
-            "state": dict(guide.state_dict()),
-        }
-    }
+    options, state = _plain(guide.options()), dict(guide.state_dict())
+    return {"guide": {"class": type(guide).__name__, "options": options, "state": state}}
 
 
 def draws_contents(
     z: Tensor, log_q: Tensor | None, sample_stats: Mapping[str, NDArray[Any]]
-) -> dict[str, Any]:
+) -> Document:
     """What a file holds of draws ``[C, S, P]``, their log q ``[C, S]`` and their statistics."""
-    contents: dict[str, Any] = {"z": z}
-    if log_q is not None:
-        contents["log_q"] = log_q.reshape(z.shape[:2])
-    contents["sample_stats"] = {
-        name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in sample_stats.items()
-    }
-    return contents
+    of_q = {} if log_q is None else {"log_q": log_q.reshape(z.shape[:2])}
+    stats = {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in sample_stats.items()}
+    return {"z": z, **of_q, "sample_stats": stats}
 
 
 def load(path: Path, model: Model) -> Loaded:
@@ -134,29 +143,30 @@ def load(path: Path, model: Model) -> Loaded:
     prior, network and likelihood are compared by their densities at one z. Draws of a file above
     ``memory.STORED_DRAWS`` stay in it, and are not looked at here.
     """
-    stored = Stored.of(_read(path), path)
-    program = _program(model, stored, path)
-    sites = [[site.name, list(site.shape)] for site in program.sites]
-    if sites != stored.sites:
+    document, provenance = _read(path)
+    program = _program(model, document, path)
+    if (sites := _sites(program)) != document["header"]["sites"]:
         raise SiteError(
-            f"{path} is of a model with sites {_listed(stored.sites)}, but this model has "
-            f"{_listed(sites)}"
+            f"{path} is of a model with sites {_listed(document['header']['sites'])}, but this "
+            f"model has {_listed(sites)}"
         )
-    _check_buffers(model, stored.buffers, path)
-    _restore_params(program, stored.params, path)
-    _check_fingerprint(program, stored.fingerprint, path)
-    guide = None if stored.guide is None else _guide(stored, program, path)
-    return Loaded(
-        program,
-        stored.provenance,
-        guide,
-        _draws(stored, program, path) if guide is None else program.initial.new_empty(0),
-        {name: value.numpy() for name, value in stored.sample_stats.items()},
-        stored.log_q,
-    )
+    _check_buffers(model, document["buffers"], path)
+    _restore_params(program, document["params"], path)
+    _check_fingerprint(program, document["fingerprint"], path)
+    stats = {name: value.numpy() for name, value in document.get("sample_stats", {}).items()}
+    guide, z = None, program.initial.new_empty(0)
+    if "guide" in document:
+        guide = _guide(document, program, path)
+    else:
+        z = _draws(document["z"], program, path)
+    return Loaded(program, provenance, guide, z, stats, document.get("log_q"))
 
 
-def _read(path: Path) -> dict[str, Any]:
+# What a file says
+
+
+def _read(path: Path) -> tuple[Document, Provenance]:
+    """A document of the types, shapes and ranges it must have, and how its posterior came about."""
     document = read_tensors(path, mapped=("z",))
     if document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not a posterior saved by this package")
@@ -167,13 +177,83 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} has format version {version!r:.50}, this package reads {VERSION}; "
             f"read it with the {'newer ' * is_newer}version that wrote it"
         )
-    return document
+    try:
+        kind = OF_GUIDE if "guide" in document else OF_DRAWS
+        expect(document, {**SCHEMA, **kind}, "it")
+        _check_rows(document)
+        _check_guide(document["guide"]) if "guide" in document else _check_draws(document)
+        return document, _provenance(document)
+    except (KeyError, TypeError, ValueError) as error:
+        what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
+        raise FileFormatError(f"{path} is damaged: {what}") from error
 
 
-def _program(model: Model, stored: Stored, path: Path) -> Program:
+def _check_rows(document: Document) -> None:
+    header, x, y = document["header"], document["x"], document["y"]
+    for name in ("num_parameters", "num_data", "threads", "processes"):
+        least = 0 if name == "num_parameters" else 1
+        if header[name] is not None and not least <= header[name] < 1 << 62:
+            raise ValueError(f"{name} is {header[name]}")
+    if not (x.ndim and y.ndim and 0 < len(x) == len(y) <= min(2, header["num_data"])):
+        shapes = f"x {list(x.shape)} and y {list(y.shape)}"
+        raise ValueError(f"{shapes} are not rows of {header['num_data']}")
+    names = header["input_names"]
+    if names is not None and (x.ndim < 2 or len(names) != x.shape[1]):
+        raise ValueError(f"x {list(x.shape)} has another number of columns than of names")
+    for site in header["sites"]:
+        name, shape = site
+        expect(shape, [int], expect(name, str, "site"))
+    for name in ("losses", "fingerprint"):
+        value = document[name]
+        if value.dtype != torch.float64 or value.ndim != 1:
+            raise TypeError(f"{name} is {list(value.shape)} of {value.dtype}, not [n] of float64")
+    _require_finite({"x": x, "y": y, **document["params"]})
+
+
+def _check_guide(guide: Document) -> None:
+    expect(guide["state"]["_extra_state"], dict, "_extra_state")
+    _require_finite({k: v for k, v in guide["state"].items() if isinstance(v, Tensor)})
+
+
+def _check_draws(document: Document) -> None:
+    z = document["z"]
+    of_draws = {k: v for k, v in document.items() if k == "log_q"}
+    for name, value in {"z": z, **of_draws}.items():
+        if not value.is_floating_point():
+            raise TypeError(f"{name} is of {value.dtype}, not of a floating dtype")
+    if z.ndim != 3 or not z.shape[0] or not z.shape[1]:
+        raise ValueError(f"draws have shape {list(z.shape)}, not [C, S, P]")
+    for name, value in {**document["sample_stats"], **of_draws}.items():
+        if value.shape[:2] != z.shape[:2]:
+            raise ValueError(f"{name} has shape {list(value.shape)}, draws have {list(z.shape)}")
+    if z.nbytes <= memory.STORED_DRAWS:
+        _require_finite({"z": z})
+
+
+def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+    for name, value in tensors.items():
+        if not all(bool(block.isfinite().all()) for block in value.reshape(-1).split(BLOCK)):
+            raise ValueError(f"{name} has values that are NaN or infinite")
+
+
+def _provenance(document: Document) -> Provenance:
+    header = {name: document["header"][name] for name in OF_PROVENANCE}
+    names = {name: tuple(header[name]) for name in NAMES if header[name] is not None}
+    inputs, target = (
+        units and Standardiser(**units) for units in (document["inputs"], document["target"])
+    )
+    losses = document["losses"].numpy()
+    return Provenance(**{**header, **names}, losses=losses, inputs=inputs, target=target)
+
+
+# What the model makes of it
+
+
+def _program(model: Model, document: Document, path: Path) -> Program:
     """The model, evaluated at the rows of the file; what is wrong with these may be of either."""
     try:
-        return Program(model, stored.x, stored.y, num_data=stored.num_data)
+        num_data = document["header"]["num_data"]
+        return Program(model, document["x"], document["y"], num_data=num_data)
     except Exception as error:
         reason = str(error).strip().splitlines()[:1]
         raise SiteError(
@@ -182,43 +262,33 @@ def _program(model: Model, stored: Stored, path: Path) -> Program:
         ) from error
 
 
-def _draws(stored: Stored, program: Program, path: Path) -> Tensor:
-    z = stored.z
-    if z is None or z.shape[-1] != program.num_latents:
+def _draws(z: Tensor, program: Program, path: Path) -> Tensor:
+    """Draws where and as the model computes, or as they are where they stay in the file."""
+    if z.shape[-1] != program.num_latents:
         raise FileFormatError(
-            f"{path} is damaged: its draws have shape {None if z is None else list(z.shape)}, not "
+            f"{path} is damaged: its draws have shape {list(z.shape)}, not "
             f"[C, S, {program.num_latents}]"
         )
-    return _resident(z, program)
-
-
-def _resident(z: Tensor, program: Program) -> Tensor:
-    """Draws where and as the model computes, or as they are where they stay in the file."""
     return z if z.nbytes > memory.STORED_DRAWS else z.to(program.initial)
 
 
-def _guide(stored: Stored, program: Program, path: Path) -> Guide:
+def _guide(document: Document, program: Program, path: Path) -> Guide:
     """The guide of a file, whose parameters are as large as those in the file or it is refused."""
-    assert stored.guide is not None
-    name = stored.guide[0]
+    name, options, state = (document["guide"][key] for key in ("class", "options", "state"))
     cls = Guide.known.get(name)
     if cls is None:
         raise FileFormatError(f"{path} holds a {name}, which is no guide known here")
     try:
-        guide = _rebuilt(cls, stored.guide, program)
+        return _rebuilt(cls, options, state, program)
     except Exception as error:  # of whatever a guide makes of another's options and parameters
         reason = " ".join(str(error).strip().splitlines())
         raise FileFormatError(f"{path} is damaged: {type(error).__name__}: {reason}") from error
-    return guide
 
 
-def _rebuilt(
-    cls: type[Guide], saved: tuple[str, dict[str, Any], dict[str, Any]], program: Program
-) -> Guide:
-    name, options, state = saved
+def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Program) -> Guide:
     sites = [[site.name, list(site.shape), site.stop - site.start] for site in program.sites]
     if [list(site) for site in state["_extra_state"]["sites"]] != sites:
-        raise ValueError(f"its {name} is of other sites than its posterior")
+        raise ValueError(f"its {cls.__name__} is of other sites than its posterior")
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
     with _Within(2 * numbers + SMALL):
         guide = cls(program.model, **options)
@@ -226,7 +296,7 @@ def _rebuilt(
     guide.setup(program.example.x)
     guide.to(device=program.device, dtype=program.dtype)
     if _plain(guide.options()) != options:
-        raise ValueError(f"its {name} has options {guide.options()} once it is read")
+        raise ValueError(f"its {cls.__name__} has options {guide.options()} once it is read")
     return guide
 
 
@@ -299,16 +369,7 @@ def _check_buffers(model: Model, saved: dict[str, Tensor], path: Path) -> None:
 
 
 def _fingerprint(program: Program, params: Params) -> Tensor:
-    """Log prior, log likelihoods and f of the example rows at one z, on the CPU."""
-    z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
-    x, _ = program.example
-    with torch.no_grad():
-        values = (
-            program.log_prior(z, x, params).reshape(1),
-            program.log_likelihood(z, program.example, params),
-            program.function(z, x, params).flatten(),
-        )
-    return torch.cat(values).double().cpu()
+    return fingerprint(program, wave(program.initial), params, program.example).cpu()
 
 
 def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
@@ -324,13 +385,17 @@ def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
         )
 
 
-def _plain(values: dict[str, Any]) -> Any:
+def _plain(values: Document) -> Any:
     """The values as JSON has them, lists for tuples and numbers of Python for NumPy's."""
     return json.loads(json.dumps(values))
 
 
 def _units(units: Standardiser | None) -> dict[str, Tensor] | None:
     return None if units is None else {"loc": units.loc, "scale": units.scale}
+
+
+def _sites(program: Program) -> list[Any]:
+    return [[site.name, list(site.shape)] for site in program.sites]
 
 
 def _listed(sites: list[Any]) -> str:
