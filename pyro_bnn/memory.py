@@ -90,50 +90,6 @@ def require_bytes(memory: object) -> None:
         raise OptionError(f"memory is a positive integer, a number of bytes, not {memory!r}")
 
 
-def draws_at_once(
-    num_draws: int,
-    num_rows: int,
-    per_draw: int,
-    *,
-    memory: int,
-    result_bytes: int = 0,
-    fixed_bytes: int = 0,
-    at_one_row: int = 0,
-    num_chains: int = 1,
-) -> int:
-    """How many of S draws are computed at once under a memory bound.
-
-    Args:
-        num_draws: Number of draws S.
-        num_rows: Number of rows N, for the message.
-        per_draw: Bytes that one draw takes while it is computed.
-        memory: Bound in bytes.
-        result_bytes: Size of the collected result of all draws.
-        fixed_bytes: What is taken however many are computed at once.
-        at_one_row: What one draw takes at a single row, for the message.
-        num_chains: Number of chains that the draws come from, for the message.
-
-    Raises:
-        OptionError: If the bound is no positive integer, or the result itself or a single draw
-            exceeds it; names the number of samples that fits.
-    """
-    require_bytes(memory)
-    left = memory - result_bytes - fixed_bytes
-    if left < per_draw:
-        raise OptionError(
-            beyond(
-                num_draws,
-                num_rows,
-                per_draw + fixed_bytes,
-                memory,
-                result_bytes,
-                least=at_one_row + fixed_bytes,
-                num_chains=num_chains,
-            )
-        )
-    return max(1, min(num_draws, min(left, WORKING_SET) // per_draw))
-
-
 def beyond(
     num_draws: int,
     num_rows: int,
@@ -143,8 +99,8 @@ def beyond(
     *,
     least: int = 0,
     num_chains: int = 1,
-) -> str:
-    """What to say of a result that exceeds the bound.
+) -> str | None:
+    """What to say of a result that exceeds the bound; None where it does not.
 
     Args:
         num_draws: Number of draws S.
@@ -154,8 +110,14 @@ def beyond(
         result_bytes: Size of the collected result of all draws.
         least: Bytes to compute one draw at a single row.
         num_chains: Number of chains, of which each gives as many draws.
+
+    Raises:
+        OptionError: If the bound is no positive integer.
     """
+    require_bytes(memory)
     needed = working + result_bytes
+    if needed <= memory:
+        return None
     fits = max(0, (memory - working) * num_draws // max(result_bytes, 1))
     fits -= fits % num_chains
     if 0 < fits < num_draws:

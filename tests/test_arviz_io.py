@@ -20,7 +20,7 @@ from scipy.stats import norm, rankdata
 from xarray import DataTree
 
 from pyro_bnn import arviz_io
-from pyro_bnn.arviz_io import netcdf_checks
+from pyro_bnn.arviz_io import netcdf
 from pyro_bnn.errors import (
     DataError,
     FileFormatError,
@@ -187,19 +187,19 @@ ONE = np.ones((2, 3, 4))
             {"posterior": {"z": ONE, "w": np.ones((2, 5))}},
             {},
             ShapeError,
-            "posterior/w has 5 along 'draw', but posterior/z has 3",
+            "sizes or names of posterior disagree: .*'draw'",
         ),
         (
             {"posterior": {"z": ONE}},
             {"dims": {"z": ["a"]}, "coords": {"a": range(3)}},
             ShapeError,
-            r"posterior/z has 4 along 'a', but coords\['a'\] has shape \(3,\)",
+            "sizes or names of posterior disagree: .*'a'",
         ),
         (
             {"posterior": {"z": ONE}},
             {"coords": {"z_dim_0": range(3)}},
             ShapeError,
-            r"posterior/z has 4 along 'z_dim_0'",
+            "sizes or names of posterior disagree: .*'z_dim_0'",
         ),
         (
             {"posterior": {"z": ONE}},
@@ -207,24 +207,29 @@ ONE = np.ones((2, 3, 4))
             ShapeError,
             r"posterior/z has 1 axes after chain and draw.*got \['a', 'b'\]",
         ),
-        ({"posterior": {"z": ONE}}, {"dims": {"z": "a"}}, ShapeError, "at most 1 different names"),
+        (
+            {"posterior": {"z": ONE}},
+            {"dims": {"z": "a"}},
+            ShapeError,
+            "at most 1 names that differ",
+        ),
         (
             {"posterior": {"z": np.ones((2, 3, 4, 4))}},
             {"dims": {"z": ["a", "a"]}},
             ShapeError,
-            "2 different names",
+            "2 names that differ",
         ),
         (
             {"posterior": {"z": ONE}},
             {"dims": {"z": ["draw"]}},
-            DataError,
-            "posterior/z has a dimension called 'draw'",
+            ShapeError,
+            r"names that differ, from those two also, got \['draw'\]",
         ),
         (
             {"posterior": {"z": ONE, "w": ONE}},
             {"dims": {"z": ["w"]}},
-            DataError,
-            "posterior/z has a dimension called 'w'",
+            ShapeError,
+            "sizes or names of posterior disagree: .*'w'",
         ),
         (
             {"posterior": {"a/b": ONE, "a.b": ONE}},
@@ -356,9 +361,7 @@ def test_a_disk_without_room_for_the_arrays_is_found_before_they_are_written(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", allocate, raising=False)
-    monkeypatch.setattr(
-        "pyro_bnn.arviz_io.netcdf.write_tree", lambda *args: pytest.fail("it was written")
-    )
+    monkeypatch.setattr(DataTree, "to_netcdf", lambda *args: pytest.fail("it was written"))
     with pytest.raises(OutputError, match=r"No space left on device; give a file name"):
         arviz_io.save_netcdf(tree, tmp_path / "a.nc")
     assert list(tmp_path.iterdir()) == []
@@ -982,7 +985,7 @@ def test_it_needs_neither_torch_nor_pyro() -> None:
 
 def test_netcdf_of_equal_draws_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All draws of a point are one, and pack a thousandfold."""
-    monkeypatch.setattr(netcdf_checks, "FLOOR", 0)
+    monkeypatch.setattr(netcdf, "FLOOR", 0)
     values = np.full((1, 1_000, 2_000), 0.25)
     tree = arviz_io.datatree({"posterior": {"z": values}})
     arviz_io.save_netcdf(tree, tmp_path / "point.nc")

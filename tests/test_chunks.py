@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor
 from pyro_bnn import memory, models
 from pyro_bnn.memory import GIB
 from pyro_bnn.predictive import map_draws as chunks
-from pyro_bnn.predictive.collected import together
 from pyro_bnn.predictive.draws import Draws, draws_of_atoms
-from pyro_bnn.predictive.map_draws import Chunks, Pass
+from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.program import Params, Program
 
 
@@ -25,20 +23,25 @@ def program() -> Program:
     return Program(models.MLP(3, hidden=(6,)), x, x[:, 0])
 
 
-def test_parts_are_put_together_with_what_they_share() -> None:
-    f = torch.arange(24.0).reshape(6, 4)
-    scale = torch.arange(6.0).reshape(6, 1)
+def test_parts_are_put_together_with_what_they_share(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they come in chunks of draws, of rows or of both."""
+    z, x = torch.arange(12.0).reshape(6, 2), torch.arange(80.0)[:, None]
 
-    def parts() -> Any:
-        for start in (0, 4):
-            part = f[start : start + 4].clone()
-            yield part, part, scale[start : start + 4].expand(-1, 4)
+    def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
+        f = z[:, :1] * rows[0][:, 0]
+        return f, f, z[:, 1:].expand(-1, len(rows[0]))
 
-    whole, twin, expanded = together(parts(), 6)
-    assert torch.equal(whole, f)
-    assert twin is whole
-    assert torch.equal(expanded, scale.expand(6, 4))
-    assert expanded.untyped_storage().nbytes() == 6 * 4
+    for working_set in (1 << 20, 1_000, 200):
+        monkeypatch.setattr(memory, "WORKING_SET", working_set)
+        run = Chunks(program).over("f", fn, Draws.of(z), (x,), {})
+        whole, twin, expanded = run.together(GIB)
+        assert torch.equal(whole, z[:, :1] * x[:, 0])
+        assert twin is whole
+        assert torch.equal(expanded, z[:, 1:].expand(6, 80))
+        assert expanded.untyped_storage().nbytes() == 6 * 4
+        assert (len(run.blocks(GIB)) > 1) == (working_set == 200)
 
 
 def test_a_graph_replays_without_the_model(
@@ -82,7 +85,6 @@ def test_atoms_are_computed_once_each_and_their_draws_share_what_they_share(
     points = program.prior_draws(3, x[:1])
     draws = draws_of_atoms(points, 600, seed=2)
     run = Chunks(program).over("f", fn, draws, (x,), {})
-    monkeypatch.setattr(Pass, "axes", None if working_set > 1 << 20 else (1, 1, 1))
     calls.clear()  # looks at its cost
     f, twin, expanded = run.together(GIB)
     rows_computed = sum(draws * rows for draws, rows in calls)
@@ -172,16 +174,20 @@ def test_what_runs_along_the_rows_is_not_taken_apart(program: Program, kind: str
 
     for count in (2, 3, 4, 5, 64, 300):
         x = torch.linspace(1, 2, count)[:, None]
-        assert Chunks(program).over("f", fn, Draws.of(torch.ones(4, 2)), (x,), {}).axes is None
+        run = Chunks(program).over("f", fn, Draws.of(torch.ones(4, 2)), (x,), {})
+        assert not run.chunks.are_rows_apart(run)
 
 
-def test_other_rows_are_looked_at_anew(program: Program) -> None:
+def test_whether_rows_are_apart_is_found_once(program: Program) -> None:
+    calls: list[int] = []
+
     def fn(z: Tensor, rows: tuple[Tensor, ...], params: Params) -> tuple[Tensor, ...]:
-        x = rows[0][:, 0]
-        return (z[:, :1] * x * (x > 1).any(),)
+        calls.append(len(rows[0]))
+        return (z[:, :1] * rows[0][:, 0],)
 
-    kept, few = Chunks(program), torch.full((8, 1), 0.5)
-    one = few.clone()
-    one[-1] = 2.0
-    for x, axes in ((few, (1,)), (one, None), (few, (1,))):
-        assert kept.over("f", fn, Draws.of(torch.ones(4, 2)), (x,), {}).axes == axes
+    kept = Chunks(program)
+    for count in (100, 70):
+        run = kept.over("f", fn, Draws.of(torch.ones(4, 2)), (torch.ones(count, 1),), {})
+        calls.clear()
+        assert kept.are_rows_apart(run)
+        assert calls == ([64, 32, 32] if count == 100 else [])

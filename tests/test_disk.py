@@ -59,6 +59,6 @@ def test_a_named_file_that_cannot_be_written(
     MappedFile(4 * MIB, path)  # whose room counts as free for itself
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=3 * MIB))
     MappedFile(4 * MIB, path)
-    message = f"cannot write 4.00 MiB of log likelihoods to {tmp_path / 'other'}, which has 3.00"
+    message = f"cannot write 4.00 MiB of draws to {tmp_path / 'other'}, which has 3.00"
     with pytest.raises(OutputError, match=re.escape(message)):
-        MappedFile(4 * MIB, tmp_path / "other", what="log likelihoods")
+        MappedFile(4 * MIB, tmp_path / "other")

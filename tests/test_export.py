@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,14 +12,12 @@ import pyro.distributions as dist
 import pytest
 import scipy.special
 import torch
-import xarray as xr
 from pyro.nn import PyroModule, PyroSample
 from scipy.stats import halfnorm, lognorm, norm
 
 from pyro_bnn import SVI, arviz_io, guides, likelihoods, models, priors
-from pyro_bnn.arviz_io import netcdf_parts
 from pyro_bnn.data import Dataset, from_arrays
-from pyro_bnn.files import pages
+from pyro_bnn.errors import OptionError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.guides.exact import exact_posterior, stored_posterior
@@ -356,33 +353,8 @@ def test_draws_without_statistics_have_no_sample_stats() -> None:
     assert set(posterior.to_arviz(train, num_samples=4).children) == ALWAYS
 
 
-@pytest.mark.slow("a second or more")
-def test_arrays_beyond_the_bound_are_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same tree from memory and from files, and the same file of either."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(netcdf_parts, "DRAWS_TOGETHER", 3)
-    monkeypatch.setattr(netcdf_parts, "BLOCK_BYTES", 3 * 8 * 4)  # 4 rows of 3 draws
-    monkeypatch.setattr(netcdf_parts, "PART_BYTES", 2 * 3 * 8 * 4)
+def test_arrays_beyond_the_bound_are_refused_with_what_fits() -> None:
     train, test = train_and_test()
     posterior = stored_posterior(linear_gaussian())
-    whole = posterior.to_arviz(train, test, num_samples=20, seed=1)
-    tree = posterior.to_arviz(train, test, num_samples=20, seed=1, memory=3_000)
-    of_files = {
-        f"{group}/{name}"
-        for group in tree.children
-        for name, array in tree[group].data_vars.items()
-        if pages.is_mapped(array.values)
-    }
-    assert of_files >= {"posterior_predictive/y", "log_likelihood/y"}
-    assert of_files >= {"predictions/y", "predictions/f", "predictions/y_mean"}
-    arviz_io.save_netcdf(tree, tmp_path / "tree.nc")
-    with xr.open_datatree(tmp_path / "tree.nc", engine="h5netcdf") as opened:
-        for loaded in (opened, arviz_io.load_netcdf(tmp_path / "tree.nc"), tree):
-            assert set(loaded.children) == set(whole.children)
-            for group in whole.children:
-                xr.testing.assert_equal(loaded[group].dataset, whole[group].dataset)
-        chunks = opened["log_likelihood/y"].encoding["chunksizes"]
-    assert chunks == (1, 3, 4)
-    assert arviz_io.options(arviz_io.load_netcdf(tmp_path / "tree.nc")) == arviz_io.options(whole)
+    with pytest.raises(OptionError, match=r"20 draws at 20 rows need .*num_samples=\d+ fits"):
+        posterior.to_arviz(train, test, num_samples=20, seed=1, memory=9_000)

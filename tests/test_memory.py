@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from pyro_bnn import guides, likelihoods, memory, models
 from pyro_bnn.errors import OptionError
-from pyro_bnn.memory import GIB, CountBytes, bytes_per_draw, draws_at_once
+from pyro_bnn.memory import GIB, CountBytes, beyond, bytes_per_draw
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Provenance
 from pyro_bnn.predictive.draws import Draws
-from pyro_bnn.predictive.map_draws import Chunks
+from pyro_bnn.predictive.map_draws import Chunks, Cost
 from pyro_bnn.program import Program
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -56,22 +57,25 @@ def test_what_does_not_grow_with_the_rows_is_counted_once() -> None:
     assert counted == (4 * (400 + 1000), 4 * (400 + 1))
 
 
-@pytest.mark.parametrize("num_draws", [1, 7, 100])
-@pytest.mark.parametrize("draws_that_fit", [1, 3, 10])
-def test_as_many_draws_are_computed_as_fit(num_draws: int, draws_that_fit: int) -> None:
-    per_draw = 4 * 32
-    bound = per_draw * draws_that_fit + per_draw - 1
-    size = draws_at_once(num_draws, 32, per_draw, memory=bound)
-    assert size == min(num_draws, draws_that_fit)
-
-
-def test_results_and_fixed_costs_count_against_the_bound() -> None:
-    assert draws_at_once(10, 32, 100, memory=1_350, result_bytes=1_000, fixed_bytes=150) == 2
-
-
-def test_chunks_are_no_larger_than_the_working_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WORKING_SET", 4 * 32 * 4)
-    assert draws_at_once(10, 32, 4 * 32, memory=GIB) == 4
+@pytest.mark.parametrize(
+    ("left", "working_set", "sizes"),
+    [
+        (1 << 20, 1 << 20, [10]),
+        (4 * 32 * 3 + 100, 1 << 20, [3, 3, 3, 1]),
+        (1 << 20, 4 * 32 * 4, [4, 4, 2]),
+    ],
+)
+def test_as_many_draws_are_computed_as_fit(
+    left: int, working_set: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(32, 3)
+    program = Program(models.MLP(3), x, x[:, 0])
+    run = Chunks(program).over(
+        "f", lambda z, rows, p: (product(z, rows[0]),), Draws.of(torch.randn(10, 3)), (x,), {}
+    )
+    run = dataclasses.replace(run, cost=Cost(4, 4), fixed=50)  # a draw without z
+    monkeypatch.setattr(memory, "WORKING_SET", working_set)
+    assert [len(f) for (f,) in run.parts(left + 50)] == sizes
 
 
 @pytest.mark.parametrize("num_rows", [40, 500])
@@ -83,8 +87,7 @@ def test_predictions_of_a_network_stay_under_the_bound(num_rows: int) -> None:
     for fn in (program.function, program.predictive_tensors):
         fn(z[:1], x)
         per_draw, _ = bytes_per_draw(fn, z, (x,))
-        size = draws_at_once(64, num_rows, per_draw, memory=GIB)
-        assert measured(fn, z[:size], x) <= size * per_draw
+        assert measured(fn, z, x) <= 64 * per_draw
 
 
 def test_what_is_stored_of_a_draw_is_counted_once() -> None:
@@ -138,38 +141,29 @@ def test_what_is_counted_of_a_draw_is_what_is_stored(name: str, num_rows: int) -
 def test_too_many_draws_are_refused_with_the_number_that_fits() -> None:
     per_draw = 4 * 32
     bound = per_draw + 60 * per_draw  # one draw at work beside the results of 60
-    message = (
-        r"^100 draws at 32 rows need about 12\.6 KiB, more than the bound of 7\.6 KiB: "
-        "num_samples=60 fits, or raise memory=$"
+    assert beyond(100, 32, per_draw, bound, 100 * per_draw) == (
+        "100 draws at 32 rows need about 12.6 KiB, more than the bound of 7.6 KiB: "
+        "num_samples=60 fits, or raise memory="
     )
-    with pytest.raises(OptionError, match=message):
-        draws_at_once(100, 32, per_draw, memory=bound, result_bytes=100 * per_draw)
-    assert draws_at_once(60, 32, per_draw, memory=bound, result_bytes=60 * per_draw) == 1
-    with pytest.raises(OptionError, match="num_samples=60 fits"):
-        draws_at_once(61, 32, per_draw, memory=bound, result_bytes=61 * per_draw)
+    assert beyond(60, 32, per_draw, bound, 60 * per_draw) is None
+    assert "num_samples=60 fits" in str(beyond(61, 32, per_draw, bound, 61 * per_draw))
 
 
 def test_where_no_draw_fits_fewer_rows_are_proposed() -> None:
-    message = (
-        r"5 draws at 4194304 rows need about 16\.00 MiB, more than the bound of 10\.00 MiB: "
+    assert beyond(5, 4 * MIB, 16 * MIB, 10 * MIB, 0) == (
+        "5 draws at 4194304 rows need about 16.00 MiB, more than the bound of 10.00 MiB: "
         "pass fewer rows at a time, or raise memory="
     )
-    with pytest.raises(OptionError, match=message):
-        draws_at_once(5, 4 * MIB, 16 * MIB, memory=10 * MIB)
-    with pytest.raises(OptionError, match=r"2\.00 GiB, more than the bound of 1\.00 GiB"):
-        draws_at_once(5, 4 * MIB, 2 * GIB, memory=GIB)
+    assert "2.00 GiB, more than the bound of 1.00 GiB" in str(beyond(5, 4 * MIB, 2 * GIB, GIB, 0))
 
 
 def test_where_no_number_of_rows_fits_the_bound_that_does_is_named() -> None:
     """A single row, or a cost that rows have no part in: fewer of them would not help."""
-    for num_rows, at_one_row in ((1, 16 * MIB), (40, 15 * MIB)):
-        with pytest.raises(OptionError, match=f": pass memory={17 * MIB} or more$"):
-            draws_at_once(
-                1, num_rows, 16 * MIB, memory=8 * MIB, fixed_bytes=MIB, at_one_row=at_one_row
-            )
-    assert draws_at_once(1, 1, 16 * MIB, memory=17 * MIB, fixed_bytes=MIB) == 1
-    with pytest.raises(OptionError, match="pass fewer rows at a time"):
-        draws_at_once(1, 40, 16 * MIB, memory=8 * MIB, fixed_bytes=MIB, at_one_row=7 * MIB)
+    for num_rows, least in ((1, 17 * MIB), (40, 16 * MIB)):
+        message = str(beyond(1, num_rows, 17 * MIB, 8 * MIB, 0, least=least))
+        assert message.endswith(f": pass memory={17 * MIB} or more")
+    assert beyond(1, 1, 17 * MIB, 17 * MIB, 0) is None
+    assert "pass fewer rows at a time" in str(beyond(1, 40, 17 * MIB, 8 * MIB, 0, least=8 * MIB))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +171,7 @@ def test_where_no_number_of_rows_fits_the_bound_that_does_is_named() -> None:
     [(1, "num_samples=7 fits"), (3, "num_samples=6 fits"), (8, "pass fewer rows at a time")],
 )
 def test_the_number_that_fits_is_one_of_whole_chains(num_chains: int, hint: str) -> None:
-    with pytest.raises(OptionError, match=hint):
-        draws_at_once(24, 32, 100, memory=100 + 7 * 50, result_bytes=24 * 50, num_chains=num_chains)
+    assert hint in str(beyond(24, 32, 100, 100 + 7 * 50, 24 * 50, num_chains=num_chains))
 
 
 @pytest.mark.slow("a second or more")

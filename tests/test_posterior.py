@@ -146,7 +146,6 @@ def test_densities_are_in_the_same_coordinates() -> None:
 def test_the_log_joint_of_draws_in_several_blocks_is_that_of_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyro_bnn.posterior.posterior.MOST_BYTES", 0)
     monkeypatch.setattr(memory, "WORKING_SET", 4_000)  # the 20 rows take 160 bytes a draw
     oracle = linear_gaussian()
     posterior = stored_posterior(oracle)

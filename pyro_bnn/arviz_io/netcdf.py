@@ -1,30 +1,38 @@
-"""Trees as NetCDF files, written whole, read within a bound of memory."""
+"""Trees as NetCDF files: written whole, and looked through before anything of them is read.
+
+A file may declare arrays of any size, packed a thousandfold or not there at all, links to other
+files, and groups that hold themselves. What it declares is added up as bytes of memory, within a
+bound that its size and the machine set.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyro_bnn.arviz_io.netcdf_checks import check_netcdf
-from pyro_bnn.arviz_io.netcdf_parts import write_tree
-from pyro_bnn.arviz_io.tree import PLAIN_GROUPS, SAMPLE_GROUPS, VARIABLE_BYTES
-from pyro_bnn.errors import (
-    DataError,
-    FileFormatError,
-    OutputError,
-)
+import numpy as np
+
+from pyro_bnn.arviz_io.tree import PLAIN_GROUPS, SAMPLE_GROUPS
+from pyro_bnn.errors import DataError, FileFormatError, OutputError
 from pyro_bnn.files.atomic import output
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
+VARIABLE_BYTES = 1 << 16  # that a variable may take in a file beside its values
+FLOOR = 256 << 20  # bytes that any file may declare
+PACKED = 1032  # times its own size that a larger file may: what deflate makes of equal numbers
+PIECE_BYTES = 1 << 10  # that a string, or a piece of an array, counts beside its own
+
 
 def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     """Write a tree to one NetCDF file, compressed without loss, whole or not at all.
 
-    A failure leaves what was there before; links are followed. Arrays that lie in files are copied
-    a part at a time.
+    A failure leaves what was there before; links are followed.
 
     Args:
         tree: The tree; :func:`load_netcdf` returns its values, dtypes, dims, coords and attributes.
@@ -38,7 +46,7 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     try:
         with output(path) as partial:
             _require_room(partial, tree)
-            write_tree(tree, partial, _compression(tree))
+            tree.to_netcdf(partial, engine="h5netcdf", encoding=_compression(tree))
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error}; give a file name in a folder that exists and is "
@@ -61,6 +69,19 @@ def _require_room(path: Path, tree: DataTree) -> None:
     path.unlink()
 
 
+def _compression(tree: DataTree) -> dict[str, dict[str, dict[str, Any]]]:
+    """How to write the numbers of each group: a quick pass of zlib, bytes of one rank together."""
+    settings = {"zlib": True, "complevel": 1, "shuffle": True}
+    return {
+        node.path: {
+            str(name): dict(settings)
+            for name, array in node.data_vars.items()
+            if array.ndim and array.size and array.dtype.kind in "iuf"
+        }
+        for node in tree.children.values()
+    }
+
+
 def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
     """Read a tree from NetCDF into memory; the file is closed again.
 
@@ -74,20 +95,23 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
         FileFormatError: If the file is missing, truncated, not NetCDF, declares far more than its
             size, links to another file, or has no ArviZ group.
     """
+    import h5py
     import xarray as xr
 
     path = Path(path)
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}; expected a NetCDF file of save_netcdf")
-    check_netcdf(path)
     try:
+        with h5py.File(path, "r") as file:
+            _Look(path.stat().st_size).at(file)
         with xr.open_datatree(
             path, engine="h5netcdf", decode_times=False, decode_timedelta=False
         ) as opened:
             tree: DataTree = opened.load().map_over_datasets(lambda data: data.drop_encoding())
     except Exception as error:  # of xarray and HDF5: whatever a damaged file makes of them
+        reason = str(error).strip().splitlines()[:1]
         raise FileFormatError(
-            f"{path} is truncated or not NetCDF: {error}; write it again with save_netcdf"
+            f"{path} is truncated or not NetCDF: {''.join(reason)}; write it again with save_netcdf"
         ) from error
     if not set(tree.children) & {*SAMPLE_GROUPS, *PLAIN_GROUPS}:
         raise FileFormatError(
@@ -97,14 +121,98 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
     return tree
 
 
-def _compression(tree: DataTree) -> dict[str, dict[str, dict[str, Any]]]:
-    """How to write the numbers of each group: a quick pass of zlib, bytes of one rank together."""
-    settings = {"zlib": True, "complevel": 1, "shuffle": True}
-    return {
-        node.path: {
-            str(name): dict(settings)
-            for name, array in node.data_vars.items()
-            if array.ndim and array.size and array.dtype.kind in "iuf"
-        }
-        for node in tree.children.values()
-    }
+class _Look:
+    """Adds up what a file of some size declares, and reads nothing of it but its strings.
+
+    Attributes:
+        bound: Bytes that it may declare.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.bound = max(FLOOR, min(PACKED * size, _machine_bytes()))
+        self.num_bytes = 0
+        self.seen: set[int] = set()
+
+    def at(self, node: Any) -> None:
+        """Look at a group or an array, and at all in it.
+
+        Raises:
+            ValueError: If they declare more than the bound, link to something, or are of a kind
+                that no NetCDF file of a fit has; says what.
+        """
+        import h5py
+
+        place = h5py.h5o.get_info(node.id).addr
+        if place in self.seen:
+            raise ValueError(f"{node.name!r:.50} is in it twice")
+        self.seen.add(place)
+        for name in node.attrs:
+            self._attribute(node, name)
+        if isinstance(node, h5py.Dataset):
+            self._array(node)
+            return
+        for name in node:
+            if not isinstance(node.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"{name!r:.50} is a link to something else")  # noqa: TRY004
+            if not isinstance(node[name], h5py.Group | h5py.Dataset):
+                raise ValueError(f"{name!r:.50} is neither a group nor an array")  # noqa: TRY004
+            self.at(node[name])
+
+    def _attribute(self, node: Any, name: str) -> None:
+        import h5py
+
+        attribute = node.attrs.get_id(name)
+        count = math.prod(attribute.shape or ())
+        self._add(count * attribute.dtype.itemsize)
+        if attribute.dtype.kind == "O":  # of any length, read whole, and all may be the same one
+            self._fits(count * self.size)
+            if h5py.check_string_dtype(attribute.dtype):
+                self._texts([np.ravel(node.attrs[name])])
+
+    def _array(self, array: Any) -> None:
+        import h5py
+
+        where = f"{array.name!r:.50}"
+        if array.is_virtual or array.external:
+            raise ValueError(f"{where} is a link to another file")
+        is_text = h5py.check_string_dtype(array.dtype) is not None
+        if array.dtype.kind not in "biuf" and not is_text:
+            raise ValueError(f"{where} holds {array.dtype}, neither numbers nor text")
+        if is_text and (array.chunks or array.ndim > 1):  # a piece is unpacked for each string
+            raise ValueError(f"{where} holds text in pieces")
+        if array.chunks:
+            pieces = (-(-n // part) for n, part in zip(array.shape, array.chunks, strict=True))
+            self._add(math.prod(pieces) * PIECE_BYTES)
+            self._fits(math.prod(array.chunks) * array.dtype.itemsize)  # one at a time
+        self._add(array.size * array.dtype.itemsize)
+        if array.dtype.kind == "O":
+            step = max(1, FLOOR // self.size)  # no string is longer than the file
+            starts = range(0, array.size, step)
+            self._texts(array[i : i + step] if array.ndim else [array[()]] for i in starts)
+
+    def _texts(self, blocks: Iterable[Any]) -> None:
+        """Strings, which xarray makes as wide as the longest, of four bytes a character."""
+        longest = count = 0
+        for block in blocks:
+            longest, count = max(longest, *map(len, block)), count + len(block)
+            self._fits(count * (PIECE_BYTES + 4 * longest))
+        self._add(count * (PIECE_BYTES + 4 * longest))
+
+    def _add(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._fits(self.num_bytes)
+
+    def _fits(self, num_bytes: int) -> None:
+        if num_bytes > self.bound:
+            raise ValueError(
+                f"it declares more than {self.bound >> 20} MiB, in a file of {self.size} bytes"
+            )
+
+
+def _machine_bytes() -> int:
+    """Memory of this machine, or no bound where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize

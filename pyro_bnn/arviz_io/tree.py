@@ -35,7 +35,6 @@ SAMPLE_GROUPS = (
     "prior",
     "prior_predictive",
 )
-VARIABLE_BYTES = 1 << 16  # that a variable may take in a file beside its values
 PLAIN_GROUPS = (
     "observed_data",
     "constant_data",
@@ -145,23 +144,21 @@ def _dataset(
     dims: Mapping[str, Sequence[str] | Mapping[str, Sequence[str]]],
     coords: Mapping[str, NDArray[Any]],
 ) -> Dataset:
-    """One group as ArviZ makes it, after its names, shapes and labels have been checked."""
+    """One group as ArviZ makes it, after its names have been checked; xarray checks its sizes."""
     from arviz_base import dict_to_dataset
 
     sample_dims = ["chain", "draw"] if group in SAMPLE_GROUPS else []
     own = dims.get(group, {})
     arrays: dict[str, NDArray[Any]] = {}
     names: dict[Hashable, Sequence[Hashable]] = {}
-    sizes: dict[str, tuple[int, str]] = {}
     for original, value in variables.items():
-        name = original.replace("/", ".")
+        name, array = original.replace("/", "."), np.asarray(value)
+        where, event_ndim = f"{group}/{name}", array.ndim - len(sample_dims)
         if name in arrays:
             raise DataError(f"{group} has two variables called {name!r} once / becomes a dot")
-        array = np.asarray(value)
-        where = f"{group}/{name}"
         if array.dtype.kind not in "biufU":
             raise DataError(f"{where} must hold numbers, bools or strings, got {array.dtype}")
-        if array.ndim < len(sample_dims):
+        if event_ndim < 0:
             raise ShapeError(
                 f"{where} must be [C, S, ...], got shape {array.shape}; "
                 "for one chain give array[None]"
@@ -170,38 +167,27 @@ def _dataset(
         if given is None:
             common = dims.get(original, ("step",) if group == "optimization" else ())
             given = () if isinstance(common, Mapping) else common
-        event_ndim = array.ndim - len(sample_dims)
         if "log_likelihood" in group:
             given = given[:event_ndim]
-        _check_dims(where, given, event_ndim, variables)
-        named = [*given, *(f"{name}_dim_{i}" for i in range(event_ndim - len(given)))]
-        for dim, size in zip([*sample_dims, *named], array.shape, strict=True):
-            if dim in coords and coords[dim].shape != (size,):
-                raise ShapeError(
-                    f"{where} has {size} along {dim!r}, but coords[{dim!r}] has shape "
-                    f"{coords[dim].shape}"
-                )
-            known, first = sizes.setdefault(dim, (size, where))
-            if known != size:
-                raise ShapeError(f"{where} has {size} along {dim!r}, but {first} has {known}")
+        taken = {*sample_dims, *given} if not isinstance(given, str) else ()
+        if len(given) > event_ndim or len(taken) < len(sample_dims) + len(given):
+            raise ShapeError(
+                f"{where} has {event_ndim} axes after chain and draw, so dims must list at most "
+                f"{event_ndim} names that differ, from those two also, got {given!r}"
+            )
         arrays[name] = array
-        names[name] = named
-    dataset: Dataset = dict_to_dataset(
-        arrays, dims=names, coords=dict(coords), sample_dims=sample_dims, check_conventions=False
-    )
-    return dataset
-
-
-def _check_dims(where: str, given: Sequence[str], ndim: int, variables: Mapping[str, Any]) -> None:
-    """Names of dimensions must fit the array and be nobody else's."""
-    if isinstance(given, str) or len(given) > ndim or len(set(given)) < len(given):
-        raise ShapeError(
-            f"{where} has {ndim} axes after chain and draw, so dims must list at most {ndim} "
-            f"different names, got {given!r}"
+        names[name] = [*given, *(f"{name}_dim_{i}" for i in range(len(given), event_ndim))]
+    try:
+        dataset: Dataset = dict_to_dataset(
+            arrays,
+            dims=names,
+            coords=dict(coords),
+            sample_dims=sample_dims,
+            check_conventions=False,
         )
-    taken = sorted({"chain", "draw", *variables} & set(given))
-    if taken:
-        raise DataError(f"{where} has a dimension called {taken[0]!r}, which names something else")
+    except ValueError as error:
+        raise ShapeError(f"sizes or names of {group} disagree: {error}") from error
+    return dataset
 
 
 def _plain(value: object) -> object:

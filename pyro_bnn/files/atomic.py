@@ -122,7 +122,7 @@ def check_writable(folder: str | Path) -> None:
     there = Path(folder).absolute()
     while not os.path.lexists(there):
         there = there.parent
-    with _refused(folder), tempfile.TemporaryFile(dir=there):
+    with _refused(f"to the folder {str(folder)!r}", "folder"), tempfile.TemporaryFile(dir=there):
         pass
 
 
@@ -138,20 +138,20 @@ def made_folder(folder: str | Path) -> Path:
         True
     """
     folder = Path(folder)
-    with _refused(folder):
+    with _refused(f"to the folder {str(folder)!r}", "folder"):
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(folder)
     return folder
 
 
 @contextmanager
-def _refused(folder: str | Path) -> Iterator[None]:
+def _refused(what: str, choose: str) -> Iterator[None]:
+    """Errors of the system as one that says what cannot be written, and what to choose anew."""
     try:
         yield
     except OSError as error:
         raise OutputError(
-            f"cannot write to the folder {str(folder)!r}: {error.strerror or error}; "
-            "choose another output folder"
+            f"cannot write {what}: {error.strerror or error}; choose another output {choose}"
         ) from error
 
 
@@ -161,16 +161,12 @@ def check_file(path: Path) -> None:
     Raises:
         OutputError: If it cannot; says why.
     """
-    try:
+    with _refused(repr(str(path)), "path"):
         if is_stream(path):
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
         folder = followed(path).parent
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
-        ) from error
     check_writable(folder)
 
 
@@ -193,12 +189,8 @@ def written(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: If it cannot be written; says why.
     """
-    try:
+    with _refused(repr(str(path)), "path"):
         if not is_stream(path):
             followed(path).parent.mkdir(parents=True, exist_ok=True)
         with output(path) as partial:
             yield partial
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose another output path"
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import tempfile
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError, OutputError
-from pyro_bnn.files.pages import mapped
 from pyro_bnn.memory import readable
 
 
@@ -29,7 +29,6 @@ class MappedFile:
         num_bytes: Size of the file; what is not written yet is zero.
         path: Where the file is or is to be; None for one without a name in the folder for
             temporary files (``TMPDIR``).
-        what: What it holds, for messages.
         is_whole: Whether there is a file that holds all its numbers: no room is taken, and one
             that may not be written is read.
 
@@ -53,12 +52,11 @@ class MappedFile:
         num_bytes: int,
         path: Path | None = None,
         *,
-        what: str = "draws",
         is_whole: bool = False,
     ) -> None:
         self.folder = tempfile.gettempdir() if path is None else str(path.parent)
         self.num_bytes = num_bytes
-        self._path, self._what = path, what
+        self._path = path
         try:
             self._file: IO[bytes] = _opened_whole(path) if is_whole and path else _opened(path)
             weakref.finalize(self, self._file.close)
@@ -71,7 +69,7 @@ class MappedFile:
         held = os.fstat(self._file.fileno())
         if held.st_size > self.num_bytes:
             raise FileFormatError(
-                f"{self._path} holds {held.st_size} bytes, but {self.num_bytes} of {self._what} "
+                f"{self._path} holds {held.st_size} bytes, but {self.num_bytes} of draws "
                 "belong there: it is another file"
             )
         taken = held.st_blocks * 512 if hasattr(held, "st_blocks") else held.st_size
@@ -114,8 +112,9 @@ class MappedFile:
 
     def map(self, dtype: torch.dtype) -> Tensor:
         """All numbers ``[n]`` of the file, which lives as long as a view of this tensor."""
-        made = mapped(self._file.fileno(), self.num_bytes, is_writable=self._file.writable())
-        return torch.frombuffer(made, dtype=dtype)
+        access = mmap.ACCESS_WRITE if self._file.writable() else mmap.ACCESS_COPY
+        content = mmap.mmap(self._file.fileno(), self.num_bytes, access=access)
+        return torch.frombuffer(content, dtype=dtype)
 
     def _refusal(self, why: str) -> OutputError:
         try:
@@ -129,7 +128,7 @@ class MappedFile:
         )
         place = self.folder if self._path is None else self._path
         return OutputError(
-            f"cannot write {readable(self.num_bytes)} of {self._what} to {place}, which has {free} "
+            f"cannot write {readable(self.num_bytes)} of draws to {place}, which has {free} "
             f"free: {why}; {remedy}, keep fewer draws, or raise the bound on memory"
         )
 

@@ -17,6 +17,7 @@ from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.predict import predict
+from pyro_bnn.program.fingerprint import fingerprint
 from pyro_bnn.program.random_state import derived_seed
 
 if TYPE_CHECKING:
@@ -57,10 +58,10 @@ def arviz_groups(
 
     def by_chain(value: Tensor) -> NDArray[Any]:
         whole: Tensor = value.unflatten(0, (chains, -1))
-        return whole.cpu().numpy()  # of a file a view, which maps it
+        return whole.cpu().numpy()
 
     def predicted(data: Dataset) -> Prediction:
-        return posterior.predict(data.x, num_samples, seed, memory=memory, disk=True)
+        return posterior.predict(data.x, num_samples, seed, memory=memory)
 
     def log_likelihood(data: Dataset) -> NDArray[Any]:
         return by_chain(posterior.log_likelihood(data, num_samples, seed, memory=memory))
@@ -280,7 +281,6 @@ def _prior_groups(
         seed=derived_seed(seed, 3),  # apart from the draws of z
         memory=memory,
         chunks=posterior.chunks,
-        disk=True,
     ).draws
     of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
     return {
@@ -327,16 +327,10 @@ def _model(program: Program, train: Dataset) -> dict[str, Any]:
         for name, value in program.params.items()
     }
     rows = program.batch(train.x[:2], train.y[:2])
-    with torch.no_grad():
-        values = (
-            program.log_prior(z, rows.x, params).reshape(1),
-            program.log_likelihood(z, rows, params),
-            program.function(z, rows.x, params).flatten(),
-        )
     return {
         "description": describe(program.model),
         "sites": [[site.name, list(site.shape)] for site in program.sites],
-        "fingerprint": torch.cat(values).double().cpu().tolist(),
+        "fingerprint": fingerprint(program, z, params, rows).tolist(),
     }
 
 

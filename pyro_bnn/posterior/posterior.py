@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior import storage
-from pyro_bnn.posterior.cache import MOST_BYTES, Remembered
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
@@ -64,6 +62,16 @@ class Posterior(ABC):
         params: Values of the model's point-estimated parameters, by name, unconstrained; of
             those in ``program.member_params`` each draw has its own, and the value here is unused.
         chunks: What was learned of the program's functions, for the next call.
+        model: The Pyro model.
+        method: Name of the guide or sampler; this and those that follow are of the provenance.
+        engine: Name of the engine.
+        options: Options of the engine.
+        seed: Seed of the run.
+        wall_time: Duration of the run in seconds.
+        threads: CPU threads of the run; None where it is not known.
+        processes: Processes that shared the machine with that of the run, itself included.
+        num_parameters: How many numbers the run fitted.
+        losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
     """
 
     def __init__(self, program: Program, provenance: Provenance) -> None:
@@ -71,59 +79,14 @@ class Posterior(ABC):
         self.provenance = provenance
         self.params = {name: value.detach() for name, value in program.params.items()}
         self.chunks = Chunks(program)
-        self._remembered = Remembered()
+        self.model = program.model
+        self.method, self.engine = provenance.method, provenance.engine
+        self.options, self.seed = provenance.options, provenance.seed
+        self.wall_time, self.threads = provenance.wall_time, provenance.threads
+        self.processes, self.num_parameters = provenance.processes, provenance.num_parameters
+        self.losses = provenance.losses
 
     # What is known of it
-
-    @property
-    def model(self) -> Model:
-        """The Pyro model."""
-        return self.program.model
-
-    @property
-    def method(self) -> str:
-        """Name of the guide or sampler."""
-        return self.provenance.method
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine."""
-        return self.provenance.engine
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the engine."""
-        return self.provenance.options
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return self.provenance.seed
-
-    @property
-    def wall_time(self) -> float:
-        """Duration of the run in seconds."""
-        return self.provenance.wall_time
-
-    @property
-    def threads(self) -> int | None:
-        """CPU threads of the run; None where it is not known."""
-        return self.provenance.threads
-
-    @property
-    def processes(self) -> int:
-        """Processes that shared the machine with that of the run, itself included."""
-        return self.provenance.processes
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the run fitted."""
-        return self.provenance.num_parameters
-
-    @property
-    def losses(self) -> NDArray[np.float64]:
-        """Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers."""
-        return self.provenance.losses
 
     @property
     def num_chains(self) -> int:
@@ -271,7 +234,6 @@ class Posterior(ABC):
         group_by_chain: bool = False,
         *,
         memory: int = GIB,
-        disk: bool = False,
     ) -> Float[Tensor, "*C S N F"]:
         """Draws of the network output f at x ``[N, I]``: ``[S, N, F]``, or ``[C, S/C, N, F]``.
 
@@ -281,12 +243,9 @@ class Posterior(ABC):
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
             memory: Bound in bytes on the result, the draws of weights and intermediate results.
-            disk: Whether a result beyond the bound is written to a file without a name in the
-                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
 
         Raises:
             OptionError: If the result exceeds the bound; names the num_samples that fits.
-            OutputError: If the disk has no room.
         """
         draws = self.in_blocks(self.count(num_samples), seed)
 
@@ -295,7 +254,7 @@ class Posterior(ABC):
 
         (f,) = self.chunks.over(
             "function", function, draws, (self._inputs(x),), self.params
-        ).together(memory, disk=disk)
+        ).together(memory)
         return f.unflatten(0, (draws.num_chains, -1)) if group_by_chain else f
 
     def predict(
@@ -306,7 +265,6 @@ class Posterior(ABC):
         raw: bool = False,
         *,
         memory: int = GIB,
-        disk: bool = False,
     ) -> Prediction:
         """Predictive distribution of y at new rows.
 
@@ -322,14 +280,13 @@ class Posterior(ABC):
             raw: Whether x and the prediction are in the user's units, densities included.
             memory: Bound in bytes on what the prediction keeps and on the draws of weights and
                 intermediate results while it is made. Where what the draws predict exceeds it,
-                the prediction has moments, quantiles and densities, and no draws.
-            disk: Whether it has draws there too, in files without a name in the folder for
-                temporary files (``TMPDIR``), mapped from there, on the CPU.
+                the prediction is by blocks of rows: it has moments, quantiles and densities, and
+                no draws.
 
         Raises:
             DataError: If a data frame has other columns than the fit; names both lists.
-            OptionError: If a single draw exceeds the bound.
-            OutputError: If the disk has no room.
+            OptionError: If a single draw exceeds the bound, or all draws at a single row, or at all
+                rows where these depend on each other.
         """
         rows = self._rows(x)
         if raw and self.provenance.inputs is not None:
@@ -344,7 +301,6 @@ class Posterior(ABC):
             has_moments=self.has_moments,
             target=self.provenance.target if raw else None,
             chunks=self.chunks,
-            disk=disk,
             names=Names(
                 targets=self.provenance.target_names,
                 classes=self.provenance.class_names,
@@ -362,7 +318,6 @@ class Posterior(ABC):
         group_by_chain: bool = False,
         *,
         memory: int = GIB,
-        disk: bool = True,
     ) -> Float[Tensor, "*C S N"]:
         """Log p(y_n | x_n, z_s), ``[S, N]`` or ``[C, S/C, N]``, in the model's units.
 
@@ -373,25 +328,13 @@ class Posterior(ABC):
             seed: Seed of the draws.
             group_by_chain: Whether to keep chains apart.
             memory: Bound in bytes on the result, the draws of weights and intermediate results.
-            disk: Whether a result beyond the bound is written to a file without a name in the
-                folder for temporary files (``TMPDIR``), and mapped from there, on the CPU.
 
         Raises:
             DataError: If the columns have names, and these are not those of the fit.
-            OptionError: If a single draw exceeds the bound, or without ``disk`` the result; names
-                the num_samples that fits.
-            OutputError: If the disk has no room.
+            OptionError: If the result exceeds the bound; names the num_samples that fits.
         """
         run = self._log_likelihoods(data, num_samples, seed)
-        if run.excess(memory, run.stored) is None:
-            values = self._remembered.get(
-                (*run.rows, *self._state()),
-                (len(run.draws), seed, memory),
-                len(run.draws) * run.stored,
-                lambda: run.together(memory)[0],
-            )
-        else:
-            (values,) = run.together(memory, disk=disk)
+        (values,) = run.together(memory)
         return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
     def log_joint(
@@ -399,11 +342,15 @@ class Posterior(ABC):
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
         run = self._log_likelihoods(data, num_samples, seed)
-        if len(run.draws) * run.stored <= MOST_BYTES:
-            rows = self.log_likelihood(data, num_samples, seed)  # which others ask for too
-            likelihood = rows.sum(-1, dtype=torch.float64)
-        else:
-            likelihood = self._summed(run)
+        if refusal := run.excess(GIB, run.one.itemsize):
+            raise OptionError(refusal)
+        # Made before the blocks: small results left among what they free would split the heap
+        total = torch.zeros(len(run.draws), dtype=torch.float64, device=run.one.device)
+        for rows in run.blocks(GIB):
+            start = 0
+            for (values,) in rows.parts(GIB):
+                total[start : start + len(values)] += values.sum(-1, dtype=torch.float64)
+                start += len(values)
 
         def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
@@ -412,24 +359,7 @@ class Posterior(ABC):
         (prior,) = self.chunks.over("log prior", log_prior, run.draws, row, self.params).together(
             GIB
         )
-        return likelihood.to(prior.dtype) + prior
-
-    def _summed(self, run: Pass) -> Float[Tensor, " S"]:
-        """The sum over rows ``[N]`` of log likelihoods, of which a few are held at once."""
-        # Made before the blocks: small results left among what they free would split the heap
-        likelihood = torch.zeros(
-            len(run.draws), dtype=torch.float64, device=self.program.initial.device
-        )
-        for some in run.by_rows(GIB):
-            start = 0
-            for (values,) in some.parts(GIB):
-                likelihood[start : start + len(values)] += values.sum(-1)
-                start += len(values)
-        return likelihood
-
-    def _state(self) -> tuple[Tensor, ...]:
-        """The tensors that its draws and densities follow from."""
-        return tuple(self.params.values())
+        return total.to(prior.dtype) + prior
 
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
         x, y = self.pair(data)
@@ -518,13 +448,11 @@ class Posterior(ABC):
             num_samples: Number of draws, the total over chains.
             include_weights: Whether all weights are stored too.
             seed: Seed of the draws.
-            memory: Bound in bytes on the draws of one array over rows. Arrays beyond it are in
-                files without a name in the folder for temporary files (``TMPDIR``), and read from
-                there; :func:`pyro_bnn.arviz_io.save_netcdf` copies them a part at a time.
+            memory: Bound in bytes on the draws of one array over rows.
 
         Raises:
             DataError: If the columns have names, and these are not those of the fit.
-            OutputError: If the disk has no room.
+            OptionError: If an array exceeds the bound; names the num_samples that fits.
         """
         from pyro_bnn.arviz_io.tree import datatree
         from pyro_bnn.posterior.arviz_groups import arviz_groups, with_units
@@ -692,9 +620,6 @@ class GuidePosterior(Posterior):
 
         return Draws(blocks, num_samples)
 
-    def _state(self) -> tuple[Tensor, ...]:
-        return (*super()._state(), *(value.detach() for value in self.guide.parameters()))
-
     def _draws(self, noise: Tensor) -> Tensor:
         with torch.no_grad():
             return self.guide.draws(noise).detach()
@@ -766,9 +691,6 @@ class DrawsPosterior(Posterior):
     def sample_stats(self) -> dict[str, NDArray[Any]]:
         """Sampler statistics of each stored draw ``[C, S]``."""
         return self._sample_stats
-
-    def _state(self) -> tuple[Tensor, ...]:
-        return (*super()._state(), self._z)
 
     def _contents(self) -> dict[str, Any]:
         return storage.draws_contents(self._z, self._stored_log_q, self._sample_stats)

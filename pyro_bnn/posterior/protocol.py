@@ -217,9 +217,8 @@ class ProgramPosterior(PosteriorLike, Protocol):
         raw: bool = False,
         *,
         memory: int = ...,
-        disk: bool = ...,
     ) -> Prediction:
-        """Predictions at inputs x; arrays of more bytes than ``memory`` may stand on disk."""
+        """Predictions at inputs x."""
         ...
 
     def log_likelihood(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import pyro.distributions as dist
 import torch
@@ -14,14 +14,12 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.distributions import Distribution as TorchDistribution
 
+from pyro_bnn import memory as bounds
 from pyro_bnn.data import Standardiser
-from pyro_bnn.files.pages import let_go
-from pyro_bnn.memory import WORKING_SET
-from pyro_bnn.predictive.collected import together
+from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.program.distributions import base_distribution, distribution_tensors, with_tensors
 from pyro_bnn.program.random_state import isolated
 
-T = TypeVar("T")
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
 COPIES = 8  # of the values of y, that its moments and densities take at most
 
@@ -35,14 +33,12 @@ class Conditional:
         tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
         units: Carries y to the user's units; None leaves it in the model's.
         has_moments: Whether the mixture over draws has a mean; without, means are NaN.
-        disk: Whether its tensors are of files, and what is made of them is to be too.
     """
 
     fn: Distribution
     tensors: Sequence[Tensor]
     units: Standardiser | None
     has_moments: bool
-    disk: bool = False
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -56,8 +52,6 @@ class Conditional:
     def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:
         """The distribution ``[s, N]`` at some draws; with ``size``, the last one fills up."""
         values = [value[start:stop] for value in self.tensors]
-        if self.disk:
-            values = [value.to(self._device) for value in values]
         count = len(values[0])
         if size is not None and size > count:
             values = [
@@ -78,35 +72,6 @@ class Conditional:
     def is_discrete(self) -> bool:
         """Whether y is a count or a class."""
         return bool(base_distribution(self.fn).support.is_discrete)
-
-    @property
-    def _device(self) -> torch.device:
-        return distribution_tensors(self.fn)[0].device
-
-    def whole(self, make: Callable[[Conditional], Tensor]) -> Tensor:
-        """What is made ``[S, ...]`` of this distribution, in a file if its tensors are."""
-        like = make(self._draws(0, 1))
-        held = {value.untyped_storage().data_ptr() for value in self.tensors}
-        if not self.disk or like.untyped_storage().data_ptr() in held:  # a view costs nothing
-            return make(self)
-        size = max(1, WORKING_SET // (COPIES * like.nbytes))
-        starts = range(0, len(self), size)
-        parts = ((make(self._draws(start, start + size)),) for start in starts)
-        return together(self._letting_go(parts), len(self), disk=True)[0]
-
-    def _draws(self, start: int, stop: int) -> Conditional:
-        """The distribution at some draws, read from the files."""
-        return replace(self, tensors=[value[start:stop] for value in self.tensors])
-
-    def _letting_go(self, parts: Iterable[T]) -> Iterator[T]:
-        """The parts, none of which leaves pages of the files in memory."""
-        for part in parts:
-            yield part
-            self._let_go()
-
-    def _let_go(self) -> None:
-        for value in self.tensors if self.disk else ():
-            let_go(value.numpy())
 
     def means(self) -> Float[Tensor, "S N O"]:
         """Mean of y given each draw."""
@@ -138,24 +103,21 @@ class Conditional:
         """One y from each draw; the first of them for a larger S."""
         num_rows = self.fn.batch_shape.numel()
         size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // num_rows))
-
-        def blocks() -> Iterator[tuple[Tensor]]:
-            for start in range(0, len(self), size):
-                y = self.of(start, start + size, size=size)  # whole: the stream of y is that of S
-                draws = y.sample()[: len(self) - start]
-                yield (self._columns(draws),)
-
         with torch.no_grad(), isolated(seed):
-            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
+            # whole blocks: the stream of y is that of S
+            starts = range(0, len(self), size)
+            parts = (self._columns(self.of(i, i + size, size=size).sample()) for i in starts)
+            return _together(parts, len(self))
 
-    def log_prob(self, y: Tensor) -> Iterator[Float[Tensor, "s N"]]:
-        """Log densities of y in the model's units, chunk by chunk."""
-        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
-        for start in range(0, len(self), size):
-            with torch.no_grad():
-                values = self.of(start, start + size).log_prob(y)
-            yield values
-            self._let_go()
+    def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:
+        """Log of the mean density of y, in the model's units."""
+        with torch.no_grad():
+            return log_mean(fn.log_prob(y) for fn in self._parts(y))
+
+    def _parts(self, y: Tensor) -> Iterator[Distribution]:
+        """The distribution at a few draws after others, as values of y fit the caches."""
+        size = max(1, bounds.WORKING_SET // (COPIES * y.numel() * 8))
+        return (self.of(i, i + size) for i in range(0, len(self), size))
 
     @property
     def has_target_densities(self) -> bool:
@@ -164,15 +126,9 @@ class Conditional:
 
     def target_log_prob(self, y: Tensor) -> Float[Tensor, "S N O"]:
         """Log densities of each number of y ``[N, O]`` in the model's units."""
-        size = max(1, WORKING_SET // (COPIES * y.numel() * 8))
-
-        def blocks() -> Iterator[tuple[Tensor]]:
-            for start in range(0, len(self), size):
-                fn = base_distribution(self.of(start, start + size))
-                yield (fn.log_prob(y).reshape(-1, *y.reshape(len(y), -1).shape),)
-
         with torch.no_grad():
-            return together(self._letting_go(blocks()), len(self), disk=self.disk)[0]
+            parts = (base_distribution(fn).log_prob(y) for fn in self._parts(y))
+            return _together(parts, len(self)).reshape(len(self), len(y), -1)
 
     def _columns(self, draws: Tensor) -> Tensor:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
@@ -183,6 +139,18 @@ class Conditional:
         if self.units is None or isinstance(base, dist.Categorical):
             return columns
         return self.units.inverse(columns)
+
+
+def _together(parts: Iterable[Tensor], num_draws: int) -> Tensor:
+    """Chunks of draws as one tensor ``[S, ...]``, each held once; what is over S goes."""
+    whole, start = torch.empty(0), 0
+    for part in parts:
+        if not start:
+            whole = part.new_empty(num_draws, *part.shape[1:])
+        place = whole[start : start + len(part)]
+        place.copy_(part[: len(place)])
+        start += len(place)
+    return whole
 
 
 def at_rows(fn: Distribution, num_rows: int) -> Distribution:

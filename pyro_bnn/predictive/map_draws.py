@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
 from pyro_bnn import memory as bounds
@@ -18,15 +15,7 @@ from pyro_bnn.capture.fuse import fuse
 from pyro_bnn.capture.record import TensorFunction, record
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.errors import OptionError
-from pyro_bnn.memory import (
-    CountBytes,
-    beyond,
-    bytes_per_draw,
-    draws_at_once,
-    readable,
-    require_bytes,
-)
-from pyro_bnn.predictive.collected import Collected, collapsed, identity, taken
+from pyro_bnn.memory import CountBytes, beyond, bytes_per_draw
 from pyro_bnn.predictive.draws import Atoms, Draws
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
@@ -40,6 +29,18 @@ TOLERANCE = 1e-4  # rounding differs between batches of rows by less, what rows 
 
 Rows = tuple[Tensor, ...]  # [N, ...] each
 Function = Callable[[Tensor, Rows, Params], tuple[Tensor, ...]]
+Axes = tuple[int | None, ...]  # the dimension of the rows in each of some tensors, if it has one
+
+
+class Cost(NamedTuple):
+    """Bytes of one draw at a single row, and for each further one."""
+
+    first: float
+    more: float
+
+    def at(self, num_rows: int) -> int:
+        """Bytes at so many rows."""
+        return max(1, int(self.first + self.more * (num_rows - 1)))
 
 
 class Chunks:
@@ -51,9 +52,9 @@ class Chunks:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._bytes: dict[object, tuple[int, int, int]] = {}
+        self._costs: dict[object, tuple[Cost, Cost, Axes | None]] = {}
         self._graphs: dict[object, TensorFunction | None] = {}
-        self._observed: dict[object, tuple[Distribution, bool]] = {}
+        self._are_apart: dict[str, bool] = {}
 
     def over(self, name: str, fn: Function, draws: Draws, rows: Rows, params: Params) -> Pass:
         """A function over draws, not yet computed.
@@ -70,24 +71,13 @@ class Chunks:
             z = next(draws.blocks())
         z = z[:1]
         key = (name, _shapes(z, *rows))
-        if key not in self._bytes:
-            stored = _stored_bytes(fn, z, rows, params)  # first calls may do more: not counted
-            working, at_one_row = bytes_per_draw(lambda z, *few: fn(z, few, params), z, rows)
-            self._bytes[key] = working, at_one_row, stored
-        working, at_one_row, stored = self._bytes[key]
-        of_z = 2 * z.nbytes  # in a chunk of draws, and in the blocks that it is cut from
-        return Pass(
-            chunks=self,
-            name=name,
-            fn=fn,
-            draws=draws,
-            rows=rows,
-            params=params,
-            working=working + of_z,
-            at_one_row=at_one_row + of_z,
-            stored=stored,
-            fixed=counter.total,
-        )
+        if key not in self._costs:
+            stored, axes = _stored(fn, z, rows, params)  # first calls may do more: not counted
+            at_all, at_one = bytes_per_draw(lambda z, *few: fn(z, few, params), z, rows)
+            of_z = 2 * z.nbytes  # in a chunk of draws, and in the blocks that it is cut from
+            working = Cost(at_one + of_z, (at_all - at_one) / max(1, len(rows[0]) - 1))
+            self._costs[key] = working, stored, axes
+        return Pass(self, name, fn, draws, z, rows, params, *self._costs[key], counter.total)
 
     def graph(self, of: Pass, size: int) -> TensorFunction | None:
         """The function as a graph for ``size`` draws; None where it runs as it is."""
@@ -96,21 +86,22 @@ class Chunks:
             worth = len(of.draws) * of.working >= CAPTURE_FROM
             if not worth or not self.program.is_batched:
                 return None
-            _make_room(self._graphs)
+            while len(self._graphs) >= GRAPHS_KEPT:  # the oldest
+                del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = _capture(of, size)
         return self._graphs[key]
 
-    def observed(self, of: Pass) -> tuple[Distribution, bool]:
-        """The distribution of y ``[N]`` at one draw, and whether rows of it are masked.
+    def are_rows_apart(self, of: Pass) -> bool:
+        """Whether what a function says of a row is the same without the other rows.
 
-        What it is at other draws differs in its tensors alone.
+        It is a fact of the model, which is found once for each function, by rows at which it is
+        asked for: three or more.
         """
-        key = _shapes(*of.rows)
-        if key not in self._observed:
-            _make_room(self._observed)
-            z = next(of.draws.blocks())[0]
-            self._observed[key] = self.program.observed(z, of.rows[0], of.params)
-        return self._observed[key]
+        if of.axes is None or of.num_rows < 3:
+            return False
+        if of.name not in self._are_apart:
+            self._are_apart[of.name] = _are_apart(of, of.axes)
+        return self._are_apart[of.name]
 
 
 @dataclass(frozen=True)
@@ -118,9 +109,10 @@ class Pass:
     """One pass of a function over all draws, as :meth:`Chunks.over` makes it.
 
     Attributes:
-        working: Bytes that a draw takes while it is computed.
-        at_one_row: Bytes that it takes at a single row.
-        stored: Bytes of what is computed of a draw, each tensor once.
+        one: The first draw ``[1, Q]``.
+        cost: Bytes that a draw takes while it is computed.
+        kept: Bytes of what is computed of a draw, each tensor once.
+        axes: Which dimension of each tensor is that of the rows; None altogether where one has two.
         fixed: Bytes that a block of draws takes in the making.
         first_row: Number of its first row, where it is of some of the rows.
         is_captured: Whether it may run as a graph, which few calls do not repay.
@@ -130,23 +122,35 @@ class Pass:
     name: str
     fn: Function
     draws: Draws
+    one: Tensor
     rows: Rows
     params: Params
-    working: int
-    at_one_row: int
-    stored: int
+    cost: Cost
+    kept: Cost
+    axes: Axes | None
     fixed: int
     first_row: int = 0
     is_captured: bool = True
 
-    @cached_property
-    def axes(self) -> tuple[int | None, ...] | None:
-        """Which dimension of each tensor is that of the rows, None where it has none.
+    @property
+    def num_rows(self) -> int:
+        """Number of rows N."""
+        return len(self.rows[0])
 
-        None altogether where a row's values depend on the other rows, so that all are needed. It
-        is found anew for each pass: other rows of the same shape may depend on each other.
-        """
-        return _row_axes(self.fn, next(self.draws.blocks())[:1], self.rows, self.params)
+    @property
+    def working(self) -> int:
+        """Bytes that a draw takes while it is computed, at all rows."""
+        return self.cost.at(self.num_rows)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of what is computed of a draw at all rows."""
+        return self.kept.at(self.num_rows)
+
+    def at(self, start: int, stop: int) -> Pass:
+        """The same at some of the rows."""
+        rows = tuple(value[start:stop] for value in self.rows)
+        return replace(self, rows=rows, first_row=self.first_row + start)
 
     def excess(self, memory: int, kept: int) -> str | None:
         """What to say where results of ``kept`` bytes a draw exceed the bound, else None.
@@ -154,103 +158,59 @@ class Pass:
         Raises:
             OptionError: If the bound is no positive integer.
         """
-        require_bytes(memory)
-        working = self._least() + self.fixed
-        if working + kept * len(self.draws) <= memory:
-            return None
+        working, of_some = self.working, self.cost.first + bounds.WORKING_SET
+        if working > of_some and self.chunks.are_rows_apart(self):
+            working = int(of_some)
         return beyond(
             len(self.draws),
-            len(self.rows[0]),
-            working,
+            self.num_rows,
+            working + self.fixed,
             memory,
             kept * len(self.draws),
-            least=self.at_one_row + self.fixed,
+            least=int(self.cost.first) + self.fixed,
             num_chains=self.draws.num_chains,
         )
 
-    def _least(self) -> int:
-        """Bytes to compute one draw, at some rows after the others where that can be."""
-        of_some = self.at_one_row + bounds.WORKING_SET
-        return of_some if self.working > of_some and self.axes else self.working
-
-    def by_rows(self, memory: int, *, kept: int = 0, beside: int = 0) -> list[Pass]:
+    def blocks(self, left: int) -> list[Pass]:
         """The same at some rows after the others, where one draw at all rows exceeds the caches.
 
         Args:
-            memory: Bound in bytes on results and intermediate results.
-            kept: Bytes that the caller keeps of every draw.
-            beside: Bytes that the caller needs for every draw of a chunk, at all rows.
+            left: Bytes for computing.
         """
-        require_bytes(memory)
-        num_rows = len(self.rows[0])
-        of_rows = self.working - self.at_one_row + beside
-        left = memory - kept * len(self.draws) - self.fixed - self.at_one_row
-        at_once = int(min(bounds.WORKING_SET, left) * num_rows / max(1, of_rows)) - 1
-        if at_once >= num_rows - 1 or at_once < 1 or self.axes is None:
+        room = min(bounds.WORKING_SET, left - self.fixed - self.cost.first)
+        at_once = max(1, int(room / max(1.0, self.cost.more)))
+        if at_once >= self.num_rows or not self.chunks.are_rows_apart(self):
             return [self]
-        count = -(-num_rows // at_once)
-        size = -(-num_rows // count)
-        parts = zip(*(value.split(size) for value in self.rows), strict=True)
-        return [
-            replace(
-                self.chunks.over(self.name, self.fn, self.draws, rows, self.params),
-                fixed=self.fixed,
-                first_row=i * size,
-                is_captured=self.is_captured,
-            )
-            for i, rows in enumerate(parts)
-        ]
+        size = -(-self.num_rows // -(-self.num_rows // at_once))  # of blocks alike
+        return [self.at(start, start + size) for start in range(0, self.num_rows, size)]
 
-    def smallest(self, memory: int) -> Pass:
-        """The same at all rows if one draw there is within the bound, else at some of them.
-
-        Raises:
-            OptionError: If the bound is no positive integer.
-        """
-        require_bytes(memory)
-        return self if self.working <= memory - self.fixed else self.by_rows(memory)[0]
-
-    def parts(self, memory: int, *, kept: int = 0, beside: int = 0) -> Iterator[tuple[Tensor, ...]]:
+    def parts(self, left: int) -> Iterator[tuple[Tensor, ...]]:
         """The function of each chunk of draws ``[s, ...]``, in order.
 
         Args:
-            memory: Bound in bytes on results and intermediate results.
-            kept: Bytes that the caller keeps of every draw.
-            beside: Bytes that the caller needs for every draw of a chunk.
-
-        Raises:
-            OptionError: If the result or a single draw exceeds the bound; names the number of
-                samples that fits.
+            left: Bytes for computing.
         """
-        size = draws_at_once(
-            len(self.draws),
-            len(self.rows[0]),
-            self.working + beside,
-            memory=memory,
-            result_bytes=kept * len(self.draws),
-            fixed_bytes=self.fixed,
-            at_one_row=self.at_one_row + beside // len(self.rows[0]),
-            num_chains=self.draws.num_chains,
-        )
-        atoms, left = self.draws.atoms, memory - kept * len(self.draws)
+        left -= self.fixed
+        atoms = self.draws.atoms
         if atoms is not None and len(atoms.points) < len(self.draws):
             at_points = len(atoms.points) * self.stored
-            if at_points + self.fixed + self.working + beside <= left:
-                yield from self._of_atoms(atoms, left, beside)
+            if at_points + self.working <= left:
+                yield from self._of_atoms(atoms, left - at_points)
                 return
+        size = max(1, min(len(self.draws), min(left, bounds.WORKING_SET) // self.working))
         graph = self.chunks.graph(self, size) if self.is_captured else None
         for z in self.draws.chunks(size):
             with torch.no_grad():
                 values = self._one(z, size, graph)
             yield values
 
-    def _of_atoms(self, atoms: Atoms, left: int, beside: int) -> Iterator[tuple[Tensor, ...]]:
+    def _of_atoms(self, atoms: Atoms, left: int) -> Iterator[tuple[Tensor, ...]]:
         """The function of each chunk of draws, computed once at each of the points."""
         points = replace(self, draws=Draws.of(atoms.points), is_captured=False)
-        at_points = points.together(left)
-        room = min(left - self.fixed - len(atoms.points) * self.stored, bounds.WORKING_SET)
-        for order in atoms.order.split(max(1, room // max(1, self.stored + beside))):
-            yield taken(at_points, order)
+        values = collected(points, [points], left)
+        for order in atoms.order.split(max(1, min(left, bounds.WORKING_SET) // self.stored)):
+            made = {identity(value): collapsed(value)[order] for value in values}
+            yield tuple(made[identity(v)].expand(len(order), *v.shape[1:]) for v in values)
 
     def _one(self, z: Tensor, size: int, graph: TensorFunction | None) -> tuple[Tensor, ...]:
         if graph is None:
@@ -259,45 +219,68 @@ class Pass:
         values = graph(full, *self.rows, *self.params.values())
         return tuple(value[: len(z)] for value in values)
 
-    def together(
-        self, memory: int, *, kept: int | None = None, disk: bool = False
-    ) -> tuple[Tensor, ...]:
+    def together(self, memory: int, *, kept: int | None = None) -> tuple[Tensor, ...]:
         """The function of all draws, ``[S, ...]``.
 
         Args:
             memory: Bound in bytes on results and intermediate results.
             kept: Bytes that the caller keeps of every draw, if that is more than the result.
-            disk: Whether a result beyond the bound is written to files, and mapped from there.
 
         Raises:
             OptionError: If the result or a single draw exceeds the bound; names the number of
                 samples that fits.
-            OutputError: If the disk has no room.
         """
         kept = self.stored if kept is None else kept
-        refusal = self.excess(memory, kept)
-        is_beyond = refusal is not None
-        if refusal is not None and not disk:
+        if refusal := self.excess(memory, kept):
             raise OptionError(refusal)
-        if is_beyond:
-            logger.warning(
-                "%d draws at %d rows are %s, more than the bound of %s in memory: they are written "
-                "to a file in %s",
-                len(self.draws),
-                len(self.rows[0]),
-                readable(kept * len(self.draws)),
-                readable(memory),
-                tempfile.gettempdir(),
-            )
-            kept = 0
-        whole, num_rows = Collected(len(self.draws), disk=is_beyond), len(self.rows[0])
-        for some in self.by_rows(memory, kept=kept):
-            axes = () if some is self else self.axes or ()
-            start = 0
-            for values in some.parts(memory, kept=kept):
-                whole.add(values, start, first_row=some.first_row, num_rows=num_rows, axes=axes)
-                start += len(values[0])
-        return whole.tensors()
+        left = memory - kept * len(self.draws)
+        return collected(self, self.blocks(left), left)
+
+
+def collected(whole: Pass, blocks: Iterable[Pass], left: int) -> tuple[Tensor, ...]:
+    """The function of all draws and rows ``[S, ...]``, put together of its chunks at some rows.
+
+    A dimension along which a tensor is expanded stays so, and two that are one tensor stay one.
+    """
+    places: list[Tensor] = []
+    shapes: list[Sequence[int]] = []
+    axes = whole.axes or ()
+    for block in blocks:
+        start = 0
+        for values in block.parts(left):
+            axes = axes or (None,) * len(values)
+            if not places:
+                made: dict[object, Tensor] = {}
+                for value, axis in zip(values, axes, strict=True):
+                    shape, size = list(value.shape), list(collapsed(value).shape)
+                    if axis is not None:
+                        size[axis] = whole.num_rows if size[axis] == shape[axis] else 1
+                        shape[axis] = whole.num_rows
+                    size[0] = shape[0] = len(whole.draws)
+                    places.append(made.setdefault(identity(value), value.new_empty(size)))
+                    shapes.append(shape)
+            for value, place, axis in zip(values, places, axes, strict=True):
+                at = place[start : start + len(value)]
+                if axis is not None and place.shape[axis] > 1:
+                    at = at.narrow(axis, block.first_row - whole.first_row, value.shape[axis])
+                at.copy_(collapsed(value, at))
+            start += len(values[0])
+    full = {id(place): place.expand(shape) for place, shape in zip(places, shapes, strict=True)}
+    return tuple(full[id(place)] for place in places)
+
+
+def identity(value: Tensor) -> tuple[object, ...]:
+    """What two tensors share that are one."""
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def collapsed(value: Tensor, like: Tensor | None = None) -> Tensor:
+    """One entry of each dimension along which ``[s, ...]`` is expanded, or another one has one."""
+    for dim in range(1, value.ndim):
+        has_one = value.stride(dim) == 0 if like is None else like.shape[dim] == 1
+        if has_one and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
 
 
 def _capture(of: Pass, size: int) -> TensorFunction | None:
@@ -308,7 +291,7 @@ def _capture(of: Pass, size: int) -> TensorFunction | None:
         params = dict(zip(names, values[num_rows:], strict=True))
         return of.fn(z, values[:num_rows], params)
 
-    z = next(of.draws.chunks(1)).repeat(size, 1)
+    z = of.one.repeat(size, 1)
     try:
         with torch.no_grad():
             graph = record(fn, (z, *of.rows, *of.params.values()))
@@ -325,64 +308,43 @@ def _capture(of: Pass, size: int) -> TensorFunction | None:
     return graph.forward
 
 
-def _make_room(kept: dict[object, Any]) -> None:
-    """Forget the oldest of what is kept."""
-    while len(kept) >= GRAPHS_KEPT:
-        del kept[next(iter(kept))]
+def _stored(fn: Function, z: Tensor, rows: Rows, params: Params) -> tuple[Cost, Axes | None]:
+    """Bytes that :meth:`Pass.together` keeps of one draw, and the axes of rows, by one and two."""
+    with torch.no_grad():
+        one, two = (fn(z, tuple(value[:n] for value in rows), params) for n in (1, 2))
+    first, both = (
+        sum({identity(v): collapsed(v).nbytes for v in values}.values()) for values in (one, two)
+    )
+    differing = [
+        [dim for dim, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if sizes == (1, 2)]
+        for a, b in zip(one, two, strict=True)
+    ]
+    axes = tuple(dims[0] if dims else None for dims in differing)
+    return Cost(first, both - first), axes if max(map(len, differing)) < 2 else None
 
 
-def _stored_bytes(fn: Function, z: Tensor, rows: Rows, params: Params) -> int:
-    """Bytes that :meth:`Pass.together` keeps of one draw at N rows, from one row and two."""
-    totals = []
-    for count in (1, 2):
-        with torch.no_grad():
-            values = fn(z, tuple(value[:count] for value in rows), params)
-        distinct = {identity(value): collapsed(value) for value in values}
-        totals.append(sum(value.nbytes for value in distinct.values()))
-    return totals[0] + (totals[1] - totals[0]) * (len(rows[0]) - 1)
-
-
-def _row_axes(fn: Function, z: Tensor, rows: Rows, params: Params) -> tuple[int | None, ...] | None:
-    """See :meth:`Pass.axes`; from rows spread over all, and from halves of these alone.
+def _are_apart(of: Pass, axes: Axes) -> bool:
+    """By rows spread over all, and halves of these alone.
 
     The first half tells what all rows share, such as their mean; the middle one lacks rows before
     and after it, and tells what runs along the rows in either direction.
     """
-    count = min(len(rows[0]), LIKE_ROWS)
+    count = min(of.num_rows, LIKE_ROWS)
     half = count // 2
-    if count < 3:  # no row is in the middle
-        return None
-    spread = torch.linspace(0, len(rows[0]) - 1, count).long()
-    some = tuple(value[spread.to(value.device)] for value in rows)
-    axes = None
+    spread = torch.linspace(0, of.num_rows - 1, count).long()
+    some = tuple(value[spread.to(value.device)] for value in of.rows)
     with torch.no_grad():
-        whole = fn(z, some, params)
+        whole = of.fn(of.one, some, of.params)
         for first in (0, (count - half) // 2):
-            part = fn(z, tuple(value.narrow(0, first, half) for value in some), params)
-            axes = _axes_of(whole, part, first, half, count)
-            if axes is None:
-                return None
-    return axes
-
-
-def _axes_of(
-    whole: tuple[Tensor, ...], part: tuple[Tensor, ...], first: int, half: int, count: int
-) -> tuple[int | None, ...] | None:
-    """Along which dimension each tensor at some rows is part of that at all rows, if they are."""
-    axes: list[int | None] = []
-    for value, of_half in zip(whole, part, strict=True):
-        shapes = list(zip(value.shape, of_half.shape, strict=True))
-        differing = [dim for dim, (a, b) in enumerate(shapes) if a != b]
-        if (differing and shapes[differing[0]] != (count, half)) or len(differing) > 1:
-            return None
-        axes.append(differing[0] if differing else None)
-        kept = value.narrow(differing[0], first, half) if differing else value
-        tolerance = TOLERANCE * float(kept.double().abs().nan_to_num(0, 0, 0).max())
-        if not torch.allclose(
-            kept.double(), of_half.double(), TOLERANCE, tolerance, equal_nan=True
-        ):
-            return None
-    return tuple(axes)
+            few = tuple(value.narrow(0, first, half) for value in some)
+            for value, part, axis in zip(whole, of.fn(of.one, few, of.params), axes, strict=True):
+                held = value if axis is None else value.narrow(axis, first, half)
+                scale = float(held.double().abs().nan_to_num(0, 0, 0).max())
+                if not torch.allclose(
+                    held.double(), part.double(), TOLERANCE, TOLERANCE * scale, equal_nan=True
+                ):
+                    return False
+    return True
 
 
 def _shapes(*values: Tensor) -> tuple[object, ...]:

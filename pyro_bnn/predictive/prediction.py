@@ -3,8 +3,7 @@ r"""Posterior predictive, :math:`p(y \mid x, D) \approx \tfrac1S \sum_s p(y \mid
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -14,19 +13,16 @@ from torch import Tensor
 
 from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
 from pyro_bnn.data.labels import coded
-from pyro_bnn.errors import BNNWarning, DataError, OptionError
-from pyro_bnn.files.pages import is_mapped, let_go
+from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
-from pyro_bnn.predictive.moments import RunningLogMean, RunningMoments, entropy
-
-DRAWS_READ = 64  # at once, of the rows of a file
+from pyro_bnn.predictive.moments import entropy, log_mean
 
 PREDICTED = "predicted"  # how the columns of predictions begin
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor | RunningLogMean]"
+LogLikelihood: TypeAlias = "Callable[[Tensor], Tensor]"
 
 
 class Names(NamedTuple):
@@ -152,7 +148,6 @@ class Prediction:
 
         Raises:
             OptionError: If a level is not between 0 and 1.
-            OutputError: If the draws exceed the memory bound and the disk has no room for them.
         """
         require_levels(q)
         of = self.draws if self.draws.is_floating_point() else self.function_draws
@@ -166,8 +161,8 @@ class Prediction:
         weight = (position - low).reshape((*levels.shape, 1, 1))
         # Made before the blocks: small results left among what they free would split the heap
         found = levels.new_empty((*levels.shape, *self.draws.shape[1:]))
-        start = 0
-        for rows in _row_blocks(self.draws, always=True):  # as sorting takes copies
+        start, at_once = 0, max(1, WORKING_SET // max(1, self.draws[:, :1].nbytes))
+        for rows in self.draws.split(at_once, dim=1):  # as sorting takes copies
             draws = _sorted(rows.to(levels.dtype))  # [S, n, O]
             between = draws[low] * (1 - weight) + draws[high] * weight
             places = found.narrow(-2, start, rows.shape[1])
@@ -209,11 +204,7 @@ class Prediction:
             ShapeError: If y does not have one row for each row of x.
         """
         found = self._log_likelihood(self._names.observed(y))
-        if isinstance(found, RunningLogMean):
-            return found.value
-        log_mean = RunningLogMean()
-        log_mean.add(found)
-        return log_mean.value
+        return found if found.ndim == 1 else log_mean((found,))
 
     @property
     def has_target_densities(self) -> bool:
@@ -249,9 +240,7 @@ class Prediction:
         Raises:
             OptionError: As :meth:`target_log_likelihood`.
         """
-        found = RunningLogMean()
-        found.add(self.target_log_likelihood(y))
-        return found.value
+        return log_mean((self.target_log_likelihood(y),))
 
     # Tables
 
@@ -270,7 +259,6 @@ class Prediction:
 
         Raises:
             OptionError: If the level is not between 0 and 1.
-            OutputError: As :meth:`quantile`.
         """
         import pandas as pd
 
@@ -316,49 +304,56 @@ class Prediction:
         value = self._stored[name]
         if callable(value):
             value = value()
-            if name != "class_probs" or _is_of_file(value):
-                self._stored[name] = value  # probabilities are as large as the logits: not kept
+            if name != "class_probs":  # which are as large as the logits: not kept
+                self._stored[name] = value
         return cast("Tensor | None", value)
-
-    def _mean_of(self, name: str) -> Tensor:
-        return torch.cat([rows.mean(0) for rows in _row_blocks(self._of_kind(name))])
-
-    def _variance_of_means(self) -> Tensor:
-        blocks = _row_blocks(self._of_kind("means"))
-        return torch.cat([rows.var(0, correction=0) for rows in blocks])
-
-    def _expected_entropy(self) -> Tensor:
-        blocks = _row_blocks(self._of_kind("class_probs"))
-        return torch.cat([entropy(rows).mean(0) for rows in blocks])
 
     def _of_kind(self, name: str) -> Tensor:
         value = self._read(name)
         return require_kind(name) if value is None else value
 
+    def _mean_of(self, name: str) -> Tensor:
+        return self._of_kind(name).mean(0)
+
+    def _variance_of_means(self) -> Tensor:
+        return self._of_kind("means").var(0, correction=0)
+
+    def _expected_entropy(self) -> Tensor:
+        return entropy(self._of_kind("class_probs")).mean(0)
+
+    def _moments(self) -> tuple[Tensor, ...]:
+        """All that follows from the draws' means and variances, or probabilities."""
+        if self._stored["means"] is None:
+            return self._mean_of("class_probs"), self._expected_entropy()
+        return self._mean_of("means"), self._variance_of_means(), self._mean_of("variances")
+
 
 class StreamedPrediction(Prediction):
-    """A prediction whose draws exceed the memory bound: moments, quantiles, densities, no draws.
+    """A prediction whose draws exceed the memory bound: moments, quantiles and densities.
+
+    It is that of blocks of rows, one after the other, in each of which all draws fit. What is read
+    of it is computed anew, but for its moments.
 
     Args:
-        moments: By name, over ``means`` and ``variances``, or over ``class_probs`` and
-            ``entropies``.
+        blocks: Each makes the prediction of the next so many rows.
+        sizes: Their numbers of rows.
+        is_number: Whether y is a number, and no class.
+        has_target_densities: Whether each of several targets has a density of its own.
         refusal: Why the draws cannot be read, and what to do.
-        _log_likelihood: Log densities of observations, over all draws.
-        on_disk: Makes the same prediction with draws in files, from which quantiles are taken.
         names: What its table calls its rows and columns.
     """
 
     def __init__(
         self,
-        moments: dict[str, RunningMoments],
+        blocks: Sequence[Callable[[], Prediction]],
+        sizes: Sequence[int],
+        *,
+        is_number: bool,
+        has_target_densities: bool,
         refusal: str,
-        _log_likelihood: LogLikelihood,
-        on_disk: Callable[[], Prediction],
         names: Names | None = None,
     ) -> None:
-        is_number = "means" in moments
-
-        def refuse() -> NoReturn:
+        def refuse(*_: object) -> NoReturn:
             raise OptionError(refusal)
 
         super().__init__(
@@ -367,36 +362,47 @@ class StreamedPrediction(Prediction):
             means=refuse if is_number else None,
             variances=refuse if is_number else None,
             class_probs=None if is_number else refuse,
-            _log_likelihood=_log_likelihood,
+            _log_likelihood=lambda y: self._by_rows(y, lambda block, y: block.log_prob(y)),
+            _target_log_likelihood=refuse if has_target_densities else None,
             names=names,
         )
-        self._moments = moments
-        self._on_disk = cache(on_disk)  # written once, for all quantiles
+        self._blocks, self._sizes = blocks, list(sizes)
+        self._found: tuple[Tensor, ...] = ()  # the moments
 
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
-        """Quantiles of the draws of y, which are written to a file for it; see the base class."""
+        """Quantiles of draws of y that each block of rows has of its own; see the base class."""
         require_levels(q)
-        return self._on_disk().quantile(q)
+        return torch.cat([block().quantile(q) for block in self._blocks], -2)
 
-    @property
-    def has_target_densities(self) -> bool:
-        """As of the same prediction in files; see the base class."""
-        return self._on_disk().has_target_densities
+    def target_log_prob(self, y: ArrayLike) -> Float[Tensor, "N O"]:
+        """Log of the mean density of each target alone; see the base class."""
+        if not self.has_target_densities:
+            return super().target_log_prob(y)
+        observed = self._names.observed(y)
+        return self._by_rows(observed, lambda block, y: block.target_log_prob(y))
 
-    def target_log_likelihood(self, y: ArrayLike) -> Float[Tensor, "S N O"]:
-        """Log densities of each target alone, which are written to a file; see the base class."""
-        return self._on_disk().target_log_likelihood(y)
+    def _by_rows(self, y: Tensor, read: Callable[[Prediction, Tensor], Tensor]) -> Tensor:
+        if y.ndim < 1 or len(y) != sum(self._sizes):
+            raise ShapeError(f"y has shape {tuple(y.shape)}, x has {sum(self._sizes)} rows")
+        parts = zip(self._blocks, y.split(self._sizes), strict=True)
+        return torch.cat([read(block(), rows) for block, rows in parts])
+
+    def _moments(self) -> tuple[Tensor, ...]:
+        if not self._found:
+            parts = [block()._moments() for block in self._blocks]
+            self._found = tuple(map(torch.cat, zip(*parts, strict=True)))
+        return self._found
 
     def _mean_of(self, name: str) -> Tensor:
-        return self._moments[name].mean if name in self._moments else require_kind(name)
+        if self._stored[name] is None:
+            return require_kind(name)
+        return self._moments()[-1 if name == "variances" else 0]
 
     def _variance_of_means(self) -> Tensor:
-        return (
-            self._moments["means"].variance if "means" in self._moments else require_kind("means")
-        )
+        return require_kind("means") if self._stored["means"] is None else self._moments()[1]
 
     def _expected_entropy(self) -> Tensor:
-        return self._mean_of("entropies")
+        return self._moments()[1]
 
 
 def require_kind(name: str) -> NoReturn:
@@ -452,40 +458,11 @@ def require_finite(x: Tensor) -> None:
         )
 
 
-def _row_blocks(value: Tensor, *, always: bool = False) -> Iterator[Tensor]:
-    """Draws ``[S, n, ...]`` of some rows after others if they are of a file, else all at once.
-
-    Args:
-        value: Draws ``[S, N, ...]``.
-        always: Whether those in memory come in blocks too.
-    """
-    of_file = _is_of_file(value)
-    at_once = max(1, WORKING_SET // max(1, value[:, :1].nbytes))
-    for rows in value.split(at_once, dim=1) if of_file or always else (value,):
-        yield _in_memory(rows) if of_file else rows
-
-
-def _in_memory(rows: Tensor) -> Tensor:
-    """Draws ``[S, n, ...]`` of a file, none of whose pages stays mapped.
-
-    They are read a few draws at a time, as a system may map 2 MiB where one page is read.
-    """
-    read = rows.new_empty(rows.shape)
-    for some, of_file in zip(read.split(DRAWS_READ), rows.split(DRAWS_READ), strict=True):
-        some.copy_(of_file)
-        let_go(of_file.numpy())
-    return read
-
-
 def _sorted(draws: Tensor) -> Tensor:
     """Draws ``[S, ...]`` in order, NaN last; NumPy keeps no places of them, of 8 bytes each."""
     if draws.device.type != "cpu" or draws.dtype == torch.bfloat16 or draws.requires_grad:
         return draws.sort(0).values
     return torch.from_numpy(np.sort(draws.numpy(), 0))
-
-
-def _is_of_file(value: object) -> bool:
-    return isinstance(value, Tensor) and value.device.type == "cpu" and is_mapped(value.numpy())
 
 
 def _array(value: Tensor) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ in bytes; ``resident`` is that with pages of mapped files, which the system may 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ import torch
 
 T = TypeVar("T")
 NUM_TEST = 1_000
+TREE = 1 << 28  # bytes of an array of a tree, which has several
 NET = (5, 20, 1)
 
 
@@ -79,13 +81,15 @@ def main(folder: Path, num_rows: int, num_draws: int) -> None:
     arviz_io.save_netcdf(posterior.to_arviz(test, test, 8), folder / "small.nc")  # what loads once
     posterior.predict(x[:5], 8).log_prob(y[:5])
     peaks = Peaks()
-    prediction = peaks.of("moments", lambda: posterior.predict(x, num_draws))
+    prediction = posterior.predict(x, num_draws)
+    peaks.of("moments", lambda: prediction.sd)
     peaks.of("log score", lambda: prediction.log_prob(y))
     peaks.of("quantiles", lambda: prediction.quantile([0.05, 0.5, 0.95]))
-    log_likelihood = peaks.of("log likelihood", lambda: posterior.log_likelihood((x, y), num_draws))
-    tree = peaks.of("tree", lambda: posterior.to_arviz(train, test, num_draws))
+    peaks.of("log joint", lambda: posterior.log_joint((x, y), num_draws))
+    fits = number_that_fits(lambda: posterior.to_arviz(train, test, num_draws, memory=TREE))
+    tree = peaks.of("tree", lambda: posterior.to_arviz(train, test, fits, memory=TREE))
     peaks.of("NetCDF", lambda: arviz_io.save_netcdf(tree, folder / "tree.nc"))
-    check(folder / "tree.nc", log_likelihood)
+    check(folder / "tree.nc", posterior.log_likelihood((x, y), fits))
     found = {
         "rows": num_rows,
         "draws": num_draws,
@@ -94,6 +98,17 @@ def main(folder: Path, num_rows: int, num_draws: int) -> None:
         "steps": peaks.found,
     }
     sys.stdout.write(json.dumps(found) + "\n")
+
+
+def number_that_fits(call: Callable[[], object]) -> int:
+    """The number of draws that the error of a call names."""
+    from pyro_bnn.errors import OptionError
+
+    try:
+        call()
+    except OptionError as error:
+        return int(re.findall(r"num_samples=(\d+) fits", str(error))[0])
+    raise AssertionError("all draws fit")
 
 
 def check(path: Path, log_likelihood: torch.Tensor) -> None:

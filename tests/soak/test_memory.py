@@ -18,7 +18,7 @@ ROWS, DRAWS = 1_000_000, 1_000
 @pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from /proc")
 def test_a_million_rows_by_a_thousand_draws(tmp_path: Path, record: Record) -> None:
-    """Predictions, log-likelihoods, a tree of both and its NetCDF file: 4 GB an array."""
+    """Moments, scores, quantiles of 4 GB an array; a tree of the draws that fit, and its file."""
     command = [sys.executable, "-m", "tests.soak.peaks", str(tmp_path), str(ROWS), str(DRAWS)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
