@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+import math
+from typing import Any, TypeGuard, get_args
 
 from pyro_bnn.errors import OptionError
 
@@ -17,15 +18,25 @@ def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:
         raise OptionError(f"{name} is an integer of at least {minimum}, not {value!r}")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Check a positive finite number.
+def check_positive(name: str, value: object, *, also: str = "") -> None:
+    """Check a positive finite number, or the one word allowed beside it.
 
     Raises:
-        OptionError: If it is not.
+        OptionError: If it is neither.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
-        raise OptionError(f"{name} is a positive number, not {value!r}")
+    if not (also and value == also) and not (_is_number(value) and 0 < value < math.inf):
+        expected = f"a positive number or {also!r}" if also else "a positive number"
+        raise OptionError(f"{name} is {expected}, not {value!r}")
+
+
+def check_finite(name: str, value: object) -> None:
+    """Check a finite number.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if not (_is_number(value) and math.isfinite(value)):
+        raise OptionError(f"{name} is a finite number, not {value!r}")
 
 
 def check_not_negative(name: str, value: object) -> None:
@@ -34,8 +45,7 @@ def check_not_negative(name: str, value: object) -> None:
     Raises:
         OptionError: If it is not.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < float("inf"):  # type: ignore[operator]
+    if not (_is_number(value) and 0 <= value < math.inf):
         raise OptionError(f"{name} is a number of at least 0, not {value!r}")
 
 
@@ -56,6 +66,9 @@ def check_share(name: str, value: object) -> None:
     Raises:
         OptionError: If it is not.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < 1:  # type: ignore[operator]
+    if not (_is_number(value) and 0 <= value < 1):
         raise OptionError(f"{name} is a number of at least 0 and below 1, not {value!r}")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

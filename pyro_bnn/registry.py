@@ -70,7 +70,15 @@ def lookup(kind: str, name: str) -> Any:
     Raises:
         UnknownNameError: If there is none; suggests the nearest.
     """
-    known = entries(kind)
+    return find(kind, name, entries(kind))
+
+
+def find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What is known by a name in kebab case; see :func:`lookup`.
+
+    Raises:
+        UnknownNameError: If there is none; suggests the nearest.
+    """
     for candidate in (name, kebab_case(name)):
         if candidate in known:
             return known[candidate]
@@ -78,20 +86,3 @@ def lookup(kind: str, name: str) -> Any:
     if len(starting) == 1:
         return known[starting[0]]
     raise UnknownNameError(kind, name, known)
-
-
-def check() -> None:
-    """Check that every export is of the kind its package is for.
-
-    Raises:
-        TypeError: If one is not.
-    """
-    from pyro_bnn.guides import Guide
-    from pyro_bnn.likelihoods import Likelihood
-
-    for name, cls in entries("guide").items():
-        if not issubclass(cls, Guide):
-            raise TypeError(f"{name} is exported by guides and is no Guide")
-    for name, cls in entries("likelihood").items():
-        if not issubclass(cls, Likelihood):
-            raise TypeError(f"{name} is exported by likelihoods and is no Likelihood")

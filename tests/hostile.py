@@ -21,7 +21,8 @@ from pyro.infer import autoguide
 
 from pyro_bnn import NUTS, SVI, arviz_io, guides, models
 from pyro_bnn.cli.methods import find_methods
-from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.networks import make_networks
+from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saved_fit import FILES, SavedFit
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.data.csv_file import Column
@@ -108,8 +109,7 @@ def _fit(folder: Path) -> list[Target]:
             try:
                 saved = SavedFit.load(folder / "fit")
                 saved.summary()
-                if saved.novelty is not None:
-                    saved.novelty.p_value(saved.novelty.distance(np.zeros((1, 2))))
+                saved.novelty.p_value(saved.novelty.distance(np.zeros((1, 2))))
             finally:
                 (folder / "fit" / own).write_bytes(contents[own])
 

@@ -190,7 +190,7 @@ def test_an_error_of_the_data_of_a_run_that_begins_stays_one(tmp_path: Path, res
         raise error
 
     with pytest.raises(DataError, match="a column is constant") as caught:
-        Saves(tmp_path, resume).run(refuse, pytest.fail, "")
+        Saves(checkpoint=tmp_path, resume=resume).run(refuse, pytest.fail, "")
     assert caught.value is error
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from pyro_bnn.cli.methods import find_methods
-from pyro_bnn.cli.networks import NetworkOptions, make_networks
+from pyro_bnn.cli.networks import make_networks
+from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import FileFormatError, OptionError
 from pyro_bnn.models import LeNet, Rank1MLP, Rank1ResNet

@@ -79,7 +79,7 @@ def test_its_test_passes_and_every_test_in_it_runs() -> None:
 
 @pytest.mark.usefixtures("exported")
 def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> None:
-    registry.check()
+    assert issubclass(guide, Guide)
     assert registry.entries("guide")["auto-laplace"] is guide
     assert find_method("auto-laplace") is guide
     assert "auto-laplace" in known_methods()

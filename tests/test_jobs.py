@@ -17,6 +17,7 @@ from pyro_bnn.cli.methods import (
     make_engines,
     takes,
 )
+from pyro_bnn.cli.options import OF_ENGINES
 from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
@@ -179,7 +180,7 @@ def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
 
 
 def test_options_of_every_engine_are_spelled_as_the_engine_spells_them() -> None:
-    for option in fits.OPTION_WORDS:
+    for option in OF_ENGINES:
         assert takes(SVI, option) or takes(NUTS, option), option
 
 
@@ -198,7 +199,9 @@ class Diverging:
         raise DivergenceError(f"the loss is not finite at step 5, seed {seed}")
 
 
-def fit(engines: dict[str, Any], **options: Any) -> tuple[dict[str, Any], list[str], list[str]]:
+def fit(
+    engines: dict[str, Any], **options: Any
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     said: list[str] = []
     model = options.pop("model", None) or MLP(2, hidden=(3,))
     posteriors, diverged = fits.fit_all(
@@ -225,7 +228,7 @@ def test_all_methods_fit_the_same_model_with_the_same_seed() -> None:
     posteriors, diverged, said = fit(make_engines(methods, NUMBERS))
     assert [posterior.method for posterior in posteriors.values()] == ["AutoDelta", "AutoNormal"]
     assert {posterior.seed for posterior in posteriors.values()} == {4}
-    assert diverged == []
+    assert diverged == {}
     assert [line.split()[0] for line in said] == ["AutoDelta", "AutoNormal"]
     assert all(line.endswith(" s  (SVI, 7 steps, 3 rows a step)") for line in said)
 
@@ -234,7 +237,7 @@ def test_a_method_that_diverges_leaves_the_others() -> None:
     engines = {"Bad": Diverging(), "AutoDelta": SVI(AutoDelta, num_steps=2)}
     posteriors, diverged, said = fit(engines)
     assert list(posteriors) == ["AutoDelta"]
-    assert diverged == ["Bad: the loss is not finite at step 5, seed 4"]
+    assert diverged == {"Bad": "the loss is not finite at step 5, seed 4"}
     assert said[0] == "Bad        diverged: the loss is not finite at step 5, seed 4"
 
 
@@ -257,7 +260,7 @@ def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> No
     model = Rank1MLP(2, hidden=(3,))
     fits.check_starts(engines, dict.fromkeys(engines, model))
     posteriors, diverged, said = fit(engines, model=model)
-    assert diverged == []
+    assert diverged == {}
     assert "NUTS        starts from AutoNormal, whose point estimates it holds fixed" in said
     weights = {name: posterior.params for name, posterior in posteriors.items()}
     torch.testing.assert_close(weights["NUTS"], weights["AutoNormal"], rtol=0, atol=0)
@@ -289,5 +292,5 @@ def test_a_sampler_whose_weights_were_not_trained_is_left_out() -> None:
     engines["Again"] = SVI(AutoDelta, num_steps=2)
     posteriors, diverged, said = fit(engines, model=Rank1MLP(2, hidden=(3,)))
     assert list(posteriors) == ["Again"]
-    assert diverged[1] == "NUTS: no fit of its network is left to take weights from"
+    assert diverged["NUTS"] == "no fit of its network is left to take weights from"
     assert said[1] == "NUTS        left out: no fit of its network to take weights from"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from pyro import poutine
 from pyro_bnn import priors
 from pyro_bnn.cli import networks
 from pyro_bnn.cli.methods import Method, find_methods
-from pyro_bnn.cli.networks import Network, NetworkOptions, build_models, describe, make_networks
+from pyro_bnn.cli.networks import Network, build_models, describe, make_networks
+from pyro_bnn.cli.options import NetworkOptions, Source
 from pyro_bnn.data import Dataset, Split, from_arrays
+from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS
@@ -67,11 +70,23 @@ def test_counts_are_poisson_by_default_and_by_the_likelihood() -> None:
         "Task:  regression as counts, which stay as they are; inputs standardised by the training "
         "rows"
     )
-    assert networks.task_of(None, "poisson") == "counts"
-    assert networks.task_of("regression", "poisson") == "regression"
-    assert networks.task_of(None, "student-t") is None
     with pytest.raises(OptionError, match="Normal describes numbers, but the target holds counts"):
         network(split, likelihood="normal")
+
+
+def test_a_target_is_of_counts_where_the_likelihood_is_and_no_task_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("x,y\n" + "".join(f"{i},{i % 5}\n" for i in range(40)))
+
+    def is_of_counts(likelihood: str | None, task: Any = None) -> bool:
+        rows = networks.load_rows(Source(data=str(path), task=task), likelihood)
+        return holds_counts(rows)
+
+    assert is_of_counts("poisson")
+    assert not is_of_counts("poisson", "regression")
+    assert not is_of_counts("student-t")
+    assert not is_of_counts(None)
+    assert is_of_counts(None, "counts")
 
 
 def test_another_likelihood_that_fits() -> None:

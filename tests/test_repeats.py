@@ -14,15 +14,18 @@ import pandas as pd
 import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
+import typer
 
 from pyro_bnn.cli import fits
+from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.methods import find_methods
-from pyro_bnn.cli.networks import NetworkOptions
+from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
+from pyro_bnn.infer.engine import Engine
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
 from pyro_bnn.report.splits.table import LARGEST, averaged
 
@@ -72,13 +75,19 @@ def test_a_thousand_numbers_are_not_too_many() -> None:
 
 
 def test_one_option_or_the_other() -> None:
-    assert one_or_several(3, None, "split", given=True) == [3]
-    assert one_or_several(0, None, "split", given=False) == [0]
-    assert one_or_several(0, "1-2", "split", given=False) == [1, 2]
-    with pytest.raises(OptionError, match="--seed and --seeds are both given: leave one of them"):
-        one_or_several(3, "1-2", "seed", given=True)
+    def values(*args: str) -> list[int]:
+        command = typer.main.get_command(cli.app).commands["compare"]  # type: ignore[attr-defined]
+        needed = ["--data", "moons", "--methods", "nuts"]
+        context = command.make_context("compare", [*needed, *args])
+        return one_or_several(context, "split", context.params["splits"])
+
+    assert values() == [0]
+    assert values("--split", "3") == [3]
+    assert values("--splits", "1-2") == [1, 2]
+    with pytest.raises(OptionError, match="--split and --splits are both given: leave one of them"):
+        values("--split", "0", "--splits", "0")
     with pytest.raises(OptionError, match="--splits takes whole numbers"):
-        one_or_several(0, "x", "split", given=False)
+        values("--splits", "x")
 
 
 # Runs in processes of their own
@@ -171,7 +180,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
     x = np.linspace(-1, 1, 24).reshape(12, 2)
     rows = from_arrays(x, x[:, 0])
     methods = find_methods("auto-normal,nuts,auto-delta")
-    engines: dict[str, fits.Engine] = {
+    engines: dict[str, Engine[Any]] = {
         "AutoNormal": SVI(AutoNormal, num_steps=20, learning_rate=1e30, schedule="constant"),
         "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
         "AutoDelta": SVI(AutoDelta, num_steps=10),
@@ -181,20 +190,27 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
         progress=False, say=str, command="",
     )  # fmt: skip
     models = plan.models(rows, 0)
-    found, lost = plan._fit_side_by_side(models, rows, 0, tmp_path, 2)
+
+    def fit() -> tuple[dict[str, Any], dict[str, str]]:
+        ran.clear()
+        done = plan.fit_side_by_side(models, rows, 0, tmp_path, 2)
+        return fits.fit_all(
+            engines, models, rows, seed=0, progress=False, say=str, saves=None, done=done
+        )
+
+    found, lost = fit()
     assert ran == ["NUTS", "AutoNormal", "AutoDelta"]
     assert list(found) == ["NUTS", "AutoDelta"]
-    (line,) = lost
-    assert line.startswith("AutoNormal: ")
+    assert list(lost) == ["AutoNormal"]
     alone = engines["AutoDelta"].run(models["AutoDelta"], rows.train, progress=False)
     assert torch.equal(found["AutoDelta"].unconstrained(1), alone.unconstrained(1))
     np.testing.assert_array_equal(found["AutoDelta"].losses, alone.losses)
 
-    monkeypatch.setattr(fits, "has_to_wait", lambda name, *_: name == "AutoDelta")
-    ran.clear()
-    found, _ = plan._fit_side_by_side(models, rows, 0, tmp_path, 2)
+    delta = engines["AutoDelta"]
+    monkeypatch.setattr(fits, "holds_fixed", lambda engine, _: engine is delta)
+    found, lost = fit()
     assert ran == ["NUTS", "AutoNormal"]
-    assert "AutoDelta" not in found  # nothing trained its network
+    assert lost["AutoDelta"] == "no fit of its network is left to take weights from"
 
 
 @pytest.mark.slow("processes")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pyro_bnn.registry import KINDS, NOT_ENTRIES, kebab_case
 
@@ -39,28 +41,19 @@ def _classes(package: str) -> Iterator[tuple[str, str]]:
     for name in sorted(ast.literal_eval(_value(package, "__all__"))):
         node = _definition(package, name)
         if isinstance(node, ast.ClassDef) and name not in NOT_ENTRIES:
-            yield kebab_case(name), first_sentence(ast.get_docstring(node) or "")
+            yield kebab_case(name), _sentence(node)
 
 
 def _data_sets() -> Iterator[tuple[str, str]]:
     yield from ast.literal_eval(_value("pyro_bnn.data.idx_files", "MNIST_SETS")).items()
-    for name, make in _items("pyro_bnn.data.sklearn_sets", "SKLEARN_SETS"):
+    made = _value("pyro_bnn.data.sklearn_sets", "SKLEARN_SETS")
+    assert isinstance(made, ast.Dict)
+    for key, make in zip(made.keys, made.values, strict=True):
         function = _definition("pyro_bnn.data.sklearn_sets", ast.unparse(make))
-        assert isinstance(function, ast.FunctionDef)
-        yield name, first_sentence(ast.get_docstring(function) or "")
-    for name, spec in _items("pyro_bnn.data.uci", "UCI_SETS"):
-        assert isinstance(spec, ast.Call)
-        of = {word.arg: ast.literal_eval(word.value) for word in spec.keywords}
+        yield ast.literal_eval(key or ""), _sentence(function)
+    sets = json.loads(_path("pyro_bnn.data.uci_sets").with_suffix(".json").read_text("utf-8"))
+    for name, of in sets.items():
         yield name, f"{of['target_name']} from {of['num_inputs']} inputs."
-
-
-def _items(module: str, name: str) -> Iterator[tuple[str, ast.expr]]:
-    """Keys and values of a dictionary at the top of a module."""
-    value = _value(module, name)
-    assert isinstance(value, ast.Dict)
-    for key, item in zip(value.keys, value.values, strict=True):
-        assert key is not None
-        yield ast.literal_eval(key), item
 
 
 def _value(module: str, name: str) -> ast.expr:
@@ -84,16 +77,25 @@ def _definition(module: str, name: str) -> ast.stmt | None:
     return None
 
 
+def _sentence(node: Any) -> str:
+    return first_sentence(ast.get_docstring(node) or "")
+
+
 @cache
 def _body(module: str) -> list[ast.stmt]:
     """The statements of a module of this package, which is not imported."""
+    path = _path(module)
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_bytes()).body
+
+
+def _path(module: str) -> Path:
+    """The folder of a room, or a module's file without its suffix."""
     room, *rest = module.removeprefix("pyro_bnn.").split(".")
     spec = importlib.util.find_spec(f"pyro_bnn.{room}")
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0], *rest)
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(file.read_bytes()).body
+    return Path(spec.submodule_search_locations[0], *rest)
 
 
 def first_sentence(docstring: str) -> str:

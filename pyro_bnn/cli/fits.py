@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pyro_bnn.cli.methods import takes
+from pyro_bnn.cli.options import OF_ENGINES
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import module_of
+from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING
@@ -21,35 +22,6 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
 SECONDS_A_STEP = 1e-3
-OPTION_WORDS: Mapping[str, str] = {
-    "num_steps": "steps",
-    "batch_size": "rows a step",
-    "num_chains": "chains",
-    "warmup_steps": "warm-up steps",
-    "num_samples": "draws a chain",
-}
-"""Options of engines that a job sets, with the words that follow their number in a line of text."""
-
-
-class Engine(Protocol):
-    """What a job needs of an engine."""
-
-    def run(
-        self,
-        model: Model,
-        data: Any,
-        *,
-        init: Any = None,
-        seed: int = 0,
-        progress: bool = True,
-        checkpoint: str | Path | None = None,
-        resume: bool = False,
-    ) -> Posterior:
-        """Fit or sample the model."""
-        ...
-
-
-# From engines to posteriors
 
 
 def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> None:
@@ -64,7 +36,7 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> Non
             no method before it trains them.
     """
     for name in engines:
-        if _holds_fixed(engines[name], models[name]) and not _trained(name, engines, models):
+        if holds_fixed(engines[name], models[name]) and not _trained(name, engines, models):
             raise OptionError(
                 f"{name} holds the weights of {type(models[name]).__name__} fixed: name a guide of "
                 "the same network before it, whose fit trains them"
@@ -92,7 +64,7 @@ def check_estimators(
 
 
 def fit_all(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, Engine[Any]],
     models: Mapping[str, Model],
     split: Split,
     *,
@@ -100,7 +72,9 @@ def fit_all(
     progress: bool,
     say: Callable[[str], object],
     saves: Mapping[str, Saves] | None = None,
-) -> tuple[dict[str, Posterior], list[str]]:
+    only: str | None = None,
+    done: Mapping[str, Callable[[], Posterior]] | None = None,
+) -> tuple[dict[str, Posterior], dict[str, str]]:
     """Run the engines one after another; one that diverges does not stop the others.
 
     A sampler holds point-estimated parameters of its model fixed, at the values of the first
@@ -112,78 +86,51 @@ def fit_all(
         split: Its training rows are fitted.
         seed: Seed of every run.
         progress: Whether to show progress bars.
-        say: Gets a line when a method is done.
+        say: Gets a line when a method is done, or why it is not.
         saves: Where the run of each is saved, and whether it goes on from there; default nowhere.
+        only: The one method that is run; None for all.
+        done: By name, what gives the posterior of a method that has run elsewhere, or raises what
+            that run raised.
 
     Returns:
-        The posteriors by name, and a line for each method that diverged.
+        The posteriors by name, and why those that diverged did.
 
     Raises:
-        DivergenceError: If every method diverged.
+        DivergenceError: If every method diverged, or has nothing to start from.
         OptionError: If a checkpoint is of another run.
     """
     posteriors: dict[str, Posterior] = {}
-    diverged: list[str] = []
-    for name in engines:
-        save = Saves() if saves is None else saves[name]
-        run = partial(fit, name, engines, models, split, seed=seed, progress=progress, say=say)
+    diverged: dict[str, str] = {}
+    width = max(map(len, engines))
+
+    def fit(name: str) -> Posterior:
+        label, engine = f"{name:{width}}  ", engines[name]
+        start: dict[str, Any] = {}
+        if holds_fixed(engine, models[name]):
+            there = [other for other in _trained(name, engines, models) if other in posteriors]
+            if not there:
+                say(f"{label}left out: no fit of its network to take weights from")
+                raise DivergenceError("no fit of its network is left to take weights from")
+            start = {"init": posteriors[there[0]]}
+            say(f"{label}starts from {there[0]}, whose point estimates it holds fixed")
+        run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
         try:
-            posteriors[name] = run(save=save, earlier=posteriors)
+            posterior = (saves or {}).get(name, Saves()).run(run, say, label)
         except DivergenceError as error:
-            diverged.append(f"{name}: {error}")
+            say(f"{label}diverged: {error}")
+            raise
+        how = ", ".join([type(engine).__name__, *_numbers(engine, len(split.train))])
+        say(f"{label}{posterior.wall_time:6.1f} s  ({how})")
+        return posterior
+
+    for name in engines if only is None else (only,):
+        try:
+            posteriors[name] = (done or {}).get(name, partial(fit, name))()
+        except DivergenceError as error:
+            diverged[name] = str(error)
     if not posteriors:
-        raise DivergenceError("; ".join(diverged))
+        raise DivergenceError("; ".join(f"{name}: {why}" for name, why in diverged.items()))
     return posteriors, diverged
-
-
-def fit(
-    name: str,
-    engines: Mapping[str, Engine],
-    models: Mapping[str, Model],
-    split: Split,
-    *,
-    seed: int,
-    progress: bool,
-    say: Callable[[str], object],
-    save: Saves,
-    earlier: Mapping[str, Posterior],
-) -> Posterior:
-    """Run one engine of several; see :func:`fit_all`.
-
-    Args:
-        name: Its method.
-        engines: By name of the method.
-        models: The model of each.
-        split: Its training rows are fitted.
-        seed: Seed of the run.
-        progress: Whether to show a progress bar.
-        say: Gets a line when it is done, or why it is not.
-        save: Where it is saved, and whether it goes on from there.
-        earlier: Posteriors of the methods before it.
-
-    Raises:
-        DivergenceError: If it diverged, or has nothing to start from.
-        OptionError: If the checkpoint is of another run.
-    """
-    width = max(len(other) for other in engines)
-    engine = engines[name]
-    start: dict[str, Any] = {}
-    if has_to_wait(name, engines, models):
-        there = [other for other in _trained(name, engines, models) if other in earlier]
-        if not there:
-            say(f"{name:{width}}  left out: no fit of its network to take weights from")
-            raise DivergenceError("no fit of its network is left to take weights from")
-        start = {"init": earlier[there[0]]}
-        say(f"{name:{width}}  starts from {there[0]}, whose point estimates it holds fixed")
-    run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
-    try:
-        posterior = save.run(run, say, f"{name:{width}}  ")
-    except DivergenceError as error:
-        say(f"{name:{width}}  diverged: {error}")
-        raise
-    how = ", ".join([_name(engine), *_numbers(engine, len(split.train))])
-    say(f"{name:{width}}  {posterior.wall_time:6.1f} s  ({how})")
-    return posterior
 
 
 def expected_seconds(engine: Any) -> float:
@@ -192,13 +139,11 @@ def expected_seconds(engine: Any) -> float:
     return SECONDS_A_STEP * (getattr(engine, "num_steps", 0) + TYPICAL_STEPS * draws)
 
 
-def has_to_wait(name: str, engines: Mapping[str, Any], models: Mapping[str, Model]) -> bool:
-    """Whether an engine starts from the posterior of a method before it."""
-    return _holds_fixed(engines[name], models[name])
+def holds_fixed(engine: Any, model: Model) -> bool:
+    """Whether an engine leaves point-estimated parameters of its model as an earlier fit has them.
 
-
-def _holds_fixed(engine: Any, model: Model) -> bool:
-    """Whether an engine leaves point-estimated parameters of its model as they are."""
+    It starts from that fit, and so has to wait for it.
+    """
     module = module_of(model)
     has_any = module is not None and any(p.requires_grad for p in module.parameters())
     return has_any and not takes(engine, "guide")
@@ -207,15 +152,12 @@ def _holds_fixed(engine: Any, model: Model) -> bool:
 def _trained(name: str, engines: Mapping[str, Any], models: Mapping[str, Model]) -> list[str]:
     """Methods before one of a name that train the parameters of its model."""
     before = list(engines)[: list(engines).index(name)]
-    return [
-        other
-        for other in before
-        if models[other] is models[name] and takes(engines[other], "guide")
-    ]
+    same = [other for other in before if models[other] is models[name]]
+    return [other for other in same if takes(engines[other], "guide")]
 
 
-def _numbers(engine: Engine, num_rows: int) -> Iterator[str]:
-    for option, words in OPTION_WORDS.items():
+def _numbers(engine: Any, num_rows: int) -> Iterator[str]:
+    for option, (_, words) in OF_ENGINES.items():
         value = getattr(engine, option, None)
         if option == "batch_size" and value is not None:
             value = min(value, num_rows)  # a step has no more rows than there are
@@ -224,7 +166,3 @@ def _numbers(engine: Engine, num_rows: int) -> Iterator[str]:
     estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
     if estimator != WEIGHT_SAMPLING:
         yield estimator.replace("_", " ")
-
-
-def _name(thing: object) -> str:
-    return type(thing).__name__

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from pyro_bnn import __version__
 from pyro_bnn.cli import options as opt
-from pyro_bnn.cli.saves import CheckpointOption, ResumeOption, Saves, check, more_to_go_on
+from pyro_bnn.cli.saves import Saves, check, more_to_go_on
 from pyro_bnn.cli.terminal import (
     PROGRAM,
     USAGE_ERROR,
     WIDTH,
     fail,
-    given,
     plain_notes,
     refuse_idle,
     usage,
     write_standard,
 )
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError
-
-if TYPE_CHECKING:
-    from pyro_bnn.cli.methods import Method
 
 # torch and all that needs it are imported by the commands: --help and a mistyped option are instant
 
@@ -97,44 +94,14 @@ def pyro_bnn(
 
 
 @app.command(short_help="Fit one network by several methods, compare them, write a report.")
+@opt.spread(hidden=("split", "seed"))
 def compare(
     context: typer.Context,
-    data: opt.DataOption,
-    methods: opt.MethodsOption,
-    out: opt.ReportFolderOption = Path("report"),
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Method that the others are measured against.",
-            show_default="nuts where it is one of several methods, else none",
-        ),
-    ] = None,
-    target: opt.TargetOption = None,
-    task: opt.TaskOption = None,
-    split: opt.SplitOption = 0,
-    splits: opt.SplitsOption = None,
-    max_rows: opt.MaxRowsOption = None,
-    model: opt.ModelOption = None,
-    prior: opt.PriorOption = None,
-    likelihood: opt.LikelihoodOption = None,
-    hidden: opt.HiddenOption = "50",
-    activation: opt.ActivationOption = "relu",
-    depth: opt.DepthOption = None,
-    width: opt.WidthOption = None,
-    estimator: opt.EstimatorOption = None,
-    steps: opt.StepsOption = 10_000,
-    batch_size: opt.BatchSizeOption = None,
-    chains: opt.ChainsOption = 4,
-    warmup: opt.WarmupOption = 300,
-    samples: opt.SamplesOption = 300,
-    seed: opt.SeedOption = 0,
-    seeds: opt.SeedsOption = None,
-    checkpoint: CheckpointOption = None,
-    resume: ResumeOption = False,
-    threads: opt.ThreadsOption = 1,
-    num_jobs: opt.JobsOption = None,
-    quiet: opt.QuietOption = False,
+    source: opt.Source,
+    compared: opt.Compared,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+    saves: Saves,
 ) -> None:
     """Fit one Bayesian network by several methods, compare them, and write a report.
 
@@ -152,77 +119,55 @@ def compare(
     """
     import torch
 
-    from pyro_bnn.cli import networks
-    from pyro_bnn.cli import runs as repeats
+    from pyro_bnn.cli import networks, runs
     from pyro_bnn.cli.methods import find_methods, find_reference
-    from pyro_bnn.data import load
-    from pyro_bnn.report import check_writable
     from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
-    found = find_methods(methods)
-    judge = find_reference(reference, found)
-    engines = _engines(
-        context, found, steps, batch_size, chains, warmup, samples, estimator=estimator
-    )
-    numbers = repeats.one_or_several(split, splits, "split", given=given(context, "split"))
-    all_seeds = repeats.one_or_several(seed, seeds, "seed", given=given(context, "seed"))
-    num_runs = len(numbers) * len(all_seeds)
-    processes = repeats.number_of_jobs(num_jobs, engines, num_runs, threads)
-    what = networks.task_of(task, likelihood)
-    data_of = {number: load(data, target=target, task=what, split=number) for number in numbers}
-    if max_rows is not None:
-        data_of = {number: rows.first(max_rows) for number, rows in data_of.items()}
-    choice = networks.NetworkOptions(
-        model=model,
-        prior=prior,
-        likelihood=likelihood,
-        hidden=hidden,
-        activation=activation,
-        depth=depth,
-        width=width,
-    )
-    say = _nothing if quiet else typer.echo
-    plan = repeats.Plan(
+    found = find_methods(compared.methods)
+    judge = find_reference(compared.reference, found)
+    engines = how.engines(context, found)
+    splits = runs.one_or_several(context, "split", compared.splits)
+    seeds = runs.one_or_several(context, "seed", compared.seeds)
+    num_runs = len(splits) * len(seeds)
+    processes = runs.number_of_jobs(compared.num_jobs, engines, num_runs, how.threads)
+    sources = {split: dataclasses.replace(source, split=split) for split in splits}
+    data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
+    plan = runs.Plan(
         methods=found,
         engines=engines,
-        choice=choice,
+        choice=network,
         reference=judge,
-        progress=not quiet and sys.stderr.isatty(),
-        say=say,
+        progress=how.progress,
+        say=how.say,
         command=context.obj,
-        saves=Saves(checkpoint, resume),
+        saves=saves,
         notes=plain_notes,
     )
-    repeats.check_saves(plan, data_of, all_seeds)
-    rows = data_of[numbers[0]]
-    models = plan.models(rows, all_seeds[0])
-    _check_layers(context, models)
-    check_writable(out)
-    if checkpoint is not None:
-        check_writable(checkpoint)
-    for line in networks.describe(rows, models, choice):
-        say(line)
-    torch.set_num_threads(threads)
+    runs.check_saves(plan, data_of, seeds)
+    rows = data_of[splits[0]]
+    models = plan.models(rows, seeds[0])
+    networks.check_layers(context, models)
+    _check_writable(compared.out, saves.checkpoint)
+    for line in networks.describe(rows, models, network):
+        how.say(line)
+    torch.set_num_threads(how.threads)
     if num_runs > 1:
-        repeated = repeats.run_all(plan, data_of, all_seeds, out, num_processes=processes)
-        typer.echo(f"\n{repeated.summary()}\n")
-        folders = [f"{run.folder}/index.html" for run in repeated.runs if run.methods]
-        files = ["index.html", "table.csv", "runs.csv", *folders]
-        lost = repeats.lost_lines(repeated.runs)
+        repeated = runs.run_all(plan, data_of, seeds, compared.out, num_processes=processes)
+        summary, lost = repeated.summary(), runs.lost_lines(repeated.runs)
+        files = ["runs.csv", *(f"{run.folder}/index.html" for run in repeated.runs if run.methods)]
     else:
-        comparison, without = plan.run(models, rows, all_seeds[0], out, num_processes=processes)
-        typer.echo(f"\n{comparison.summary()}\n")
-        trees = [f"{name}.nc" for name in file_names(comparison.posteriors).values()]
-        files = ["index.html", "table.csv", *trees]
-        lost = [f"{name}: {why}" for name, why in without.items()]
-    for file in files:
-        typer.echo(f"Wrote {out / file}")
+        one, without = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
+        summary, lost = one.summary(), [f"{name}: {why}" for name, why in without.items()]
+        files = [f"{name}.nc" for name in file_names(one.posteriors).values()]
+    typer.echo(f"\n{summary}\n")
+    _wrote(compared.out / file for file in ("index.html", "table.csv", *files))
     if lost:
         raise DivergenceError("; ".join(lost))
 
 
 @app.command(short_help="Make the report of saved ArviZ files again, or of files of several runs.")
+@opt.spread()
 def report(
     context: typer.Context,
     files: Annotated[
@@ -234,65 +179,36 @@ def report(
             show_default=False,
         ),
     ],
-    out: opt.ReportFolderOption = Path("report"),
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Method that the others are measured against.",
-            show_default="that of the comparison which wrote the files, else nuts where one of "
-            "several files is",
-        ),
-    ] = None,
+    reported: opt.Reported,
 ) -> None:
     """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted anew.
 
     FOLDER gets index.html and table.csv, with the numbers of the comparison that wrote the files.
     A file holds predictions at its held-out rows only, so there is no predictive band.
     """
-    from pyro_bnn import report as reports
     from pyro_bnn.files.atomic import write_text
+    from pyro_bnn.report import compare_files
     from pyro_bnn.report.saved.compare_files import named_files
 
     named = named_files(files)
-    reports.check_writable(out)
-    comparison = reports.compare_files(named, reference=reference)
-    write_text(out / "table.csv", comparison.table.to_csv())
-    comparison.to_html(out / "index.html", command=context.obj)
+    _check_writable(reported.out)
+    comparison = compare_files(named, reference=reported.reference)
+    page, table = reported.out / "index.html", reported.out / "table.csv"
+    write_text(table, comparison.table.to_csv())
+    comparison.to_html(page, command=context.obj)
     typer.echo(f"{comparison.summary()}\n")
-    for name in ("index.html", "table.csv"):
-        typer.echo(f"Wrote {out / name}")
+    _wrote([page, table])
 
 
 @app.command(short_help="Fit a network by one method and save it, to predict new rows.")
+@opt.spread()
 def fit(
     context: typer.Context,
-    data: opt.DataOption,
-    method: opt.MethodOption,
-    out: opt.FitFolderOption = Path("fit"),
-    target: opt.TargetOption = None,
-    task: opt.TaskOption = None,
-    split: opt.SplitOption = 0,
-    all_rows: opt.AllRowsOption = False,
-    max_rows: opt.MaxRowsOption = None,
-    model: opt.ModelOption = None,
-    prior: opt.PriorOption = None,
-    likelihood: opt.LikelihoodOption = None,
-    hidden: opt.HiddenOption = "50",
-    activation: opt.ActivationOption = "relu",
-    depth: opt.DepthOption = None,
-    width: opt.WidthOption = None,
-    estimator: opt.EstimatorOption = None,
-    steps: opt.StepsOption = 10_000,
-    batch_size: opt.BatchSizeOption = None,
-    chains: opt.ChainsOption = 4,
-    warmup: opt.WarmupOption = 300,
-    samples: opt.SamplesOption = 300,
-    seed: opt.SeedOption = 0,
-    checkpoint: CheckpointOption = None,
-    resume: ResumeOption = False,
-    threads: opt.ThreadsOption = 1,
-    quiet: opt.QuietOption = False,
+    source: opt.Source,
+    fitted: opt.Fitted,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+    saves: Saves,
 ) -> None:
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
@@ -306,69 +222,55 @@ def fit(
 
     from pyro_bnn.cli import fits, networks, saved_fit
     from pyro_bnn.cli.methods import find_one
-    from pyro_bnn.data import load
-    from pyro_bnn.report import check_writable
+    from pyro_bnn.data.split import all_rows
 
-    found = find_one(method)
-    engines = _engines(
-        context, found, steps, batch_size, chains, warmup, samples, estimator=estimator
-    )
-    saves = Saves(checkpoint, resume)
+    found = find_one(fitted.method)
+    engines = how.engines(context, found)
     check(saves, [saves])
-    if all_rows:
+    if fitted.all_rows:
         refuse_idle(context, {"split": "split", "max_rows": "max_rows"}, {"--all-rows": None})
-    loaded = load(data, target=target, task=networks.task_of(task, likelihood), split=split)
-    loaded = loaded if max_rows is None else loaded.first(max_rows)
-    columns = saved_fit.input_columns(data, target, loaded)
-    rows = saved_fit.all_rows(loaded) if all_rows else loaded
-    choice = networks.NetworkOptions(
-        model=model,
-        prior=prior,
-        likelihood=likelihood,
-        hidden=hidden,
-        activation=activation,
-        depth=depth,
-        width=width,
-    )
-    plans = networks.make_networks(found, rows, choice, seed)
+    loaded = networks.load_rows(source, network.likelihood)
+    columns = saved_fit.input_columns(source.data, source.target, loaded)
+    rows = all_rows(loaded) if fitted.all_rows else loaded
+    plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans)
-    _check_layers(context, models)
+    networks.check_layers(context, models)
     fits.check_starts(engines, models)
     fits.check_estimators(engines, models, rows.train)
-    check_writable(out)
-    if checkpoint is not None:
-        check_writable(checkpoint)
-    say = _nothing if quiet else typer.echo
-    for line in networks.describe(rows, models, choice, all_rows=all_rows):
-        say(line)
-    torch.set_num_threads(threads)
+    _check_writable(fitted.out, saves.checkpoint)
+    for line in networks.describe(rows, models, network, all_rows=fitted.all_rows):
+        how.say(line)
+    torch.set_num_threads(how.threads)
     posteriors, _ = fits.fit_all(
         engines,
         models,
         rows,
-        seed=seed,
-        progress=not quiet and sys.stderr.isatty(),
-        say=say,
+        seed=how.seed,
+        progress=how.progress,
+        say=how.say,
         saves=dict.fromkeys(engines, saves),
     )
-    (name,) = posteriors
+    ((name, posterior),) = posteriors.items()
     done = saved_fit.SavedFit.of(
-        posteriors[name], plans[name], columns, rows, all_rows=all_rows, command=context.obj
+        posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
     )
-    done.save(out)
+    done.save(fitted.out)
     typer.echo(done.summary())
-    for file in saved_fit.FILES:
-        typer.echo(f"Wrote {out / file}")
+    _wrote(fitted.out / file for file in saved_fit.FILES)
 
 
 @app.command(short_help="Predict the rows of a CSV file from a saved fit.")
+@opt.spread()
 def predict(
-    new: opt.NewRowsArgument,
-    posterior: opt.PosteriorOption,
-    out: opt.PredictionsOption = Path("predictions.csv"),
-    level: opt.LevelOption = 0.95,
-    samples: opt.DrawsOption = None,
-    seed: opt.SeedOption = 0,
+    new: Annotated[
+        Path,
+        typer.Argument(
+            metavar="NEW.csv",
+            help="CSV or TSV file with the input columns of the fit, in any order; the target may "
+            "be there or not. - is standard input.",
+        ),
+    ],
+    predicted: opt.Predicted,
 ) -> None:
     """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
 
@@ -397,11 +299,13 @@ def predict(
     from pyro_bnn.cli.saved_fit import SavedFit
     from pyro_bnn.data.tables import STANDARD
 
-    is_standard = out == STANDARD
+    out, is_standard = predicted.out, predicted.out == STANDARD
     if not is_standard:
         predictions.check_out(out, new)
-    saved = SavedFit.load(posterior)
-    found = predictions.predict_file(saved, new, level=level, num_samples=samples, seed=seed)
+    saved = SavedFit.load(predicted.posterior)
+    found = predictions.predict_file(
+        saved, new, level=predicted.level, num_samples=predicted.samples, seed=predicted.seed
+    )
     if is_standard:
         write_standard(found.text)
     else:
@@ -409,37 +313,17 @@ def predict(
     for line in found.summary():
         typer.echo(line, err=is_standard)
     if not is_standard:
-        typer.echo(f"Wrote {out}")
+        _wrote([out])
 
 
 @app.command(short_help="Check a method on data simulated from a network's prior.")
+@opt.spread(without=("chains", "max_rows"), hidden="5", steps=2_000, samples=500)
 def sbc(
     context: typer.Context,
-    data: opt.DataOption,
-    method: opt.MethodOption = "nuts",
-    out: opt.SBCFolderOption = Path("sbc"),
-    rows: opt.RowsOption = 40,
-    simulations: opt.SimulationsOption = 200,
-    draws: opt.RankedDrawsOption = None,
-    ranks: opt.RanksOption = False,
-    target: opt.TargetOption = None,
-    task: opt.TaskOption = None,
-    split: opt.SplitOption = 0,
-    model: opt.ModelOption = None,
-    prior: opt.PriorOption = None,
-    likelihood: opt.LikelihoodOption = None,
-    hidden: opt.HiddenOption = "5",
-    activation: opt.ActivationOption = "relu",
-    depth: opt.DepthOption = None,
-    width: opt.WidthOption = None,
-    estimator: opt.EstimatorOption = None,
-    steps: opt.StepsOption = 2_000,
-    batch_size: opt.BatchSizeOption = None,
-    warmup: opt.WarmupOption = 300,
-    samples: opt.SamplesOption = 500,
-    seed: opt.SeedOption = 0,
-    threads: opt.ThreadsOption = 1,
-    quiet: opt.QuietOption = False,
+    source: opt.Source,
+    simulated: opt.Simulated,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
 ) -> None:
     """Simulation-based calibration: does a method sample the posterior that it says it does?
 
@@ -459,91 +343,43 @@ def sbc(
 
     from pyro_bnn.cli import networks
     from pyro_bnn.cli.methods import find_one
-    from pyro_bnn.data import load
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
-    from pyro_bnn.report import check_writable
 
-    found = find_one(method)
-    engines = _engines(context, found, steps, batch_size, 1, warmup, samples, estimator=estimator)
-    what = networks.task_of(task, likelihood)
-    loaded = load(data, target=target, task=what, split=split)
-    choice = networks.NetworkOptions(
-        model=model,
-        prior=prior,
-        likelihood=likelihood,
-        hidden=hidden,
-        activation=activation,
-        depth=depth,
-        width=width,
-    )
-    models = networks.build_models(networks.make_networks(found, loaded, choice, seed))
-    _check_layers(context, models)
-    check_writable(out)
-    x = loaded.train.x[:rows]
-    say = _nothing if quiet else typer.echo
-    say(f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated")
-    for line in list(networks.describe(loaded, models, choice))[2:]:  # after data and task
-        say(line)
-    torch.set_num_threads(threads)
-    (name,) = engines
+    found = find_one(simulated.method)
+    engines = dataclasses.replace(how, chains=1).engines(context, found)
+    loaded = networks.load_rows(source, network.likelihood)
+    models = networks.build_models(networks.make_networks(found, loaded, network, how.seed))
+    networks.check_layers(context, models)
+    _check_writable(simulated.out)
+    x = loaded.train.x[: simulated.rows]
+    how.say(f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated")
+    for line in list(networks.describe(loaded, models, network))[2:]:  # after data and task
+        how.say(line)
+    torch.set_num_threads(how.threads)
+    ((name, engine),) = engines.items()
     has_density = getattr(found[name].cls, "has_log_prob", False)
-    if ranks and not has_density:
+    if simulated.ranks and not has_density:
         raise OptionError(f"--ranks does nothing for {name}, which has no others: leave it out")
     calibrate: Any = simulation_based_calibration
-    if has_density and not ranks:
+    if has_density and not simulated.ranks:
         calibrate = variational_calibration
     result = calibrate(
         models[name],
         x,
-        engines[name],
-        num_simulations=simulations,
-        **({} if draws is None else {"num_draws": draws}),
-        seed=seed,
-        progress=not quiet and sys.stderr.isatty(),
+        engine,
+        num_simulations=simulated.simulations,
+        **({} if simulated.draws is None else {"num_draws": simulated.draws}),
+        seed=how.seed,
+        progress=how.progress,
     )
     typer.echo(f"\n{result.summary()}\n")
-    for path in result.save(out):
-        typer.echo(f"Wrote {path}")
+    _wrote(result.save(simulated.out))
 
 
 @app.command(name="prior", short_help="Draw the functions that priors believe in.")
+@opt.spread(without=("max_rows",), data=opt.INPUTS, prior=opt.PRIORS)
 def draw_prior(
-    context: typer.Context,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="Data set as in the other commands, of which only the inputs are used.",
-            show_default="one input from -2 to 2",
-        ),
-    ] = None,
-    prior: Annotated[
-        str,
-        typer.Option(metavar="NAME,NAME,...", help="Priors of 'pyro-bnn list', drawn together."),
-    ] = "normal",
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
-    ] = Path("prior.png"),
-    along: Annotated[
-        Literal["principal", "features"],
-        typer.Option(
-            help="Of several inputs: along their first principal direction, or along each of the "
-            "first eight with the others at 0."
-        ),
-    ] = "principal",
-    target: opt.TargetOption = None,
-    task: opt.TaskOption = None,
-    split: opt.SplitOption = 0,
-    model: opt.ModelOption = None,
-    likelihood: opt.LikelihoodOption = None,
-    hidden: opt.HiddenOption = "50",
-    activation: opt.ActivationOption = "relu",
-    depth: opt.DepthOption = None,
-    width: opt.WidthOption = None,
-    draws: Annotated[
-        int, typer.Option(metavar="N", min=400, help="Functions drawn from each prior.")
-    ] = 1_000,
-    seed: opt.SeedOption = 0,
+    context: typer.Context, source: opt.Source, network: opt.NetworkOptions, drawn: opt.Drawn
 ) -> None:
     """Draw the functions that a network believes in before it sees data, for one or several priors.
 
@@ -554,42 +390,37 @@ def draw_prior(
     """
     from pyro_bnn.cli import networks
     from pyro_bnn.cli.methods import Method, comma_parts
-    from pyro_bnn.data import Dataset, Split, load
+    from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.registry import lookup
-    from pyro_bnn.report.plots import prior as prior_figures
+    from pyro_bnn.report.plots import prior as figures
 
-    if data is None:
+    if source.data:
+        loaded = networks.load_rows(source, network.likelihood)
+    else:
         refuse_idle(context, {"target": "", "task": "", "split": ""}, {"a line without data": None})
         rows = Dataset([[-2.0], [2.0]], [-1.0, 1.0])
         loaded = Split(rows, rows, "regression", "one input from -2 to 2")
-    else:
-        loaded = load(data, target=target, task=task, split=split)
-    names = comma_parts(prior, "priors are names separated by commas, such as normal,cauchy")
-    classes = [lookup("prior", name) for name in names]
-    choice = networks.NetworkOptions(
-        model=model,
-        likelihood=likelihood,
-        hidden=hidden,
-        activation=activation,
-        depth=depth,
-        width=width,
-    )
-    methods = {cls.__name__: Method(object, cls.__name__) for cls in classes}
-    models = networks.build_models(networks.make_networks(methods, loaded, choice, seed))
-    _check_layers(context, models)
-    prior_figures.check_picture(out)
-    for line in list(networks.describe(loaded, models, choice))[2 * (data is None) :]:
+    expected = "priors are names separated by commas, such as normal,cauchy"
+    names = [lookup("prior", name).__name__ for name in comma_parts(network.prior or "", expected)]
+    methods = {name: Method(object, name) for name in names}
+    network = dataclasses.replace(network, prior=None)
+    models = networks.build_models(networks.make_networks(methods, loaded, network, drawn.seed))
+    networks.check_layers(context, models)
+    figures.check_picture(drawn.out)
+    for line in list(networks.describe(loaded, models, network))[0 if source.data else 2 :]:
         typer.echo(line)
-    lines = prior_figures.lines(loaded.train.x, along, loaded.train.input_names)
+    lines = figures.lines(loaded.train.x, drawn.along, loaded.train.input_names)
     found = {
-        name: prior_predictive(model, lines[0].x, draws, seed) for name, model in models.items()
+        name: prior_predictive(model, lines[0].x, drawn.draws, drawn.seed)
+        for name, model in models.items()
     }
     typer.echo()
-    for name, drawn in found.items():
-        typer.echo(prior_figures.describe_middle(name, prior_figures.middle(drawn, lines[0])))
-    prior_figures.save_picture(prior_figures.prior_functions(found, lines), out)
-    typer.echo(f"\nWrote {out}")
+    for name, functions in found.items():
+        typer.echo(figures.describe_middle(name, figures.middle(functions, lines[0])))
+    figures.save_picture(figures.prior_functions(found, lines), drawn.out)
+    typer.echo()
+    _wrote([drawn.out])
 
 
 @app.command(name="list", short_help="Print the names of all there is.")
@@ -601,38 +432,15 @@ def list_names() -> None:
         typer.echo(line)
 
 
-def _engines(
-    context: typer.Context,
-    methods: Mapping[str, Method],
-    *values: int | None,
-    estimator: str | None,
-) -> dict[str, Any]:
-    """The engine of each method with values of ``OPTION_WORDS``; what does nothing is refused."""
-    from pyro_bnn.cli import fits
-    from pyro_bnn.cli.methods import make_engines
+def _check_writable(*folders: Path | None) -> None:
+    """Refuse folders that cannot be written to, before the first fit."""
+    from pyro_bnn.report import check_writable
 
-    options = dict(zip(fits.OPTION_WORDS, values, strict=True))
-    engines = make_engines(methods, options, estimator)
-    flags = dict(zip(("steps", "batch_size", "chains", "warmup", "samples"), options, strict=True))
-    refuse_idle(context, flags, engines)
-    return engines
+    for folder in folders:
+        if folder is not None:
+            check_writable(folder)
 
 
-def _check_layers(context: typer.Context, models: Mapping[str, Any]) -> None:
-    """Refuse options of layers that no model has; names those that have them."""
-    from pyro_bnn.cli.networks import LAYER_OPTIONS, takes
-    from pyro_bnn.registry import entries
-
-    classes = dict.fromkeys(type(model) for model in models.values())
-    for option in LAYER_OPTIONS:
-        if given(context, option) and not any(takes(cls, option) for cls in classes):
-            names = ", ".join(cls.__name__ for cls in classes)
-            others = [name for name, cls in entries("model").items() if takes(cls, option)]
-            raise OptionError(
-                f"--{option} does nothing for {names}: leave it out, or take the model "
-                f"{', '.join(others[:-1])} or {others[-1]}"
-            )
-
-
-def _nothing(line: str) -> None:
-    """Say nothing of a line, for --quiet."""
+def _wrote(files: Iterable[Path]) -> None:
+    for file in files:
+        typer.echo(f"Wrote {file}")

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
-from pyro_bnn.registry import entries, kebab_case, lookup
+from pyro_bnn.registry import entries, find, lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,10 @@ prior='HalfCauchyScale')}
         return self.cls.__name__ if self.prior is None else f"{self.cls.__name__} @ {self.prior}"
 
 
-def known_methods() -> list[str]:
-    """Names of all methods: guides, and engines that need none."""
-    return sorted([*entries("guide"), *(name for name in entries("engine") if _is_method(name))])
+def known_methods() -> dict[str, type[Any]]:
+    """All methods by name: guides, and engines that need none."""
+    engines = {name: cls for name, cls in entries("engine").items() if not takes(cls, "guide")}
+    return dict(sorted((entries("guide") | engines).items()))
 
 
 def find_method(name: str) -> type[Any]:
@@ -51,14 +52,8 @@ def find_method(name: str) -> type[Any]:
         >>> find_method("auto-low-rank").__name__
         'AutoLowRankMultivariateNormal'
     """
-    for kind in ("guide", "engine"):
-        try:
-            found: type[Any] = lookup(kind, name)
-        except UnknownNameError:
-            continue
-        if kebab_case(found.__name__) in known_methods():
-            return found
-    raise UnknownNameError("method", name, known_methods())
+    found: type[Any] = find("method", name, known_methods())
+    return found
 
 
 def find_methods(names: str) -> dict[str, Method]:
@@ -138,7 +133,7 @@ def make_engines(
 
     Args:
         methods: Guides and samplers by name.
-        options: Values of ``OPTION_WORDS``; each engine takes those it knows.
+        options: Values of the options in ``OF_ENGINES``; each engine takes those it knows.
         estimator: Estimator of SVI, of the guides that it serves; None for SVI's own.
 
     Raises:
@@ -170,10 +165,6 @@ def make_engines(
 def takes(engine: Any, option: str) -> bool:
     """Whether an engine, or a class of engines, has an option."""
     return any(field.name == option for field in dataclasses.fields(engine))
-
-
-def _is_method(engine: str) -> bool:
-    return not takes(entries("engine")[engine], "guide")
 
 
 def comma_parts(text: str, expected: str) -> Sequence[str]:

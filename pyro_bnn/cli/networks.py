@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import typer
 
 from pyro_bnn.cli.methods import Method, comma_parts
-from pyro_bnn.data import Split
-from pyro_bnn.data.labels import Task
+from pyro_bnn.cli.options import NetworkOptions, Source
+from pyro_bnn.cli.terminal import given
+from pyro_bnn.data import Split, load
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.likelihoods import Likelihood, Poisson
 from pyro_bnn.models.description import describe as describe_model
-from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.registry import lookup
+from pyro_bnn.registry import entries, lookup
 
 WIDTH = 100
 DEFAULT_MODEL = "MLP"
@@ -35,29 +37,6 @@ FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
     "ScaleMixture": {"loc": 1.0, "scale1": 0.1, "scale2": 0.01},
 }
 """Arguments of priors over the factors of a rank-1 network, which are around 1 (not 0)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """What a user may say of the network; names as :func:`pyro_bnn.registry.lookup` takes them.
-
-    Args:
-        model: Name of the model; None for what a method needs, else ``MLP``.
-        prior: Name of the prior; None for the model's own.
-        likelihood: Name of the likelihood; None to choose it from the task.
-        hidden: Units of the hidden layers, separated by commas.
-        activation: Name of the activation.
-        depth: Number of layers; None for the model's own.
-        width: Filters of the first layers; None for the model's own.
-    """
-
-    model: str | None = None
-    prior: str | None = None
-    likelihood: str | None = None
-    hidden: str = "50"
-    activation: str = "relu"
-    depth: int | None = None
-    width: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +97,36 @@ class Network:
                 likelihood=likelihood,
             )
         return cast(Model, model)
+
+
+def load_rows(source: Source, likelihood: str | None) -> Split:
+    """The rows that a command names; where its likelihood is one of counts, so is the target.
+
+    Raises:
+        UnknownNameError: If there is no such data set or likelihood; suggests the nearest.
+        DataError, OptionError, ShapeError: As :func:`pyro_bnn.data.load`.
+    """
+    task = source.task
+    if task is None and likelihood is not None and lookup("likelihood", likelihood) is Poisson:
+        task = "counts"
+    rows = load(source.data, target=source.target, task=task, split=source.split)
+    return rows if source.max_rows is None else rows.first(source.max_rows)
+
+
+def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
+    """Refuse options of layers that were given and that no model has; names those that have them.
+
+    Raises:
+        OptionError: If there is one.
+    """
+    classes = dict.fromkeys(type(model) for model in models.values())
+    for name in LAYER_OPTIONS:
+        if given(context, name) and not any(takes(cls, name) for cls in classes):
+            others = [own for own, cls in entries("model").items() if takes(cls, name)]
+            raise OptionError(
+                f"--{name} does nothing for {', '.join(cls.__name__ for cls in classes)}: "
+                f"leave it out, or take the model {', '.join(others[:-1])} or {others[-1]}"
+            )
 
 
 def make_networks(
@@ -302,17 +311,6 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
             f"leave --likelihood out for {chosen}{or_counts}"
         )
     return name
-
-
-def task_of(task: Task | None, likelihood: str | None) -> Task | None:
-    """What the target is: as the user said, else counts where their likelihood is one of counts.
-
-    Raises:
-        UnknownNameError: If there is no such likelihood; suggests the nearest.
-    """
-    if task is None and likelihood is not None:
-        return "counts" if lookup("likelihood", likelihood) is Poisson else None
-    return task
 
 
 def _described(likelihood: Likelihood, num_outputs: int) -> str:

@@ -1,242 +1,345 @@
-"""Options that commands of ``pyro-bnn`` share: each a type with its flag, range and help."""
+"""Options of the commands of ``pyro-bnn``, in groups: dataclasses, a field an option.
+
+What the docstring of a group says of a field is the help of the option.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import typer
 
-DataOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|PATH",
-        help="Data set of 'pyro-bnn list', or path of a CSV or TSV file with a header, an NPZ "
-        "file with arrays x and y, or a folder in the UCI layout.",
-    ),
-]
-TargetOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN,...",
-        help="Column of a CSV that is predicted, or several, which are numbers.",
-        show_default="the last",
-    ),
-]
-TaskOption: TypeAlias = Annotated[
-    Literal["regression", "classification", "counts"] | None,
-    typer.Option(
-        help="What the target of a file is.",
-        show_default="classification for text and truth values, and for whole numbers in an "
-        "NPZ; counts for --likelihood poisson; else regression",
-    ),
-]
-SplitOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="K", min=0, help="Which training and held-out rows, from 0.")
-]
-MaxRowsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="At most so many training rows, and held-out rows: the first of the split.",
-        show_default="all",
-    ),
-]
-HiddenOption: TypeAlias = Annotated[
-    str, typer.Option(metavar="UNITS,...", help="Units of each hidden layer, such as 50 or 50,50.")
-]
-SplitsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="K-K|K,K,...",
-        help="Several splits in place of --split, such as 0-4 or 0,3,7: a report for each, and one "
-        "over all.",
-        show_default="that of --split",
-    ),
-]
-SeedsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N-N|N,N,...",
-        help="Several seeds on each split in place of --seed, such as 0-2 or 0,1,2.",
-        show_default="that of --seed",
-    ),
-]
-ModelOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Model of 'pyro-bnn list'.",
-        show_default="mlp, or the one that a method needs",
-    ),
-]
-PriorOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Prior of 'pyro-bnn list', with its defaults; over the factors of a rank1-mlp it is "
-        "around 1.",
-        show_default="the model's own, normal",
-    ),
-]
-LikelihoodOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Likelihood of 'pyro-bnn list' that suits the task.",
-        show_default="normal for regression, bernoulli for two classes, categorical for more",
-    ),
-]
-ActivationOption: TypeAlias = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="relu, leaky_relu, tanh, erf, silu or identity."),
-]
-DepthOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Layers with weights of a residual network, 6 n + 2 such as 8 or 20.",
-        show_default="the model's own, 20",
-    ),
-]
-WidthOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Filters of the first stage of a residual network.",
-        show_default="the model's own, 16",
-    ),
-]
-EstimatorOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How SVI estimates the likelihood's expectation: weight_sampling, which serves every "
-        "guide, or for guides of independent Gaussians such as auto-normal "
-        "local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise).",
-        show_default="weight_sampling",
-    ),
-]
-StepsOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Gradient steps of each fit (num_steps).")
-]
-BatchSizeOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Rows of a gradient step (batch_size).",
-        show_default="all",
-    ),
-]
-ChainsOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Markov chains of a sampler (num_chains).")
-]
-WarmupOption: TypeAlias = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, help="Warm-up draws of each chain, dropped (warmup_steps)."),
-]
-SamplesOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Draws of each chain that are kept (num_samples).")
-]
-SeedOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of all fits and draws.")
-]
-ThreadsOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="CPU threads of torch; 1 is best for small nets.")
-]
-JobsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
+from pyro_bnn.cli.terminal import refuse_idle
+
+if TYPE_CHECKING:
+    from pyro_bnn.cli.methods import Method
+
+# torch and all that needs it are imported by the methods: --help and a mistyped option are instant
+
+Command = Callable[..., None]
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def option(
+    default: Any, metavar: str | None = None, shown: str | bool = True, *flags: str, **more: Any
+) -> Any:
+    """A field of a group that is an option.
+
+    Args:
+        default: Its value where it is not given; ``...`` if it must be.
+        metavar: What stands for a value in the help; None for the type's own.
+        shown: What the help says of the default where it is not the value itself.
+        flags: Spellings, where they do not follow from the field's name.
+        more: As ``typer.Option`` takes it, such as ``min``.
+    """
+    info = typer.Option(default, *flags, metavar=metavar, show_default=shown, **more)
+    value = {} if default is ... else {"default": default}
+    return dataclasses.field(**value, metadata={"option": info})
+
+
+def spread(
+    *, without: Collection[str] = (), hidden: Collection[str] = (), **changed: Any
+) -> Callable[[Command], Command]:
+    """Turn the parameters of a command that are groups into the options of these.
+
+    Args:
+        without: Options that the command does not have; they keep their defaults.
+        hidden: Options that its help leaves out.
+        changed: By name of an option another default, or what :func:`option` gives in its place.
+    """
+
+    def parameters(group: Any) -> dict[str, inspect.Parameter]:
+        types, words, made = get_type_hints(group), _words(group), {}
+        for field in dataclasses.fields(group):
+            own = changed.get(field.name, field.default)
+            info = copy.copy(getattr(own, "metadata", field.metadata)["option"])
+            if field.name in changed and not isinstance(own, dataclasses.Field):
+                info.default = own
+            info.help, info.hidden = info.help or words[field.name], field.name in hidden
+            made[field.name] = inspect.Parameter(
+                field.name, KEYWORD, default=info, annotation=types[field.name]
+            )
+        return {name: parameter for name, parameter in made.items() if name not in without}
+
+    def decorate(command: Command) -> Command:
+        hints = get_type_hints(command)
+        groups = {
+            n: parameters(kind) for n, kind in hints.items() if dataclasses.is_dataclass(kind)
+        }
+
+        @functools.wraps(command)
+        def grouped(**values: Any) -> None:
+            for name, options in groups.items():
+                values[name] = hints[name](**{key: values.pop(key) for key in options})
+            command(**values)
+
+        every: list[inspect.Parameter] = []
+        for name, own in inspect.signature(command, eval_str=True).parameters.items():
+            every += groups[name].values() if name in groups else [own]
+        grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        return grouped
+
+    return decorate
+
+
+def _words(group: Any) -> dict[str, str]:
+    """What the docstring of a group says of each field."""
+    text = (inspect.getdoc(group) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    _, *parts = re.split(r"^    (\w+): ", text, flags=re.MULTILINE)
+    return {
+        name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Which rows of which data.
+
+    Args:
+        data: Data set of 'pyro-bnn list', or path of a CSV or TSV file with a header, an NPZ file
+            with arrays x and y, or a folder in the UCI layout.
+        target: Column of a CSV that is predicted, or several, which are numbers.
+        task: What the target of a file is.
+        split: Which training and held-out rows, from 0.
+        max_rows: At most so many training rows, and held-out rows: the first of the split.
+    """
+
+    data: str = option(..., "NAME|PATH")
+    target: str | None = option(None, "COLUMN,...", "the last")
+    task: Literal["regression", "classification", "counts"] | None = option(
+        None,
+        None,
+        "classification for text and truth values, and for whole numbers in an NPZ; counts for "
+        "--likelihood poisson; else regression",
+    )
+    split: int = option(0, "K", min=0)
+    max_rows: int | None = option(None, "N", "all", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """What a user may say of the network; names as :func:`pyro_bnn.registry.lookup` takes them.
+
+    Args:
+        model: Model of 'pyro-bnn list'.
+        prior: Prior of 'pyro-bnn list', with its defaults; over the factors of a rank1-mlp it is
+            around 1.
+        likelihood: Likelihood of 'pyro-bnn list' that suits the task.
+        hidden: Units of each hidden layer, such as 50 or 50,50.
+        activation: relu, leaky_relu, tanh, erf, silu or identity.
+        depth: Layers with weights of a residual network, 6 n + 2 such as 8 or 20.
+        width: Filters of the first stage of a residual network.
+    """
+
+    model: str | None = option(None, "NAME", "mlp, or the one that a method needs")
+    prior: str | None = option(None, "NAME", "the model's own, normal")
+    likelihood: str | None = option(
+        None, "NAME", "normal for regression, bernoulli for two classes, categorical for more"
+    )
+    hidden: str = option("50", "UNITS,...")
+    activation: str = option("relu", "NAME")
+    depth: int | None = option(None, "N", "the model's own, 20", min=1)
+    width: int | None = option(None, "N", "the model's own, 16", min=1)
+
+
+OF_ENGINES = {
+    "num_steps": ("steps", "steps"),
+    "batch_size": ("batch_size", "rows a step"),
+    "num_chains": ("chains", "chains"),
+    "warmup_steps": ("warmup", "warm-up steps"),
+    "num_samples": ("samples", "draws a chain"),
+}
+"""Options of engines: the option of commands that sets each, and what its number counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """How methods are fitted, and what is said of it.
+
+    Args:
+        estimator: How SVI estimates the likelihood's expectation: weight_sampling, which serves
+            every guide, or for guides of independent Gaussians such as auto-normal
+            local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise).
+        steps: Gradient steps of each fit (num_steps).
+        batch_size: Rows of a gradient step (batch_size).
+        chains: Markov chains of a sampler (num_chains).
+        warmup: Warm-up draws of each chain, dropped (warmup_steps).
+        samples: Draws of each chain that are kept (num_samples).
+        seed: Seed of all fits and draws.
+        threads: CPU threads of torch; 1 is best for small nets.
+        quiet: Print only results and the names of files.
+    """
+
+    estimator: str | None = option(None, "NAME", "weight_sampling")
+    steps: int = option(10_000, "N", min=1)
+    batch_size: int | None = option(None, "N", "all", min=1)
+    chains: int = option(4, "N", min=1)
+    warmup: int = option(300, "N", min=0)
+    samples: int = option(300, "N", min=1)
+    seed: int = option(0, "N", min=0, max=2**32 - 1)
+    threads: int = option(1, "N", min=1)
+    quiet: bool = option(False, None, True, "--quiet")  # noqa: FBT003
+
+    def engines(self, context: typer.Context, methods: Mapping[str, Method]) -> dict[str, Any]:
+        """The engine of each method; an option that none takes is refused."""
+        from pyro_bnn.cli.methods import make_engines
+
+        options = {name: getattr(self, own) for name, (own, _) in OF_ENGINES.items()}
+        engines = make_engines(methods, options, self.estimator)
+        refuse_idle(context, {own: name for name, (own, _) in OF_ENGINES.items()}, engines)
+        return engines
+
+    def say(self, line: str) -> None:
+        """Print a line on what is done, unless all is to be quiet."""
+        if not self.quiet:
+            typer.echo(line)
+
+    @property
+    def progress(self) -> bool:
+        """Whether to show progress bars."""
+        return not self.quiet and sys.stderr.isatty()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What 'pyro-bnn compare' compares, and where its report goes.
+
+    Args:
+        methods: Guides (fitted by SVI) and samplers of 'pyro-bnn list'; unambiguous abbreviations
+            such as auto-low-rank will do. NAME@PRIOR, such as nuts@half-cauchy-scale, is that
+            method on a network with that prior.
+        out: Folder of the report; made where it does not exist.
+        reference: Method that the others are measured against.
+        splits: Splits of the data, such as 0-4 or 0,3,7: of several a report for each, and one
+            over all.
+        seeds: Seeds on each split, such as 0-2 or 0,1,2.
+        num_jobs: Fits at a time, or runs over splits and seeds where there are several, each in a
+            process of its own with the threads of --threads; the numbers are the same.
+    """
+
+    methods: str = option(..., "NAME,NAME,...")
+    out: Path = option(Path("report"), "FOLDER")
+    reference: str | None = option(
+        None, "NAME", "nuts where it is one of several methods, else none"
+    )
+    splits: str = option("0", "K-K|K,K,...")
+    seeds: str = option("0", "N-N|N,N,...")
+    num_jobs: int | None = option(
+        None,
+        "N",
+        "the cores, where that saves more than the processes take to begin",
         "--jobs",
-        metavar="N",
         min=1,
-        help="Fits at a time, or runs over splits and seeds where there are several, each in a "
-        "process of its own with the threads of --threads; the numbers are the same.",
-        show_default="the cores, where that saves more than the processes take to begin",
-    ),
-]
-QuietOption: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", help="Print only results and the names of files.")
-]
-MethodsOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME,NAME,...",
-        help="Guides (fitted by SVI) and samplers of 'pyro-bnn list'; unambiguous "
-        "abbreviations such as auto-low-rank will do. NAME@PRIOR, such as "
-        "nuts@half-cauchy-scale, is that method on a network with that prior.",
-    ),
-]
-MethodOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Guide (fitted by SVI) or sampler of 'pyro-bnn list', or NAME@PRIOR."
-    ),
-]
-FitFolderOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder of the fit; made where it does not exist.")
-]
-AllRowsOption: TypeAlias = Annotated[
-    bool, typer.Option("--all-rows", help="Fit every row, so that none is held out for scores.")
-]
-NewRowsArgument: TypeAlias = Annotated[
-    Path,
-    typer.Argument(
-        metavar="NEW.csv",
-        help="CSV or TSV file with the input columns of the fit, in any order; the target may be "
-        "there or not. - is standard input.",
-    ),
-]
-PosteriorOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder that 'pyro-bnn fit' wrote.")
-]
-PredictionsOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FILE", help="CSV file of the predictions; - is standard output.")
-]
-LevelOption: TypeAlias = Annotated[
-    float, typer.Option(metavar="P", help="Probability of the interval from low to high.")
-]
-DrawsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=2,
-        help="Draws of the posterior.",
-        show_default="1,000, or all that a sampler stored where they are fewer",
-    ),
-]
-ReportFolderOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder of the report; made where it does not exist.")
-]
-SBCFolderOption: TypeAlias = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder of the ranks; made where it does not exist.")
-]
-SimulationsOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Simulated data sets, at least 20.")
-]
-RankedDrawsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Draws that the truth is ranked among, one less than a multiple of 20; or that a "
-        "guide's probabilities are taken from, any number.",
-        show_default="99, or 999",
-    ),
-]
-RanksOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--ranks", help="Rank the truth among the draws of a guide that has a density, too."
-    ),
-]
-RowsOption: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=1, help="How many training rows, the first ones, each simulation has."
-    ),
-]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What 'pyro-bnn report' does with files.
+
+    Args:
+        out: Folder of the report; made where it does not exist.
+        reference: Method that the others are measured against.
+    """
+
+    out: Path = option(Path("report"), "FOLDER")
+    reference: str | None = option(
+        None,
+        "NAME",
+        "that of the comparison which wrote the files, else nuts where one of several files is",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What 'pyro-bnn fit' fits, and where that goes.
+
+    Args:
+        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list', or NAME@PRIOR.
+        out: Folder of the fit; made where it does not exist.
+        all_rows: Fit every row, so that none is held out for scores.
+    """
+
+    method: str = option(..., "NAME")
+    out: Path = option(Path("fit"), "FOLDER")
+    all_rows: bool = option(False, None, True, "--all-rows")  # noqa: FBT003
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What 'pyro-bnn predict' predicts from, and where that goes.
+
+    Args:
+        posterior: Folder that 'pyro-bnn fit' wrote.
+        out: CSV file of the predictions; - is standard output.
+        level: Probability of the interval from low to high.
+        samples: Draws of the posterior.
+        seed: Seed of all draws.
+    """
+
+    posterior: Path = option(..., "FOLDER")
+    out: Path = option(Path("predictions.csv"), "FILE")
+    level: float = option(0.95, "P")
+    samples: int | None = option(
+        None, "N", "1,000, or all that a sampler stored where they are fewer", min=2
+    )
+    seed: int = option(0, "N", min=0, max=2**32 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What 'pyro-bnn sbc' simulates, and where the ranks go.
+
+    Args:
+        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list', or NAME@PRIOR.
+        out: Folder of the ranks; made where it does not exist.
+        rows: How many training rows, the first ones, each simulation has.
+        simulations: Simulated data sets, at least 20.
+        draws: Draws that the truth is ranked among, one less than a multiple of 20; or that a
+            guide's probabilities are taken from, any number.
+        ranks: Rank the truth among the draws of a guide that has a density, too.
+    """
+
+    method: str = option("nuts", "NAME")
+    out: Path = option(Path("sbc"), "FOLDER")
+    rows: int = option(40, "N", min=1)
+    simulations: int = option(200, "N", min=1)
+    draws: int | None = option(None, "N", "99, or 999", min=1)
+    ranks: bool = option(False, None, True, "--ranks")  # noqa: FBT003
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What 'pyro-bnn prior' draws, and where the picture goes.
+
+    Args:
+        out: Picture to write, .png, .svg or .pdf.
+        along: Of several inputs along their first principal direction, or along each of the first
+            eight with the others at 0.
+        draws: Functions drawn from each prior.
+        seed: Seed of all draws.
+    """
+
+    out: Path = option(Path("prior.png"), "FILE")
+    along: Literal["principal", "features"] = option("principal")
+    draws: int = option(1_000, "N", min=400)
+    seed: int = option(0, "N", min=0, max=2**32 - 1)
+
+
+INPUTS = option(
+    "",
+    "NAME|PATH",
+    "one input from -2 to 2",
+    help="Data set as in the other commands, of which only the inputs are used.",
+)
+PRIORS = option("normal", "NAME,NAME,...", help="Priors of 'pyro-bnn list', drawn together.")
+"""Options of 'pyro-bnn prior' in place of those of the same names."""

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.cli.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
-from pyro_bnn.data.csv_file import count_rows
+from pyro_bnn.data.arrays import count_rows
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
 from pyro_bnn.diagnostics.bands import simulated_pit
 from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
@@ -54,7 +53,7 @@ class FilePredictions:
         training: That of the training rows.
         scores: Lines on how the predictions compare with the file's target; none without it.
         starts: How the columns of each target begin; none for classes.
-        novelty: The training rows that the rows are measured to; None in fits of earlier versions.
+        novelty: The training rows that the rows are measured to.
         distance: Distance of each row to the nearest of these ``[N]``, in the model's units.
     """
 
@@ -63,21 +62,19 @@ class FilePredictions:
     epistemic: np.ndarray
     training: Uncertainty
     scores: list[str]
-    starts: tuple[str, ...] = ()
-    novelty: Novelty | None = None
-    distance: np.ndarray | None = None
+    starts: tuple[str, ...]
+    novelty: Novelty
+    distance: np.ndarray
 
     @property
-    def p_value(self) -> np.ndarray | None:
+    def p_value(self) -> np.ndarray:
         """Conformal p-value of each distance ``[N]``; see :class:`Novelty`."""
-        if self.novelty is None or self.distance is None:
-            return None
         return self.novelty.p_value(self.distance)
 
     @property
-    def is_far(self) -> np.ndarray | None:
+    def is_far(self) -> np.ndarray:
         """Whether a row is farther from the training rows than all but 5 % of these ``[N]``."""
-        return None if self.p_value is None else self.p_value <= LEVEL
+        return self.p_value <= LEVEL
 
     @property
     def ratio(self) -> np.ndarray | None:
@@ -94,14 +91,16 @@ class FilePredictions:
     def text(self) -> str:
         """The file's columns as they were, then the predictions; the file's separator."""
         buffer = io.StringIO()
-        writer = csv.writer(buffer, delimiter=self.rows.separator, lineterminator="\n")
-        writer.writerow([*self.rows.header, *self.columns])
+        writer = csv.writer(buffer, delimiter=self.rows.file.separator, lineterminator="\n")
+        writer.writerow([*self.rows.file.header, *self.columns])
         predicted = {name: _fields(values) for name, values in self.columns.items()}
         for start in self.starts:
             width = self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
             for name in PLACES:
                 predicted[f"{start}_{name}"] = _fields(self.columns[f"{start}_{name}"], width)
-        for own, new in zip(self.rows.fields, zip(*predicted.values(), strict=True), strict=True):
+        for own, new in zip(
+            self.rows.file.rows, zip(*predicted.values(), strict=True), strict=True
+        ):
             writer.writerow([*own, *new])
         return buffer.getvalue()
 
@@ -117,11 +116,6 @@ class FilePredictions:
             yield f"Copied {what} not of the fit: {', '.join(map(repr, unused[:5]))}{more}"
 
     def _far(self) -> str:
-        if self.novelty is None or self.is_far is None:
-            return (
-                f"{DISTANCE} is empty: the fit holds no training inputs, as those of earlier "
-                "versions; fit again to see which rows are far from them"
-            )
         num_training = len(self.novelty.x)
         if (least := 1 / (num_training + 1)) > LEVEL:
             return (
@@ -182,46 +176,48 @@ def predict_file(
     targets = fit.target_names or fit.target_name
     rows = read_new_rows(path, fit.columns, targets, fit.class_names)
     num_targets = len(fit.target_names or (1,))
-    posterior, blocks = fit.posterior, []
+    posterior, measure = fit.posterior, fit.uncertainty.measure
     z = posterior.in_blocks(posterior.count(num_samples), seed)
     yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
     is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
     is_number = fit.class_names is None
     at_once = _rows_at_once(len(z), num_targets) if is_number else ROWS_AT_ONCE
+    blocks = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
             noise_seed = derived_seed(seed, block + 2) if block else seed  # else noise recurs
             prediction = _predict(fit, rows.x[index], z, noise_seed)
-            y = None if rows.y is None else rows.y[index]
-            columns, extra = _predict_block(fit, prediction, y, level, noise_seed)
+            found = prediction.columns(level)
+            if rows.y is not None:
+                found |= _of_target(prediction, rows.y[index], level, noise_seed)
             if not is_same:
                 prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
-            measure = fit.uncertainty.measure
-            extra["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
-            blocks.append((columns, extra))
-    columns, extra = (
-        {name: np.concatenate([block[part][name] for block in blocks]) for name in blocks[0][part]}
-        for part in (0, 1)
-    )
-    _check_names(path, rows, columns)
-    starts = _starts(fit)
+            found["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
+            blocks.append(found)
+    whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    columns = {name: values for name, values in whole.items() if name.startswith("predicted")}
+    own = {*columns, DISTANCE, P_VALUE, RATIO}
+    if taken := [name for name in rows.file.header if name in own]:
+        raise DataError(
+            f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
+            "write: rename or drop it"
+        )
+    starts = column_starts(fit.target_names) if is_number else ()
     _warn_of_moments(columns, starts)
-    scores = [] if rows.y is None else _scores(fit, columns, extra, to_numpy(rows.y), level)
-    found = FilePredictions(
+    predictions = FilePredictions(
         rows=rows,
         columns=columns,
-        epistemic=extra["epistemic"],
+        epistemic=whole["epistemic"],
         training=fit.uncertainty,
-        scores=scores,
+        scores=[] if rows.y is None else list(_scores(fit, whole, to_numpy(rows.y), starts, level)),
         starts=starts,
         novelty=fit.novelty,
         distance=_distance(fit, rows.x),
     )
-    last = {DISTANCE: found.distance, P_VALUE: found.p_value, RATIO: found.ratio}
-    empty = np.full(len(rows.x), np.nan)
-    columns.update({name: empty if value is None else value for name, value in last.items()})
-    return found
+    ratio = np.full(len(rows.x), np.nan) if predictions.ratio is None else predictions.ratio
+    columns |= {DISTANCE: predictions.distance, P_VALUE: predictions.p_value, RATIO: ratio}
+    return predictions
 
 
 def write_predictions(predictions: FilePredictions, out: Path, source: Path) -> None:
@@ -272,11 +268,6 @@ def _holds_predictions(path: Path) -> bool:
     return first.rstrip("\r\n").endswith(tuple(f"{separator}{RATIO}" for separator in ",;\t"))
 
 
-def _starts(fit: SavedFit) -> tuple[str, ...]:
-    """How the columns of each target begin; none for classes."""
-    return () if fit.class_names is not None else column_starts(fit.target_names)
-
-
 def _rows_at_once(num_draws: int, num_targets: int) -> int:
     """How many rows of numbers are predicted together, so that their draws fit in half the bound.
 
@@ -308,13 +299,11 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     )
 
 
-def _distance(fit: SavedFit, x: Tensor) -> np.ndarray | None:
+def _distance(fit: SavedFit, x: Tensor) -> np.ndarray:
     """Distance of rows ``[N, I]`` in the user's units to the training rows, in those of the model.
 
     They are rounded to float32 as the training rows are, so that a copy of one is at 0.
     """
-    if fit.novelty is None:
-        return None
     x = torch.nan_to_num(_in_its_units(fit, x).float())  # beyond float32: the largest
     return fit.novelty.distance(to_numpy(x.flatten(1)))
 
@@ -330,43 +319,23 @@ def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
     return x if inputs is None else inputs.transform(x)
 
 
-Block: TypeAlias = "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"
-
-
-def _predict_block(
-    fit: SavedFit, prediction: Prediction, y: Tensor | None, level: float, seed: int
-) -> Block:
-    """Columns for the file, and what is computed beside them, for up to ROWS_AT_ONCE rows."""
-    extra: dict[str, np.ndarray] = {}
-    if y is not None:
-        extra["log_score"] = to_numpy(prediction.log_prob(y)).astype(float)
-    if fit.class_names is not None:
-        probs = to_numpy(prediction.probs).astype(float)  # [N, C]
-        extra["probs"] = probs
-        return prediction.columns(level), extra
-    starts = _starts(fit)
-    if y is not None:
-        draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
-        observed = to_numpy(y).reshape(len(y), -1)
-        pits = [pit(draws[..., o], observed[:, o], seed=seed) for o in range(len(starts))]
-        extra["pit"] = np.stack(pits, axis=1)  # [N, O]
-        covered = [
-            covered_share(simulated_pit(draws[..., o], observed[:, o], seed=seed), level)
-            for o in range(len(starts))
-        ]
-        extra["covered"] = len(y) * np.stack(covered, axis=1)[None]  # [1, S, O] of a block
-        if len(starts) > 1 and prediction.has_target_densities:
-            extra["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
-    return prediction.columns(level), extra
-
-
-def _check_names(path: Path, rows: NewRows, columns: dict[str, np.ndarray]) -> None:
-    taken = [name for name in rows.header if name in {*columns, DISTANCE, P_VALUE, RATIO}]
-    if taken:
-        raise DataError(
-            f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
-            "write: rename or drop it"
-        )
+def _of_target(prediction: Prediction, y: Tensor, level: float, seed: int) -> dict[str, np.ndarray]:
+    """What scores are made of, for up to ROWS_AT_ONCE rows."""
+    found = {"log_score": to_numpy(prediction.log_prob(y)).astype(float)}
+    if not y.is_floating_point():  # labels
+        return {**found, "probs": to_numpy(prediction.probs).astype(float)}  # [N, C]
+    draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
+    observed = to_numpy(y).reshape(len(y), -1)
+    pits, shares = [], []
+    for o in range(observed.shape[1]):
+        of = draws[..., o], observed[:, o]
+        pits.append(pit(*of, seed=seed))
+        shares.append(covered_share(simulated_pit(*of, seed=seed), level))
+    found["pit"] = np.stack(pits, axis=1)  # [N, O]
+    found["covered"] = len(y) * np.stack(shares, axis=1)[None]  # [1, S, O] of a block
+    if observed.shape[1] > 1 and prediction.has_target_densities:
+        found["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
+    return found
 
 
 def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> None:
@@ -382,38 +351,30 @@ def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> N
 
 
 def _scores(
-    fit: SavedFit,
-    columns: dict[str, np.ndarray],
-    extra: dict[str, np.ndarray],
-    y: np.ndarray,
-    level: float,
-) -> list[str]:
+    fit: SavedFit, found: dict[str, np.ndarray], y: np.ndarray, starts: Sequence[str], level: float
+) -> Iterator[str]:
     """Lines on how the predictions compare with the target: of all, then of each of several."""
-    log_score = _nats(extra["log_score"])
-    start = f"Against {fit.target_name!r} of {count_rows(len(y))}: {log_score}"
+    start = f"Against {fit.target_name!r} of {count_rows(len(y))}: {_nats(found['log_score'])}"
     if fit.class_names is not None:
-        return [f"{start}, accuracy {100 * accuracy(extra['probs'], y):.1f} %"]
-    y = y.reshape(len(y), -1)
-    each = []
-    for o, name in enumerate(_starts(fit)):
-        point, what = columns[f"{name}_mean"], ""
+        yield f"{start}, accuracy {100 * accuracy(found['probs'], y):.1f} %"
+        return
+    if fit.target_names is not None:
+        yield start
+    for o, name in enumerate(starts):
+        point, what, own = found[f"{name}_mean"], "", y.reshape(len(y), -1)[:, o]
         if not np.isfinite(point).all():
-            point, what = columns[f"{name}_median"], " of the median"
-        covered = coverage(extra["pit"][:, o], level, extra["covered"][..., o].sum(0) / len(y))
-        band = f"{100 * covered.low:.1f} to {100 * covered.high:.1f} %"
-        is_known = not math.isnan(covered.low)
-        allowed = f"its own posterior allows {band}" if is_known else "too few draws to check it"
-        each.append(
-            f"RMSE{what} {number(rmse(point, y[:, o]))}, {100 * level:g} % interval covers "
-            f"{100 * covered.observed:.1f} % ({allowed})"
+            point, what = found[f"{name}_median"], " of the median"
+        covered = coverage(found["pit"][:, o], level, found["covered"][..., o].sum(0) / len(y))
+        band = f"its own posterior allows {100 * covered.low:.1f} to {100 * covered.high:.1f} %"
+        line = (
+            f"RMSE{what} {number(rmse(point, own))}, {100 * level:g} % interval covers "
+            f"{100 * covered.observed:.1f} % "
+            f"({'too few draws to check it' if math.isnan(covered.low) else band})"
         )
-    if fit.target_names is None:
-        return [f"{start}, {each[0]}"]
-    alone = [""] * len(each)
-    if "target_log_score" in extra:
-        alone = [f"{_nats(values)}, " for values in extra["target_log_score"].T]
-    lines = zip(fit.target_names, alone, each, strict=True)
-    return [start, *(f"  {name!r} alone: {own}{rest}" for name, own, rest in lines)]
+        if "target_log_score" in found:
+            line = f"{_nats(found['target_log_score'][:, o])}, {line}"
+        alone = start if fit.target_names is None else f"  {fit.target_names[o]!r} alone"
+        yield f"{alone}{', ' if fit.target_names is None else ': '}{line}"
 
 
 def _nats(log_scores: np.ndarray) -> str:

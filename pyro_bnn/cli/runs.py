@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.methods import Method, comma_parts
+from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saves import Saves
+from pyro_bnn.cli.terminal import given
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
+from pyro_bnn.infer.engine import Engine
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
@@ -46,8 +50,8 @@ class Plan:
     """
 
     methods: Mapping[str, Method]
-    engines: Mapping[str, fits.Engine]
-    choice: networks.NetworkOptions
+    engines: Mapping[str, Engine[Any]]
+    choice: NetworkOptions
     reference: str | None
     progress: bool
     say: Callable[[str], object]
@@ -104,63 +108,55 @@ class Plan:
             OptionError: If a checkpoint is of another run.
         """
         with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:  # of what processes return
-            if num_processes == 1:
-                posteriors, diverged = fits.fit_all(
-                    self.engines,
-                    models,
-                    rows,
-                    seed=seed,
-                    progress=self.progress,
-                    say=self.say,
-                    saves=self.saves_of_each(),
-                )
-            else:
-                posteriors, diverged = self._fit_side_by_side(
-                    models, rows, seed, Path(folder), num_processes
-                )
+            done = None
+            if num_processes > 1:
+                done = self.fit_side_by_side(models, rows, seed, Path(folder), num_processes)
+            posteriors, diverged = self.fit(models, rows, seed, say=self.say, done=done)
             self.say("Comparing ...")
             judge = self.reference if self.reference in posteriors else None
             comparison = compare(posteriors, rows, reference=judge, seed=seed)
             comparison.save(out, command=self.command)
-        parts = (line.partition(": ") for line in diverged)
-        return comparison, {name: reason for name, _, reason in parts}
+        return comparison, diverged
 
-    def _fit_side_by_side(
+    def fit(
+        self, models: Mapping[str, Model], rows: Split, seed: int, **how: Any
+    ) -> tuple[dict[str, Posterior], dict[str, str]]:
+        """What :func:`fits.fit_all` does with engines and saves of the plan."""
+        saves, progress = self.saves_of_each(), self.progress
+        return fits.fit_all(
+            self.engines, models, rows, seed=seed, progress=progress, saves=saves, **how
+        )
+
+    def fit_side_by_side(
         self, models: Mapping[str, Model], rows: Split, seed: int, folder: Path, num_processes: int
-    ) -> tuple[dict[str, Posterior], list[str]]:
-        """What :func:`fits.fit_all` does, by processes: the longest fits begin first.
+    ) -> dict[str, Callable[[], Posterior]]:
+        """Run engines in processes, the longest first, but for those that wait for another fit.
 
-        Engines that start from the posterior of another one run here, after these.
+        Returns:
+            For :func:`fits.fit_all`, what loads each posterior, or raises why there is none.
         """
-        waits = [name for name in self.engines if fits.has_to_wait(name, self.engines, models)]
-        alone = [name for name in self.engines if name not in waits]
-        alone.sort(key=lambda name: -fits.expected_seconds(self.engines[name]))
-        paths = {
-            name: folder / f"{stem}.safetensors" for name, stem in file_names(self.methods).items()
+        seconds = {
+            name: fits.expected_seconds(engine)
+            for name, engine in self.engines.items()
+            if not fits.holds_fixed(engine, models[name])
         }
+        names = sorted(seconds, key=lambda name: -seconds[name])
+        stems = file_names(self.methods)
+        paths = {name: folder / f"{stems[name]}.safetensors" for name in names}
         reasons: dict[str, str | None] = side_by_side.run(
-            {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in alone},
+            {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in names},
             num_processes,
             torch.get_num_threads(),
             self.say,
             progress=self.progress,
         )
-        found = {
-            name: Posterior.load(paths[name], models[name])
-            for name in alone
-            if reasons[name] is None
-        }
-        for name in waits:
-            run = partial(fits.fit, name, self.engines, models, rows, seed=seed, earlier=found)
-            save = self.saves_of_each()[name]
-            try:
-                found[name] = run(progress=self.progress, say=self.say, save=save)
-            except DivergenceError as error:
-                reasons[name] = str(error)
-        lost = [f"{name}: {reasons[name]}" for name in self.engines if name not in found]
-        if not found:
-            raise DivergenceError("; ".join(lost))
-        return {name: found[name] for name in self.engines if name in found}, lost
+        return {name: partial(_outcome, paths[name], models[name], reasons[name]) for name in names}
+
+
+def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
+    if reason is not None:
+        raise DivergenceError(reason)
+    return Posterior.load(path, model)
 
 
 def _fit_one(
@@ -169,20 +165,10 @@ def _fit_one(
     """One fit of a plan, saved to a file; the reason where there is none."""
     with plan.notes():
         try:
-            posterior = fits.fit(
-                name,
-                plan.engines,
-                plan.models(rows, seed),
-                rows,
-                seed=seed,
-                progress=plan.progress,
-                say=say,
-                save=plan.saves_of_each()[name],
-                earlier={},
-            )
+            posteriors, _ = plan.fit(plan.models(rows, seed), rows, seed, say=say, only=name)
         except DivergenceError as error:
-            return str(error)
-    posterior.save(path)
+            return str(error).removeprefix(f"{name}: ")
+    posteriors[name].save(path)
     return None
 
 
@@ -213,17 +199,16 @@ def run_all(
             than there are cores.
     """
     threads = require_cores(num_processes, torch.get_num_threads())
-    total = len(splits) * len(seeds)
-    numbered = {
-        f"Run {i} of {total}": (rows, seed)
-        for i, (rows, seed) in enumerate(itertools.product(splits.values(), seeds), start=1)
-    }
+    every = list(itertools.product(splits.values(), seeds))
+    titled = {f"Run {i} of {len(every)}": run for i, run in enumerate(every, start=1)}
     if num_processes == 1:
-        runs = [_run_alone(plan, title, *run, out) for title, run in numbered.items()]
+        runs = []
+        for title, (rows, seed) in titled.items():
+            plan.say(f"{title}: {_description(rows, seed)}")
+            runs.append(_run(plan, rows, seed, out))
     else:
         tasks = {
-            title: partial(_run_beside_others, plan, title, *run, out)
-            for title, run in numbered.items()
+            title: partial(_run_beside, plan, title, *run, out) for title, run in titled.items()
         }
         beside = side_by_side.run(tasks, num_processes, threads, plan.say, progress=plan.progress)
         runs = list(beside.values())
@@ -299,22 +284,14 @@ def require_cores(num_processes: int, threads: int) -> int:
     return threads
 
 
-def _run_alone(plan: Plan, title: str, rows: Split, seed: int, out: Path) -> Run:
-    plan.say(f"{title}: {_description(rows, seed)}")
-    return _run(plan, rows, seed, out)
-
-
-def _run_beside_others(
+def _run_beside(
     plan: Plan, title: str, rows: Split, seed: int, out: Path, say: side_by_side.Say
 ) -> Run:
     """A run whose every line says which it is, as those of the others come between them."""
-
-    def say_which(line: str) -> None:
-        say(f"{title}: {line}")
-
+    plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
     with plan.notes():
-        say_which(_description(rows, seed))
-        return _run(dataclasses.replace(plan, say=say_which), rows, seed, out)
+        plan.say(_description(rows, seed))
+        return _run(plan, rows, seed, out)
 
 
 def _description(rows: Split, seed: int) -> str:
@@ -375,20 +352,19 @@ def numbers(text: str, option: str, largest: int = 2**32 - 1) -> list[int]:
     return found
 
 
-def one_or_several(single: int, several: str | None, name: str, *, given: bool) -> list[int]:
-    """Values of a pair of options such as ``--split 3`` and ``--splits 0-4``.
+def one_or_several(context: typer.Context, name: str, several: str) -> list[int]:
+    """Values of a pair of options such as ``--split 3``, an older spelling, and ``--splits 0-4``.
 
     Args:
-        single: Value of the option for one.
-        several: Value of the option for several, or None.
+        context: The command's.
         name: Of the option for one, such as ``"split"``.
-        given: Whether the option for one stood on the command line.
+        several: Value of the option for several.
 
     Raises:
         OptionError: If both are given, or the numbers cannot be read.
     """
-    if several is None:
-        return [single]
-    if given:
+    if not given(context, name):
+        return numbers(several, f"--{name}s")
+    if given(context, f"{name}s"):
         raise OptionError(f"--{name} and --{name}s are both given: leave one of them out")
-    return numbers(several, f"--{name}s")
+    return [context.params[name]]

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import platform
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal
 
-import torch
-
-from pyro_bnn.cli import fit_file, training_file
+from pyro_bnn.cli import training_file
 from pyro_bnn.cli.networks import Network
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split, names
 from pyro_bnn.data.csv_file import Column, read_columns
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.split import Table, holds_counts, make_split
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.files.atomic import made_folder, output
+from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.report.evaluation.held_out import held_out
 
-POSTERIOR_FILE, TRAINING_FILE, FIT_FILE = (
-    "posterior.safetensors",
-    "training.safetensors",
-    "fit.json",
-)
+POSTERIOR_FILE, TRAINING_FILE = "posterior.safetensors", "training.safetensors"
+FIT_FILE = "fit.json"
 FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
+FORMAT, VERSION = "pyro_bnn fit", 2
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
 LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
+BYTES_OF_A_WEIGHT = 2  # of the narrowest dtype
+BYTES_OF_A_LAYER = 20  # its sites are named, with their shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,7 @@ class SavedFit:
         held_out: Scores on the held-out rows, by name; None where there were none.
         command: What was run.
         target_names: Names of several targets; None where there is one.
-        novelty: The inputs of these rows, or of some of many, to which new rows are measured; None
-            where it is not known.
+        novelty: The inputs of these rows, or of some of many, to which new rows are measured.
     """
 
     posterior: Posterior
@@ -70,8 +72,8 @@ class SavedFit:
     uncertainty: Uncertainty
     held_out: Mapping[str, float] | None
     command: str
-    target_names: tuple[str, ...] | None = None
-    novelty: Novelty | None = None
+    target_names: tuple[str, ...] | None
+    novelty: Novelty
 
     @classmethod
     def of(
@@ -119,23 +121,13 @@ class SavedFit:
         """The scores on held-out rows, with a line for each of several targets, or why not."""
         if self.held_out is None:
             return f"All {self.num_rows:,} rows were fitted: none is left to score"
-        found = dict(self.held_out)
-        parts = [f"log score {number(found['log_score'])} nats a row"]
-        if "accuracy" in found:
-            parts.append(f"accuracy {100 * found['accuracy']:.1f} %")
-        else:
-            unit = "" if self.target_name is None else f" ({self.target_name})"
-            unit = unit if self.target_names is None else " sds of each target"
-            parts.append(f"RMSE {number(found['rmse'])}{unit}")
-            parts.append(f"95 % interval covers {100 * found['coverage']:.1f} %")
-        lines = [f"Held-out, {found['rows']:,} rows: {', '.join(parts)}"]
-        for name in self.target_names or ():
-            own = [f"RMSE {number(found[f'rmse of {name}'])}"]
-            if f"log_score of {name}" in found:
-                own.insert(0, f"log score {number(found[f'log_score of {name}'])} nats a row")
-            own.append(f"95 % interval covers {100 * found[f'coverage of {name}']:.1f} %")
-            lines.append(f"  {name}: {', '.join(own)}")
-        return "\n".join(lines)
+        unit = "" if self.target_name is None else f" ({self.target_name})"
+        unit = unit if self.target_names is None else " sds of each target"
+        lines = [f"Held-out, {self.held_out['rows']:,} rows: {_words(self.held_out, unit=unit)}"]
+        alone = (
+            f"  {name}: {_words(self.held_out, f' of {name}')}" for name in self.target_names or ()
+        )
+        return "\n".join([*lines, *alone])
 
     def save(self, folder: str | Path) -> None:
         """Write ``posterior.safetensors``, ``training.safetensors`` and ``fit.json``.
@@ -147,14 +139,9 @@ class SavedFit:
         """
         folder = made_folder(folder)
         plain = dataclasses.replace(self, posterior=None, novelty=None)  # type: ignore[arg-type]  # not copied
-        document = {
-            "format": fit_file.FORMAT,
-            "version": fit_file.VERSION,
-            **dataclasses.asdict(plain),
-        }
+        document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(plain)}
         del document["posterior"], document["novelty"]
-        document["method"] = self.posterior.method
-        document["seed"] = self.posterior.seed
+        document |= {"method": self.posterior.method, "seed": self.posterior.seed}
         document["versions"] = dict(_versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
         try:  # all are written before any takes its place
@@ -179,23 +166,141 @@ class SavedFit:
             FileFormatError: If it is missing, damaged, foreign or newer.
             SiteError: If its posterior is not of its network.
         """
-        folder = Path(folder)
-        path = folder / FIT_FILE
-        if not path.is_file():
-            raise FileFormatError(
-                f"{str(folder)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
-            )
-        document = fit_file.read_document(path)
+        path, stored = Path(folder, FIT_FILE), Path(folder, POSTERIOR_FILE)
+        document, kinds = _document(path), typing.get_type_hints(cls)
+        del kinds["posterior"], kinds["novelty"]
         try:
-            values = fit_file.values(document)
-            fit_file.check_size(values["network"], folder / POSTERIOR_FILE)
+            values = {name: _read(kind, document[name], name) for name, kind in kinds.items()}
+            _check(values)
+            _check_size(values["network"], stored)
             model = values["network"].build()
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             what = str(error) if isinstance(error, BNNError) else repr(error)
             raise FileFormatError(f"{path} is damaged: {what}") from error
-        posterior = Posterior.load(folder / POSTERIOR_FILE, model)
-        novelty = training_file.read(folder / TRAINING_FILE, values["columns"])
+        posterior = Posterior.load(stored, model)
+        novelty = training_file.read(Path(folder, TRAINING_FILE), values["columns"])
         return cls(posterior=posterior, novelty=novelty, **values)
+
+
+# The file fit.json, which is read without trust
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileFormatError(
+            f"{str(path.parent)!r} is not a folder of 'pyro-bnn fit': it has no {FIT_FILE}"
+        )
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is not of 'pyro-bnn fit'")
+    version = document.get("version")
+    if version != VERSION:
+        is_newer = type(version) is int and version > VERSION
+        raise FileFormatError(
+            f"{path} has format version {version!r:.50}, this package reads {VERSION}; "
+            f"read it with the {'newer ' * is_newer}version that wrote it"
+        )
+    return document
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of a JSON document as what a field of a dataclass is annotated to be.
+
+    A whole number counts as a float, and a truth value as neither.
+
+    Raises:
+        KeyError, TypeError, ValueError: If it is something else.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is UnionType:
+        return None if value is None else _read(parts[0], value, name)
+    if origin is Literal:
+        if value not in parts:
+            raise ValueError(f"its {name} is {value!r:.50}")
+        return value
+    if origin is tuple and type(value) is list:
+        return tuple(_read(parts[0], item, name) for item in value)
+    if origin is Mapping and type(value) is dict:
+        return {key: _read(parts[1], item, key) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind) and type(value) is dict:
+        kinds: Any = typing.get_type_hints(kind)
+        made: Any = kind
+        return made(**{key: _read(kinds[key], item, key) for key, item in value.items()})
+    if origin or type(value) not in ((int, float) if kind is float else (kind,)):
+        expected = getattr(kind, "__name__", str(kind))
+        raise TypeError(f"{name} is a {type(value).__name__}, not a {expected}: {value!r:.50}")
+    return value
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Check that the values of a fit are in their ranges and belong together.
+
+    Raises:
+        KeyError: If a score is missing.
+        ValueError: If they are not.
+    """
+    network: Network = values["network"]
+    sizes = (network.num_inputs, network.num_outputs, network.num_classes, *network.hidden)
+    sizes += (network.depth, network.width, *(network.image_shape or ()))
+    if not all(size is None or size > 0 for size in sizes):
+        raise ValueError(f"sizes of its network are positive integers, not {sizes!r:.50}")
+    if math.prod(network.image_shape or (network.num_inputs,)) != network.num_inputs:
+        raise ValueError(f"its images of {network.image_shape!r:.50} are not its inputs")
+    if not abs(network.seed) < 1 << 63:
+        raise ValueError(f"its seed is {network.seed}")
+    num_inputs = sum(len(column.inputs) for column in values["columns"])
+    if num_inputs != network.num_inputs:
+        raise ValueError(
+            f"its columns are {num_inputs} inputs, its network has {network.num_inputs}"
+        )
+    classes, targets = values["class_names"], values["target_names"]
+    if (len(classes) if classes else None) != network.num_classes:
+        raise ValueError("its network has another number of classes than it has names")
+    if (len(targets) if targets else 1) != network.num_outputs:
+        raise ValueError("its network has another number of targets than it has names")
+    trained: Uncertainty = values["uncertainty"]
+    if any(math.isnan(value or 0) for value in (trained.median, trained.maximum)):
+        raise ValueError("its uncertainty is not a number")
+    if values["held_out"] is not None:
+        _words(values["held_out"])
+        for name in targets or ():
+            _words(values["held_out"], f" of {name}")
+
+
+def _check_size(network: Network, posterior: Path) -> None:
+    """Check that the weights of a network are not more than a file of its posterior holds.
+
+    Those of a network of images follow from its columns, each of which the file names, and from its
+    depth and width: a residual network has at least depth - 2 convolutions of width squared.
+
+    Raises:
+        FileFormatError: If they are.
+    """
+    if network.image_shape is not None:
+        layers = (network.depth or 2) - 2
+        weights = max(9 * layers, 1) * (network.width or 1) ** 2
+    else:
+        outputs = network.num_outputs * (network.num_classes or 1)
+        sizes = (network.num_inputs, *network.hidden, outputs)
+        layers = len(sizes)
+        weights = sum(rows * columns for rows, columns in itertools.pairwise(sizes))
+    least = BYTES_OF_A_WEIGHT * weights + BYTES_OF_A_LAYER * layers
+    if posterior.is_file() and posterior.stat().st_size < least:
+        raise FileFormatError(f"its network has {weights} weights, more than {posterior} holds")
+
+
+def _words(scores: Mapping[str, float], of: str = "", unit: str = "") -> str:
+    """Scores, of one target ``" of NAME"`` or of all, in words."""
+    parts = []
+    if not of or f"log_score{of}" in scores:
+        parts.append(f"log score {number(scores[f'log_score{of}'])} nats a row")
+    if "accuracy" in scores:
+        return ", ".join([*parts, f"accuracy {100 * scores['accuracy']:.1f} %"])
+    parts.append(f"RMSE {number(scores[f'rmse{of}'])}{unit}")
+    return ", ".join([*parts, f"95 % interval covers {100 * scores[f'coverage{of}']:.1f} %"])
+
+
+# What a fit is made of
 
 
 def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, ...]:
@@ -245,31 +350,6 @@ def _check_precision(split: Split) -> None:
             )
 
 
-def all_rows(split: Split) -> Split:
-    """The training and held-out rows of a split together, standardised anew, as training rows.
-
-    Counts stay as they are.
-
-    Returns:
-        A split whose ``train`` and ``test`` both are all rows.
-    """
-    parts = [part.to(dtype=torch.float64).raw() for part in (split.train, split.test)]
-    x, y = (torch.cat(pair) for pair in zip(*parts, strict=True))
-    table = Table(
-        x=x,
-        y=y,
-        task="counts" if holds_counts(split) else split.task,
-        name=split.name,
-        input_names=split.train.input_names,
-        target_name=split.train.target_name,
-        class_names=split.train.class_names,
-        note=split.note,
-        target_names=split.train.target_names,
-    )
-    every = torch.arange(len(x))
-    return make_split(table, every, every, index=split.index)
-
-
 def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, float]:
     """Scores on the held-out rows, as :func:`pyro_bnn.report.compare` has them.
 
@@ -284,8 +364,6 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
         ``rmse`` is in sds of each, and ``rmse of NAME``, ``coverage of NAME`` and, where there is
         one, ``log_score of NAME`` are in the units of one.
     """
-    from pyro_bnn.report.evaluation.held_out import held_out
-
     scores = held_out(posterior, split, posterior.count(None), seed)
     found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
     if scores.coverage is None:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
-import typer
-
+from pyro_bnn.cli.options import option
 from pyro_bnn.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -17,47 +16,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pyro_bnn")
 
-CheckpointOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Save the state of each run to this folder every half minute, and when Ctrl-C stops "
-        "it, for --resume.",
-        show_default="nothing is saved",
-    ),
-]
-ResumeOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on from the folder of --checkpoint, the other options being those of the command "
-        "that was stopped.",
-    ),
-]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Saves:
     """Where a run, or each of several, is saved, and whether it goes on from there.
 
-    Attributes:
-        folder: The folder; None for none.
-        resume: Whether a run with a checkpoint goes on from it; without one it begins.
+    Args:
+        checkpoint: Save the state of each run to this folder every half minute, and when Ctrl-C
+            stops it, for --resume.
+        resume: Go on from the folder of --checkpoint, the other options being those of the command
+            that was stopped.
 
     Raises:
         OptionError: If it is to go on from nowhere.
     """
 
-    folder: Path | None = None
-    resume: bool = False
+    checkpoint: Path | None = option(None, "FOLDER", "nothing is saved")
+    resume: bool = option(False, None, True, "--resume")  # noqa: FBT003
 
     def __post_init__(self) -> None:
-        if self.resume and self.folder is None:
+        if self.resume and self.checkpoint is None:
             raise OptionError("--resume needs --checkpoint FOLDER: where the run was saved")
 
     def within(self, name: str) -> Saves:
         """Those of one run of several, in a folder of this name."""
-        return self if self.folder is None else Saves(self.folder / name, self.resume)
+        if self.checkpoint is None:
+            return self
+        return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
     @property
     def place(self) -> str | None:
@@ -68,7 +53,7 @@ class Saves:
         """
         from pyro_bnn.infer.checkpoints.checkpoint import read_checkpoint
 
-        saved = None if self.folder is None else read_checkpoint(self.folder)
+        saved = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
         if saved is None:
             return None
         return "the end" if saved["is_complete"] else str(saved["place"])
@@ -87,13 +72,13 @@ class Saves:
             OptionError: If the checkpoint is of other data: an error of data may lose one run of
                 several, and this is none.
         """
-        if self.folder is None:
+        if self.checkpoint is None:
             return run()
         place = self.place if self.resume else None
         if place is not None:
             say(f"{label}resumed at {place}")
         try:
-            return run(checkpoint=self.folder, resume=place is not None)
+            return run(checkpoint=self.checkpoint, resume=place is not None)
         except DataError as error:
             if place is None:
                 raise
@@ -114,14 +99,14 @@ def check(top: Saves, each: Iterable[Saves]) -> None:
         FileFormatError: If a checkpoint is damaged, foreign or newer.
         OptionError: If there is one, and its run is not to go on from it.
     """
-    held = [one.folder for one in each if one.place is not None]
+    held = [one.checkpoint for one in each if one.place is not None]
     if held and not top.resume:
         raise OptionError(
             f"{held[0]} holds a checkpoint already: add --resume to go on from it, or name "
             "another folder"
         )
     if top.resume and not held:
-        logger.warning("%s holds no checkpoint: all starts at the beginning", top.folder)
+        logger.warning("%s holds no checkpoint: all starts at the beginning", top.checkpoint)
 
 
 def more_to_go_on(args: Sequence[str]) -> list[str] | None:

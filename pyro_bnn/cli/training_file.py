@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,17 +41,17 @@ def novelty(x: Float[Tensor, "N ..."], columns: Sequence[Column], seed: int) -> 
     return Novelty(to_numpy(rows.float()), _sizes(columns))
 
 
-def write(novelty: Novelty | None, path: Path) -> None:
+def write(novelty: Novelty, path: Path) -> None:
     """Write the rows, in float32.
 
     Raises:
         OutputError: If the file cannot be written.
     """
-    x = None if novelty is None else torch.tensor(novelty.x, dtype=torch.float32)
+    x = torch.tensor(novelty.x, dtype=torch.float32)
     write_tensors({"format": FORMAT, "version": VERSION, "x": x}, path)
 
 
-def read(path: Path, columns: Sequence[Column]) -> Novelty | None:
+def read(path: Path, columns: Sequence[Column]) -> Novelty:
     """What was written.
 
     Raises:
@@ -61,9 +62,8 @@ def read(path: Path, columns: Sequence[Column]) -> Novelty | None:
         raise FileFormatError(
             f"{path} does not hold training inputs as this package writes them; fit again"
         )
-    x, sizes = document.get("x"), _sizes(columns)
-    if x is None:
-        return None
+    x: Any = document.get("x")
+    sizes = _sizes(columns)
     is_table = isinstance(x, Tensor) and x.dtype == torch.float32 and x.ndim == 2 and len(x) > 0
     if not is_table or x.shape[1] != sum(sizes) or not bool(x.isfinite().all()):
         raise FileFormatError(f"{path} is damaged: its rows are not {sum(sizes)} finite numbers")

@@ -36,149 +36,129 @@ def to_tensor(values: ArrayLike, what: str) -> Tensor:
 
     Raises:
         DataError: If the values are text, complex numbers, dates or other objects, whole numbers
-            that int64 does not have, masked, or a tensor that is sparse or without values.
+            beyond 2^53, masked, or a tensor that is sparse or without values.
         ShapeError: If nested lists have different lengths.
 
     Example:
         >>> to_tensor([[1, 2], [3, 4]], "x").dtype
         torch.int64
     """
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor) and values.is_floating_point():
         return _plain(values, what)
     array = to_numpy(values, what)
+    if isinstance(values, Tensor) and not values.is_complex():
+        return values.to(torch.int64)
     if array.dtype.kind == "O":
         array = _numbers(array, what)
     if array.dtype.kind not in "biuf":
-        raise DataError(_not_numbers(what, array))
-    if array.dtype == np.uint64:
-        _check_int64(int(array.max(initial=0)), what)
-    return torch.tensor(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+        example = "" if array.size == 0 else f", for instance {reprlib.repr(array.ravel()[0])}"
+        raise DataError(f"{what} must hold real numbers, got dtype {array.dtype}{example}")
+    dtype = np.float64 if array.dtype.kind == "f" else np.int64
+    return torch.tensor(array.astype(dtype))
 
 
 def _plain(values: Tensor, what: str) -> Tensor:
-    """The values of a tensor of any kind, dense and without its graph."""
-    if values.is_complex():
-        raise DataError(f"{what} holds complex numbers ({values.dtype}); expected real numbers")
+    """A dense tensor without its graph, half precision widened."""
     if values.layout != torch.strided or values.is_quantized or values.is_meta:
-        kind = "without values" if values.is_meta else f"of layout {values.layout}"
         raise DataError(
-            f"{what} is a tensor {kind} ({values.dtype}); expected a dense one of plain numbers, "
-            "such as x.to_dense() or x.dequantize() gives"
+            f"{what} is a tensor of {values.dtype}, {values.layout}, on {values.device}; expected "
+            "a dense one of plain numbers, such as x.to_dense() or x.dequantize() gives"
         )
-    tensor: Tensor = values.detach()
-    if tensor.is_floating_point():
-        return tensor if tensor.itemsize >= HALF_BYTES else tensor.to(torch.float32)
-    if tensor.dtype == torch.uint64 and tensor.numel():
-        _check_int64(int(tensor.cpu().numpy().max()), what)
-    return tensor.to(torch.int64)
+    is_half = values.is_floating_point() and values.itemsize < HALF_BYTES
+    return values.detach().to(torch.float32) if is_half else values.detach()
 
 
 def _numbers(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    """Numbers among Python objects as float64; missing ones are NaN."""
+    """Numbers among Python objects as float64; missing ones are NaN. Others stay what they are."""
     try:
         numbers: np.ndarray[Any, Any] = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise DataError(_not_numbers(what, array)) from None
-    for given, number in zip(array.ravel(), numbers.ravel(), strict=True):
-        if isinstance(given, int) and int(number) != given:
-            raise DataError(_inexact(what, given))
+        return array
+    for value in array.flat:
+        if isinstance(value, int):
+            _check_whole(np.array(value), what)
     return numbers
 
 
-def _check_whole(series: Any, what: str) -> None:
-    """Refuse a column of whole numbers that floating columns beside it would round."""
-    if series.dtype.kind in "iu":
-        present = series.dropna()
-        for value in present[(present > EXACT) | (present < -EXACT)]:
-            if int(float(value)) != int(value):
-                raise DataError(_inexact(what, int(value)))
+def _check_whole(values: Any, what: str) -> None:
+    """Refuse whole numbers, of NumPy or a column of pandas, of which float64 does not have all."""
+    if values.dtype.kind in "iuO" and values.size:
+        largest = max(int(values.max()), int(values.min()), key=abs)
+        if abs(largest) > EXACT:
+            raise DataError(
+                f"{what} holds whole numbers beyond 2^53, such as {largest}: float64 does not have "
+                "all of these, so that different ones would become equal; subtract an offset, or "
+                "drop it if it is an identifier"
+            )
 
 
-def _check_int64(largest: int, what: str) -> None:
-    if largest > torch.iinfo(torch.int64).max:
-        raise DataError(
-            f"{what} holds whole numbers beyond int64, the largest {largest}; subtract an offset, "
-            "or pass floating numbers"
-        )
-
-
-def to_floating(values: Tensor, what: str) -> Tensor:
-    """Numbers in float64, or in float32 on a device without it, as MPS.
-
-    Args:
-        values: Floating or whole numbers of any shape.
-        what: What the array is called in error messages.
-
-    Raises:
-        DataError: If a whole number has no float64: equal ones might be different numbers.
-    """
-    if values.device.type == "mps":
-        return values.to(torch.float32)
-    result = values.to(torch.float64)
-    if values.is_floating_point() or int(result.abs().max() if result.numel() else 0) < EXACT:
-        return result
-    lost = (result.to(torch.int64) != values).flatten()
-    if bool(lost.any()):
-        raise DataError(_inexact(what, int(values.flatten()[lost][0])))
-    return result
+def to_floating(values: Tensor) -> Tensor:
+    """Numbers in float64, or in float32 on a device without it, as MPS."""
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
 def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
-    """Convert anything but a tensor to a NumPy array; missing values of pandas become NaN.
+    """Convert anything to a NumPy array; missing values of pandas become NaN.
 
     Args:
-        values: NumPy array, pandas object or nested list; text is allowed.
+        values: Tensor, NumPy array, pandas object or nested list; text is allowed.
         what: What the array is called in error messages.
 
     Returns:
         The same shape and, as far as NumPy has it, the same dtype.
 
     Raises:
-        DataError: If a column of a data frame is not numeric; names the column.
+        DataError: If a column of a data frame is not numeric (names the column), there are whole
+            numbers beyond 2^53, or values are masked.
         ShapeError: If nested lists have different lengths.
     """
     if isinstance(values, Tensor):
-        tensor = _plain(values, what).cpu()
-        return np.asarray(tensor.bool() if values.dtype == torch.bool else tensor)
-    if np.ma.is_masked(values):
+        array = _plain(values, what).cpu().numpy()
+    elif hasattr(values, "isna"):
+        array = _of_pandas(values, what)
+    elif np.ma.is_masked(values):
         raise DataError(
             f"{what} has {int(values.mask.sum())} masked values of {values.size}; fill "
             "these values or drop these rows"
         )
-    if hasattr(values, "columns") and hasattr(values, "dtypes"):  # a pandas data frame
-        for name, dtype in zip(values.columns, values.dtypes, strict=True):
-            if dtype.kind not in "biuf":
-                raise DataError(
-                    f"{what}: column {str(name)!r} holds {dtype}, not numbers; encode it "
-                    "(pandas.get_dummies) or let data.load read the CSV"
-                )
-        if all(dtype.kind in "biu" for dtype in values.dtypes) and not values.isna().any(axis=None):
-            _check_int64(int(values.max(axis=None)) if values.size else 0, what)
-            return np.asarray(values.to_numpy(dtype=np.int64))
-        for column in range(values.shape[1]):
-            _check_whole(values.iloc[:, column], what)
-        return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
-    if hasattr(values, "isna") and hasattr(values, "dtype"):  # a pandas series or index
+    else:
+        if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
+            values = [to_numpy(value, what) for value in values]
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise ShapeError(
+                f"{what} is not rectangular: its rows have different lengths ({error})"
+            ) from error
+    if array.dtype.kind in "iu":
+        _check_whole(array, what)
+    return array
+
+
+def _of_pandas(values: Any, what: str) -> np.ndarray[Any, Any]:
+    """The numbers of a data frame; of a series or index, which may hold anything."""
+    if not hasattr(values, "columns"):
         if values.dtype.kind not in "biuf":
             return np.asarray(values.to_numpy(dtype=object))
-        if values.isna().any():
-            _check_whole(values, what)
-            return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
-    if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
-        values = [to_numpy(value, what) for value in values]
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise ShapeError(
-            f"{what} is not rectangular: its rows have different lengths ({error})"
-        ) from error
+        return _of_pandas(values.to_frame(), what)[:, 0]
+    for place, (name, dtype) in enumerate(zip(values.columns, values.dtypes, strict=True)):
+        if dtype.kind not in "biuf":
+            raise DataError(
+                f"{what}: column {str(name)!r} holds {dtype}, not numbers; encode it "
+                "(pandas.get_dummies) or let data.load read the CSV"
+            )
+        if dtype.kind in "iu":
+            _check_whole(values.iloc[:, place].dropna(), what)
+    is_whole = all(dtype.kind in "biu" for dtype in values.dtypes)
+    if is_whole and not values.isna().any(axis=None):
+        return np.asarray(values.to_numpy(dtype=np.int64))
+    return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def column_names(values: ArrayLike) -> tuple[str, ...] | None:
     """Return the column names of a pandas data frame, None for everything else."""
-    if hasattr(values, "columns") and hasattr(values, "dtypes"):
-        return tuple(str(name) for name in values.columns)
-    return None
+    is_frame = hasattr(values, "columns") and hasattr(values, "dtypes")
+    return tuple(map(str, values.columns)) if is_frame else None
 
 
 def column_order(
@@ -230,9 +210,8 @@ def in_order(values: ArrayLike, known: Sequence[str] | None, what: str) -> Array
     """
     given = column_names(values)
     if given is not None and known is not None and set(given) != set(known):
-        numbers = list(range(len(given)))
-        if len(given) == len(known) and list(values.columns) == numbers:
-            return values
+        is_numbered = list(values.columns) == list(range(len(known)))
+        given = None if is_numbered else given
     order = column_order(given, known, what)
     return values if order is None else values.iloc[:, order]
 
@@ -281,13 +260,12 @@ def cast(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return result
 
 
-def check_rows(x: Tensor, y: Tensor, what: str = "") -> None:
+def check_rows(x: Tensor, y: Tensor) -> None:
     """Check that ``x [N, I]`` (or ``[N, C, H, W]``) and ``y [N]`` (or ``[N, O]``) are N > 0 rows.
 
     Args:
         x: Inputs.
         y: Targets.
-        what: Put before the message, for instance ``"training rows: "``.
 
     Raises:
         DataError: If there are no rows or no columns.
@@ -296,21 +274,18 @@ def check_rows(x: Tensor, y: Tensor, what: str = "") -> None:
     if x.ndim < 2:
         hint = "; write x[:, None] for one input" if x.ndim == 1 else ""
         raise ShapeError(
-            f"{what}x must be [N, I] (or [N, C, H, W] for images), got {list(x.shape)}{hint}"
+            f"x must be [N, I] (or [N, C, H, W] for images), got {list(x.shape)}{hint}"
         )
     if y.ndim not in (1, 2):
-        raise ShapeError(f"{what}y must be [N] or [N, O], got {list(y.shape)}")
+        raise ShapeError(f"y must be [N] or [N, O], got {list(y.shape)}")
     if x.shape[0] != y.shape[0]:
         raise ShapeError(
-            f"{what}x and y must have the same number of rows, got x {list(x.shape)} and "
+            f"x and y must have the same number of rows, got x {list(x.shape)} and "
             f"y {list(y.shape)}"
         )
-    if x.shape[0] == 0:
-        raise DataError(f"{what}the data are empty: x is {list(x.shape)}, y is {list(y.shape)}")
     if x.numel() == 0 or y.numel() == 0:
-        raise DataError(
-            f"{what}at least one column is needed: x is {list(x.shape)}, y is {list(y.shape)}"
-        )
+        why = "the data are empty" if len(x) == 0 else "at least one column is needed"
+        raise DataError(f"{why}: x is {list(x.shape)}, y is {list(y.shape)}")
 
 
 def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) -> None:
@@ -324,23 +299,18 @@ def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) 
     Raises:
         DataError: Names up to five columns, how many rows of each, and the first row.
     """
-    bad = ~torch.isfinite(values)
+    bad = ~torch.isfinite(values).reshape(len(values), -1)  # [N, columns]
     if not bad.any():
         return
-    num_rows = values.shape[0]
-    bad = bad.reshape(num_rows, -1)  # [N, columns]
-    counts = bad.sum(0)
-    columns = counts.nonzero().flatten().tolist()
-    first = int(bad.any(1).nonzero()[0])
-    if values.ndim == 1:
-        where = _rows(int(counts[0]))
-    else:
-        parts = [f"{_column(values, c, names)} ({_rows(int(counts[c]))})" for c in columns[:5]]
+    counts, where = bad.sum(0).tolist(), count_rows(int(bad.any(1).sum()))
+    if values.ndim > 1:
+        columns = [column for column, count in enumerate(counts) if count]
         more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
+        parts = (f"{_column(values, c, names)} ({count_rows(counts[c])})" for c in columns[:5])
         where = ", ".join(parts) + more
     raise DataError(
-        f"{what} holds NaN or infinity in {where} of {num_rows}, first in row {first}; "
-        "fill these values or drop these rows"
+        f"{what} holds NaN or infinity in {where} of {len(values)}, first in row "
+        f"{int(bad.any(1).nonzero()[0])}; fill these values or drop these rows"
     )
 
 
@@ -348,9 +318,7 @@ def _column(values: Tensor, column: int, names: Sequence[str] | None) -> str:
     if values.ndim > 2:
         place = np.unravel_index(column, tuple(values.shape[1:]))
         return f"element {[int(i) for i in place]}"
-    if names is None:
-        return f"column {column}"
-    return f"column {column} ({names[column]!r})"
+    return f"column {column}" if names is None else f"column {column} ({names[column]!r})"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -359,17 +327,6 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:MOST_NAMES])) + more
 
 
-def _rows(count: int) -> str:
+def count_rows(count: int) -> str:
+    """A number of rows in words."""
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def _inexact(what: str, number: int) -> str:
-    return (
-        f"{what} holds whole numbers that float64 does not have, such as {number}: different ones "
-        "would become equal; subtract an offset, or drop it if it is an identifier"
-    )
-
-
-def _not_numbers(what: str, array: np.ndarray[Any, Any]) -> str:
-    example = "" if array.size == 0 else f", for instance {reprlib.repr(array.ravel()[0])}"
-    return f"{what} must hold real numbers, got dtype {array.dtype}{example}"

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.data.arrays import EXACT
+from pyro_bnn.data.arrays import EXACT, count_rows
+from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import Table
 from pyro_bnn.data.tables import read_text, to_number
@@ -109,20 +110,16 @@ def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, 
     fields.check_missing(header)
     y, task, class_names = _targets(fields, chosen, task)
     columns = tuple(fields.describe(name) for name in header if name not in chosen)
-    table = Table(
-        x=fields.inputs(columns),
-        y=y,
-        task=task,
-        name=path.stem,
-        input_names=tuple(name for column in columns for name in column.inputs),
+    note = f"The target is the last column, {chosen[0]!r}; target= takes another."
+    data = Dataset(
+        fields.inputs(columns),
+        y,
+        input_names=[name for column in columns for name in column.inputs],
         target_name=", ".join(chosen),
         class_names=class_names,
-        note=""
-        if target
-        else f"The target is the last column, {chosen[0]!r}; target= takes another.",
-        target_names=tuple(chosen) if len(chosen) > 1 else None,
+        target_names=chosen if len(chosen) > 1 else None,
     )
-    return table, columns
+    return Table(data, task, path.stem, "" if target else note), columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -175,9 +172,8 @@ class Fields:
         except csv.Error as error:
             raise DataError(f"{str(path)!r}, line {reader.line_num}: {error}") from error
         header = [name.strip() for name in rows[0]]
-        _check_header(header, path, min_columns)
-        if len(rows) == 1:
-            raise DataError(f"{str(path)!r} has a header but no rows")
+        if fault := _fault(header, min_columns) or ("a header but no rows" * (len(rows) == 1)):
+            raise DataError(f"{str(path)!r} has {fault}")
         return cls(path=path, separator=separator, header=header, rows=rows[1:], lines=lines[1:])
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
@@ -279,36 +275,35 @@ class Fields:
         values = np.array([number(field) for field in text])
         bad = np.flatnonzero(~np.isfinite(values)).tolist()
         self.refuse(name, bad, "something else than finite numbers,", "mend these fields")
-        large = np.flatnonzero(np.abs(values) >= EXACT).tolist()
         lost = [
-            i for i in large if text[i].lstrip("+-").isdecimal() and int(text[i]) != int(values[i])
+            i
+            for i in np.flatnonzero(np.abs(values) >= EXACT).tolist()
+            if text[i].lstrip("+-").isdecimal() and abs(int(text[i])) > EXACT
         ]
         hint = "different ones would become equal: subtract an offset, or drop an identifier"
-        self.refuse(name, lost, "whole numbers that float64 does not have,", hint)
+        self.refuse(name, lost, "whole numbers beyond 2^53, which float64 does not all have,", hint)
         return values
 
 
-def _check_header(header: list[str], path: Path, min_columns: int) -> None:
+def _fault(header: list[str], min_columns: int) -> str:
+    """What a header has that it should not have; empty where it can be used."""
     if len(header) < min_columns:
-        raise DataError(
-            f"{str(path)!r} has one column, {header[0]!r}; expected inputs and a target, separated "
-            "by commas, semicolons or tabs"
+        return (
+            f"one column, {header[0]!r}; expected inputs and a target, separated by commas, "
+            "semicolons or tabs"
         )
     if all(not math.isnan(number(name, {})) for name in header):
-        raise DataError(
-            f"{str(path)!r} has no header: its first line is all numbers; put column names there"
-        )
+        return "no header: its first line is all numbers; put column names there"
     if "" in header:
-        raise DataError(
-            f"{str(path)!r}: column {header.index('')} has no name; if pandas wrote its index "
+        return (
+            f"a header in which column {header.index('')} has no name; if pandas wrote its index "
             "there, write with index=False"
         )
-    repeated = sorted(name for name, count in Counter(header).items() if count > 1)
-    if repeated:
+    if repeated := sorted(name for name, count in Counter(header).items() if count > 1):
         more = f" and {len(repeated) - 5} more names" if len(repeated) > 5 else ""
-        raise DataError(
-            f"{str(path)!r}: several columns are called {', '.join(map(repr, repeated[:5]))}{more}"
-        )
+        names = ", ".join(map(repr, repeated[:5]))
+        return f"a header in which several columns are called {names}{more}"
+    return ""
 
 
 def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
@@ -373,8 +368,3 @@ def number(text: str, words: Mapping[str, float] = TRUTH_VALUES) -> float:
         return to_number(text)
     except ValueError:
         return words.get(text.lower(), math.nan)
-
-
-def count_rows(count: int) -> str:
-    """A number of rows in words."""
-    return "1 row" if count == 1 else f"{count} rows"

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyro_bnn.data.arrays import (
-    ArrayLike,
-    cast,
-    check_finite,
-    check_rows,
-    column_names,
-    float_dtype,
-    series_name,
-    to_tensor,
-)
+from pyro_bnn.data import arrays
+from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.labels import coded
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError, OptionError, ShapeError
@@ -82,53 +74,45 @@ class Dataset:
         class_names: Sequence[str] | None = None,
         target_names: Sequence[str] | None = None,
     ) -> None:
-        dtype = float_dtype(x, y)
-        input_names = column_names(x) if input_names is None else tuple(input_names)
-        target_names = column_names(y) if target_names is None else tuple(target_names)
-        target_name = series_name(y) if target_name is None else target_name
+        dtype = arrays.float_dtype(x, y)
+        input_names = arrays.column_names(x) if input_names is None else tuple(input_names)
+        target_names = arrays.column_names(y) if target_names is None else tuple(target_names)
+        target_name = arrays.series_name(y) if target_name is None else target_name
         y, class_names = coded(y, class_names)
-        x = to_tensor(x, "x")
-        y = to_tensor(y, "y").to(x.device)
-        check_rows(x, y)
+        x = arrays.to_tensor(x, "x")
+        y = arrays.to_tensor(y, "y").to(x.device)
+        arrays.check_rows(x, y)
         if input_names is not None and len(input_names) != x.shape[1]:
             raise ShapeError(f"x has {x.shape[1]} columns but {len(input_names)} input_names")
-        check_finite(x, "x", input_names)
-        check_finite(y, "y")
+        arrays.check_finite(x, "x", input_names)
+        arrays.check_finite(y, "y")
         if x.is_floating_point() or inputs is not None:
-            x = cast(x, dtype, "x")
+            x = arrays.cast(x, dtype, "x")
         if y.is_floating_point():
-            y = cast(y, dtype, "y")
+            y = arrays.cast(y, dtype, "y")
         else:
             _check_whole(y, target, class_names)
-        _check_units(inputs, x, "inputs", "x")
-        _check_units(target, y, "target", "y")
+        for units, values in ((inputs, x), (target, y)):
+            if units is not None:
+                units.transform(values[:1])  # refuses those of other columns
         if y.ndim < 2 or y.shape[1] == 1:
             target_names = None
         elif target_names is not None and len(target_names) != y.shape[1]:
             raise ShapeError(f"y has {y.shape[1]} columns, but {len(target_names)} target_names")
-        values = {
-            "x": x,
-            "y": y,
-            "inputs": inputs,
-            "target": target,
-            "input_names": input_names,
-            "target_name": target_name,
-            "class_names": None if class_names is None else tuple(class_names),
-            "target_names": target_names,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        class_names = None if class_names is None else tuple(class_names)
+        own = (x, y, inputs, target, input_names, target_name, class_names, target_names)
+        self.__dict__.update(zip((field.name for field in fields(self)), own, strict=True))
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
     def __repr__(self) -> str:
         parts = [
-            f"{k} {list(v.shape)} {str(v.dtype)[6:]}" for k, v in (("x", self.x), ("y", self.y))
+            f"{name} {list(values.shape)} {str(values.dtype)[6:]}"
+            for name, values in (("x", self.x), ("y", self.y))
         ]
-        if self.target_name is not None:
-            parts.append(f"target_name={self.target_name!r}")
-        return f"Dataset({', '.join(parts)})"
+        name = "" if self.target_name is None else f", target_name={self.target_name!r}"
+        return f"Dataset({', '.join(parts)}{name})"
 
     @property
     def num_classes(self) -> int | None:
@@ -236,19 +220,4 @@ def _check_whole(y: Tensor, target: Standardiser | None, class_names: Sequence[s
         raise DataError(
             f"y: class labels must be 0 .. {len(class_names) - 1} for {len(class_names)} "
             f"class_names, got {int(y.max())}"
-        )
-
-
-def _check_units(units: Standardiser | None, values: Tensor, what: str, name: str) -> None:
-    if units is None:
-        return
-    row = tuple(values.shape[1:])
-    try:
-        fits = tuple(torch.broadcast_shapes(tuple(units.loc.shape), row)) == row
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ShapeError(
-            f"{what} has loc {list(units.loc.shape)}, which does not fit the rows of {name}, "
-            f"{list(row)} each"
         )

@@ -35,7 +35,7 @@ def fetch_uci(folder: str, sha256: str | None) -> Path:
         DataError: If the checksum fails, the download fails, or there is neither a file nor a
             checksum.
     """
-    local = _local_file(folder)
+    local = local_path("uci", folder, "data.txt")
     if local is not None and local.is_file():
         if sha256 is not None:
             check_sha256(local, sha256)
@@ -66,9 +66,10 @@ def check_sha256(path: Path, expected: str) -> None:
         )
 
 
-def _local_file(folder: str) -> Path | None:
+def local_path(*parts: str) -> Path | None:
+    """A path below the user's folder of data; None where there is none."""
     root = os.environ.get(DATA_VARIABLE)
-    return Path(root).expanduser() / "uci" / folder / "data.txt" if root else None
+    return Path(root, *parts).expanduser() if root else None
 
 
 def _download(folder: str, sha256: str) -> Path:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, encode_labels
 from pyro_bnn.data.split import (
     NUM_SPLITS,
@@ -57,13 +58,8 @@ def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split
         y, class_names = encode_labels(rows[:, target], f"target of {name}")
     elif len(target) == 1:
         y = y[:, 0]  # [N]
-    table = Table(
-        x=torch.tensor(rows[:, features]),
-        y=y,
-        task=task or "regression",
-        name=name,
-        class_names=class_names,
-    )
+    data = Dataset(torch.tensor(rows[:, features]), y, class_names=class_names)
+    table = Table(data, task or "regression", name)
     return make_split(table, *_split_rows(folder, len(rows), index), index=index)
 
 

@@ -69,22 +69,16 @@ def infer_task(y: ArrayLike) -> Task:
         >>> infer_task([0.5, 1.5]), infer_task([0, 1]), infer_task(["ill", "well"])
         ('regression', 'classification', 'classification')
     """
-    if isinstance(y, Tensor):
-        if y.is_floating_point() or y.is_complex():
-            return "regression"
-        y = y.cpu()
+    if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()):
+        return "regression"
     array = to_numpy(y, "y")
     if array.dtype.kind == "O":  # Python objects: floating as soon as one of several numbers is
         is_number = all(value is None or isinstance(value, Real) for value in array.flat)
         is_floating = any(not isinstance(value, Integral | None) for value in array.flat)
         return "regression" if is_number and is_floating else "classification"
     is_wide = array.dtype.kind in "biu" and array.ndim == 2 and array.shape[1] > 1
-    if is_wide and np.isin(array, (0, 1)).all():
-        return _binary_targets(array)
-    return "regression" if array.dtype.kind in "fc" else "classification"
-
-
-def _binary_targets(array: np.ndarray[Any, Any]) -> Task:
+    if not is_wide or not np.isin(array, (0, 1)).all():
+        return "regression" if array.dtype.kind in "fc" else "classification"
     if len(array) and (array.sum(1) == 1).all():
         raise DataError(
             f"y: each row of {list(array.shape)} has a single 1: of classes pass the labels, "
@@ -113,11 +107,10 @@ def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
     array = _one_column(to_numpy(y, "y"))
     if array.dtype.kind not in "biufc":
         return encode_labels(array)
-    labels = torch.tensor(_whole(array))
+    labels = torch.tensor(_whole(array, "y"))
     check_labels(labels)
-    if array.dtype.kind == "b":
-        return labels, ("False", "True")
-    return labels, tuple(str(c) for c in range(int(labels.max()) + 1))
+    is_truth = array.dtype.kind == "b"
+    return labels, tuple(str(bool(c) if is_truth else c) for c in range(int(labels.max()) + 1))
 
 
 def encode_labels(
@@ -143,8 +136,6 @@ def encode_labels(
         (tensor([0, 1, 0]), ('3', '8'))
     """
     y = _one_column(y, what)
-    if y.dtype.kind in "fc":
-        y = _whole(y, what)
     if y.dtype.kind == "O":
         missing = [i for i, value in enumerate(y) if value is None or value != value]
         if missing:
@@ -152,13 +143,10 @@ def encode_labels(
                 f"{what} has {len(missing)} missing of {len(y)} values, first in row {missing[0]}; "
                 "drop these rows"
             )
-        if all(isinstance(value, str) for value in y):
-            y = y.astype(str)
-        elif all(isinstance(value, Real | np.bool_) for value in y):
+        if any(all(isinstance(value, kind) for value in y) for kind in (str, (Real, np.bool_))):
             y = np.array(y.tolist())
-            y = _whole(y, what) if y.dtype.kind == "f" else y
-    if y.dtype.kind == "S":
-        y = _decoded(y, what)
+    if y.dtype.kind in "fc":
+        y = _whole(y, what)
     if y.dtype.kind not in "biuU":
         kinds = sorted({type(value).__name__ for value in y.flat})
         raise DataError(
@@ -166,8 +154,7 @@ def encode_labels(
             f"{' and '.join(kinds)}, for instance {reprlib.repr(y.flat[0])}"
         )
     values, labels = np.unique(y, return_inverse=True)
-    if len(values) < 2:
-        raise DataError(_one_class(what, str(values[0]), len(y)))
+    _check_several(values, len(y), what)
     return torch.tensor(labels.reshape(-1).astype(np.int64)), tuple(str(v) for v in values)
 
 
@@ -196,22 +183,21 @@ def coded(
         return y, class_names
     array = to_numpy(y, what)
     is_text = array.dtype.kind in "SU"
-    if not is_text and array.dtype.kind == "O":
+    if array.dtype.kind == "O":
         is_text = any(isinstance(value, str | bytes) for value in array.flat)
     if not is_text:
         return y, class_names
     if class_names is None:
         return encode_labels(array, what)
-    array = _one_column(array, what)
-    array = _decoded(array, what) if array.dtype.kind == "S" else array
+    found = _one_column(array, what).tolist()
     places = {name: label for label, name in enumerate(class_names)}
-    unknown = [value for value in array.tolist() if value not in places]
+    unknown = [value for value in found if value not in places]
     if unknown:
         raise DataError(
-            f"{what} holds {unknown[0]!r}, which is no class, in {len(unknown)} of {len(array)} "
+            f"{what} holds {unknown[0]!r}, which is no class, in {len(unknown)} of {len(found)} "
             f"rows: known are {listed(class_names)}"
         )
-    return torch.tensor([places[value] for value in array.tolist()]), class_names
+    return torch.tensor([places[value] for value in found]), class_names
 
 
 def check_same_classes(given: Sequence[str] | None, known: Sequence[str] | None, what: str) -> None:
@@ -246,11 +232,11 @@ def check_labels(labels: Int[Tensor, " N"], what: str = "y") -> None:
             f"different labels: {shown}; recode them with numpy.unique(y, return_inverse=True)[1], "
             "or set task='regression'"
         )
-    if num_classes < 2:
-        raise DataError(_one_class(what, str(values[0]), len(labels)))
+    _check_several(values, len(labels), what)
 
 
 def _one_column(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any]:
+    """Values ``[N]``; bytes are taken for text in UTF-8."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
@@ -260,12 +246,14 @@ def _one_column(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any
         )
     if len(y) == 0:
         raise DataError(f"{what}: the data are empty, there are no class labels")
-    return y
+    try:
+        return np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} holds bytes that are no UTF-8 text: {error}") from error
 
 
-def _whole(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any]:
-    if y.dtype.kind in "biu":
-        return y.astype(np.int64)
+def _whole(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    """Labels ``[N]`` that are whole numbers, as int64."""
     is_whole = np.isfinite(y) & (y == np.round(y)) & (np.abs(y) <= EXACT) & np.isreal(y)
     bad = np.flatnonzero(~is_whole)
     if len(bad):
@@ -276,15 +264,9 @@ def _whole(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any]:
     return y.real.astype(np.int64)
 
 
-def _decoded(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    try:
-        return np.char.decode(y, "utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{what} holds bytes that are no UTF-8 text: {error}") from error
-
-
-def _one_class(what: str, label: str, num_rows: int) -> str:
-    return (
-        f"{what} holds one class only, {label!r}, in all {num_rows} rows; "
-        "classification needs at least two"
-    )
+def _check_several(values: Any, num_rows: int, what: str) -> None:
+    if len(values) < 2:
+        raise DataError(
+            f"{what} holds one class only, {str(values[0])!r}, in all {num_rows} rows; "
+            "classification needs at least two"
+        )

@@ -11,8 +11,8 @@ from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
 from pyro_bnn.data.npz_file import load_npz
 from pyro_bnn.data.sklearn_sets import SKLEARN_SETS, load_sklearn
-from pyro_bnn.data.split import NUM_SPLITS, Split, check_index, make_split, published_rows
-from pyro_bnn.data.uci import UCI_SETS, load_uci
+from pyro_bnn.data.split import NUM_SPLITS, Split, check_index, published_split
+from pyro_bnn.data.uci import load_uci, uci_sets
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 
@@ -23,7 +23,7 @@ def names() -> list[str]:
         >>> "diabetes" in names(), "uci/yacht" in names()
         (True, True)
     """
-    return sorted([*MNIST_SETS, *SKLEARN_SETS, *UCI_SETS])
+    return sorted([*MNIST_SETS, *SKLEARN_SETS, *uci_sets()])
 
 
 def load(
@@ -86,8 +86,7 @@ def load(
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv") and path.is_file():
         check_index(split, NUM_SPLITS, path.name)
-        table = read_csv(path, target, task)
-        return make_split(table, *published_rows(len(table.x), split, path.name), index=split)
+        return published_split(read_csv(path, target, task), split)
     if target is not None:
         raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
     if path.is_dir():

@@ -20,18 +20,14 @@ class NewRows:
     """Rows of a file, in the file's own units.
 
     Attributes:
-        header: Names of all its columns, in its order.
-        fields: All its fields as they stand there, a list for each of N rows.
-        separator: Between its fields.
+        file: All fields of the file as they stand there.
         unused: Columns that are neither inputs nor target.
         x: Inputs ``[N, I]`` float64, in the order of the fit.
         y: Target ``[N]``: float64, or class labels int64; several ``[N, O]``. None if the file
             lacks a column of it.
     """
 
-    header: list[str]
-    fields: list[list[str]]
-    separator: str
+    file: Fields
     unused: tuple[str, ...]
     x: Float[Tensor, "N I"]
     y: Tensor | None
@@ -75,14 +71,8 @@ def read_new_rows(
         y = y if len(targets) > 1 else y[:, 0]
     elif has_target:
         y = _labels(fields, targets[0], class_names or ())
-    return NewRows(
-        header=header,
-        fields=fields.rows,
-        separator=fields.separator,
-        unused=tuple(name for name in header if name not in (*used, *targets)),
-        x=fields.inputs(columns),
-        y=y,
-    )
+    unused = tuple(name for name in header if name not in (*used, *targets))
+    return NewRows(file=fields, unused=unused, x=fields.inputs(columns), y=y)
 
 
 def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor, " N"]:

@@ -17,7 +17,7 @@ from pyro_bnn.data.split import (
     Split,
     check_index,
     make_split,
-    published_rows,
+    published_split,
     table_of_arrays,
 )
 from pyro_bnn.errors import DataError, ShapeError
@@ -55,8 +55,7 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
         return make_split(table_of_arrays(x, y, task, name), *rows)
     if {"x", "y"} <= set(arrays):
         check_index(index, NUM_SPLITS, name)
-        table = table_of_arrays(arrays["x"], arrays["y"], task, name)
-        return make_split(table, *published_rows(len(table.x), index, name), index=index)
+        return published_split(table_of_arrays(arrays["x"], arrays["y"], task, name), index)
     raise DataError(
         f"{str(path)!r} must hold the arrays x and y, or {', '.join(SPLIT_KEYS)}; it holds "
         f"{', '.join(sorted(arrays)[:8]) or 'none'}{', ...' if len(arrays) > 8 else ''}"
@@ -100,15 +99,15 @@ def _array(member: bytes) -> np.ndarray[Any, Any]:
 def _check_given_split(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> None:
     """Refuse arrays that would not fit each other when training and test rows are put together."""
     x_train, y_train, x_test, y_test = (arrays[key] for key in SPLIT_KEYS)
-    rows = [array.shape[:1] for array in (x_train, y_train, x_test, y_test)]
-    rest = [array.shape[1:] for array in (x_train, x_test, y_train, y_test)]
-    if rows[::2] != rows[1::2] or rest[::2] != rest[1::2] or not {(), (0,)}.isdisjoint(rows):
-        shapes = ", ".join(f"{key} {list(arrays[key].shape)}" for key in SPLIT_KEYS)
-        raise ShapeError(
-            f"{path.name}: x and y must have the same number of rows, at least one, and rows for "
-            f"training and test the same shape, got {shapes}"
-        )
+    fits = all(len(np.shape(array)) and len(array) for array in (x_train, y_train, x_test, y_test))
+    fits = fits and (len(x_train), len(x_test)) == (len(y_train), len(y_test))
     for train, test in ((x_train, x_test), (y_train, y_test)):
+        if not fits or train.shape[1:] != test.shape[1:]:
+            shapes = ", ".join(f"{key} {list(arrays[key].shape)}" for key in SPLIT_KEYS)
+            raise ShapeError(
+                f"{path.name}: x and y must have the same number of rows, at least one, and rows "
+                f"for training and test the same shape, got {shapes}"
+            )
         if (train.dtype.kind in "biufc") != (test.dtype.kind in "biufc"):
             raise DataError(
                 f"{path.name}: training rows hold {train.dtype} and test rows {test.dtype}; "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.split import NUM_SPLITS, Split, Table, check_index, make_split, published_rows
+from pyro_bnn.data.split import NUM_SPLITS, Split, Table, check_index, published_split
 
 
 def load_sklearn(name: str, index: int = 0) -> Split:
@@ -33,8 +34,7 @@ def load_sklearn(name: str, index: int = 0) -> Split:
 target_name='moon'), test=Dataset(x [20, 2] float32, y [20] int64, target_name='moon'))
     """
     check_index(index, NUM_SPLITS, name)
-    table = SKLEARN_SETS[name]()
-    return make_split(table, *published_rows(len(table.x), index), index=index)
+    return published_split(SKLEARN_SETS[name](), index)
 
 
 def diabetes() -> Table:
@@ -90,16 +90,10 @@ def moons() -> Table:
     from sklearn.datasets import make_moons
 
     x, y = make_moons(200, noise=0.2, random_state=0)
-    return Table(
-        x=torch.tensor(x),
-        y=torch.tensor(y),
-        task="classification",
-        name="moons",
-        input_names=("x0", "x1"),
-        target_name="moon",
-        class_names=("outer", "inner"),
-        note="Synthetic: 200 points, noise of standard deviation 0.2.",
-    )
+    names: Any = {"input_names": ("x0", "x1"), "class_names": ("outer", "inner")}
+    data = Dataset(torch.tensor(x), torch.tensor(y), target_name="moon", **names)
+    note = "Synthetic: 200 points, noise of standard deviation 0.2."
+    return Table(data, "classification", "moons", note)
 
 
 SKLEARN_SETS: dict[str, Callable[[], Table]] = {
@@ -112,14 +106,12 @@ SKLEARN_SETS: dict[str, Callable[[], Table]] = {
 
 
 def _table(bunch: Any, name: str, task: Task, target_name: str) -> Table:
-    classes: Iterable[object] = bunch.target_names if task == "classification" else ()
-    dtype = torch.int64 if task == "classification" else torch.float64
-    return Table(
-        x=torch.tensor(bunch.data, dtype=torch.float64),
-        y=torch.tensor(bunch.target, dtype=dtype),
-        task=task,
-        name=name,
-        input_names=tuple(str(n) for n in bunch.feature_names),
+    is_class = task == "classification"
+    data = Dataset(
+        torch.tensor(bunch.data, dtype=torch.float64),
+        torch.tensor(bunch.target, dtype=torch.int64 if is_class else torch.float64),
+        input_names=[str(name) for name in bunch.feature_names],
         target_name=target_name,
-        class_names=tuple(str(c) for c in classes) or None,
+        class_names=[str(name) for name in bunch.target_names] if is_class else None,
     )
+    return Table(data, task, name)

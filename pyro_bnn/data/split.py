@@ -11,27 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyro_bnn.data.arrays import (
-    ArrayLike,
-    cast,
-    check_finite,
-    check_rows,
-    column_names,
-    float_dtype,
-    series_name,
-    to_floating,
-    to_tensor,
-)
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.data import arrays, labels
+from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset, random_rows
-from pyro_bnn.data.labels import (
-    Task,
-    array_labels,
-    check_counts,
-    check_same_classes,
-    check_task,
-    infer_task,
-    is_count,
-)
+from pyro_bnn.data.labels import Task
 from pyro_bnn.data.standardise import Standardiser, constant_columns
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 
@@ -68,7 +52,7 @@ class Split:
     note: str = ""
 
     def __post_init__(self) -> None:
-        check_same_classes(self.test.class_names, self.train.class_names, "the test rows")
+        labels.check_same_classes(self.test.class_names, self.train.class_names, "the test rows")
 
     def __repr__(self) -> str:
         return (
@@ -91,58 +75,46 @@ class Split:
         Raises:
             OptionError: If it is no positive integer, or both are fewer.
         """
-        if not isinstance(num_rows, int) or isinstance(num_rows, bool) or num_rows < 1:
-            raise OptionError(f"num_rows is a positive integer, not {num_rows!r}")
+        check_positive_int("num_rows", num_rows)
         counts = len(self.train), len(self.test)
         if num_rows >= max(counts):
             raise OptionError(
                 f"the first {num_rows:,} rows of {self.name} are all: it has {counts[0]:,} "
                 f"training and {counts[1]:,} test rows"
             )
-        train, test = (torch.arange(min(num_rows, count)) for count in counts)
-        note = f"The first {len(train):,} of {counts[0]:,} training and {len(test):,} of "
-        note += f"{counts[1]:,} test rows."
-        return replace(
-            self,
-            train=self.train.rows(train),
-            test=self.test.rows(test),
-            train_rows=None if self.train_rows is None else self.train_rows[train],
-            test_rows=None if self.test_rows is None else self.test_rows[test],
-            note=f"{self.note} {note}".strip(),
+        kept = {}
+        for name, count in zip(("train", "test"), counts, strict=True):
+            rows, source = torch.arange(min(num_rows, count)), getattr(self, f"{name}_rows")
+            kept[name] = getattr(self, name).rows(rows)
+            kept[f"{name}_rows"] = None if source is None else source[rows]
+        note = (
+            f"{self.note} The first {len(kept['train']):,} of {counts[0]:,} training and "
+            f"{len(kept['test']):,} of {counts[1]:,} test rows."
         )
+        return replace(self, note=note.strip(), **kept)
 
 
 def holds_counts(split: Split) -> bool:
     """Whether the target is of counts: numbers that were not standardised."""
     is_raw = split.task == "regression" and split.train.target is None
-    return is_raw and bool(is_count(split.train.y).all())
+    return is_raw and bool(labels.is_count(split.train.y).all())
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """A whole data set in the user's units, before it is split.
 
     Args:
-        x: Inputs ``[N, I]`` or ``[N, C, H, W]``, float64 where nothing else was given.
-        y: Targets ``[N]`` or ``[N, O]``, or class labels ``[N]`` int64.
+        data: All rows, their names and classes; floating where they are no labels.
         task: What y is.
         name: Of the data set.
-        input_names: The I names, where known.
-        target_name: Of y, where known.
-        class_names: The C names, for classification.
         note: What a reader should know.
-        target_names: The O names of several targets, where known.
     """
 
-    x: Tensor
-    y: Tensor
+    data: Dataset
     task: Task
     name: str
-    input_names: tuple[str, ...] | None = None
-    target_name: str | None = None
-    class_names: tuple[str, ...] | None = None
     note: str = ""
-    target_names: tuple[str, ...] | None = None
 
 
 def from_arrays(
@@ -183,8 +155,8 @@ def from_arrays(
         (3, 1, 'regression')
     """
     table = table_of_arrays(x, y, task)
-    train, test = random_rows(table.x.shape[0], test_fraction, seed, "test_fraction")
-    return make_split(table, train, test, dtype=float_dtype(x, y))
+    train, test = random_rows(len(table.data), test_fraction, seed, "test_fraction")
+    return make_split(table, train, test, dtype=arrays.float_dtype(x, y))
 
 
 def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "arrays") -> Table:
@@ -204,24 +176,21 @@ def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "
         ShapeError: As in :func:`from_arrays`.
         OptionError: If ``task`` is unknown.
     """
-    check_task(task)
-    input_names = column_names(x)
-    target_name, target_names = series_name(y), column_names(y)
-    x = to_floating(to_tensor(x, "x"), "x")
-    task = task or infer_task(y)
-    class_names = None
+    labels.check_task(task)
+    task, class_names, values = task or labels.infer_task(y), None, y
     if task == "classification":
-        y, class_names = array_labels(y)
+        values, class_names = labels.array_labels(y)
     else:
-        y = to_floating(to_tensor(y, "y"), "y")
-    y = y.to(x.device)
-    check_rows(x, y)
-    check_finite(x, "x", input_names)
-    check_finite(y, "y")
-    return Table(
-        x=x, y=y, task=task, name=name, input_names=input_names, target_name=target_name,
-        class_names=class_names, target_names=target_names,
-    )  # fmt: skip
+        values = arrays.to_floating(arrays.to_tensor(y, "y"))
+    data = Dataset(
+        arrays.to_floating(arrays.to_tensor(x, "x")),
+        values,
+        input_names=arrays.column_names(x),
+        target_name=arrays.series_name(y),
+        class_names=class_names,
+        target_names=arrays.column_names(y),
+    )
+    return Table(data, task, name)
 
 
 def published_rows(
@@ -267,6 +236,15 @@ def published_rows(
     return rows[:num_train], rows[num_train:]
 
 
+def published_split(table: Table, index: int) -> Split:
+    """Split number ``index`` of a data set, by :func:`published_rows`.
+
+    Raises:
+        DataError: If there are too few rows, or as :func:`make_split`.
+    """
+    return make_split(table, *published_rows(len(table.data), index, table.name), index=index)
+
+
 def check_index(index: int, num_splits: int, name: str) -> None:
     """Check the number of a split.
 
@@ -306,50 +284,59 @@ def make_split(
         BNNWarning: If a class has no training row, or a target is constant in the training rows.
     """
     dtype = dtype or torch.get_default_dtype()
-    check_rows(table.x, table.y)
-    check_finite(table.x, "x", table.input_names)
-    check_finite(table.y, "y")
-    inputs = Standardiser.fit(table.x[train])
+    data = table.data
+    inputs = Standardiser.fit(data.x[train])
     target, is_number = None, table.task != "classification"
-    if table.task == "classification":
-        _check_training_classes(table, train)
-    elif table.task == "counts":
-        check_counts(table.y, f"target of {table.name}")
+    if table.task == "counts":
+        labels.check_counts(data.y, f"target of {table.name}")
+    if is_number:
         _warn_of_constant_target(table, train)
     else:
-        _warn_of_constant_target(table, train)
-        target = Standardiser.fit(table.y[train])
+        _check_training_classes(table, train)
+    if table.task == "regression":
+        target = Standardiser.fit(data.y[train])
         _check_squares(table.name, target)
-
-    def part(rows: Tensor) -> Dataset:
-        y = table.y[rows]
-        return Dataset(
-            cast(inputs.transform(table.x[rows]), dtype, "x"),
-            cast(y if target is None else target.transform(y), dtype, "y") if is_number else y,
-            inputs,
-            target,
-            table.input_names,
-            table.target_name,
-            table.class_names,
-            table.target_names,
-        )
-
+    y = data.y if target is None else target.transform(data.y)
+    whole = replace(
+        data,
+        x=arrays.cast(inputs.transform(data.x), dtype, "x"),
+        y=arrays.cast(y, dtype, "y") if is_number else y,
+        inputs=inputs,
+        target=target,
+    )
+    parts = whole.rows(train), whole.rows(test)
     task: Task = "regression" if is_number else "classification"
-    return Split(part(train), part(test), task, table.name, int(index), train, test, table.note)
+    return Split(*parts, task, table.name, int(index), train, test, table.note)
+
+
+def all_rows(split: Split) -> Split:
+    """The training and held-out rows of a split together, standardised anew, as training rows.
+
+    Counts stay as they are.
+
+    Returns:
+        A split whose ``train`` and ``test`` both are all rows.
+    """
+    parts = [part.to(dtype=torch.float64).raw() for part in (split.train, split.test)]
+    x, y = (torch.cat(pair) for pair in zip(*parts, strict=True))
+    data = replace(split.train, x=x, y=y, inputs=None, target=None)
+    task = "counts" if holds_counts(split) else split.task
+    every = torch.arange(len(x))
+    return make_split(Table(data, task, split.name, split.note), every, every, index=split.index)
 
 
 def _warn_of_constant_target(table: Table, train: Tensor) -> None:
-    y = table.y[train]
+    y = table.data.y[train]
     constant = constant_columns(y).flatten()  # one for each target
     if bool(constant.any()):
-        name = "y" if table.target_name is None else repr(table.target_name)
-        if table.target_names is not None and len(constant) > 1:
-            name, column = repr(table.target_names[int(constant.nonzero()[0])]), ""
-        else:
-            number = int(constant.nonzero()[0])
-            column = f", column {number} (from 0)," if len(constant) > 1 else ""
+        place = int(constant.nonzero()[0])
+        name = "y" if table.data.target_name is None else repr(table.data.target_name)
+        if len(constant) > 1 and table.data.target_names is not None:
+            name = repr(table.data.target_names[place])
+        elif len(constant) > 1:
+            name += f", column {place} (from 0),"
         warnings.warn(
-            f"{table.name}: the target {name}{column} has one value in all {len(y)} training rows: "
+            f"{table.name}: the target {name} has one value in all {len(y)} training rows: "
             "there is nothing to learn from it",
             BNNWarning,
             stacklevel=4,
@@ -369,12 +356,11 @@ def _check_squares(name: str, target: Standardiser) -> None:
 
 
 def _check_training_classes(table: Table, train: Tensor) -> None:
-    names: Sequence[str] = table.class_names or ()
-    present = set(table.y[train].unique().tolist())
+    names: Sequence[str] = table.data.class_names or ()
+    present = table.data.y[train].unique().tolist()
     if len(present) < 2:
-        only = names[next(iter(present))]
         raise DataError(
-            f"{table.name}: the training rows hold one class only, {only!r}; "
+            f"{table.name}: the training rows hold one class only, {names[present[0]]!r}; "
             "classification needs at least two"
         )
     absent = [name for label, name in enumerate(names) if label not in present]

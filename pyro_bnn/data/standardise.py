@@ -47,9 +47,9 @@ class Standardiser:
                 f"loc and scale of a Standardiser must have one shape, got {list(self.loc.shape)} "
                 f"and {list(self.scale.shape)}"
             )
-        if (bad := ~torch.isfinite(self.loc)).any():
+        if (bad := ~self.loc.isfinite()).any():
             raise DataError(f"loc of a Standardiser must be finite, got {_first(self.loc, bad)}")
-        if (bad := ~(torch.isfinite(self.scale) & (self.scale > 0))).any():
+        if (bad := ~(self.scale.isfinite() & (self.scale > 0))).any():
             raise DataError(
                 "scale of a Standardiser must be finite and positive, got "
                 f"{_first(self.scale, bad)}; a constant column takes scale 1"

@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.checks import check_positive, check_positive_int
+from pyro_bnn.errors import ShapeError
 
 
 class FilterResponseNorm(nn.Module):
@@ -53,11 +54,8 @@ class FilterResponseNorm(nn.Module):
 
     def __init__(self, num_channels: int, *, eps: float = 1e-6, threshold: bool = True) -> None:
         super().__init__()
-        is_count = isinstance(num_channels, int) and not isinstance(num_channels, bool)
-        if not is_count or num_channels < 1:
-            raise OptionError(f"num_channels is a positive integer, not {num_channels!r}")
-        if not (isinstance(eps, int | float) and 0 < eps < math.inf):
-            raise OptionError(f"eps is a positive number, not {eps!r}")
+        check_positive_int("num_channels", num_channels)
+        check_positive("eps", eps)
         self.num_channels, self.eps = num_channels, float(eps)
         self.weight = nn.Parameter(torch.ones(num_channels))
         self.bias = nn.Parameter(torch.zeros(num_channels))

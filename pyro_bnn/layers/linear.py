@@ -35,11 +35,8 @@ class Linear(PyroModule):
     ) -> None:
         super().__init__()
         self.num_inputs, self.num_outputs = num_inputs, num_outputs
-        assign_prior(self, "weight", weight_prior, torch.Size([num_outputs, num_inputs]))
-        if bias_prior is None:
-            self.bias = None
-        else:
-            assign_prior(self, "bias", bias_prior, torch.Size([num_outputs]))
+        assign_prior(self, "weight", weight_prior, (num_outputs, num_inputs))
+        assign_prior(self, "bias", bias_prior, (num_outputs,))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, I]`` to ``[N, O]``."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.layers.rank1_layer import Rank1Layer
 from pyro_bnn.priors import PriorLike
@@ -82,20 +83,20 @@ class Rank1Conv2d(Rank1Layer):
         bias: bool = True,
     ) -> None:
         kernel = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
-        sizes = (num_inputs, num_outputs, *kernel, stride, padding + 1)
-        are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes)
-        if len(kernel) != 2 or not are_counts:
-            raise OptionError(
-                "channels, kernel_size (one number or two) and stride are positive integers, and "
-                f"padding at least 0, not {num_inputs!r}, {num_outputs!r}, {kernel_size!r}, "
-                f"{stride!r} and {padding!r}"
-            )
+        if len(kernel) != 2:
+            raise OptionError(f"kernel_size is one number or two, not {kernel_size!r}")
+        for size in kernel:
+            check_positive_int("kernel_size", size)
+        check_positive_int("stride", stride)
+        check_positive_int("padding", padding, minimum=0)
         super().__init__(
-            (num_outputs, num_inputs, kernel[0], kernel[1]),
+            num_inputs,
+            num_outputs,
             input_prior=input_prior,
             output_prior=output_prior,
             clip=clip,
             bias=bias,
+            kernel=kernel,
         )
         self.stride, self.padding = stride, padding
 

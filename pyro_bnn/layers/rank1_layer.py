@@ -9,12 +9,13 @@ arXiv:2005.07186.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.priors import Hierarchy, PriorLike, assign_prior, value_of
 
 
@@ -25,14 +26,16 @@ class Rank1Layer(PyroModule):
     value of each input or output so that it multiplies its activations.
 
     Args:
-        weight_shape: Shape of W, ``[O, I, ...]``.
+        num_inputs: Number of inputs I, or of input channels.
+        num_outputs: Number of outputs O, or of filters.
         input_prior: Prior over s ``[I]``, or None for s = 1.
         output_prior: Prior over r ``[O]``, or None for r = 1.
         clip: Largest absolute value c > 0 with which a factor acts, or None for no clip.
         bias: Whether there is a bias.
+        kernel: Height and width (U, V) of the kernel of a convolution; W is ``[O, I, *kernel]``.
 
     Raises:
-        OptionError: If ``clip`` is not positive.
+        OptionError: If a size or ``clip`` is not positive.
     """
 
     r: Tensor | Hierarchy | None
@@ -41,35 +44,30 @@ class Rank1Layer(PyroModule):
 
     def __init__(
         self,
-        weight_shape: tuple[int, ...],
+        num_inputs: int,
+        num_outputs: int,
         *,
         input_prior: PriorLike | None = None,
         output_prior: PriorLike | None = None,
         clip: float | None = 10.0,
         bias: bool = True,
+        kernel: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
-            raise OptionError(
-                f"clip is the largest absolute value of a factor, positive, or None, not {clip!r}"
-            )
-        self.num_outputs, self.num_inputs = weight_shape[:2]
-        self.clip = clip
-        self.weight = nn.Parameter(torch.empty(weight_shape))
-        self.bias = nn.Parameter(torch.empty(self.num_outputs)) if bias else None
+        for name, size in (("num_inputs", num_inputs), ("num_outputs", num_outputs)):
+            check_positive_int(name, size)
+        if clip is not None:
+            check_positive("clip", clip)
+        self.num_inputs, self.num_outputs, self.clip = num_inputs, num_outputs, clip
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs, *kernel))
+        self.bias = nn.Parameter(torch.empty(num_outputs)) if bias else None
         self.reset_parameters()
         self.set_priors(input_prior, output_prior)
 
     def set_priors(self, input_prior: PriorLike | None, output_prior: PriorLike | None) -> None:
         """Make the factors sample sites with these priors; None for a factor of 1."""
-        for name, prior, size in (
-            ("s", input_prior, self.num_inputs),
-            ("r", output_prior, self.num_outputs),
-        ):
-            if prior is None:
-                setattr(self, name, None)
-            else:
-                assign_prior(self, name, prior, torch.Size([size]))
+        assign_prior(self, "s", input_prior, (self.num_inputs,))
+        assign_prior(self, "r", output_prior, (self.num_outputs,))
 
     def reset_parameters(self) -> None:
         r"""Draw W from :math:`\mathcal N(0, 1/I)` (LeCun et al. 1998), and set b to 0.

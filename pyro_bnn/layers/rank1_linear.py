@@ -54,7 +54,7 @@ class Rank1Linear(Rank1Layer):
         r: The output factors ``[O]``, likewise.
 
     Raises:
-        OptionError: If ``clip`` is not positive.
+        OptionError: If a size or ``clip`` is not positive.
 
     References:
         Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", ICML
@@ -81,10 +81,7 @@ class Rank1Linear(Rank1Layer):
         clip: float | None = 10.0,
     ) -> None:
         super().__init__(
-            (num_outputs, num_inputs),
-            input_prior=input_prior,
-            output_prior=output_prior,
-            clip=clip,
+            num_inputs, num_outputs, input_prior=input_prior, output_prior=output_prior, clip=clip
         )
 
     def product(self, x: Tensor) -> Tensor:

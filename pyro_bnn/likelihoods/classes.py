@@ -8,7 +8,8 @@ import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.errors import ShapeError
 from pyro_bnn.likelihoods.likelihood import Likelihood, as_columns, require_one_target
 
 
@@ -61,8 +62,7 @@ class Categorical(Likelihood):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        if not isinstance(num_classes, int) or num_classes < 2:
-            raise OptionError(f"num_classes is an integer of at least 2, not {num_classes!r}")
+        check_positive_int("num_classes", num_classes, minimum=2)
         self.num_classes = num_classes
 
     def num_function_outputs(self, num_outputs: int) -> int:

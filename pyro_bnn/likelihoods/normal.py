@@ -2,7 +2,6 @@ r"""Gaussian noise, :math:`y_n \sim \mathcal N(f_n, s^2)`, with s fixed or learn
 
 from __future__ import annotations
 
-import math
 from typing import cast
 
 import pyro.distributions as dist
@@ -10,7 +9,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.checks import check_positive
+from pyro_bnn.errors import ShapeError
 from pyro_bnn.likelihoods.likelihood import Likelihood
 from pyro_bnn.likelihoods.scale import Positive, add_positive, half_normal, positive
 
@@ -64,8 +64,7 @@ class HeteroscedasticNormal(Likelihood):
 
     def __init__(self, min_scale: float = 1e-3) -> None:
         super().__init__()
-        if not (isinstance(min_scale, int | float) and 0 < min_scale < math.inf):
-            raise OptionError(f"min_scale is a positive noise sd, not {min_scale!r}")
+        check_positive("min_scale", min_scale)
         self.min_scale = float(min_scale)
 
     def num_function_outputs(self, num_outputs: int) -> int:

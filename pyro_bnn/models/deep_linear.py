@@ -6,25 +6,19 @@ r"""Deep linear network: layers without activations, whose product is one matrix
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.layers import Linear
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
-from pyro_bnn.models.outputs import record_output
-from pyro_bnn.models.perceptron import ACTIVATIONS, feed_forward, layer_sizes, require_columns
-from pyro_bnn.priors import Normal as NormalPrior
-from pyro_bnn.priors import Priors, match_priors
+from pyro_bnn.models.mlp import linear_layers
+from pyro_bnn.models.network import Perceptron, module_list
+from pyro_bnn.priors import Priors
 
 
-class DeepLinear(PyroModule):
+class DeepLinear(Perceptron):
     r"""Bayesian deep linear network; every weight and bias is a Pyro sample site.
 
     .. math:: f = x M^\top + c, \qquad M = W_L \cdots W_1
@@ -70,51 +64,8 @@ class DeepLinear(PyroModule):
         prior: Priors | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
-        super().__init__()
-        self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
-        sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
-        kinds = ("weight", "bias") if bias else ("weight",)
-        names = [f"layers.{i}.{kind}" for i in range(len(sizes) - 1) for kind in kinds]
-        priors = match_priors(NormalPrior() if prior is None else prior, names)
-        if missing := [name for name in names if name not in priors]:
-            raise SiteError(
-                f"no prior pattern matches {', '.join(missing)}; every weight of a DeepLinear has "
-                'a prior: add {"*": pyro_bnn.priors.Normal()} as the last pattern'
-            )
-        self.num_inputs = num_inputs
-        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
-        self.layers: nn.ModuleList = make_list(
-            [
-                Linear(
-                    sizes[i],
-                    sizes[i + 1],
-                    priors[f"layers.{i}.weight"],
-                    priors.get(f"layers.{i}.bias"),
-                )
-                for i in range(len(sizes) - 1)
-            ]
-        )
-
-    def network(self, x: Tensor) -> Tensor:
-        """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
-        return feed_forward(self.layers, ACTIVATIONS["identity"], x)
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample the weights, record f, and sample or observe y.
-
-        Args:
-            x: Inputs ``[N, I]``.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ShapeError: If x does not have ``num_inputs`` columns.
-        """
-        require_columns(x, self.num_inputs)
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
+        super().__init__(num_inputs, num_outputs, hidden, likelihood)
+        self.layers = module_list(linear_layers(self, prior, bias=bias))
 
     def product_matrix(self, z: Mapping[str, Tensor]) -> Float[Tensor, "*S F I"]:
         r"""The matrix :math:`M = W_L \cdots W_1` of each draw.

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from pyro_bnn.handled import model_name, unhandled, with_handlers
 from pyro_bnn.models.from_network import BayesianModule
-from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.priors import Hierarchy, PriorModule
 from pyro_bnn.priors.continued import ContinuedModel
-from pyro_bnn.priors.normal import fan_in
+from pyro_bnn.priors.scales import fan_in
 
 MAX_PRIORS = 3  # more different ones are counted
 NAMES = {
@@ -88,11 +88,9 @@ def _sizes(model: nn.Module) -> Iterator[str]:
 
 
 def _activation(model: nn.Module) -> Iterator[str]:
-    activation = getattr(model, "activation", None)
-    if activation is not None:
+    if (activation := getattr(model, "activation", None)) is not None:
         known = {fn: name for name, fn in ACTIVATIONS.items()}
-        own = getattr(activation, "__name__", type(activation).__name__)
-        yield known.get(activation, str(own))
+        yield known.get(activation, getattr(activation, "__name__", type(activation).__name__))
 
 
 def _priors(model: nn.Module) -> Iterator[str]:

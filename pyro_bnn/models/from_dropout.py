@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
 
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.errors import ModelError
 from pyro_bnn.layers.dropout import MaskedDropout
-from pyro_bnn.likelihoods import Likelihood, as_columns
-from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
-from pyro_bnn.models.from_network import _like
-from pyro_bnn.models.outputs import record_output
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.models.from_network import _like, torch_module
+from pyro_bnn.models.network import Network, require_rows
 
 WHOLE = (nn.Dropout,)
 OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class DropoutModule(PyroModule):
+class DropoutModule(Network):
     """A copy of a network whose dropout masks are latent sites; see :func:`bayesian_dropout`.
 
     Attributes:
@@ -28,37 +24,20 @@ class DropoutModule(PyroModule):
         rates: Probability of dropping an entry, by name of the dropout layer.
     """
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood) -> None:
-        super().__init__()
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None) -> None:
+        super().__init__(likelihood)
         self.net = copy.deepcopy(net).eval()
         self._layers = _mask_layers(self.net)
         self.rates = {layer.name: layer.rate for layer in self._layers}
         for module in self.net.modules():
             # outside of training its fused kernel would pass its dropout layers by
             module.training = isinstance(module, nn.TransformerEncoderLayer)
-        self.likelihood = _like(own_likelihood(likelihood), next(self.net.parameters()))
+        _like(self.likelihood, next(self.net.parameters()))
 
     def train(self, mode: bool = True) -> DropoutModule:
         """Nothing: dropout is on in either mode, and the rest of the network in evaluation mode."""
         self.training = mode
         return self
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample the masks, record f, and sample or observe y.
-
-        Args:
-            x: Inputs, as the network takes them; the first dimension counts rows.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ModelError: If the network does not map the rows of x to ``[N, F]``, or a dropout layer
-                is given something else than rows.
-        """
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
 
     def network(self, x: Tensor) -> Tensor:
         """Sample the masks: the network's output f ``[N, F]`` at inputs x."""
@@ -67,14 +46,7 @@ class DropoutModule(PyroModule):
         f = self.net(x)
         for layer in self._layers:
             layer.num_rows = 0  # where a graph is made it is a symbol, and not to be kept
-        columns = as_columns(f)
-        if columns.ndim != 2 or columns.shape[0] != x.shape[0]:
-            raise ModelError(
-                f"the network maps x of shape {tuple(x.shape)} to {tuple(f.shape)}, but f is "
-                "[N, F], one row for each row of x, or [N]; end the network with "
-                "torch.nn.Flatten() or a squeeze of the extra dimensions"
-            )
-        return columns
+        return require_rows(f, x)
 
     def describe(self) -> str:
         """The network's class and what is dropped, in a line."""
@@ -133,15 +105,7 @@ def bayesian_dropout(net: nn.Module, likelihood: Likelihood | None = None) -> Dr
         >>> model(x).shape
         torch.Size([5, 1])
     """
-    if not isinstance(net, nn.Module):
-        raise OptionError(f"net is a torch.nn.Module, not {net!r}")
-    if isinstance(net, PyroModule):
-        raise OptionError(
-            f"net is a {type(net).__name__}, a Pyro model already: fit it with guides.AutoDropout"
-        )
-    if next(net.parameters(), None) is None:
-        raise ModelError(f"{type(net).__name__} has no parameters")
-    return DropoutModule(net, NormalLikelihood() if likelihood is None else likelihood)
+    return DropoutModule(torch_module(net, "fit it with guides.AutoDropout"), likelihood)
 
 
 def _mask_layers(net: nn.Module) -> tuple[MaskedDropout, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import pyro
 import torch
@@ -13,11 +13,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.likelihoods import Likelihood, as_columns
-from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.fan_in import NORMS, suited_to_layers
-from pyro_bnn.models.outputs import record_output
+from pyro_bnn.models.network import Network, module_list, require_rows
 from pyro_bnn.priors import (
     Cauchy,
     HalfCauchyScale,
@@ -40,7 +38,7 @@ AROUND = (NormalPrior, Cauchy, Laplace, StudentT, ScaleMixture, HalfCauchyScale,
 """Priors around ``loc``, on both sides of it."""
 
 
-class BayesianModule(PyroModule):
+class BayesianModule(Network):
     """A copy of a network whose matched parameters are sample sites; see :func:`bayesian`.
 
     Attributes:
@@ -49,46 +47,26 @@ class BayesianModule(PyroModule):
         point_estimates: Names of the parameters that stay point estimates.
     """
 
-    def __init__(self, net: nn.Module, priors: Priors, likelihood: Likelihood) -> None:
-        super().__init__()
+    def __init__(
+        self, net: nn.Module, priors: Priors | None, likelihood: Likelihood | None
+    ) -> None:
+        super().__init__(likelihood)
         self.net = copy.deepcopy(net)
-        self.likelihood = own_likelihood(likelihood)
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
-        for parameter in parameters.values():
-            if parameter.is_floating_point():
-                self.likelihood = _like(self.likelihood, parameter)
-                break
-        matched = match_priors(priors, parameters)
+        floating = (p for p in parameters.values() if p.is_floating_point())
+        _like(self.likelihood, next(floating, torch.empty(0)))
+        matched = match_priors(NormalPrior() if priors is None else priors, parameters)
         if not isinstance(priors, Mapping | NamedPrior):  # one for all
             matched = suited_to_norms(self.net, matched)
         matched = suited_to_layers(self.net, matched)
         self.sites = tuple(matched)
         self.point_estimates = tuple(name for name in parameters if name not in matched)
-        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
-        self.priors: nn.ModuleList = make_list(
-            [
-                _like(_sampled(name, prior, parameters[name].shape), parameters[name])
-                for name, prior in matched.items()
-            ]
+        self.priors = module_list(
+            _like(_sampled(name, prior, parameters[name].shape), parameters[name])
+            for name, prior in matched.items()
         )
         # sampled, hence not trained and not in parameters(); a tied weight has several places
         self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample the matched parameters, record f, and sample or observe y.
-
-        Args:
-            x: Inputs, as the network takes them; the first dimension counts rows.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ModelError: If the network does not map the rows of x to ``[N, F]``.
-        """
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
 
     def network(self, x: Tensor) -> Tensor:
         """Sample the matched parameters: the network's output f ``[N, F]`` at inputs x."""
@@ -100,14 +78,7 @@ class BayesianModule(PyroModule):
                 value = pyro.sample(name, prior())
             values |= dict.fromkeys(self._places[name], value)
         f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
-        columns = as_columns(f)
-        if columns.ndim != 2 or columns.shape[0] != x.shape[0]:
-            raise ModelError(
-                f"the network maps x of shape {tuple(x.shape)} to {tuple(f.shape)}, but f is "
-                "[N, F], one row for each row of x, or [N]; end the network with "
-                "torch.nn.Flatten() or a squeeze of the extra dimensions"
-            )
-        return columns
+        return require_rows(f, x)
 
 
 def bayesian(
@@ -166,19 +137,23 @@ def bayesian(
         >>> model(torch.zeros(4, 5)).shape
         torch.Size([4, 1])
     """
+    return BayesianModule(torch_module(net, "pass it to an engine as it is"), prior, likelihood)
+
+
+def torch_module(net: nn.Module, hint: str) -> nn.Module:
+    """A network that becomes a Bayesian one, as it is.
+
+    Raises:
+        OptionError: If it is not a module or is a Pyro model already, for which there is the hint.
+        ModelError: If it has no parameters.
+    """
     if not isinstance(net, nn.Module):
         raise OptionError(f"net is a torch.nn.Module, not {net!r}")
     if isinstance(net, PyroModule):
-        raise OptionError(
-            f"net is a {type(net).__name__}, a Pyro model already: pass it to an engine as it is"
-        )
+        raise OptionError(f"net is a {type(net).__name__}, a Pyro model already: {hint}")
     if next(net.parameters(), None) is None:
         raise ModelError(f"{type(net).__name__} has no parameters to put a prior on")
-    return BayesianModule(
-        net,
-        NormalPrior() if prior is None else prior,
-        NormalLikelihood() if likelihood is None else likelihood,
-    )
+    return net
 
 
 def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str, AnyPrior]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods import Categorical, Likelihood
-from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.network import own_likelihood
 
 NUM_CLASSES = 10  # of MNIST, CIFAR-10 and the digits
 
@@ -86,9 +87,8 @@ def image_likelihood(
         OptionError: If the number is not positive, the likelihood none of this package, or one with
             another number of targets.
     """
-    is_count = isinstance(num_outputs, int) and not isinstance(num_outputs, bool)
-    if num_outputs is not None and (not is_count or num_outputs < 1):
-        raise OptionError(f"num_outputs is a positive integer, not {num_outputs!r}")
+    if num_outputs is not None:
+        check_positive_int("num_outputs", num_outputs)
     if likelihood is None:
         likelihood, num_outputs = Categorical(num_outputs or NUM_CLASSES), None
     likelihood = own_likelihood(likelihood)

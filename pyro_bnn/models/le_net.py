@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.images import Images, checked_image_shape, image_likelihood
-from pyro_bnn.models.perceptron import Activation, activation_function
-from pyro_bnn.priors import Normal as NormalPrior
+from pyro_bnn.models.network import Activation, activation_function
 from pyro_bnn.priors import Priors
 
 KERNEL, FILTERS, UNITS = 5, (6, 16), (120, 84)
@@ -81,7 +80,7 @@ class LeNet(BayesianModule):
         likelihood, num_function_outputs = image_likelihood(num_outputs, likelihood)
         function = activation_function(activation)
         net = le_net(shape, num_function_outputs, function)
-        super().__init__(net, NormalPrior() if prior is None else prior, likelihood)
+        super().__init__(net, prior, likelihood)
         self.image_shape, self.activation = shape, function
 
 

@@ -12,20 +12,16 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike
-from pyro_bnn.errors import ModelError, ShapeError, SiteError
+from pyro_bnn.errors import ModelError, ShapeError
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
 from pyro_bnn.models.description import _base
-from pyro_bnn.models.outputs import record_output
-from pyro_bnn.models.perceptron import layer_sizes, require_columns
-from pyro_bnn.priors import Hierarchy, PriorModule, Priors, assign_prior, match_priors, value_of
-from pyro_bnn.priors import Normal as NormalPrior
+from pyro_bnn.models.network import Perceptron, priors_of_all, require_columns
+from pyro_bnn.priors import Hierarchy, PriorModule, Priors, assign_prior, value_of
 
 Rows: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 NAMES = ("weight", "bias")
@@ -72,7 +68,7 @@ class ExactPosterior:
         return self._tril.diagonal().log().sum() - 0.5 * len(self.shift) * math.log(2 * math.pi)
 
 
-class LinearRegression(PyroModule):
+class LinearRegression(Perceptron):
     r"""Bayesian linear regression; its sites are ``weight`` ``[O, I]`` and ``bias`` ``[O]``.
 
     With Gaussian priors and fixed Gaussian noise it is conjugate. Of one target, with the design
@@ -127,43 +123,16 @@ class LinearRegression(PyroModule):
         prior: Priors | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
-        super().__init__()
-        self.likelihood = own_likelihood(
-            self.default_likelihood if likelihood is None else likelihood
-        )
-        self.num_inputs, self.num_outputs = layer_sizes(
-            num_inputs, num_outputs, (), self.likelihood
-        )
-        priors = match_priors(NormalPrior() if prior is None else prior, NAMES)
-        if missing := [name for name in NAMES if name not in priors]:
-            raise SiteError(
-                f"no prior pattern matches {missing[0]}; weight and bias both have a prior: add "
-                '{"*": pyro_bnn.priors.Normal()} as the last pattern'
-            )
-        shape = torch.Size([self.num_outputs, self.num_inputs])
-        assign_prior(self, "weight", priors["weight"], shape)
-        assign_prior(self, "bias", priors["bias"], shape[:1])
+        own = self.default_likelihood if likelihood is None else likelihood
+        super().__init__(num_inputs, num_outputs, (), own)
+        self.num_outputs = self.sizes[1]
+        priors = priors_of_all(prior, NAMES, self)
+        assign_prior(self, "weight", priors["weight"], (self.num_outputs, self.num_inputs))
+        assign_prior(self, "bias", priors["bias"], (self.num_outputs,))
 
     def network(self, x: Tensor) -> Tensor:
         """The output f ``[N, F]`` at inputs x ``[N, I]``."""
         return torch.nn.functional.linear(x, value_of(self.weight), value_of(self.bias))
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample weight and bias, record f, and sample or observe y.
-
-        Args:
-            x: Inputs ``[N, I]``.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ShapeError: If x does not have ``num_inputs`` columns.
-        """
-        require_columns(x, self.num_inputs)
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
 
     def exact_posterior(self, data: Rows) -> ExactPosterior:
         """The posterior over z = (weight, bias) ``[P]``, weight row by row, and the evidence.

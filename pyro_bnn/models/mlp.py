@@ -6,30 +6,22 @@ r"""Multilayer perceptron with a prior over every weight and bias.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, cast
 
-from pyro.nn import PyroModule
-from torch import Tensor, nn
-
-from pyro_bnn.errors import SiteError
 from pyro_bnn.layers import Linear
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
-from pyro_bnn.models.outputs import record_output
-from pyro_bnn.models.perceptron import (
+from pyro_bnn.models.network import (
     Activation,
+    Perceptron,
     activation_function,
-    feed_forward,
-    layer_sizes,
-    require_columns,
+    module_list,
+    priors_of_all,
 )
-from pyro_bnn.priors import Normal as NormalPrior
-from pyro_bnn.priors import Priors, match_priors
+from pyro_bnn.priors import Priors
 
 
-class MLP(PyroModule):
+class MLP(Perceptron):
     """Bayesian multilayer perceptron; every weight and bias is a Pyro sample site.
 
     Sites are named ``layers.<l>.weight`` ``[O, I]`` and ``layers.<l>.bias`` ``[O]``; a hierarchical
@@ -68,48 +60,21 @@ class MLP(PyroModule):
         prior: Priors | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(num_inputs, num_outputs, hidden, likelihood)
         self.activation = activation_function(activation)
-        self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
-        sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
-        names = [f"layers.{i}.{kind}" for i in range(len(sizes) - 1) for kind in ("weight", "bias")]
-        priors = match_priors(NormalPrior() if prior is None else prior, names)
-        if missing := [name for name in names if name not in priors]:
-            raise SiteError(
-                f"no prior pattern matches {', '.join(missing)}; every weight of an MLP has a "
-                'prior: add {"*": pyro_bnn.priors.Normal()} as the last pattern'
-            )
-        self.num_inputs = num_inputs
-        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
-        self.layers: nn.ModuleList = make_list(
-            [
-                Linear(
-                    sizes[i],
-                    sizes[i + 1],
-                    priors[f"layers.{i}.weight"],
-                    priors[f"layers.{i}.bias"],
-                )
-                for i in range(len(sizes) - 1)
-            ]
-        )
+        self.layers = module_list(linear_layers(self, prior))
 
-    def network(self, x: Tensor) -> Tensor:
-        """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
-        return feed_forward(self.layers, self.activation, x)
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample the weights, record f, and sample or observe y.
+def linear_layers(model: Perceptron, prior: Priors | None, *, bias: bool = True) -> list[Linear]:
+    """Fully connected layers whose weights, and biases where they have some, are sites.
 
-        Args:
-            x: Inputs ``[N, I]``.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ShapeError: If x does not have ``num_inputs`` columns.
-        """
-        require_columns(x, self.num_inputs)
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
+    Raises:
+        SiteError: If the patterns of ``prior`` leave a weight without one, or one matches nothing.
+    """
+    kinds = ("weight", "bias") if bias else ("weight",)
+    names = [f"layers.{i}.{kind}" for i in range(len(model.sizes) - 1) for kind in kinds]
+    priors = priors_of_all(prior, names, model)
+    return [
+        Linear(before, after, priors[f"layers.{i}.weight"], priors.get(f"layers.{i}.bias"))
+        for i, (before, after) in enumerate(itertools.pairwise(model.sizes))
+    ]

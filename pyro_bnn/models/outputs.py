@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.likelihoods.scale import in_plates
-from pyro_bnn.priors.hierarchy import hierarchies
 from pyro_bnn.priors.prior import map_tensors
 
 Network: TypeAlias = Callable[[Tensor], Tensor]
@@ -50,13 +49,6 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
             'an outer plate of draws has the dimension -1, which is that of the plate "data": give '
             "it dim=-2, or max_plate_nesting=1"
         )
-    for name, hierarchy in hierarchies(model).items():
-        if hierarchy.centred:
-            raise ModelError(
-                f"the prior of {name} is centred, and its sites cannot be sampled under an outer "
-                "plate of draws: leave vectorize_particles and parallel at False, or take "
-                "centred=False"
-            )
     cache: dict[str, Any] = model._pyro_context.cache  # of weights that were read in this call
     with poutine.block():
         found = poutine.trace(network).get_trace(x)
@@ -89,8 +81,9 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         at_one = _tensors(nodes[name]["fn"])
         if any(bool((a != b).any()) for a, b in zip(at_draws, at_one, strict=True)):
             raise ModelError(
-                f"the prior of {name} depends on another site, and cannot be sampled under an "
-                "outer plate of draws: leave vectorize_particles and parallel at False"
+                f"the prior of {name} depends on another site, as in a centred hierarchy, and "
+                "cannot be sampled under an outer plate of draws: leave vectorize_particles and "
+                "parallel at False"
             )
     for name, value in weights.items():  # of hierarchical priors
         ndim = value.ndim - 1

@@ -10,37 +10,20 @@ arXiv:2005.07186.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
-import pyro
-from pyro.nn import PyroModule
-from pyro.poutine.runtime import am_i_wrapped
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_bnn.layers import Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.likelihoods import Normal as NormalLikelihood
-from pyro_bnn.models.contract import own_likelihood
-from pyro_bnn.models.outputs import record_output
-from pyro_bnn.models.perceptron import (
-    Activation,
-    activation_function,
-    feed_forward,
-    layer_sizes,
-    require_columns,
-)
-from pyro_bnn.models.rank1_parts import (
-    WEIGHT_PRIOR,
-    factor_priors,
-    one_weight_prior,
-    weight_log_prior,
-    weight_prior_modules,
-)
-from pyro_bnn.priors import PriorLike, PriorModule, Priors
+from pyro_bnn.models.network import Activation, Perceptron, activation_function, module_list
+from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network, factor_priors
+from pyro_bnn.priors import PriorLike, Priors
 
 
-class Rank1MLP(PyroModule):
+class Rank1MLP(Rank1Network, Perceptron):
     r"""Multilayer perceptron with point-estimated weights and random factors of inputs and outputs.
 
     .. math:: W'_l = W_l \circ (r_l s_l^\top)
@@ -96,6 +79,8 @@ class Rank1MLP(PyroModule):
         ['layers.0.weight', 'layers.0.bias']
     """
 
+    layers: nn.ModuleList
+
     def __init__(
         self,
         num_inputs: int,
@@ -109,61 +94,17 @@ class Rank1MLP(PyroModule):
         clip: float | None = 10.0,
         likelihood: Likelihood | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(num_inputs, num_outputs, hidden, likelihood)
         self.activation = activation_function(activation)
-        self.likelihood = own_likelihood(NormalLikelihood() if likelihood is None else likelihood)
-        sizes = layer_sizes(num_inputs, num_outputs, hidden, self.likelihood)
-        priors = factor_priors(prior, on, [f"layers.{i}" for i in range(len(sizes) - 1)])
-        self.num_inputs = num_inputs
-        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
-        self.layers: nn.ModuleList = make_list(
-            [
-                Rank1Linear(
-                    sizes[i],
-                    sizes[i + 1],
-                    input_prior=priors.get(f"layers.{i}.s"),
-                    output_prior=priors.get(f"layers.{i}.r"),
-                    clip=clip,
-                )
-                for i in range(len(sizes) - 1)
-            ]
+        priors = factor_priors(prior, on, [f"layers.{i}" for i in range(len(self.sizes) - 1)])
+        self.layers = module_list(
+            Rank1Linear(
+                before,
+                after,
+                input_prior=priors.get(f"layers.{i}.s"),
+                output_prior=priors.get(f"layers.{i}.r"),
+                clip=clip,
+            )
+            for i, (before, after) in enumerate(itertools.pairwise(self.sizes))
         )
-        self.weight_priors: nn.ModuleList = make_list(self._make_weight_priors(weight_prior))
-
-    def network(self, x: Tensor) -> Tensor:
-        """The network's output f ``[N, F]`` at inputs x ``[N, I]``."""
-        return feed_forward(self.layers, self.activation, x)
-
-    def weight_log_prior(self) -> Tensor:
-        """Log density ``[]`` of all weights and biases under ``weight_prior``; 0 without one."""
-        return weight_log_prior(self.weight_priors, self._weights())
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Record the weights' prior, sample the factors, record f, and sample or observe y.
-
-        Args:
-            x: Inputs ``[N, I]``.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ShapeError: If x does not have ``num_inputs`` columns.
-        """
-        require_columns(x, self.num_inputs)
-        if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
-            pyro.factor("weight_prior", self.weight_log_prior())
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
-
-    def _weights(self) -> list[Tensor]:
-        """Weight and bias of every layer."""
-        layers = [cast(Rank1Linear, layer) for layer in self.layers]
-        return [value for layer in layers for value in (layer.weight, layer.bias)]
-
-    def _make_weight_priors(self, prior: PriorLike | None) -> list[PriorModule]:
-        if prior is None:
-            return []
-        weights = self._weights()
-        return weight_prior_modules(prior, [one_weight_prior(prior)] * len(weights), weights)
+        self.set_weight_prior(weight_prior)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import pyro
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
-from torch import Tensor
+from pyro.poutine.runtime import am_i_wrapped
+from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
+from pyro_bnn.models.from_network import suited_to_norms
+from pyro_bnn.models.network import Network, module_list
 from pyro_bnn.priors import (
     HierarchicalPrior,
     PriorLike,
@@ -52,51 +56,62 @@ def factor_priors(prior: Priors | None, on: str, layers: Sequence[str]) -> dict[
     return priors
 
 
-def one_weight_prior(prior: PriorLike) -> AnyPrior:
-    """The prior of all point-estimated weights.
+class Rank1Network(Network):
+    """A network whose factors are sampled and whose weights are point estimates with a prior.
 
-    Raises:
-        OptionError: If it is a hierarchy.
+    A subclass makes ``layers``, and then calls ``set_weight_prior``.
     """
-    made = as_prior(prior)
-    if isinstance(made, HierarchicalPrior):
-        raise OptionError(
-            f"weight_prior is one distribution, as weights and biases are no sites, not the "
-            f"hierarchy {prior!r}: put the hierarchy on the factors by prior=..., and take "
-            "priors.Normal() here"
-        )
-    return made
 
+    layers: nn.Module
+    weight_priors: nn.ModuleList
 
-def weight_prior_modules(
-    prior: PriorLike, priors: Iterable[AnyPrior], weights: Sequence[Tensor]
-) -> list[PriorModule]:
-    """Priors of point-estimated weights.
+    def set_weight_prior(self, prior: PriorLike | None) -> None:
+        """Take a prior of all point estimates, around 1 for gains of normalisations.
 
-    Args:
-        prior: What the user gave, to name it in an error.
-        priors: The prior of each weight.
-        weights: Their initial values.
+        Raises:
+            OptionError: If it is a hierarchy, or has no density at the initial weights.
+        """
+        self._weight_names = tuple(name for name, _ in self.layers.named_parameters())
+        modules: list[PriorModule] = []
+        if prior is not None:
+            one = as_prior(prior)
+            if isinstance(one, HierarchicalPrior):
+                raise OptionError(
+                    "weight_prior is one distribution, as weights and biases are no sites, not the "
+                    f"hierarchy {prior!r}: put the hierarchy on the factors by prior=..., and take "
+                    "priors.Normal() here"
+                )
+            priors: Any = suited_to_norms(self.layers, dict.fromkeys(self._weight_names, one))
+            pairs = zip(priors.values(), self._weights(), strict=True)
+            modules = [PriorModule(_unchecked(own.distribution(w.shape))) for own, w in pairs]
+        self.weight_priors = module_list(modules)
+        if not self.weight_log_prior().isfinite():
+            raise OptionError(
+                f"weight_prior {prior!r} has no density at the initial weights, which have "
+                "both signs: take one over all real numbers, for example priors.Normal()"
+            )
 
-    Raises:
-        OptionError: If it has no density at the initial values.
-    """
-    pairs = zip(priors, weights, strict=True)
-    modules = [PriorModule(_unchecked(cast(Any, own).distribution(w.shape))) for own, w in pairs]
-    if not weight_log_prior(modules, weights).isfinite():
-        raise OptionError(
-            f"weight_prior {prior!r} has no density at the initial weights, which have "
-            "both signs: take one over all real numbers, for example priors.Normal()"
-        )
-    return modules
+    def weight_log_prior(self) -> Tensor:
+        """Log density ``[]`` of all point estimates under ``weight_prior``; 0 without one."""
+        weights = self._weights()
+        total = weights[0].new_zeros(())
+        for prior, weight in zip(self.weight_priors, weights, strict=False):  # no priors, or all
+            total = total + prior().log_prob(weight)
+        return total
 
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Record the weights' prior; then as :meth:`Network.forward`."""
+        if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
+            pyro.factor("weight_prior", self.weight_log_prior())
+        return super().forward(x, y)
 
-def weight_log_prior(priors: Iterable[Any], weights: Sequence[Tensor]) -> Tensor:
-    """Log density ``[]`` of all weights under priors of theirs; 0 without priors."""
-    total = weights[0].new_zeros(())
-    for prior, weight in zip(priors, weights, strict=False):  # no priors, or all
-        total = total + prior().log_prob(weight)
-    return total
+    def _weights(self) -> list[Tensor]:
+        """All point estimates, in the order of their names."""
+        found = []
+        for name in self._weight_names:
+            layer, _, own = name.rpartition(".")
+            found.append(cast(Tensor, getattr(self.layers.get_submodule(layer), own)))
+        return found
 
 
 def _unchecked(distribution: Distribution) -> Distribution:

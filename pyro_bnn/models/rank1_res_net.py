@@ -11,31 +11,20 @@ arXiv:2005.07186.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
-import pyro
-from pyro.nn import PyroModule
 from pyro.nn.module import to_pyro_module_
-from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 
 from pyro_bnn.layers import Rank1Conv2d, Rank1Layer, Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.models.from_network import suited_to_norms
 from pyro_bnn.models.images import Images, image_likelihood
-from pyro_bnn.models.outputs import record_output
-from pyro_bnn.models.rank1_parts import (
-    WEIGHT_PRIOR,
-    factor_priors,
-    one_weight_prior,
-    weight_log_prior,
-    weight_prior_modules,
-)
+from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network, factor_priors
 from pyro_bnn.models.res_net import Norm, checked_residual_options, residual_net
-from pyro_bnn.priors import PriorLike, PriorModule, Priors
+from pyro_bnn.priors import PriorLike, Priors
 
 
-class Rank1ResNet(PyroModule):
+class Rank1ResNet(Rank1Network):
     r"""Residual network with point-estimated weights and random factors of channels.
 
     The network of :class:`pyro_bnn.models.ResNet`, whose convolutions and last layer have a factor
@@ -98,10 +87,10 @@ class Rank1ResNet(PyroModule):
         clip: float | None = 10.0,
         likelihood: Likelihood | None = None,
     ) -> None:
-        super().__init__()
         shape = checked_residual_options(image_shape, depth, width, norm)
+        likelihood, num_function_outputs = image_likelihood(num_outputs, likelihood)
+        super().__init__(likelihood)
         self.image_shape, self.depth, self.width, self.norm = shape, depth, width, norm
-        self.likelihood, num_function_outputs = image_likelihood(num_outputs, likelihood)
 
         def convolution(before: int, after: int, stride: int) -> nn.Module:
             return Rank1Conv2d(before, after, 3, stride=stride, padding=1, clip=clip, bias=False)
@@ -117,50 +106,11 @@ class Rank1ResNet(PyroModule):
         for name, layer in found.items():
             layer.set_priors(priors.get(f"{name}.s"), priors.get(f"{name}.r"))
         self.images = Images(shape)
-        self._weight_names = tuple(name for name, _ in layers.named_parameters())
         to_pyro_module_(layers)
         self.layers = layers
-        make_list: Any = PyroModule[nn.ModuleList]  # a class made on the fly
-        self.weight_priors: nn.ModuleList = make_list(self._make_weight_priors(weight_prior))
+        self.set_weight_prior(weight_prior)
 
     def network(self, x: Tensor) -> Tensor:
         """The network's output f ``[N, F]`` at images x."""
         f: Tensor = self.layers(self.images(x))
         return f
-
-    def weight_log_prior(self) -> Tensor:
-        """Log density ``[]`` of all point estimates under ``weight_prior``; 0 without one."""
-        return weight_log_prior(self.weight_priors, self._weights())
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Record the weights' prior, sample the factors, record f, and sample or observe y.
-
-        Args:
-            x: Images ``[N, C, H, W]``, or ``[N, C * H * W]``.
-            y: Observations ``[N]`` or ``[N, O]``, or None to sample them.
-
-        Returns:
-            y, sampled where it was None.
-
-        Raises:
-            ShapeError: If x does not hold such images.
-        """
-        if len(self.weight_priors) and am_i_wrapped():  # Pyro warns of factors outside inference
-            pyro.factor("weight_prior", self.weight_log_prior())
-        f = record_output(self, self.network, x)
-        return cast(Tensor, self.likelihood(f, y))
-
-    def _weights(self) -> list[Tensor]:
-        """All point estimates, in the order of their names."""
-        found = []
-        for name in self._weight_names:
-            layer, _, own = name.rpartition(".")
-            found.append(cast(Tensor, getattr(self.layers.get_submodule(layer), own)))
-        return found
-
-    def _make_weight_priors(self, prior: PriorLike | None) -> list[PriorModule]:
-        if prior is None:
-            return []
-        one = one_weight_prior(prior)
-        by_name = suited_to_norms(self.layers, dict.fromkeys(self._weight_names, one))
-        return weight_prior_modules(prior, by_name.values(), self._weights())

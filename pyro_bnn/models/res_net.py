@@ -16,12 +16,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.layers import FilterResponseNorm
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.images import Images, checked_image_shape, image_likelihood
-from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors import Priors
 
 Norm = Literal["group", "frn"]
@@ -101,7 +101,7 @@ class ResNet(BayesianModule):
             shape[0], depth, width, norm, convolution, nn.Linear(4 * width, num_function_outputs)
         )
         net = nn.Sequential(OrderedDict([("images", Images(shape)), *net.named_children()]))
-        super().__init__(net, NormalPrior() if prior is None else prior, likelihood)
+        super().__init__(net, prior, likelihood)
         self.image_shape, self.depth, self.width, self.norm = shape, depth, width, norm
 
 
@@ -117,9 +117,8 @@ def checked_residual_options(
     """
     if norm not in NORMS:
         raise UnknownNameError("normalisation", str(norm), NORMS)
-    for value in (depth, width):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise OptionError(f"depth and width are positive integers, not {value!r}")
+    check_positive_int("depth", depth)
+    check_positive_int("width", width)
     if depth < 8 or depth % 6 != 2:
         near = max(8, 6 * round((depth - 2) / 6) + 2)
         raise OptionError(

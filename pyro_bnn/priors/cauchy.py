@@ -9,17 +9,16 @@ not depend on the width, and wide networks tend to a stable process instead of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import pyro.distributions as dist
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.priors.scales import Scale, check_positive, heavy_tailed_scale
+from pyro_bnn.priors.scales import Entrywise, Scale
 
 
 @dataclass(frozen=True)
-class Cauchy:
+class Cauchy(Entrywise):
     """Cauchy prior over every entry of a weight tensor: most are small, a few very large.
 
     Args:
@@ -29,7 +28,7 @@ class Cauchy:
         loc: Median of every weight.
 
     Raises:
-        OptionError: If ``scale`` is neither positive nor ``"fan_in"``.
+        OptionError: If ``scale`` is neither positive nor ``"fan_in"``, or ``loc`` not finite.
 
     Example:
         >>> import torch
@@ -40,14 +39,9 @@ class Cauchy:
     scale: Scale = "fan_in"
     loc: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale, also="fan_in")
-
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = torch.tensor(heavy_tailed_scale(self.scale, shape))
-        cauchy = dist.Cauchy(torch.tensor(float(self.loc)), scale)
-        return cast(Distribution, cauchy.expand(shape).to_event(len(shape)))
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """Cauchy of one entry."""
+        return dist.Cauchy(loc, scale)
 
     def fan_in_scale(self, fan_in: float) -> float:
         """The scale for I inputs to each unit."""

@@ -21,6 +21,7 @@ from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.handled import module_of
 from pyro_bnn.priors.from_posterior import (
     Earlier,
+    Gaussian,
     SiteGaussian,
     gaussian_of,
     moments_of,
@@ -79,9 +80,7 @@ def continued(model: Model, posterior: Earlier) -> ContinuedModel:
     if module is not None:
         _require_params(module, posterior)
     gaussian = gaussian_of(posterior) or moments_of(posterior, full=True)
-    return ContinuedModel(
-        model, posterior.program.sites, gaussian.loc, gaussian.scale, gaussian.scale_tril
-    )
+    return ContinuedModel(model, posterior.program.sites, gaussian)
 
 
 def _require_params(model: nn.Module, posterior: Earlier) -> None:
@@ -110,9 +109,7 @@ class ContinuedModel(nn.Module):
     Args:
         model: The Pyro model.
         sites: Its latent sites.
-        loc: Means ``[P]`` of z.
-        scale: Standard deviations ``[P]`` where entries are independent, else None.
-        scale_tril: Lower Cholesky factor ``[P, P]`` of their covariance, else None.
+        gaussian: Their joint prior.
     """
 
     loc: Tensor
@@ -120,23 +117,13 @@ class ContinuedModel(nn.Module):
     scale_tril: Tensor | None
     inverses: Tensor | None
 
-    def __init__(
-        self,
-        model: Model,
-        sites: tuple[Site, ...],
-        loc: Tensor,
-        scale: Tensor | None,
-        scale_tril: Tensor | None,
-    ) -> None:
+    def __init__(self, model: Model, sites: tuple[Site, ...], gaussian: Gaussian) -> None:
         super().__init__()
-        self.model, self.sites = model, sites
-        self.register_buffer("loc", loc)
-        self.register_buffer("scale", scale)
-        self.register_buffer("scale_tril", scale_tril)
+        self.model, self.sites, tril = model, sites, gaussian.scale_tril
+        for name, value in gaussian._asdict().items():
+            self.register_buffer(name, value)
         # products with inverses can be captured with any batch size, triangular solves cannot
-        self.register_buffer(
-            "inverses", None if scale_tril is None else _inverses(scale_tril, sites)
-        )
+        self.register_buffer("inverses", None if tril is None else _inverses(tril, sites))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with the prior of its latent sites replaced.
@@ -191,13 +178,10 @@ class _Replaced(Messenger):
         msg["fn"] = self._given_those_before(site)
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if not _is_latent(msg):
-            return
-        self.errors.append(
-            msg["fn"].error(msg["value"])
-            if self.prior.scale is None
-            else msg["value"].new_zeros(0)  # independent entries need none
-        )
+        if _is_latent(msg):
+            is_joint = self.prior.scale is None  # independent entries need no errors
+            value = msg["value"]
+            self.errors.append(msg["fn"].error(value) if is_joint else value.new_zeros(0))
 
     def _given_those_before(self, site: Site) -> Distribution:
         prior, part = self.prior, slice(site.start, site.stop)
@@ -224,11 +208,6 @@ class _Replaced(Messenger):
 
 
 def _is_latent(msg: Any) -> bool:
+    is_own = msg["infer"].get("is_auxiliary") or msg["infer"].get("_deterministic")
     is_subsample = type(msg["fn"]).__name__ == "_Subsample"
-    return not (
-        msg["is_observed"]
-        or is_subsample
-        or msg["name"] == "y"
-        or msg["infer"].get("is_auxiliary")
-        or msg["infer"].get("_deterministic")
-    )
+    return not (msg["is_observed"] or is_subsample or msg["name"] == "y" or is_own)

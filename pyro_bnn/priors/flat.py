@@ -13,7 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_bnn.priors.normal import fan_in
+from pyro_bnn.priors.scales import fan_in
 
 
 class _ImproperUniform(dist.ImproperUniform):

@@ -31,13 +31,9 @@ NO_SPREAD = (
 )
 
 
-class EarlierProgram(Protocol):
-    """The model of an earlier fit; see ``Program``."""
-
+class _Program(Protocol):
     @property
-    def sites(self) -> tuple[Site, ...]:
-        """Its latent sites."""
-        ...
+    def sites(self) -> tuple[Site, ...]: ...
 
 
 class Earlier(Protocol):
@@ -46,23 +42,19 @@ class Earlier(Protocol):
     params: dict[str, Tensor]
 
     @property
-    def program(self) -> EarlierProgram:
+    def program(self) -> _Program:
         """Its model."""
-        ...
 
     @property
     def method(self) -> str:
         """Name of the guide or sampler."""
-        ...
 
     @property
     def num_stored_draws(self) -> int | None:
         """Stored draws over all chains; None if it can be sampled without end."""
-        ...
 
     def unconstrained(self, num_samples: int) -> Tensor:
         """Draws z ``[S, P]``."""
-        ...
 
 
 class Gaussian(NamedTuple):

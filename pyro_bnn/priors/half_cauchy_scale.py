@@ -17,12 +17,12 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_bnn.checks import check_positive
 from pyro_bnn.errors import OptionError
 from pyro_bnn.priors.hierarchy import Hierarchy
-from pyro_bnn.priors.normal import fan_in
 from pyro_bnn.priors.positive import HalfCauchy
 from pyro_bnn.priors.prior import PriorModule
-from pyro_bnn.priors.scales import Scale, check_positive
+from pyro_bnn.priors.scales import Scale, fan_in
 
 Group: TypeAlias = Literal["layer", "unit", "input"]
 GROUPS: tuple[Group, ...] = ("layer", "unit", "input")

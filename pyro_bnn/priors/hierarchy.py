@@ -10,6 +10,7 @@ Girolami, "Hamiltonian Monte Carlo for Hierarchical Models", 2013, arXiv:1312.09
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pyro
@@ -120,7 +121,9 @@ class Hierarchy(PyroModule):
         return {**named, self.weight_site: weight if self.centred else deviation / scale}
 
 
-def assign_prior(module: PyroModule, name: str, prior: PriorLike, shape: torch.Size) -> None:
+def assign_prior(
+    module: PyroModule, name: str, prior: PriorLike | None, shape: Sequence[int]
+) -> None:
     """Make an attribute of a module a sampled weight; read it with :func:`value_of`.
 
     Args:
@@ -128,18 +131,18 @@ def assign_prior(module: PyroModule, name: str, prior: PriorLike, shape: torch.S
         name: Name of the attribute.
         prior: Its prior: with ``distribution`` the attribute becomes a ``PyroSample``, its
             distribution the attribute ``<name>_prior``; with ``hierarchy`` it becomes a
-            :class:`Hierarchy`.
+            :class:`Hierarchy`. None for no weight: the attribute is None.
         shape: Shape of the weight.
 
     Raises:
         OptionError: If ``prior`` is no prior.
     """
-    prior = as_prior(prior)
-    if isinstance(prior, HierarchicalPrior):
-        setattr(module, name, prior.hierarchy(shape))
-        return
-    setattr(module, f"{name}_prior", PriorModule(prior.distribution(shape)))
-    setattr(module, name, PyroSample(ModulePrior(f"{name}_prior")))
+    own, size = None if prior is None else as_prior(prior), torch.Size(shape)
+    if own is None or isinstance(own, HierarchicalPrior):
+        setattr(module, name, None if own is None else own.hierarchy(size))
+    else:
+        setattr(module, f"{name}_prior", PriorModule(own.distribution(size)))
+        setattr(module, name, PyroSample(ModulePrior(f"{name}_prior")))
 
 
 def value_of(attribute: Tensor | Hierarchy) -> Tensor:

@@ -19,11 +19,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_bnn.checks import check_positive
 from pyro_bnn.priors.half_cauchy_scale import root_mean_square
 from pyro_bnn.priors.hierarchy import Hierarchy
 from pyro_bnn.priors.positive import HalfCauchy
 from pyro_bnn.priors.prior import PriorModule
-from pyro_bnn.priors.scales import Scale, check_positive, heavy_tailed_scale
+from pyro_bnn.priors.scales import Scale, heavy_tailed_scale
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import pyro.distributions as dist
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.priors.normal import fan_in
-from pyro_bnn.priors.scales import Scale, check_finite, check_positive
+from pyro_bnn.priors.scales import Entrywise, Scale
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Entrywise):
     """Laplace prior over every entry of a weight tensor: a peak at its centre, exponential tails.
 
     Its KL from Gaussian marginals is in closed form.
@@ -49,15 +47,9 @@ class Laplace:
     scale: Scale = "fan_in"
     loc: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale, also="fan_in")
-        check_finite("loc", self.loc)
-
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
-        laplace = dist.Laplace(torch.tensor(float(self.loc)), torch.tensor(scale))
-        return cast(Distribution, laplace.expand(shape).to_event(len(shape)))
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """Laplace of one entry."""
+        return dist.Laplace(loc, scale)
 
     def fan_in_scale(self, fan_in: float) -> float:
         """The scale for I inputs to each unit."""

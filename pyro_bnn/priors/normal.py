@@ -7,19 +7,17 @@ With ``scale="fan_in"``, :math:`s = 1/\sqrt{I}` for a weight with I inputs to ea
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any
 
 import pyro.distributions as dist
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.priors.scales import Entrywise, Scale
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(Entrywise):
     """Gaussian prior over every entry of a weight tensor.
 
     Args:
@@ -29,7 +27,7 @@ class Normal:
         loc: Mean of every weight.
 
     Raises:
-        OptionError: If ``scale`` is neither positive nor ``"fan_in"``.
+        OptionError: If ``scale`` is neither positive nor ``"fan_in"``, or ``loc`` not finite.
 
     Example:
         >>> import torch
@@ -37,30 +35,9 @@ class Normal:
         0.5
     """
 
-    scale: float | Literal["fan_in"] = "fan_in"
+    scale: Scale = "fan_in"
     loc: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.scale != "fan_in" and not (
-            isinstance(self.scale, int | float)
-            and not isinstance(self.scale, bool)
-            and 0 < self.scale < math.inf
-        ):
-            raise OptionError(
-                f"scale is a positive standard deviation or 'fan_in', not {self.scale!r}"
-            )
-
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
-        normal = dist.Normal(torch.tensor(float(self.loc)), torch.tensor(scale))
-        return cast(Distribution, normal.expand(shape).to_event(len(shape)))
-
-    def fan_in_scale(self, fan_in: float) -> float:
-        """The scale for I inputs to each unit."""
-        return 1.0 / math.sqrt(fan_in)
-
-
-def fan_in(shape: torch.Size) -> int:
-    """Inputs to each unit of a weight ``[O, I, ...]``; 1 for a bias ``[O]``."""
-    return math.prod(shape[1:])
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """Normal of one entry."""
+        return dist.Normal(loc, scale)

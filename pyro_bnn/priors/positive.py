@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import pyro.distributions as dist
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.priors.scales import check_positive
+from pyro_bnn.checks import check_finite, check_positive
+from pyro_bnn.priors.scales import Entrywise
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormal(Entrywise):
     r"""Log-normal prior over every entry: :math:`\log w \sim \mathcal N(m, s^2)`, w > 0.
 
     Args:
@@ -29,15 +29,15 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
+        check_finite("loc", self.loc)
 
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        loc, scale = torch.tensor(float(self.loc)), torch.tensor(float(self.scale))
-        return cast(Distribution, dist.LogNormal(loc, scale).expand(shape).to_event(len(shape)))
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """Log-normal of one entry."""
+        return dist.LogNormal(loc, scale)
 
 
 @dataclass(frozen=True)
-class HalfCauchy:
+class HalfCauchy(Entrywise):
     r"""Half-Cauchy prior over every entry: the absolute value of a Cauchy one, w > 0.
 
     .. math:: p(w) = \frac{2}{\pi s} \frac{1}{1 + w^2 / s^2}
@@ -58,7 +58,6 @@ class HalfCauchy:
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
 
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        half_cauchy = dist.HalfCauchy(torch.tensor(float(self.scale)))
-        return cast(Distribution, half_cauchy.expand(shape).to_event(len(shape)))
+    def family(self, loc: Tensor, scale: Tensor) -> Any:  # noqa: ARG002  # it has none
+        """Half-Cauchy of one entry."""
+        return dist.HalfCauchy(scale)

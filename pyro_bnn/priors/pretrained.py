@@ -12,11 +12,11 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
+from pyro_bnn.checks import check_positive
 from pyro_bnn.data.arrays import ArrayLike, float_dtype, to_tensor
 from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
-from pyro_bnn.priors.normal import fan_in
 from pyro_bnn.priors.prior import PriorLike
-from pyro_bnn.priors.scales import Scale, check_positive
+from pyro_bnn.priors.scales import Scale, fan_in
 
 
 class Pretrained:

@@ -27,7 +27,6 @@ class Prior(Protocol):
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        ...
 
 
 @runtime_checkable
@@ -36,7 +35,6 @@ class HierarchicalPrior(Protocol):
 
     def hierarchy(self, shape: torch.Size) -> PyroModule:
         """A module, a ``Hierarchy``, that samples one tensor of ``shape``."""
-        ...
 
 
 AnyPrior: TypeAlias = Prior | HierarchicalPrior
@@ -53,7 +51,6 @@ class NamedPrior(Protocol):
         Args:
             names: Names of the weights that it is for, in the network's order.
         """
-        ...
 
 
 Priors: TypeAlias = PriorLike | NamedPrior | Mapping[str, PriorLike | NamedPrior]

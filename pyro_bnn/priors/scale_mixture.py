@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
+from pyro_bnn.checks import check_finite, check_positive
 from pyro_bnn.errors import OptionError
-from pyro_bnn.priors.scales import check_finite, check_positive
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,9 @@ class ScaleMixture:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        mixture: Any = ScaleMixtureNormal(
-            torch.tensor(float(self.mixing)),
-            torch.tensor(float(self.scale1)),
-            torch.tensor(float(self.scale2)),
-            torch.tensor(float(self.loc)),
-        )
+        numbers = (self.mixing, self.scale1, self.scale2, self.loc)
+        tensors: Any = (torch.tensor(float(number)) for number in numbers)
+        mixture: Any = ScaleMixtureNormal(*tensors)
         return cast(Distribution, mixture.expand(shape).to_event(len(shape)))
 
 
@@ -115,14 +112,9 @@ class ScaleMixtureNormal(TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
         """The same distribution with another batch shape."""
-        shape = torch.Size(batch_shape)
-        return ScaleMixtureNormal(
-            self.mixing.expand(shape),
-            self.scale1.expand(shape),
-            self.scale2.expand(shape),
-            self.loc.expand(shape),
-            validate_args=self._validate_args,
-        )
+        parts = (self.mixing, self.scale1, self.scale2, self.loc)
+        wider: Any = (part.expand(torch.Size(batch_shape)) for part in parts)
+        return ScaleMixtureNormal(*wider, validate_args=self._validate_args)
 
     @property
     def mean(self) -> Tensor:

@@ -1,40 +1,54 @@
-"""What the heavy-tailed priors share: their scale option, and how it follows a weight's shape."""
+"""What priors over every entry share: their scale, and how it follows a weight's shape."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.checks import check_finite, check_positive
 
 Scale: TypeAlias = float | Literal["fan_in"]
 
 
-def check_positive(name: str, value: object, *, also: str = "") -> None:
-    """Check a positive finite number, or the one word allowed beside it.
+class Entrywise:
+    """A prior of one family, independent over the entries, with a scale.
 
-    Raises:
-        OptionError: If it is neither.
+    A subclass is a dataclass with this field, and ``loc`` where it has one. It has ``family``, and
+    where its fan-in scale is not that of a Gaussian, ``fan_in_scale``.
     """
-    if also and value == also:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 < value < math.inf):  # type: ignore[operator]
-        expected = f"a positive number or {also!r}" if also else "a positive number"
-        raise OptionError(f"{name} is {expected}, not {value!r}")
+
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale, also="fan_in")
+        check_finite("loc", self._loc)
+
+    @property
+    def _loc(self) -> float:
+        return getattr(self, "loc", 0.0)
+
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """The distribution of one entry."""
+        raise NotImplementedError(f"{type(self).__name__} has no family(loc, scale)")
+
+    def distribution(self, shape: torch.Size) -> Distribution:
+        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
+        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        one = self.family(torch.tensor(float(self._loc)), torch.tensor(scale))
+        return cast(Distribution, one.expand(shape).to_event(len(shape)))
+
+    def fan_in_scale(self, fan_in: float) -> float:
+        """The scale for I inputs to each unit."""
+        return 1 / math.sqrt(fan_in)
 
 
-def check_finite(name: str, value: object) -> None:
-    """Check a finite number.
-
-    Raises:
-        OptionError: If it is none.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value)):  # type: ignore[arg-type]
-        raise OptionError(f"{name} is a finite number, not {value!r}")
+def fan_in(shape: torch.Size) -> int:
+    """Inputs to each unit of a weight ``[O, I, ...]``; 1 for a bias ``[O]``."""
+    return math.prod(shape[1:])
 
 
 def heavy_tailed_scale(scale: Scale, shape: torch.Size) -> float:
@@ -43,4 +57,4 @@ def heavy_tailed_scale(scale: Scale, shape: torch.Size) -> float:
     Of independent entries with tails :math:`P(|w| > t) \sim c/t`, as Cauchy ones have them, the
     sum over I inputs grows like I: of Cauchy entries with scale s it is Cauchy with scale I s.
     """
-    return 1.0 / math.prod(shape[1:]) if scale == "fan_in" else float(scale)
+    return 1 / fan_in(shape) if scale == "fan_in" else float(scale)

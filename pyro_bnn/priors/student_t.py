@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
 
-from pyro_bnn.priors.normal import fan_in
-from pyro_bnn.priors.scales import Scale, check_finite, check_positive
+from pyro_bnn.checks import check_positive
+from pyro_bnn.priors.scales import Entrywise, Scale
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentT(Entrywise):
     r"""Student-t prior over every entry of a weight tensor: polynomial tails of index ``df``.
 
     Its KL from Gaussian marginals has no closed form and is a Monte Carlo average.
@@ -59,14 +59,11 @@ class StudentT:
 
     def __post_init__(self) -> None:
         check_positive("df", self.df)
-        check_positive("scale", self.scale, also="fan_in")
-        check_finite("loc", self.loc)
+        super().__post_init__()
 
-    def distribution(self, shape: torch.Size) -> Distribution:
-        """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
-        numbers = (torch.tensor(float(value)) for value in (self.df, self.loc, scale))
-        return cast(Distribution, dist.StudentT(*numbers).expand(shape).to_event(len(shape)))
+    def family(self, loc: Tensor, scale: Tensor) -> Any:
+        """Student-t of one entry."""
+        return dist.StudentT(torch.tensor(float(self.df)), loc, scale)
 
     def fan_in_scale(self, fan_in: float) -> float:
         """The scale for I inputs to each unit."""

@@ -23,42 +23,44 @@ def test_numbers_truth_values_and_text(path: Path) -> None:
     path.write_text("age,smoker,town,cost\n30,True,Rome,1.5\n40,False,Oslo,2.5\n50,True,Oslo,3\n")
     table = read_csv(path)
     expected = [[30, 1, 0, 1], [40, 0, 1, 0], [50, 1, 1, 0]]
-    assert_close(table.x, torch.tensor(expected, dtype=DOUBLE))
-    assert table.input_names == ("age", "smoker", "town=Oslo", "town=Rome")
-    assert_close(table.y, torch.tensor([1.5, 2.5, 3.0], dtype=DOUBLE))
-    assert (table.task, table.target_name, table.name) == ("regression", "cost", "table")
+    assert_close(table.data.x, torch.tensor(expected, dtype=DOUBLE))
+    assert table.data.input_names == ("age", "smoker", "town=Oslo", "town=Rome")
+    assert_close(table.data.y, torch.tensor([1.5, 2.5, 3.0], dtype=DOUBLE))
+    assert (table.task, table.data.target_name, table.name) == ("regression", "cost", "table")
     assert table.note == "The target is the last column, 'cost'; target= takes another."
 
 
 def test_another_target(path: Path) -> None:
     path.write_text("a,b,c\n1,2,3\n4,5,6\n")
     table = read_csv(path, target="b")
-    assert_close(table.x, torch.tensor([[1, 3], [4, 6]], dtype=DOUBLE))
-    assert_close(table.y, torch.tensor([2, 5], dtype=DOUBLE))
-    assert (table.input_names, table.target_name, table.note) == (("a", "c"), "b", "")
+    assert_close(table.data.x, torch.tensor([[1, 3], [4, 6]], dtype=DOUBLE))
+    assert_close(table.data.y, torch.tensor([2, 5], dtype=DOUBLE))
+    assert (table.data.input_names, table.data.target_name, table.note) == (("a", "c"), "b", "")
 
 
 @pytest.mark.parametrize("target", [["d", "b"], ("d", "b"), "d,b", "d, b"])
 def test_several_targets_are_columns_of_y_in_the_order_given(path: Path, target: Any) -> None:
     path.write_text("a,b,c,d\n1,2,Rome,7\n4,5,Oslo,8\n")
     table = read_csv(path, target=target)
-    assert_close(table.y, torch.tensor([[7, 2], [8, 5]], dtype=DOUBLE))
-    assert table.input_names == ("a", "c=Oslo", "c=Rome")
-    assert (table.task, table.target_name, table.note) == ("regression", "d, b", "")
+    assert_close(table.data.y, torch.tensor([[7, 2], [8, 5]], dtype=DOUBLE))
+    assert table.data.input_names == ("a", "c=Oslo", "c=Rome")
+    assert (table.task, table.data.target_name, table.note) == ("regression", "d, b", "")
     assert [column.name for column in read_columns(path, target)] == ["a", "c"]
 
 
 def test_a_name_with_a_comma_goes_before_names_that_it_separates(path: Path) -> None:
     path.write_text('a,b,"a,b"\n1,2,3\n4,5,6\n')
-    assert_close(read_csv(path, target="a,b").y, torch.tensor([3, 6], dtype=DOUBLE))
-    assert_close(read_csv(path, target=["a", "b"]).y, torch.tensor([[1, 2], [4, 5]], dtype=DOUBLE))
-    assert read_csv(path, target=["b"]).y.shape == (2,)
+    assert_close(read_csv(path, target="a,b").data.y, torch.tensor([3, 6], dtype=DOUBLE))
+    assert_close(
+        read_csv(path, target=["a", "b"]).data.y, torch.tensor([[1, 2], [4, 5]], dtype=DOUBLE)
+    )
+    assert read_csv(path, target=["b"]).data.y.shape == (2,)
 
 
 def test_binary_targets_stay_as_they_are(path: Path) -> None:
     path.write_text("a,b,c\n1,True,0\n4,False,1\n")
     table = read_csv(path, target="b,c", task="counts")
-    assert_close(table.y, torch.tensor([[1, 0], [0, 1]], dtype=DOUBLE))
+    assert_close(table.data.y, torch.tensor([[1, 0], [0, 1]], dtype=DOUBLE))
     with pytest.raises(DataError, match="several targets are numbers, but 'b' is of classes: pred"):
         read_csv(path, target="b,c")
 
@@ -95,8 +97,8 @@ def test_classes(
     path.write_text("x,kind\n" + "".join(f"{i},{v}\n" for i, v in enumerate(values)))
     table = read_csv(path, task=task)
     assert table.task == "classification"
-    assert_close(table.y, torch.tensor(labels))
-    assert table.class_names == names
+    assert_close(table.data.y, torch.tensor(labels))
+    assert table.data.class_names == names
 
 
 def test_whole_numbers_and_truth_values_can_be_regressed(path: Path) -> None:
@@ -104,7 +106,7 @@ def test_whole_numbers_and_truth_values_can_be_regressed(path: Path) -> None:
     assert read_csv(path).task == "regression"
     path.write_text("x,y\n1,False\n2,True\n")
     table = read_csv(path, task="regression")
-    assert_close(table.y, torch.tensor([0, 1], dtype=DOUBLE))
+    assert_close(table.data.y, torch.tensor([0, 1], dtype=DOUBLE))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +122,9 @@ def test_whole_numbers_and_truth_values_can_be_regressed(path: Path) -> None:
 def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="")
     table = read_csv(path)
-    assert_close(table.x, torch.tensor([[1], [3]], dtype=DOUBLE))
-    assert_close(table.y, torch.tensor([2, 4], dtype=DOUBLE))
-    assert (table.input_names, table.target_name) == (("a",), "b")
+    assert_close(table.data.x, torch.tensor([[1], [3]], dtype=DOUBLE))
+    assert_close(table.data.y, torch.tensor([2, 4], dtype=DOUBLE))
+    assert (table.data.input_names, table.data.target_name) == (("a",), "b")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,10 @@ def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
         ("a,b\n", "has a header but no rows"),
         ("a\n1\n", "has one column, 'a'; expected inputs and a target, separated by commas"),
         ("1.5,2\n3,4\n", "has no header: its first line is all numbers"),
-        (",a,b\n0,1,2\n", "column 0 has no name; if pandas wrote its index there"),
+        (
+            ",a,b\n0,1,2\n",
+            "has a header in which column 0 has no name; if pandas wrote its index there",
+        ),
         ("a,b,a\n1,2,3\n", "several columns are called 'a'"),
         ("a,b\n1,2\n\n3\n", "line 4: expected 2 fields as in the header, got 1; is the file trunc"),
         ("a,b\n1,2\n3,4,5\n", "line 3: expected 2 fields as in the header, got 3"),
@@ -191,7 +196,7 @@ def test_files_that_cannot_be_used(path: Path, text: str, message: str) -> None:
 
 def test_commas_in_text_are_no_decimal_commas(path: Path) -> None:
     path.write_text("a;b\n1,5;1\nx,y;2\nx,y;3\n1,5;4\n")
-    assert read_csv(path).input_names == ("a=1,5", "a=x,y")
+    assert read_csv(path).data.input_names == ("a=1,5", "a=x,y")
 
 
 def test_targets_that_do_not_suit_the_task(path: Path) -> None:

@@ -146,12 +146,12 @@ NAN = float("nan")
         (
             (X, Y, Standardiser(torch.zeros(3), torch.ones(3))),
             ShapeError,
-            "inputs has loc [3], which does not fit the rows of x, [2] each",
+            "values have shape [1, 2], but these units are those of [3]",
         ),
         (
             (X, Y, None, Standardiser(torch.zeros(3), torch.ones(3))),
             ShapeError,
-            "target has loc [3], which does not fit the rows of y, [] each",
+            "values have shape [1], but these units are those of [3]",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_columns_of_a_file(path: Path) -> None:
     columns = read_columns(path)
     assert columns == (Column("age"), Column("smoker"), Column("town", ("Oslo", "Rome")))
     names = tuple(name for column in columns for name in column.inputs)
-    assert names == read_csv(path).input_names
+    assert names == read_csv(path).data.input_names
     assert read_columns(path, "town")[-1] == Column("cost")
     with pytest.raises(UnknownNameError, match=r"unknown target column of new\.csv 'csot'"):
         read_columns(path, "csot")
@@ -36,23 +36,23 @@ def test_columns_are_found_by_name_in_any_order(path: Path) -> None:
     rows = read_new_rows(path, COLUMNS, "cost")
     assert_close(rows.x, torch.tensor([[30, 1, 0, 0, 1], [40, 0, 0, 1, 0]], dtype=DOUBLE))
     assert rows.y is None
-    assert (rows.separator, rows.unused) == (";", ("id",))
-    assert rows.header == ["id", "smoker", "town", "age"]
-    assert rows.fields == [["x", "TRUE", "01", "30"], ["y", "0", "Rome", "4e1"]]
+    assert (rows.file.separator, rows.unused) == (";", ("id",))
+    assert rows.file.header == ["id", "smoker", "town", "age"]
+    assert rows.file.rows == [["x", "TRUE", "01", "30"], ["y", "0", "Rome", "4e1"]]
 
 
 def test_the_rows_of_the_fit_are_read_as_for_the_fit(path: Path) -> None:
     path.write_text("a,b,y\n1,u,2\n-3.5,v,1e3\n0.1,u,0\n")
     table, rows = read_csv(path), read_new_rows(path, read_columns(path), "y")
-    assert_close(rows.x, table.x, rtol=0, atol=0)
+    assert_close(rows.x, table.data.x, rtol=0, atol=0)
     assert rows.y is not None
-    assert_close(rows.y, table.y, rtol=0, atol=0)
+    assert_close(rows.y, table.data.y, rtol=0, atol=0)
 
 
 def test_fields_of_other_columns_stay_as_they_are(path: Path) -> None:
     path.write_text('note,age,more\n"NA, 1",3,\n1.50,4,nan\n')
     rows = read_new_rows(path, COLUMNS[:1])
-    assert rows.fields == [["NA, 1", "3", ""], ["1.50", "4", "nan"]]
+    assert rows.file.rows == [["NA, 1", "3", ""], ["1.50", "4", "nan"]]
     assert rows.unused == ("note", "more")
 
 

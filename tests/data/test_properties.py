@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import statistics
 import warnings
 import zipfile
@@ -223,21 +224,21 @@ def test_objects_of_any_kind_work_or_are_refused(x: Any, y: Any) -> None:
 
 MASKED: Any = np.ma.MaskedArray(np.arange(4.0)[:, None], [[True], [True], [False], [False]])
 NUMBERS = [
-    (np.ones((4, 1), dtype=np.uint64) * np.uint64(2**63), "beyond int64, the largest 922337"),
-    (torch.full((4, 1), 2**63, dtype=torch.uint64), "beyond int64, the largest 9223"),
-    (pd.DataFrame({"a": np.full(4, 2**63, dtype=np.uint64)}), "whole numbers beyond int64"),
-    ([[2**53 + i] for i in range(4)], "float64 does not have, such as 9007199254740993: different"),
-    (np.array([[10**30 + 1]] * 4, dtype=object), "does not have, such as 10000000000000000000000"),
-    (pd.DataFrame({"a": [2**53 + 1] * 4, "b": [0.5] * 4}), "does not have, such as 90071992547409"),
+    (np.ones((4, 1), dtype=np.uint64) * np.uint64(2**63), "beyond 2^53, such as 92233720368"),
+    (torch.full((4, 1), 2**63, dtype=torch.uint64), "beyond 2^53, such as 9223372036854"),
+    (pd.DataFrame({"a": np.full(4, 2**63, dtype=np.uint64)}), "whole numbers beyond 2^53"),
+    ([[2**53 + i] for i in range(4)], "whole numbers beyond 2^53, such as 9007199254740995: fl"),
+    (np.array([[10**30 + 1]] * 4, dtype=object), "beyond 2^53, such as 1000000000000000000000"),
+    (pd.DataFrame({"a": [2**53 + 1] * 4, "b": [0.5] * 4}), "beyond 2^53, such as 90071992547409"),
     (MASKED, "has 2 masked values of 4; fill these values"),
-    (torch.eye(4).to_sparse(), "is a tensor of layout torch.sparse_coo (torch.float32); expected"),
-    (torch.zeros(4, 1, device="meta"), "is a tensor without values (torch.float32); expected"),
+    (torch.eye(4).to_sparse(), "is a tensor of torch.float32, torch.sparse_coo, on cpu; expected"),
+    (torch.zeros(4, 1, device="meta"), "a tensor of torch.float32, torch.strided, on meta; expec"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("x", "message"), NUMBERS, ids=[message for _, message in NUMBERS])
 def test_numbers_that_would_be_rounded_or_lost_are_refused(x: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(DataError, match=re.escape(message)):
         from_arrays(x, [0.0, 1.0, 3.0, 4.0], test_fraction=0.5)
 
 
@@ -262,7 +263,7 @@ def test_targets_are_taken_for_what_they_are() -> None:
         assert from_arrays(x, given_y).task == "regression"
     assert from_arrays(x, pd.DataFrame({"dose": y})).train.target_name == "dose"
     assert from_arrays(x, np.array([b"ill", b"well"] * 4)).train.class_names == ("ill", "well")
-    with pytest.raises(DataError, match="y holds complex numbers"):
+    with pytest.raises(DataError, match="y must hold real numbers, got dtype complex"):
         from_arrays(x, torch.tensor(y + 1j))
 
 
@@ -318,9 +319,9 @@ def test_marks_line_ends_quotes_and_empty_lines_change_no_number(
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([str(2**53 + i) for i in range(9)], "in 4 rows, first '9007199254740993' in line 3; diff"),
-        ([str(-(2**53) - i) for i in range(9)], "float64 does not have, in 4 rows, first '-90071"),
-        ([str(2**70 + i) for i in range(9)], "in 8 rows, first '1180591620717411303425' in line 3"),
+        ([str(2**53 + i) for i in range(9)], "in 8 rows, first '9007199254740993' in line 3; diff"),
+        ([str(-(2**53) - i) for i in range(9)], "does not all have, in 8 rows, first '-90071"),
+        ([str(2**70 + i) for i in range(9)], "in 9 rows, first '1180591620717411303424' in line 2"),
         (["1_000", *"12345678"], "holds numbers, but not in 1 row, first '1_000' in line 2"),
     ],
 )

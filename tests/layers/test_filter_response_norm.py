@@ -109,7 +109,7 @@ def test_a_single_pixel_is_refused() -> None:
 
 @pytest.mark.parametrize("num_channels", [0, -1, 2.0, True])
 def test_the_number_of_channels_is_checked(num_channels: Any) -> None:
-    with pytest.raises(OptionError, match="num_channels is a positive integer, not "):
+    with pytest.raises(OptionError, match="num_channels is an integer of at least 1, not "):
         FilterResponseNorm(num_channels)
 
 

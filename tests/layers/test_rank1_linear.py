@@ -252,9 +252,7 @@ def test_the_default_clip_is_ten() -> None:
 def test_a_clip_that_is_no_positive_number_is_refused(clip: Any) -> None:
     with pytest.raises(OptionError) as caught:
         Rank1Linear(NUM_INPUTS, NUM_OUTPUTS, clip=clip)
-    assert str(caught.value) == (
-        f"clip is the largest absolute value of a factor, positive, or None, not {clip!r}"
-    )
+    assert str(caught.value) == (f"clip is a positive number, not {clip!r}")
 
 
 def test_what_is_no_prior_is_refused() -> None:

@@ -107,5 +107,5 @@ def test_two_targets_have_means_first_then_scales() -> None:
 
 @pytest.mark.parametrize("min_scale", [0, -1.0, math.inf, "small"])
 def test_smallest_scales_that_are_none_are_refused(min_scale: Any) -> None:
-    with pytest.raises(OptionError, match=f"min_scale is a positive noise sd, not {min_scale!r}"):
+    with pytest.raises(OptionError, match=f"min_scale is a positive number, not {min_scale!r}"):
         HeteroscedasticNormal(min_scale)

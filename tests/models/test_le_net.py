@@ -126,8 +126,8 @@ def test_outputs_are_those_of_the_likelihood(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_outputs": 0}, "num_outputs is a positive integer, not 0"),
-        ({"num_outputs": True}, "num_outputs is a positive integer, not True"),
+        ({"num_outputs": 0}, "num_outputs is an integer of at least 1, not 0"),
+        ({"num_outputs": True}, "num_outputs is an integer of at least 1, not True"),
         ({"num_outputs": 1}, "num_classes is an integer of at least 2, not 1"),
         (
             {"num_outputs": 3, "likelihood": likelihoods.Categorical(3)},

@@ -147,5 +147,5 @@ def test_rows_of_another_shape_are_refused() -> None:
 
 
 def test_a_weight_without_a_prior_is_refused() -> None:
-    with pytest.raises(SiteError, match="no prior pattern matches bias; weight and bias both have"):
+    with pytest.raises(SiteError, match="no prior pattern matches bias; every weight of the Lin"):
         LinearRegression(2, prior={"weight": priors.Normal()})

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from pyro_bnn import likelihoods, priors
 from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
 from pyro_bnn.models import MLP
-from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.priors import PriorModule
 from pyro_bnn.program.distributions import distribution_tensors
 
@@ -121,7 +121,7 @@ def test_the_functions_prior_scale_does_not_depend_on_the_width() -> None:
 def test_every_weight_needs_a_prior() -> None:
     with pytest.raises(
         SiteError,
-        match=r"no prior pattern matches layers.0.bias, layers.1.bias; every weight of an MLP has "
+        match=r"no prior pattern matches layers.0.bias, layers.1.bias; every weight of the MLP has "
         r'a prior: add {"\*": pyro_bnn.priors.Normal\(\)} as the last pattern',
     ):
         MLP(3, prior={"*.weight": priors.Normal()})
@@ -144,7 +144,9 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     ],
 )
 def test_sizes_that_are_no_positive_integers_are_refused(sizes: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(OptionError, match="layer sizes are positive integers, not ") as caught:
+    with pytest.raises(
+        OptionError, match="the size of a layer is an integer of at least 1, not "
+    ) as caught:
         MLP(**sizes)
     assert str(caught.value).endswith(wrong)
 

@@ -328,8 +328,8 @@ def test_x_of_another_width_is_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden": (5, 0)}, "layer sizes are positive integers, not 0"),
-        ({"clip": -1.0}, "clip is the largest absolute value of a factor, positive, or None, not"),
+        ({"hidden": (5, 0)}, "the size of a layer is an integer of at least 1, not 0"),
+        ({"clip": -1.0}, "clip is a positive number, not -1.0"),
         ({"activation": torch.nn.ReLU}, r"is the class ReLU, .* pass an instance, ReLU\(\)"),
         ({"likelihood": "normal"}, "likelihood is a pyro_bnn.likelihoods object"),
     ],

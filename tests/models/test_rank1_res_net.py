@@ -158,7 +158,7 @@ def test_weight_decay_is_that_of_weights_and_of_gains_around_one() -> None:
         ({"weight_prior": priors.HalfCauchyScale()}, OptionError, "weight_prior is one distrib"),
         ({"weight_prior": dist.LogNormal(0.0, 1.0)}, OptionError, "no density at the initial wei"),
         ({"depth": 9}, OptionError, "depth is 6 n"),
-        ({"clip": 0.0}, OptionError, "clip is the largest absolute value"),
+        ({"clip": 0.0}, OptionError, "clip is a positive number, not 0.0"),
     ],
 )
 def test_options_are_checked(options: Any, error: type[Exception], message: str) -> None:

@@ -131,7 +131,7 @@ def test_depths_are_of_three_equal_stages(depth: int, near: int) -> None:
 
 @pytest.mark.parametrize("options", [{"depth": 0}, {"width": -1}, {"depth": "20"}, {"width": True}])
 def test_sizes_are_positive_integers(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="depth and width are positive integers, not "):
+    with pytest.raises(OptionError, match=r"(depth|width) is an integer of at least 1, not "):
         ResNet(**options)
 
 

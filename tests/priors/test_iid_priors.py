@@ -112,7 +112,7 @@ def test_without_a_variance_large_sums_are_as_likely_at_any_width() -> None:
         (lambda: Laplace(loc=math.nan), "loc is a finite number, not nan"),
         (lambda: StudentT(loc=math.inf), "loc is a finite number, not inf"),
         (lambda: ScaleMixture(loc=math.nan), "loc is a finite number, not nan"),
-        (lambda: priors.Normal(scale=True), "a positive standard deviation or 'fan_in', not True"),
+        (lambda: priors.Normal(scale=True), "a positive number or 'fan_in', not True"),
         (lambda: likelihoods.Normal(scale=True), "scale is a positive .*, not True"),
         (lambda: StudentT(0.0), "df is a positive number, not 0.0"),
         (lambda: StudentT(scale=-1.0), "scale is a positive number or 'fan_in', not -1.0"),

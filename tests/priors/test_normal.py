@@ -10,7 +10,7 @@ import torch
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.priors import Normal
-from pyro_bnn.priors.normal import fan_in
+from pyro_bnn.priors.scales import fan_in
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,5 @@ def test_draws_have_the_scale_they_claim(prior: Normal, loc: float, shape: tuple
 
 @pytest.mark.parametrize("scale", [0, 0.0, -1.0, math.inf, math.nan, "fan-in", None])
 def test_scales_that_are_none_are_refused(scale: Any) -> None:
-    with pytest.raises(
-        OptionError, match=f"scale is a positive standard deviation or 'fan_in', not {scale!r}"
-    ):
+    with pytest.raises(OptionError, match=f"scale is a positive number or 'fan_in', not {scale!r}"):
         Normal(scale)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pyro_bnn import priors
+from pyro_bnn.checks import check_positive
 from pyro_bnn.errors import OptionError
-from pyro_bnn.priors.scales import check_positive, heavy_tailed_scale
+from pyro_bnn.priors.scales import heavy_tailed_scale
 
 
 @pytest.mark.parametrize(

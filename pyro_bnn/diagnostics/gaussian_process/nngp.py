@@ -24,7 +24,7 @@ from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models import MLP
 from pyro_bnn.models.description import describe
-from pyro_bnn.models.perceptron import ACTIVATIONS, Activation, require_columns
+from pyro_bnn.models.network import ACTIVATIONS, Activation, require_columns
 from pyro_bnn.priors import PriorModule
 
 Expectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

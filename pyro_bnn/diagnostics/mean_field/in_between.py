@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.guides import AutoDropout, AutoKTiedNormal, AutoNormal
 from pyro_bnn.models import MLP
-from pyro_bnn.models.perceptron import ACTIVATIONS
+from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 
 FACTORISED = (AutoNormal, AutoKTiedNormal)  # all weights independent

@@ -26,7 +26,7 @@ from pyro_bnn.diagnostics.mean_field.product_matrix import choose, require_memor
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.memory import GIB, WORKING_SET
 from pyro_bnn.models import MLP, DeepLinear
-from pyro_bnn.models.perceptron import Activation
+from pyro_bnn.models.network import Activation
 from pyro_bnn.posterior.posterior import Posterior
 
 PROBES = 101  # points where an activation's second derivative is looked at

@@ -12,7 +12,7 @@ from pyro_bnn import bayesian
 from pyro_bnn.errors import OptionError
 from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
-from pyro_bnn.models.contract import own_likelihood
+from pyro_bnn.models.network import own_likelihood
 
 
 def test_a_likelihood_is_copied() -> None:
