@@ -113,8 +113,8 @@ class ScaleMixtureNormal(TorchDistribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
         """The same distribution with another batch shape."""
         parts = (self.mixing, self.scale1, self.scale2, self.loc)
-        wider: Any = (part.expand(torch.Size(batch_shape)) for part in parts)
-        return ScaleMixtureNormal(*wider, validate_args=self._validate_args)
+        mixing, scale1, scale2, loc = (part.expand(torch.Size(batch_shape)) for part in parts)
+        return ScaleMixtureNormal(mixing, scale1, scale2, loc, validate_args=self._validate_args)
 
     @property
     def mean(self) -> Tensor:
