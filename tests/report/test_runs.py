@@ -18,8 +18,8 @@ from pyro_bnn.data import from_arrays
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
 from pyro_bnn.report import RepeatedComparison, Run, compare, compare_runs
 from pyro_bnn.report.splits.table import run_sections
-from pyro_bnn.report.splits.verdicts import CHECKS
 from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.verdicts import RULES
 from tests.report.conjugate import LinearPosterior, regression_split
 
 COLUMNS = ("crps", "coverage_95", "gaussian_log_score", "distance", "sd_ratio", "seconds", "rhat",
@@ -298,20 +298,16 @@ def test_models_are_said_once() -> None:
     assert texts(repeated, "models") == ["The methods answer under 2 models."]
 
 
-def test_every_kind_of_warning_has_words() -> None:
-    """The kinds stand in the source of the rules; a new one needs an entry in CHECKS."""
-    from pyro_bnn.report.verdicts import (
-        calibration_verdicts,
-        chain_verdicts,
-        spread_verdicts,
-        verdicts,
-    )
-
-    rules = (verdicts, calibration_verdicts, chain_verdicts, spread_verdicts)
-    source = "".join(Path(str(module.__file__)).read_text("utf-8") for module in rules)
-    kinds = set(re.findall(r'^ +"([a-z -]+)",$', source, re.MULTILINE))
-    assert {"rhat", "scores"} < kinds
-    assert kinds - {"scores", "tied"} == set(CHECKS)
+def test_every_rule_is_counted_over_runs_in_the_order_of_the_rules() -> None:
+    kinds = [rule.kind for rule in RULES]
+    assert len(set(kinds)) == len(kinds)
+    found = tuple(Verdict("A: ...", kind, methods=("A",)) for kind in kinds[::-1])
+    repeated = compare_runs(run(k, 0, {"A": 0.0}, findings=found) for k in range(2))
+    counted = [finding for finding in repeated.findings if finding.is_warning]
+    assert [finding.kind for finding in counted] == kinds
+    for finding, rule in zip(counted, RULES, strict=True):
+        assert finding.text.startswith(f"{rule.what}: A in 2 of 2 runs. ")
+        assert f"{rule.step[1:]}; numbers stand in the single reports" in finding.text
 
 
 # --- putting together ----------------------------------------------------------------------------

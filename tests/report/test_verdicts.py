@@ -17,8 +17,8 @@ from pyro_bnn.diagnostics.ranking import rank
 from pyro_bnn.report import compare
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.verdicts.containment import is_below, limit_of
-from pyro_bnn.report.verdicts.verdict import Verdict
-from pyro_bnn.report.verdicts.verdicts import khat_verdicts, score_verdicts
+from pyro_bnn.report.verdicts.verdict import Judged, Verdict
+from pyro_bnn.report.verdicts.verdicts import RULES, score_verdicts
 from tests.report.conjugate import LinearPosterior, class_split, losses, regression_split
 
 SPLIT = regression_split()
@@ -300,9 +300,10 @@ def test_khats_go_by_the_limit_for_their_draws_and_are_not_ordered_above_1() -> 
         checks = replace(entry.checks, khat=shape, khat_error=0.1, khat_limit=limit)
         return replace(entry, name=name, checks=checks)
 
-    assert list(khat_verdicts([of("it", 0.6, 2 / 3)])) == []
+    (rule,) = (rule for rule in RULES if rule.kind == "khat")
+    assert list(rule.verdicts(Judged([of("it", 0.6, 2 / 3)], None))) == []
     entries = [of("a", 4.8, 0.5), of("b", 0.6, 0.5), of("c", 4.4, 0.5), of("d", 0.4, 0.5)]
-    (finding,) = khat_verdicts(entries)
+    (finding,) = rule.verdicts(Judged(entries, None))
     assert finding.methods == ("a", "b", "c")
     text = finding.text.replace("\xa0", " ")
     assert "b 0.60 ± 0.10; a, c above 1, where values order nothing." in text

@@ -5,75 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyro_bnn.diagnostics.convergence import MIN_EBFMI, MIN_ESS, RHAT_THRESHOLD
-from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
-from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction
 from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.verdicts import RULES, Gap, ranking_verdicts
 
 if TYPE_CHECKING:
     from pyro_bnn.report.splits.run import Run
-
-CHECKS = {
-    "rhat": (f"R-hat above {RHAT_THRESHOLD}", "Raise warmup_steps and num_samples"),
-    "ess": (f"Bulk or tail ESS below {MIN_ESS}", "Raise num_samples"),
-    "divergences": (
-        "Divergent trajectories",
-        "Raise target_accept, or use a non-centred prior",
-    ),
-    "saturated trees": ("Trees as large as max_tree_depth allows", "Raise max_tree_depth"),
-    "energy": (
-        f"E-BFMI below {MIN_EBFMI}",
-        "Use another parametrisation, such as a non-centred prior",
-    ),
-    "trend": ("Objective still rising at the end", "Raise num_steps"),
-    "unchecked": (
-        "Not judged, which is not passed: whether the fit converged",
-        "Raise num_steps, or compare with a longer fit of the same guide",
-    ),
-    "containment": (
-        "ELBO below that of another fit of its family, or of a guide it contains",
-        "Raise num_steps, or lower learning_rate",
-    ),
-    "khat": (
-        "k-hat at or above its limit",
-        "Judge by held-out scores, or try a richer guide",
-    ),
-    "coverage": (
-        "95 % coverage outside what the method's own posterior allows",
-        "Look at the likelihood and its noise scale, or try a richer posterior",
-    ),
-    "pit": (
-        "PIT histogram outside what the method's own posterior allows",
-        "Look at the likelihood, or try a richer posterior",
-    ),
-    "ece": (
-        "Calibration error above what the method's own posterior allows",
-        "Look at the prior and the network, or try a richer posterior",
-    ),
-    "mean": (
-        "Mean of the function off that of the reference at a tenth of the rows or more",
-        "Raise num_steps or start elsewhere, then try a richer guide",
-    ),
-    "sd ratio": (
-        "Epistemic sd below that of the reference at a tenth of the rows or more",
-        "Too sure of its function; try a guide with spread and correlations",
-    ),
-    "too wide": (
-        "Epistemic sd above that of the reference at a tenth of the rows or more",
-        "Trust the reference for epistemic uncertainty",
-    ),
-    "distance": (
-        "Another function than that of the reference, with its mean and spread",
-        "Compare the marginals themselves: modes or tails may be missing",
-    ),
-    "reference": (
-        "A reference that cannot judge",
-        "Use longer NUTS chains as the reference, or mend what its report names",
-    ),
-}
-"""Words and next step for each warning of a single comparison, by its kind."""
 
 MAX_REASONS = 3
 
@@ -120,31 +59,20 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
         )
         return
     score = with_error(best.log_score.mean, best.log_score.standard_error)
-    yield Verdict(
-        f"{best.name} has the highest mean held-out log score over {num_splits} splits, {score} "
-        "nats per test row.",
-        "scores",
-        is_warning=False,
+    gaps = {
+        place: Gap(
+            place.name, place.difference.mean, place.difference.standard_error, place.p_value
+        )
+        for place in others
+    }
+    yield from ranking_verdicts(
+        best.name,
+        f"the highest mean held-out log score over {num_splits} splits, {score}",
+        [gap for place, gap in gaps.items() if place.rank == 1],
+        [gap for place, gap in gaps.items() if place.rank != 1],
+        "These splits do not separate them.",
+        f", with corrected standard errors and {num_splits - 1} degrees of freedom",
     )
-    tied = [place for place in others if place.rank == 1]
-    behind = [place for place in others if place.rank != 1]
-    if tied:
-        yield Verdict(
-            f"Tied with {best.name}, no method is shown to be better: "
-            f"{', '.join(map(_gap, tied))}. These splits do not separate them.",
-            "tied",
-            is_warning=False,
-        )
-    if behind:
-        yield Verdict(
-            f"Behind, with the difference to {best.name}: {', '.join(map(_gap_with_p, behind))} "
-            "nats per test row. For each, some other method is better by a step-down max-t "
-            f"test over all pairs of the {len(places)} methods, with corrected standard errors and "
-            f"{num_splits - 1} degrees of freedom; it keeps the chance of calling any method "
-            f"behind of which none is better at {percent(FAMILY_WISE_ERROR, 0)} or below.",
-            "scores",
-            is_warning=False,
-        )
 
 
 def _errors(runs: Sequence[Run]) -> Iterator[Verdict]:
@@ -229,34 +157,26 @@ def _models(runs: Sequence[Run]) -> Iterator[Verdict]:
 
 def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
     """Every warning of the single runs, with the number of runs it was given in."""
-    for kind, (what, step) in CHECKS.items():
+    order = {name: place for place, run in enumerate(runs) for name in run.methods}
+    for rule in RULES:
         where: dict[str, list[Run]] = {}
         for run in runs:
-            names = {n for f in run.findings if f.kind == kind and f.is_warning for n in f.methods}
-            for name in names:
+            found = [f for f in run.findings if f.kind == rule.kind and f.is_warning]
+            for name in {name for finding in found for name in finding.methods}:
                 where.setdefault(name, []).append(run)
         if not where:
             continue
-        order = {name: place for place, run in enumerate(runs) for name in run.methods}
         parts = []
         for name in sorted(where, key=lambda name: (-len(where[name]), order[name], name)):
             total = sum(name in run.methods for run in runs)
             parts.append(f"{name} in {len(where[name])} of {_count(total, 'run')}")
         first = next(iter(where.values()))[0]
         yield Verdict(
-            f"{what}: {', '.join(parts)}. {step}; numbers stand in the single reports, for example "
-            f"of {first.name}.",
-            kind,
+            f"{rule.what}: {', '.join(parts)}. {rule.step[0].upper()}{rule.step[1:]}; numbers "
+            f"stand in the single reports, for example of {first.name}.",
+            rule.kind,
             methods=tuple(where),
         )
-
-
-def _gap(place: Standing) -> str:
-    return f"{place.name} ({with_error(place.difference.mean, place.difference.standard_error)})"
-
-
-def _gap_with_p(place: Standing) -> str:
-    return f"{_gap(place)[:-1]}, p {number(place.p_value, 2)})"
 
 
 def _count(number: int, word: str) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts on the function against a reference: its mean, spread and shape, on and off the data.
+"""Rules on the function against a reference: its mean, spread and shape, on and off the data.
 
 Each speaks of a method where a tenth of the rows or more are beyond its threshold, each by more
 than 3 standard errors of the draws; of the test rows and of the probes off the data apart, because
@@ -7,15 +7,16 @@ independent weights look too wide at the first and are too narrow in gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool
 
 from pyro_bnn.diagnostics.row_by_row import RowByRow
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
-from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.evaluation.evaluate import AgainstReference
+from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
 
 SHARE = 0.1  # of rows, from which a fault is one of the method
 MEAN_SHIFT_THRESHOLD = 0.5  # sds of the reference: its 95 % interval then holds 92 %
@@ -26,82 +27,59 @@ FLOORS = 2.0  # times its floor that a distance is beyond doubt
 SHAPE_THRESHOLD = 0.35  # sds of the reference: two modes of its sd are 0.48 from a Gaussian
 ENOUGH = "a tenth of the rows or more, each by more than 3 standard errors of the draws"
 
-Places = list[tuple[Evaluation, list[AgainstReference]]]
+SHIFT = "mean"  # the one fault that points have too
+AT_ENOUGH = "that of the reference at a tenth of the rows or more"
+ELSEWHERE = "raise num_steps or start elsewhere, then try a richer guide"
+TRUST = "Trust the reference for epistemic uncertainty"
+MARGINALS = "Compare the marginals themselves: modes or tails may be missing"
 
 
-def spread_verdicts(evaluations: Sequence[Evaluation], reference: Evaluation) -> Iterator[Verdict]:
-    """What the function of each method misses, against a reference that can judge it.
+def of_places(
+    kind: str,
+    what: str,
+    step: str,
+    is_wrong: Callable[[AgainstReference], bool],
+    words: Callable[[AgainstReference, str], str],
+    text: str,
+) -> Rule:
+    """A rule on functions that have a spread, at the test rows and at the probes off the data.
 
     Args:
-        evaluations: Those that the reference can judge.
-        reference: The reference.
+        kind: Its name.
+        what: What it finds.
+        step: What to do next.
+        is_wrong: Whether it speaks of some rows.
+        words: What it says of them, from the name of the judge.
+        text: All that it says, ``{parts}`` of every method and place, held against ``{judge}``.
     """
-    shifted = _found(evaluations, is_shifted)
-    if shifted:
-        parts = _parts(
-            shifted,
-            lambda at: (
-                f"{_where(at, shifted_rows(at))} (median "
-                f"{_median(at.mean_shift)}; distance {number(at.distance.value)}, between halves "
-                f"of {reference.name} {number(at.distance.floor)})"
-            ),
-        )
-        yield Verdict(
-            f"Mean of the function off that of {reference.name} by more than "
-            f"{MEAN_SHIFT_THRESHOLD} of its epistemic sds at {ENOUGH}: {parts}. A bias, whatever "
-            "the spread: raise num_steps or start elsewhere, then try a richer guide.",
-            "mean",
-            methods=_names(shifted),
-        )
-    for entry in evaluations:
+
+    def find(judged: Judged) -> Iterator[Said]:
+        judge, entries = judged.against()
+        found, parts = [], []
+        for entry in entries:
+            if entry.held_out.is_point and kind != SHIFT:
+                continue
+            places = [at for at in (entry.at_rows, entry.off_data) if at and is_wrong(at)]
+            if places:
+                found.append(entry)
+                parts.append(f"{entry.name} {' and '.join(words(at, judge) for at in places)}")
+        if found:
+            yield text.format(judge=judge, parts="; ".join(parts)), found
+
+    return Rule(kind, what, step, find)
+
+
+def points(judged: Judged) -> Iterator[Said]:
+    """Points, which have no spread at all."""
+    judge, entries = judged.against()
+    for entry in entries:
         if entry.held_out.is_point and entry.at_rows is not None:
-            yield Verdict(
+            yield (
                 f"{entry.name} is one point: its epistemic sd is 0, below the threshold of "
-                f"{SD_RATIO_THRESHOLD} times that of {reference.name}; its intervals hold noise "
-                "only, use a guide with spread.",
-                "sd ratio",
-                methods=(entry.name,),
+                f"{SD_RATIO_THRESHOLD} times that of {judge}; its intervals hold noise only, use a "
+                "guide with spread.",
+                [entry],
             )
-    spread = [entry for entry in evaluations if not entry.held_out.is_point]
-    if narrow := _found(spread, is_narrow):
-        parts = _parts(
-            narrow,
-            lambda at: f"{_where(at, narrow_rows(at))} (median ratio {_median(at.sd_ratio)})",
-        )
-        yield Verdict(
-            f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of "
-            f"{reference.name} at {ENOUGH}: {parts}. Try a guide with correlations.",
-            "sd ratio",
-            methods=_names(narrow),
-        )
-    if wide := _found(spread, is_wide):
-        parts = _parts(
-            wide,
-            lambda at: f"{_where(at, wide_rows(at))} (median ratio {_median(at.sd_ratio)})",
-        )
-        yield Verdict(
-            f"Less sure of the function than the posterior: epistemic sd above {SD_RATIO_UPPER} "
-            f"times that of {reference.name} at {ENOUGH}: {parts}. Trust the reference for "
-            "epistemic uncertainty there, or raise num_steps for a guide with correlations.",
-            "too wide",
-            methods=_names(wide),
-        )
-    if far := _found(spread, is_far):
-        parts = _parts(
-            far,
-            lambda at: (
-                f"at the {at.where} (distance {number(at.distance.value)}, between halves of "
-                f"{reference.name} {number(at.distance.floor)})"
-            ),
-        )
-        yield Verdict(
-            f"Another function than that of {reference.name}, though mean and spread agree within "
-            f"their thresholds: {parts}; threshold {FLOORS:g} times the distance between halves "
-            f"and {SHAPE_THRESHOLD} epistemic sds beyond it. Compare the marginals themselves: "
-            "modes or tails may be missing.",
-            "distance",
-            methods=_names(far),
-        )
 
 
 def is_shifted(at: AgainstReference) -> bool:
@@ -149,21 +127,26 @@ def is_far(at: AgainstReference) -> bool:
     return value - floor > SHAPE_THRESHOLD * at.reference_sd
 
 
-def _found(evaluations: Sequence[Evaluation], rule: Callable[[AgainstReference], bool]) -> Places:
-    found = []
-    for entry in evaluations:
-        places = [at for at in (entry.at_rows, entry.off_data) if at is not None and rule(at)]
-        if places:
-            found.append((entry, places))
-    return found
+def _shift(at: AgainstReference, judge: str) -> str:
+    return (
+        f"{_where(at, shifted_rows(at))} (median {_median(at.mean_shift)}; distance "
+        f"{number(at.distance.value)}, between halves of {judge} {number(at.distance.floor)})"
+    )
 
 
-def _parts(found: Places, words: Callable[[AgainstReference], str]) -> str:
-    return "; ".join(f"{entry.name} {' and '.join(map(words, places))}" for entry, places in found)
+def _narrow(at: AgainstReference, _: str) -> str:
+    return f"{_where(at, narrow_rows(at))} (median ratio {_median(at.sd_ratio)})"
 
 
-def _names(found: Places) -> tuple[str, ...]:
-    return tuple(entry.name for entry, _ in found)
+def _wide(at: AgainstReference, _: str) -> str:
+    return f"{_where(at, wide_rows(at))} (median ratio {_median(at.sd_ratio)})"
+
+
+def _far(at: AgainstReference, judge: str) -> str:
+    return (
+        f"at the {at.where} (distance {number(at.distance.value)}, between halves of {judge} "
+        f"{number(at.distance.floor)})"
+    )
 
 
 def _where(at: AgainstReference, beyond: Bool[np.ndarray, " M"]) -> str:
@@ -179,3 +162,27 @@ def _where(at: AgainstReference, beyond: Bool[np.ndarray, " M"]) -> str:
 
 def _median(numbers: RowByRow) -> str:
     return with_error(numbers.value, numbers.standard_error)
+
+
+NARROW = of_places(
+    "sd ratio", f"Epistemic sd below {AT_ENOUGH}",
+    "Too sure of its function; try a guide with spread and correlations", is_narrow, _narrow,
+    f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of {{judge}} at "
+    f"{ENOUGH}: {{parts}}. Try a guide with correlations.",
+)  # fmt: skip
+SPREAD = [
+    of_places(SHIFT, f"Mean of the function off {AT_ENOUGH}", ELSEWHERE, is_shifted, _shift,
+              f"Mean of the function off that of {{judge}} by more than {MEAN_SHIFT_THRESHOLD} of "
+              f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread: "
+              f"{ELSEWHERE}."),
+    replace(NARROW, find=lambda judged: [*points(judged), *NARROW.find(judged)]),
+    of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
+              "Less sure of the function than the posterior: epistemic sd above "
+              f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {TRUST} there, or "
+              "raise num_steps for a guide with correlations."),
+    of_places("distance", "Another function than that of the reference, with its mean and spread",
+              MARGINALS, is_far, _far,
+              "Another function than that of {judge}, though mean and spread agree within their "
+              f"thresholds: {{parts}}; threshold {FLOORS:g} times the distance between halves and "
+              f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}."),
+]  # fmt: skip

@@ -1,8 +1,14 @@
-"""What a verdict is."""
+"""What a verdict is, and the rule that gives it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
+from pyro_bnn.report.evaluation.shared_models import same_evidence
 
 
 @dataclass(frozen=True)
@@ -20,3 +26,77 @@ class Verdict:
     kind: str
     is_warning: bool = True
     methods: tuple[str, ...] = ()
+
+
+class Judged(NamedTuple):
+    """What a rule looks at.
+
+    Attributes:
+        entries: All methods.
+        reference: What distances are measured to, or None.
+    """
+
+    entries: Sequence[Evaluation]
+    reference: Evaluation | None
+
+    @property
+    def judge(self) -> Evaluation | None:
+        """The reference if it is the exact posterior of its model, or chains without a defect."""
+        entry = self.reference
+        if entry is None or entry.posterior.engine in EXACT_ENGINES:
+            return entry
+        checks = entry.checks.sampling
+        return entry if checks is not None and checks.can_judge else None
+
+    def against(self) -> tuple[str, list[Evaluation]]:
+        """Name of the judge and those whose difference to it is the guide's: of the same model."""
+        judge = self.judge
+        if judge is None:
+            return "", []
+        alike = [e for e in self.entries if same_evidence(judge.posterior, e.posterior)]
+        return judge.name, alike
+
+
+Said: TypeAlias = tuple[str, Sequence[Evaluation]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One check: what it looks for, and all its words.
+
+    Attributes:
+        kind: Its name.
+        what: What it finds, where several runs are counted.
+        step: What to do next.
+        find: Texts of its verdicts, each with the methods that it is about.
+    """
+
+    kind: str
+    what: str
+    step: str
+    find: Callable[[Judged], Iterable[Said]]
+
+    @classmethod
+    def of_each(
+        cls, kind: str, what: str, step: str, say: Callable[[Evaluation], str | None]
+    ) -> Rule:
+        """A rule on one method at a time.
+
+        Args:
+            kind: Its name.
+            what: What it finds.
+            step: What to do next, in small letters.
+            say: What is wrong with a method, with number and threshold; None where nothing is.
+        """
+
+        def find(judged: Judged) -> Iterator[Said]:
+            for entry in judged.entries:
+                if text := say(entry):
+                    yield f"{entry.name}: {text}; {step}.", [entry]
+
+        return cls(kind, what, step, find)
+
+    def verdicts(self, judged: Judged) -> Iterator[Verdict]:
+        """What it finds in a comparison."""
+        for text, entries in self.find(judged):
+            yield Verdict(text, self.kind, methods=tuple(entry.name for entry in entries))

@@ -1,0 +1,114 @@
+"""Rules on fits: did the run end too early, did a guide do worse than one it contains, k-hat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pyro_bnn.diagnostics.trend import MIN_GAIN, STANDARD_ERRORS
+from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_checks import objective_of
+from pyro_bnn.report.evaluation.shared_models import same_evidence
+from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
+from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+
+LONGER = "raise num_steps, or lower learning_rate"
+COMPARE = "Raise num_steps, or compare with a longer fit of the same guide"
+RICHER = "judge by held-out scores, or try a richer guide"
+
+
+def trend(entry: Evaluation) -> str | None:
+    """An objective that was still improving when the run ended."""
+    found = entry.checks.trend
+    if found is None or not found.is_rising:
+        return None
+    return (
+        f"not converged, its smoothed {objective_of(entry.posterior)} still rose by "
+        f"{with_error(found.gain, found.standard_error)} nats over the last {found.num_steps:,} "
+        f"steps, threshold {STANDARD_ERRORS:g} standard errors and {MIN_GAIN:g} nats"
+    )
+
+
+def unchecked(judged: Judged) -> Iterator[Said]:
+    """Fits of which it is not known whether they converged, together."""
+    found = [entry for entry in judged.entries if entry.checks.unchecked]
+    if found:
+        parts = "; ".join(f"{entry.name}, {entry.checks.unchecked}" for entry in found)
+        yield (
+            f"Not judged, which is not passed: whether these fits converged ({parts}). {COMPARE}.",
+            found,
+        )
+
+
+def khat(judged: Judged) -> Iterator[Said]:
+    """Approximations that importance sampling cannot correct, together, in the order given."""
+    far = [entry for entry in judged.entries if entry.checks.khat >= entry.checks.khat_limit]
+    if not far:
+        return
+    parts = [
+        f"{entry.name} {with_error(entry.checks.khat, entry.checks.khat_error)}"
+        for entry in far
+        if entry.checks.khat <= 1
+    ]
+    if beyond := [entry.name for entry in far if entry.checks.khat > 1]:
+        parts.append(f"{', '.join(beyond)} above 1, where values order nothing")
+    yield (
+        f"k-hat at or above {number(far[0].checks.khat_limit, 2)}, its limit for "
+        f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Draws that cannot be reweighted to the "
+        f"posterior around them, so no PSIS-LOO; {RICHER}. Modes that a guide lacks do not show in "
+        "it, and copies of a mode change nothing.",
+        far,
+    )
+
+
+def containment(judged: Judged) -> Iterator[Said]:
+    """Guides with a lower ELBO than one of their family or within it, on the same evidence.
+
+    The best guide of the family is at least as good, so it has not been found: the fit stopped
+    early, or ended at a worse optimum. Of several the one with the highest ELBO is named.
+    """
+    entries = judged.entries
+    pairs = [
+        (entry, other)
+        for entry in entries
+        for other in entries
+        if entry is not other
+        and not math.isnan(entry.checks.elbo + other.checks.elbo)
+        and contains(entry.posterior, other.posterior)
+        and same_evidence(other.posterior, entry.posterior)
+    ]
+    for entry in entries:
+        own = entry.checks
+        better = [
+            other
+            for each, other in pairs
+            if each is entry
+            and is_below(
+                own.elbo, own.elbo_error, other.checks.elbo, other.checks.elbo_error, len(pairs)
+            )
+        ]
+        if not better:
+            continue
+        best = max(better, key=lambda other: other.checks.elbo)
+        gap = best.checks.elbo - own.elbo
+        error = math.hypot(best.checks.elbo_error, own.elbo_error)
+        of, step = "which it contains as a special case", LONGER
+        if contains(best.posterior, entry.posterior):
+            of, step = "another fit of its family", f"take {best.name}, {LONGER}"
+        yield (
+            f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below that of "
+            f"{best.name}, {of}; threshold {number(limit_of(len(pairs)), 2)} standard errors and "
+            f"{MIN_ELBO_GAP:g} nat; {step}.",
+            [entry],
+        )
+
+
+FITS = [
+    Rule.of_each("trend", "Objective still rising at the end", "raise num_steps", trend),
+    Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
+         unchecked),
+    Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
+         LONGER, containment),
+    Rule("khat", "k-hat at or above its limit", RICHER, khat),
+]  # fmt: skip
