@@ -103,7 +103,7 @@ def test_probabilities_of_the_exact_posterior_are_uniform(right: SimulationProba
         assert right.findings[name].symmetry > 0.001
     assert right.is_calibrated
     assert right.method == "Gaussian"
-    assert "- no error found in 6 quantities." in right.summary()
+    assert "- no error found in 6 quantities, smallest p = " in right.summary()
     assert all("consistent with a right q" in verdict for verdict in right.verdicts[:6])
 
 

@@ -1,20 +1,17 @@
-"""What variational simulation-based calibration found: probabilities, table, verdicts, picture."""
+"""What variational simulation-based calibration found: probabilities of true values."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.simulation.histograms import histograms
-from pyro_bnn.diagnostics.simulation.ranks import FAMILY_ERROR, WIDTH
+from pyro_bnn.diagnostics.simulation.result import FAMILY_ERROR, SimulationResult
 from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.uniformity import (
     SHAPE_ERRORS,
@@ -22,15 +19,9 @@ from pyro_bnn.diagnostics.simulation.uniformity import (
     equal_bins,
     rank_uniformity,
 )
-from pyro_bnn.files.atomic import made_folder, write_text
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 CELLS = 1_000  # into which probabilities are sorted for the tests of uniformity
 POWER = 0.8  # of the errors that a number of simulations is said to find
-TESTS = 3  # a quantity: of symmetry, and two of uniformity
 
 MEANINGS = {
     "too narrow": "a U: the true value lies outside of most of q too often",
@@ -57,8 +48,8 @@ class Finding(NamedTuple):
     uniformity: Uniformity
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationProbabilities:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SimulationProbabilities(SimulationResult):
     r"""Probabilities :math:`p = Q(h(\theta) \le h(\theta_0))` over simulated data sets.
 
     Attributes:
@@ -72,22 +63,11 @@ class SimulationProbabilities:
     """
 
     probabilities: Float[np.ndarray, "D Q"]
-    names: tuple[str, ...]
     exact: frozenset[str]
-    num_draws: int
-    method: str
-    num_failed: int = 0
-    num_redrawn: int = 0
 
-    @property
-    def num_simulations(self) -> int:
-        """Number D of simulations that have probabilities."""
-        return len(self.probabilities)
-
-    @property
-    def threshold(self) -> float:
-        """P-value below which a test fails: 0.01 over all tests, three a quantity."""
-        return FAMILY_ERROR / (TESTS * len(self.names))
+    NUMBERS, TESTS = "probabilities", 3
+    VERDICT = "q is"
+    NOTE = "bias z above 0: q too high; width z below 0: too narrow (standard errors)"
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
@@ -108,25 +88,17 @@ class SimulationProbabilities:
         """How uniform the probabilities of each quantity are, by name."""
         return {name: found.uniformity for name, found in self.findings.items()}
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether no quantity fails a test: no error was FOUND."""
-        return all(self.is_uniform(name) for name in self.names)
+    def tests(self, name: str) -> dict[str, float]:
+        """P-values of the tests of symmetry and of uniformity."""
+        _, symmetry, found = self.findings[name]
+        return {"symm. p": symmetry, "chi-sq p": found.p_value, "smooth p": found.smooth_p_value}
 
     def is_symmetric(self, name: str) -> bool:
         """Whether no bias of a quantity was found."""
         return self.findings[name].symmetry >= self.threshold
 
-    def is_uniform(self, name: str) -> bool:
-        """Whether a quantity passes all three tests."""
-        smallest = self.findings[name].uniformity.smallest[1]
-        return self.is_symmetric(name) and smallest >= self.threshold
-
-    def shape_of(self, name: str) -> str:
-        """What q is in a quantity, in a word or two: ``"uniform"`` or words of `MEANINGS`."""
-        return " and ".join(self._words(name)) or "uniform"
-
-    def _words(self, name: str) -> list[str]:
+    def words(self, name: str) -> list[str]:
+        """What q is in a quantity, in words of `MEANINGS`; none where it is uniform."""
         found, words = self.findings[name].uniformity, []
         if not self.is_symmetric(name):
             side = "biased high" if found.bias > 0 else "biased low"
@@ -137,37 +109,25 @@ class SimulationProbabilities:
         return words
 
     @property
-    def table(self) -> pd.DataFrame:
-        """A row for each quantity: tests, threshold, z-scores of bias and width, the verdict."""
-        import pandas as pd
-
-        rows = {
-            name: {
-                "ks_distance": found.distance,
-                "symmetry_p_value": found.symmetry,
-                "p_value": found.uniformity.p_value,
-                "smooth_p_value": found.uniformity.smooth_p_value,
-                "threshold": self.threshold,
-                "bias_z": found.uniformity.bias,
-                "width_z": found.uniformity.width,
-                "exact": name in self.exact,
-                "verdict": self.shape_of(name),
-                "num_simulations": self.num_simulations,
-            }
-            for name, found in self.findings.items()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("quantity")
+    def title(self) -> str:
+        """What the probabilities are, in a few words."""
+        return "probabilities of true values under q"
 
     @property
-    def verdicts(self) -> list[str]:
-        """A sentence for each quantity, then what limits all of them."""
-        return [*(self._verdict(name) for name in self.names), *self._limits()]
+    def axis(self) -> tuple[str, tuple[float, float]]:
+        """What the histograms are over, and their ends."""
+        return f"probability that {self.method} puts below the true value", (0, 1)
+
+    def _row(self, name: str) -> dict[str, object]:
+        distance, symmetry, _ = self.findings[name]
+        own = {"ks_distance": distance, "symmetry_p_value": symmetry}
+        return own | super()._row(name) | {"exact": name in self.exact}
 
     def _verdict(self, name: str) -> str:
         found, limit = self.findings[name], f"{self.threshold:.2g}"
         test, value = found.uniformity.smallest
         tests = f"symmetry p = {found.symmetry:.2g}, {test} p = {value:.2g}"
-        words = self._words(name)
+        words = self.words(name)
         if not words:
             return f"{name}: consistent with a right q, {tests} (threshold {limit})."
         meaning = "; ".join(MEANINGS[word] for word in words)
@@ -175,25 +135,13 @@ class SimulationProbabilities:
 
     def _limits(self) -> list[str]:
         bias, width = self.smallest_errors
-        limits = [
-            f"Threshold: {FAMILY_ERROR:g} over {TESTS} tests of {len(self.names)} quantities "
+        return [
+            f"Threshold: {FAMILY_ERROR:g} over {self.TESTS} tests of {len(self.names)} quantities "
             f"(Bonferroni), so that a right q fails at most once in {1 / FAMILY_ERROR:.0f} runs.",
             f"{self.num_simulations} simulations find a bias of {bias:.2g} sds of q, or an sd that "
             f"is {width:.0%} too small, at least four times in five; smaller errors may pass. To "
             "find an error half as large takes four times the simulations.",
         ]
-        if self.num_failed:
-            total = self.num_simulations + self.num_failed
-            limits.append(
-                f"{self.method} failed on {self.num_failed} of {total} simulated data sets: the "
-                "probabilities are of the others, and say nothing of such data."
-            )
-        if self.num_redrawn:
-            limits.append(
-                f"{self.num_redrawn} simulated data sets with one value in all rows were drawn "
-                "again, which leaves the probabilities of a right q uniform."
-            )
-        return limits
 
     @property
     def smallest_errors(self) -> tuple[float, float]:
@@ -213,65 +161,3 @@ class SimulationProbabilities:
             return bias, 1.0
         sine = math.sin(2 * math.pi * (1 / 12 + error))
         return bias, 1 - math.sqrt((1 - sine) / sine)
-
-    @property
-    def figure(self) -> Figure:
-        """Histograms of probabilities, a panel a quantity, with the band that chance allows."""
-        smallest = {
-            name: min(test.symmetry, test.uniformity.smallest[1])
-            for name, test in self.findings.items()
-        }
-        label = f"probability that {self.method} puts below the true value"
-        return histograms(self, smallest, (0, 1), label)
-
-    def summary(self) -> str:
-        """Table and verdicts for a terminal, at most 100 columns wide."""
-        width = max(len("quantity"), *(len(name) for name in self.names))
-        lines = [
-            f"{self.method}: {self.num_simulations} simulated data sets, probabilities of true "
-            "values under q",
-            "",
-            f"{'quantity':{width}}  {'symm. p':>8}  {'chi-sq p':>8}  {'smooth p':>8}  "
-            f"{'bias z':>7}  {'width z':>7}  q is",
-        ]
-        for name, (_, symmetry, found) in self.findings.items():
-            tests = f"{symmetry:8.2g}  {found.p_value:8.2g}  {found.smooth_p_value:8.2g}"
-            sizes = f"{found.bias:7.1f}  {found.width:7.1f}"
-            lines.append(f"{name:{width}}  {tests}  {sizes}  {self.shape_of(name)}")
-        lines += [
-            "",
-            "bias z above 0: q too high; width z below 0: too narrow (standard errors)",
-            "",
-        ]
-        failed = [name for name in self.names if not self.is_uniform(name)]
-        if not failed:
-            lines.append(f"- no error found in {len(self.names)} quantities.")
-        lines += [f"! {self._verdict(name)}" for name in failed]
-        lines += [f"- {limit}" for limit in self._limits()]
-        return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Writes ``probabilities.png``, ``probabilities.csv`` and ``table.csv``.
-
-        Args:
-            folder: Folder to write to; made where it does not exist.
-
-        Returns:
-            The paths of the files.
-
-        Raises:
-            OutputError: If the folder cannot be written to.
-        """
-        import pandas as pd
-
-        folder = made_folder(folder)
-        values = pd.DataFrame(self.probabilities, columns=list(self.names))
-        stems = ("probabilities.png", "probabilities.csv", "table.csv")
-        paths = [folder / stem for stem in stems]
-        self.figure.savefig(paths[0], dpi=150)
-        write_text(paths[1], values.rename_axis("simulation").to_csv())
-        write_text(paths[2], self.table.to_csv())
-        return paths
-
-    def __repr__(self) -> str:
-        return self.summary()

@@ -1,36 +1,26 @@
-"""What simulation-based calibration found: ranks, their table, verdicts and picture."""
+"""What simulation-based calibration found: ranks of true values among posterior draws."""
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pyro_bnn.diagnostics.simulation.histograms import histograms
+from pyro_bnn.diagnostics.simulation.result import FAMILY_ERROR, SimulationResult
 from pyro_bnn.diagnostics.simulation.uniformity import (
     SHAPES,
     Uniformity,
     equal_bins,
     rank_uniformity,
 )
-from pyro_bnn.files.atomic import made_folder, write_text
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-FAMILY_ERROR = 0.01  # chance that a right posterior is found wrong in any quantity
 ESS_SHARE = 0.8  # of the ranked draws: the estimate of short chains of independent draws scatters
-WIDTH = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationRanks:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SimulationRanks(SimulationResult):
     """Ranks of true values among posterior draws, over simulated data sets.
 
     Attributes:
@@ -46,23 +36,12 @@ class SimulationRanks:
     """
 
     ranks: Int[np.ndarray, "D Q"]
-    names: tuple[str, ...]
-    num_draws: int
-    method: str
     ess: float = float("nan")
-    num_failed: int = 0
     num_diverging: tuple[int, ...] = ()
-    num_redrawn: int = 0
 
-    @property
-    def num_simulations(self) -> int:
-        """Number D of simulations that have ranks."""
-        return len(self.ranks)
-
-    @property
-    def threshold(self) -> float:
-        """P-value below which ranks are not uniform: 0.01 over the tests, two a quantity."""
-        return FAMILY_ERROR / (2 * len(self.names))
+    NUMBERS, TESTS = "ranks", 2
+    VERDICT = "ranks"
+    NOTE = "bias z above 0: draws too high; width z below 0: too narrow (in standard errors)"
 
     @cached_property
     def uniformities(self) -> dict[str, Uniformity]:
@@ -82,49 +61,41 @@ class SimulationRanks:
         """P-values ``[Q]`` of the chi-square tests of uniform ranks."""
         return np.array([found.p_value for found in self.uniformities.values()])
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether no quantity fails a test: no error was FOUND."""
-        return all(self.is_uniform(name) for name in self.names)
-
-    def is_uniform(self, name: str) -> bool:
-        """Whether the ranks of a quantity pass both tests."""
-        return self.uniformities[name].smallest[1] >= self.threshold
-
-    def shape_of(self, name: str) -> str:
-        """What the posterior of a quantity is, in a word or two: ``"uniform"`` or `SHAPES`."""
+    def tests(self, name: str) -> dict[str, float]:
+        """P-values of the chi-square test of a quantity and of the smooth test."""
         found = self.uniformities[name]
-        return "uniform" if self.is_uniform(name) else " and ".join(found.shapes)
+        return {"chi-sq p": found.p_value, "smooth p": found.smooth_p_value}
+
+    def words(self, name: str) -> list[str]:
+        """What the posterior of a quantity is, in words of `SHAPES`; none where it is uniform."""
+        return [] if self.is_uniform(name) else list(self.uniformities[name].shapes)
 
     @property
-    def table(self) -> pd.DataFrame:
-        """A row for each quantity: p-values, threshold, z-scores of bias and width, the verdict."""
-        import pandas as pd
-
-        rows = {
-            name: {
-                "p_value": found.p_value,
-                "smooth_p_value": found.smooth_p_value,
-                "threshold": self.threshold,
-                "bias_z": found.bias,
-                "width_z": found.width,
-                "verdict": self.shape_of(name),
-                "num_simulations": self.num_simulations,
-                "num_draws": self.num_draws,
-            }
-            for name, found in self.uniformities.items()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("quantity")
+    def title(self) -> str:
+        """What the ranks are, in a few words."""
+        return f"ranks among {self.num_draws} draws"
 
     @property
-    def verdicts(self) -> list[str]:
-        """A sentence for each quantity, then what limits all of them."""
-        found = [self._verdict(name) for name in self.names]
-        chance = round(1 / FAMILY_ERROR)
-        found.append(
+    def axis(self) -> tuple[str, tuple[float, float]]:
+        """What the histograms are over, and their ends."""
+        label = f"rank of the true value among {self.num_draws} draws of {self.method}"
+        return label, (-0.5, self.num_draws + 0.5)
+
+    def _verdict(self, name: str) -> str:
+        found, limit = self.uniformities[name], f"{self.threshold:.2g}"
+        test, value = found.smallest
+        p = f"{test} p = {value:.2g}"
+        if self.is_uniform(name):
+            return f"{name}: consistent with uniform ranks, {p} (threshold {limit})."
+        meaning = "; ".join(SHAPES[word] for word in found.shapes)
+        return f"{name}: {self.shape_of(name)}, {p} < {limit}: {meaning}."
+
+    def _limits(self) -> list[str]:
+        found = [
             f"Threshold: {FAMILY_ERROR:g} over two tests of {len(self.names)} quantities "
-            f"(Bonferroni), so that a right posterior fails at most once in {chance} such runs."
-        )
+            f"(Bonferroni), so that a right posterior fails at most once in "
+            f"{round(1 / FAMILY_ERROR)} such runs."
+        ]
         if self.ess < ESS_SHARE * self.num_draws:
             found.append(
                 f"Draws are autocorrelated: the chains of the median simulation hold {self.ess:.0f}"
@@ -139,87 +110,4 @@ class SimulationRanks:
                 "simulations: their posteriors have parts that these trajectories do not enter, "
                 "which may bias ranks. Raise target_accept, or sample in double precision."
             )
-        if self.num_failed:
-            total = self.num_simulations + self.num_failed
-            found.append(
-                f"{self.method} failed on {self.num_failed} of {total} simulated data sets: the "
-                "ranks are of the others, and say nothing of such data."
-            )
-        if self.num_redrawn:
-            found.append(
-                f"{self.num_redrawn} simulated data sets with one value in all rows were drawn "
-                "again: the ranks are of data with at least two. Choice by the data leaves the "
-                "ranks of a right posterior uniform."
-            )
         return found
-
-    def _verdict(self, name: str) -> str:
-        found, limit = self.uniformities[name], f"{self.threshold:.2g}"
-        test, value = found.smallest
-        p = f"{test} p = {value:.2g}"
-        if self.is_uniform(name):
-            return f"{name}: consistent with uniform ranks, {p} (threshold {limit})."
-        meaning = "; ".join(SHAPES[word] for word in found.shapes)
-        return f"{name}: {self.shape_of(name)}, {p} < {limit}: {meaning}."
-
-    @property
-    def figure(self) -> Figure:
-        """Rank histograms, a panel a quantity, with the band that chance allows."""
-        smallest = {name: test.smallest[1] for name, test in self.uniformities.items()}
-        label = f"rank of the true value among {self.num_draws} draws of {self.method}"
-        return histograms(self, smallest, (-0.5, self.num_draws + 0.5), label)
-
-    def summary(self) -> str:
-        """Table and verdicts for a terminal, at most 100 columns wide."""
-        width = max(len("quantity"), *(len(name) for name in self.names))
-        lines = [
-            f"{self.method}: {self.num_simulations} simulated data sets, ranks among "
-            f"{self.num_draws} draws",
-            "",
-            f"{'quantity':{width}}  {'chi-sq p':>8}  {'smooth p':>8}  {'bias z':>7}  {'width z':>7}"
-            "  ranks",
-        ]
-        for name, found in self.uniformities.items():
-            tests = f"{found.p_value:8.2g}  {found.smooth_p_value:8.2g}"
-            sizes = f"{found.bias:7.1f}  {found.width:7.1f}"
-            lines.append(f"{name:{width}}  {tests}  {sizes}  {self.shape_of(name)}")
-        lines += [
-            "",
-            "bias z above 0: draws too high; width z below 0: too narrow (in standard errors)",
-            "",
-        ]
-        failed = [name for name in self.names if not self.is_uniform(name)]
-        if not failed:
-            smallest = min(found.smallest[1] for found in self.uniformities.values())
-            lines.append(
-                f"- all {len(self.names)} quantities consistent with uniform ranks, smallest p = "
-                f"{smallest:.2g} (threshold {self.threshold:.2g})."
-            )
-        lines += [f"! {self._verdict(name)}" for name in failed]
-        lines += [f"- {verdict}" for verdict in self.verdicts[len(self.names) :]]
-        return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Writes ``ranks.png``, ``ranks.csv`` (a row a simulation) and ``table.csv``.
-
-        Args:
-            folder: Folder to write to; made where it does not exist.
-
-        Returns:
-            The paths of the files.
-
-        Raises:
-            OutputError: If the folder cannot be written to.
-        """
-        import pandas as pd
-
-        folder = made_folder(folder)
-        ranks = pd.DataFrame(self.ranks, columns=list(self.names)).rename_axis("simulation")
-        paths = [folder / name for name in ("ranks.png", "ranks.csv", "table.csv")]
-        self.figure.savefig(paths[0], dpi=150)
-        write_text(paths[1], ranks.to_csv())
-        write_text(paths[2], self.table.to_csv())
-        return paths
-
-    def __repr__(self) -> str:
-        return self.summary()
