@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyro_bnn.plotting.theme import DASHES, LIGHT, MARKS, canvas
+from pyro_bnn.plotting.theme import BAND, DASHES, INK, MARKS, METHODS, MUTED, PAPER, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,10 +20,10 @@ MAX_RHAT = 1.05  # of a run whose speed counts; what judges others is held to 1.
 def colour(name: str) -> str:
     """One colour a library, the same in every picture."""
     families = (OURS, "Pyro", "NumPyro", "bayesian-torch", "TyXe")
-    for family, shade in zip(families, LIGHT.methods, strict=False):
+    for family, shade in zip(families, METHODS, strict=False):
         if name.startswith(family):
             return shade
-    return LIGHT.ink
+    return INK
 
 
 def svi(found: Result, path: Path) -> None:
@@ -34,13 +34,13 @@ def svi(found: Result, path: Path) -> None:
     rows_of_axes, columns = -(-len(cases) // 2), min(2, len(cases))
     height = 0.8 + (0.4 + 0.27 * len(names)) * rows_of_axes
     shape = (11, height, rows_of_axes, columns)
-    with canvas(LIGHT, *shape, sharex=True, sharey=True) as (figure, axes):
+    with canvas(*shape, sharex=True, sharey=True) as (figure, axes):
         for place, (net, batch) in enumerate(cases):
             ax = axes[place]
             here = [r for r in rows if (r["net"], r["batch"]) == (net, batch)]
             base = here[0]["seconds"]
             dots(ax, names, {r["contender"]: [r[k] / base for k in QUARTILES] for r in here})
-            ax.axvline(1, color=LIGHT.muted, linewidth=1, zorder=0)
+            ax.axvline(1, color=MUTED, linewidth=1, zorder=0)
             ax.set_title(f"{net}, batch {batch:,}; 1 is {base * 1e3:.3g} ms")
             if place >= len(cases) - columns:
                 ax.set_xlabel("time of a step over the deterministic eager step")
@@ -67,14 +67,14 @@ def dots(ax: Axes, names: Sequence[str], values: Mapping[str, Sequence[float]]) 
             xytext=(7, 0),
             va="center",
             fontsize=9,
-            color=LIGHT.ink,
+            color=INK,
         )
     ax.set_xscale("log")
     logarithmic(ax.xaxis, [v for triple in values.values() for v in triple])
     ax.margins(x=0.12)
     ax.set_yticks(range(len(names)), names, fontsize=9)
     ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", which="major", color=LIGHT.band, linewidth=0.7)
+    ax.grid(axis="x", which="major", color=BAND, linewidth=0.7)
     ax.set_axisbelow(True)
 
 
@@ -91,11 +91,11 @@ def logarithmic(axis: Any, values: Sequence[float]) -> None:
 def cold(found: Result, path: Path) -> None:
     """Wall time of each fresh process: the fit, and the imports and exit around it."""
     rows = found["rows"][::-1]
-    with canvas(LIGHT, 8, 1.1 + 0.42 * len(rows)) as (figure, axes):
+    with canvas(8, 1.1 + 0.42 * len(rows)) as (figure, axes):
         ax = axes[0]
         for place, r in enumerate(rows):
             around = r["process_seconds"] - r["fit_seconds"]
-            ax.barh(place, around, color=LIGHT.band, height=0.6)
+            ax.barh(place, around, color=BAND, height=0.6)
             ax.barh(place, r["fit_seconds"], left=around, color=colour(r["contender"]), height=0.6)
             ax.annotate(
                 f"{r['process_seconds']:.1f}",
@@ -117,7 +117,7 @@ def predict(found: Result, path: Path) -> None:
     """Time of one prediction by every contender."""
     rows = found["rows"]
     names = [r["contender"] for r in rows][::-1]
-    with canvas(LIGHT, 8, 1.3 + 0.36 * len(rows)) as (figure, axes):
+    with canvas(8, 1.3 + 0.36 * len(rows)) as (figure, axes):
         ax = axes[0]
         dots(ax, names, {r["contender"]: [1e3 * r[k] for k in QUARTILES] for r in rows})
         ax.set_xlabel("time of one prediction, ms")
@@ -133,7 +133,7 @@ def nuts(found: Result, path: Path) -> None:
     cases = list(dict.fromkeys((r["target"], r["chains"]) for r in found["rows"]))
     counts = [sum((r["target"], r["chains"]) == case for r in found["rows"]) for case in cases]
     shape = (10, 0.9 * len(cases) + 0.34 * sum(counts), len(cases), 1)
-    with canvas(LIGHT, *shape, height_ratios=[count + 1 for count in counts]) as (figure, axes):
+    with canvas(*shape, height_ratios=[count + 1 for count in counts]) as (figure, axes):
         for ax, case in zip(axes, cases, strict=True):
             rows = [r for r in found["rows"] if (r["target"], r["chains"]) == case]
             names = [r["contender"] + f", {r['cache']} caches" * bool(r["cache"]) for r in rows]
@@ -150,7 +150,7 @@ def nuts(found: Result, path: Path) -> None:
                 if not r["rhat"] <= MAX_RHAT
             ]
             for dot in apart:
-                ax.plot(*dot, "o", color=LIGHT.paper, markersize=3)
+                ax.plot(*dot, "o", color=PAPER, markersize=3)
             target, chains = case
             ax.set_title(f"{target}, {found['nets'][target]}, chains: {chains}")
         axes[-1].set_xlabel("smallest bulk ESS of an output, a second (hollow: R-hat > 1.05)")
@@ -163,7 +163,7 @@ def estimators(found: Result, path: Path) -> None:
     nets = list(dict.fromkeys(r["net"] for r in rows))
     names = list(dict.fromkeys(r["contender"] for r in rows))
     kinds = {"mean_weights": "by the mean weights", "scales": "by the scales"}
-    with canvas(LIGHT, 10, 8, 2, 2, sharex=True, sharey="row") as (figure, axes):
+    with canvas(10, 8, 2, 2, sharex=True, sharey="row") as (figure, axes):
         for place, (kind, net) in enumerate((k, n) for k in kinds for n in nets):
             ax, here = axes[place], [r for r in rows if r["net"] == net]
             for r in (r for r in here if any(r[kind])):
@@ -172,7 +172,7 @@ def estimators(found: Result, path: Path) -> None:
                     r["batches"],
                     r[kind],
                     yerr=r[f"{kind}_error"],
-                    color=LIGHT.methods[own],
+                    color=METHODS[own],
                     marker=MARKS[own],
                     markersize=5,
                     label=r["contender"],
@@ -181,7 +181,7 @@ def estimators(found: Result, path: Path) -> None:
             ax.set_yscale("log")
             ax.set_xticks(rows[0]["batches"], [f"{n:,}" for n in rows[0]["batches"]])
             ax.minorticks_off()
-            ax.grid(which="major", color=LIGHT.band, linewidth=0.7)
+            ax.grid(which="major", color=BAND, linewidth=0.7)
             ax.set_axisbelow(True)
             without = [r["contender"] for r in here if not any(r[kind])]
             ax.set_title(f"{net}{''.join(f' ({name}: 0)' for name in without)}, {kinds[kind]}")
@@ -197,7 +197,7 @@ def natural(found: Result, path: Path) -> None:
     """ELBO a row by epochs and by seconds, a column a data set; grey is what to reach."""
     rows = found["rows"]
     names = list(dict.fromkeys(r["data"] for r in rows))
-    with canvas(LIGHT, 1 + 3.7 * len(names), 6.8, 2, len(names)) as (figure, axes):
+    with canvas(1 + 3.7 * len(names), 6.8, 2, len(names)) as (figure, axes):
         for column, name in enumerate(names):
             here = [r for r in rows if r["data"] == name]
             for line, unit in enumerate(("epochs", "seconds")):
@@ -207,12 +207,12 @@ def natural(found: Result, path: Path) -> None:
                     ax.plot(
                         [n * size for n in range(len(r["elbo"]))],
                         r["elbo"],
-                        color=LIGHT.methods[own],
+                        color=METHODS[own],
                         linestyle=DASHES[own % len(DASHES)],
                         label=r["contender"],
                     )
                 for target in here[0]["targets"]:
-                    ax.axhline(target, color=LIGHT.muted, linewidth=1, zorder=0)
+                    ax.axhline(target, color=MUTED, linewidth=1, zorder=0)
                 best, widest = here[0]["best"], max(here[0]["margins"])
                 ax.set_ylim(best - 3 * widest, best + widest / 2)
                 ax.set_xlabel({"seconds": "seconds of steps, graphs made"}.get(unit, unit))
@@ -254,12 +254,12 @@ def scaling(found: Result, over: str, path: Path) -> None:
     """Time against size, a line a contender, with the exponent fitted at the large end."""
     xlabel, ylabel, title = SCALING[over]
     rows = [r for r in found["rows"] if r["over"] == over]
-    with canvas(LIGHT, 8, 5) as (figure, axes):
+    with canvas(8, 5) as (figure, axes):
         ax = axes[0]
         seen: dict[str, int] = {}
         for place, r in enumerate(rows):
             own = place if over == "width" else 0
-            shade = LIGHT.methods[own] if over == "width" else colour(r["contender"])
+            shade = METHODS[own] if over == "width" else colour(r["contender"])
             again = seen.setdefault(shade, 0)
             seen[shade] += 1
             milliseconds = [1e3 * t for t in r["seconds"]]
@@ -278,7 +278,7 @@ def scaling(found: Result, over: str, path: Path) -> None:
         ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
         ax.minorticks_off()
         logarithmic(ax.yaxis, [1e3 * t for r in rows for t in r["seconds"]])
-        ax.grid(which="major", color=LIGHT.band, linewidth=0.7)
+        ax.grid(which="major", color=BAND, linewidth=0.7)
         ax.set_axisbelow(True)
         ax.set_xlabel(xlabel)
         ax.set_ylabel(ylabel)

@@ -1,7 +1,8 @@
-"""Colours and canvas of the figures: safe for colour-blind readers, light and dark."""
+"""Colours and canvas of the figures: safe for colour-blind readers, on white and on black."""
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,76 +30,46 @@ class Style:
     dashes: Dashes
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of one appearance.
+PAPER = "#ffffff"
+INK = "#1a1a1a"
+"""Text, and the first method."""
+MUTED = "#6b6b6b"
+"""Axes, grid labels, thresholds."""
+BAND = "#d9dde1"
+"""What chance allows."""
+METHODS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+"""Colours of methods after the first: those of Okabe & Ito ("Color Universal Design", 2008) but
+yellow, which is too light for lines on white, and black, which gives way to ink."""
+ON_BLACK = {PAPER: "#16181c", INK: "#ececec", MUTED: "#a0a5ad", BAND: "#3a4048"} | dict(
+    zip(METHODS, ("#56b4e9", "#e69f00", "#2bc79a", "#cc79a7", "#4c8fd9", "#e57c33"), strict=True)
+)
+"""What each colour is where the surroundings are dark."""
 
-    Method colours are those of Okabe & Ito ("Color Universal Design", 2008); yellow is left out,
-    being too light for lines on white, and black gives way to the ink of the theme.
 
-    Attributes:
-        name: ``"light"`` or ``"dark"``.
-        paper: Background.
-        ink: Text, and the first method.
-        muted: Axes, grid labels, thresholds.
-        band: What chance allows.
-        methods: Colours of methods after the first.
+def styles(names: Sequence[str], reference: str | None = None) -> dict[str, Style]:
+    """A style for every method: ink, dots and full lines for the reference, then the others.
+
+    Colours come again after six methods, but not with the same mark and dashes.
+
+    Example:
+        >>> styles(["mean-field", "NUTS"], "NUTS")["NUTS"].colour
+        '#1a1a1a'
     """
-
-    name: str
-    paper: str
-    ink: str
-    muted: str
-    band: str
-    methods: tuple[str, ...]
-
-    def styles(self, names: Sequence[str], reference: str | None) -> dict[str, Style]:
-        """A style for every method: ink, dots and full lines for the reference, then the others.
-
-        Colours come again after six methods, but not with the same mark and dashes.
-
-        Example:
-            >>> LIGHT.styles(["mean-field", "NUTS"], "NUTS")["NUTS"].colour
-            '#1A1A1A'
-        """
-        others = [name for name in names if name != reference]
-        styles = {
-            name: Style(
-                self.methods[i % len(self.methods)],
-                MARKS[i % len(MARKS)],
-                DASHES[i % len(DASHES)],
-            )
-            for i, name in enumerate(others)
-        }
-        return {name: styles.get(name, Style(self.ink, "o", "-")) for name in names}
-
-
-LIGHT = Theme(
-    "light",
-    paper="#FFFFFF",
-    ink="#1A1A1A",
-    muted="#6B6B6B",
-    band="#D9DDE1",
-    methods=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"),
-)
-DARK = Theme(
-    "dark",
-    paper="#16181C",
-    ink="#ECECEC",
-    muted="#A0A5AD",
-    band="#3A4048",
-    methods=("#56B4E9", "#E69F00", "#2BC79A", "#CC79A7", "#4C8FD9", "#E57C33"),
-)
+    others = [name for name in names if name != reference]
+    found = {
+        name: Style(METHODS[i % len(METHODS)], MARKS[i % len(MARKS)], DASHES[i % len(DASHES)])
+        for i, name in enumerate(others)
+    }
+    return {name: found.get(name, Style(INK, "o", "-")) for name in names}
 
 
 @contextmanager
 def canvas(
-    theme: Theme, width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure with a grid of axes in the theme's colours; matplotlib's settings are restored.
+    """A figure with a grid of axes in these colours; matplotlib's settings are restored.
 
     Args:
-        theme: Colours.
         width: In inches.
         height: In inches.
         rows: Rows of axes.
@@ -115,17 +86,17 @@ def canvas(
         "axes.labelsize": 11,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.edgecolor": theme.muted,
-        "axes.facecolor": theme.paper,
-        "figure.facecolor": theme.paper,
-        "savefig.facecolor": theme.paper,
-        "text.color": theme.ink,
-        "axes.labelcolor": theme.ink,
-        "axes.titlecolor": theme.ink,
-        "xtick.color": theme.muted,
-        "ytick.color": theme.muted,
-        "xtick.labelcolor": theme.ink,
-        "ytick.labelcolor": theme.ink,
+        "axes.edgecolor": MUTED,
+        "axes.facecolor": PAPER,
+        "figure.facecolor": PAPER,
+        "savefig.facecolor": PAPER,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
         "legend.frameon": False,
         "axes.unicode_minus": True,
     }
@@ -133,6 +104,29 @@ def canvas(
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         yield figure, list(axes.ravel())
+
+
+def svg(figure: Figure, name: str) -> str:
+    """A figure as an SVG element, in dark colours where its surroundings are dark.
+
+    Args:
+        figure: The figure.
+        name: What all ids in it begin with, so that several figures share a page.
+    """
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(
+            buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    text = buffer.getvalue()
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text[text.index("<svg") :])
+    return re.sub(
+        "#[0-9a-f]{6}",
+        lambda found: f"light-dark({found[0]}, {ON_BLACK.get(found[0], found[0])})",
+        text,
+    )
 
 
 def grid_shape(num_panels: int, most: int = 3) -> tuple[int, int]:
@@ -202,19 +196,18 @@ def show_counts(
     edges: np.ndarray,
     limits: tuple[float | np.ndarray, float | np.ndarray],
     colour: str,
-    theme: Theme,
 ) -> None:
     """A histogram in front of the band that chance allows; the band's edges stay in view.
 
     Limits are one for all bars or one a bar; NaN shows none.
     """
     low, high = (np.broadcast_to(limit, counts.shape).astype(float) for limit in limits)
-    ax.stairs(high, edges, baseline=low, fill=True, color=theme.band, lw=0, zorder=0)
-    ax.stairs(counts, edges, fill=True, color=theme.paper, zorder=1)
+    ax.stairs(high, edges, baseline=low, fill=True, color=BAND, lw=0, zorder=0)
+    ax.stairs(counts, edges, fill=True, color=PAPER, zorder=1)
     ax.stairs(counts, edges, fill=True, color=colour, alpha=0.7, zorder=1)
     for heights in (low, high):
         steps = np.repeat(edges, 2)[1:-1], np.repeat(heights, 2)
-        ax.plot(*steps, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=2)
+        ax.plot(*steps, color=MUTED, lw=1, ls=(0, (4, 3)), zorder=2)
 
 
 def name_rows(ax: Axes, names: list[str]) -> None:

@@ -6,34 +6,23 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 
 from pyro_bnn.diagnostics import class_uncertainty
-from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.evaluation.held_out import HeldOut
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots import calibration as calibration_figures
-from pyro_bnn.report.plots.calibration import (
-    describe_rejection,
-    describe_reliability,
-    pit_histograms,
-    pit_in_words,
-    rejection,
-    rejection_in_words,
-    rejections,
-    reliability,
-    reliability_in_words,
-)
+from pyro_bnn.report.plots.calibration import rejections
 from tests.report.drawn import heights, xs, ys
 
 
 def test_pit_histograms_hold_every_row(regression: Comparison) -> None:
-    figure = pit_histograms(regression, LIGHT)
+    figure = regression.figures["pit"]
     for ax in figure.axes[:5]:
         assert heights(ax.patches[-1]).sum() == 60
 
 
 @pytest.mark.slow("a second or more")
 def test_reliability_shows_every_bin_with_rows(classes: Comparison) -> None:
-    figure = reliability(classes, LIGHT)
+    figure = classes.figures["reliability"]
     for ax, entry in zip(figure.axes, classes.ranked, strict=False):
         curve = entry.held_out.reliability
         assert curve is not None
@@ -45,7 +34,7 @@ def test_reliability_shows_every_bin_with_rows(classes: Comparison) -> None:
 
 def test_words_of_pit_give_the_coverage(regression: Comparison) -> None:
     shares = regression.table["coverage_95"]
-    words = pit_in_words(regression)
+    words = regression.figures.alternative("pit")
     assert "of 60 held-out rows" in words
     assert f"({shares.idxmin()}) to " in words
     assert f"({shares.idxmax()}) of the observations" in words
@@ -53,14 +42,15 @@ def test_words_of_pit_give_the_coverage(regression: Comparison) -> None:
 
 def test_words_of_reliability_give_error_and_floor(classes: Comparison) -> None:
     errors = classes.table["ece"]
-    words = reliability_in_words(classes)
+    words = classes.figures.alternative("reliability")
     assert f"error from {errors.min():.3g} ({errors.idxmin()})" in words
     assert f"({errors.idxmax()}); calibrated methods would have " in words
-    assert f"more of the {len(classes.split.test)} held-out rows" in describe_reliability(classes)
+    caption = classes.figures.describe("reliability")
+    assert f"more of the {len(classes.split.test)} held-out rows" in caption
 
 
 def test_rejection_shows_accuracy_on_the_rows_that_are_kept(classes: Comparison) -> None:
-    figure = rejection(classes, LIGHT)
+    figure = classes.figures["rejection"]
     y = to_numpy(classes.split.test.y)
     for ax, entry in zip(figure.axes, classes.ranked, strict=False):
         probs = entry.held_out.probs
@@ -101,6 +91,6 @@ def test_two_classes_of_one_logit_have_the_curves_of_two_probabilities() -> None
 def test_words_of_rejection_give_areas_and_accuracies(classes: Comparison) -> None:
     y = to_numpy(classes.split.test.y)
     areas = [rejections(entry.held_out, y)["entropy"].area for entry in classes.ranked]
-    words = rejection_in_words(classes)
+    words = classes.figures.alternative("rejection")
     assert f"go first from {min(areas):.3g} (" in words
-    assert f"most uncertain of {len(y)} are rejected" in describe_rejection(classes)
+    assert f"most uncertain of {len(y)} are rejected" in classes.figures.describe("rejection")

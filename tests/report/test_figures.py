@@ -7,10 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from pyro_bnn.errors import UnknownNameError
-from pyro_bnn.plotting.theme import DARK, LIGHT, Theme
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.evaluation.comparison import Evaluations
-from pyro_bnn.report.plots.figures import PLOTS, Figures, Plot
+from pyro_bnn.report.plots.figures import PLOTS, Figures
+from pyro_bnn.report.plots.panels import Drawn
 
 
 def test_each_comparison_offers_what_it_can_show(
@@ -31,25 +31,19 @@ def test_each_comparison_offers_what_it_can_show(
 def test_a_figure_is_drawn_once_and_only_when_asked_for(
     regression: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Theme] = []
+    drawn: list[Evaluations] = []
     plot = PLOTS["scores"]
 
-    def draw(comparison: Evaluations, theme: Theme) -> Figure:
-        drawn.append(theme)
-        return plot.draw(comparison, theme)
+    def draw(comparison: Evaluations) -> Drawn:
+        drawn.append(comparison)
+        return plot.draw(comparison)
 
-    counting = Plot(
-        plot.title,
-        plot.applies,
-        draw,
-        plot.describe,
-        plot.in_words,
-    )
-    monkeypatch.setitem(PLOTS, "scores", counting)
+    monkeypatch.setitem(PLOTS, "scores", plot._replace(draw=draw))
     figures = Figures(regression)
     assert drawn == []
     assert figures["scores"] is figures["scores"]
-    assert drawn == [LIGHT]
+    assert figures.describe("scores").endswith(".")
+    assert drawn == [regression]
 
 
 def test_an_unknown_figure_suggests_the_nearest(regression: Comparison) -> None:
@@ -59,19 +53,19 @@ def test_an_unknown_figure_suggests_the_nearest(regression: Comparison) -> None:
 
 @pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("kind", ["regression", "one_input", "classes"])
-def test_every_figure_draws_light_and_dark_and_says_what_it_shows(
+def test_every_figure_draws_and_says_what_it_shows(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     comparison: Comparison = request.getfixturevalue(kind)
-    for figures in (comparison.figures, Figures(comparison, DARK)):
-        for name, figure in figures.items():
-            assert isinstance(figure, Figure)
-            figure.draw_without_rendering()
-            assert any(ax.get_visible() for ax in figure.axes)
-            for words in (figures.describe(name), figures.alternative(name)):
-                assert words.endswith(".")
-                assert not re.search(r"\bnan\b", words)
-            assert re.search(r"\d", figures.alternative(name))
+    figures = comparison.figures
+    for name, figure in figures.items():
+        assert isinstance(figure, Figure)
+        figure.draw_without_rendering()
+        assert any(ax.get_visible() for ax in figure.axes)
+        for words in (figures.describe(name), figures.alternative(name)):
+            assert words.endswith(".")
+            assert not re.search(r"\bnan\b", words)
+        assert re.search(r"\d", figures.alternative(name))
 
 
 def test_pyplot_holds_no_figure(regression: Comparison) -> None:

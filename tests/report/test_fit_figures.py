@@ -5,25 +5,14 @@ from numpy.testing import assert_allclose
 
 from pyro_bnn.diagnostics.khat import khat_threshold
 from pyro_bnn.plotting.numbers import with_error
-from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.plots.fit import (
-    describe_elbo,
-    elbo_in_words,
-    elbo_traces,
-    ess_within,
-    khat_in_words,
-    khats,
-    rank_counts,
-    rank_plots,
-    ranks_in_words,
-)
+from pyro_bnn.report.plots.fit import ess_within, rank_counts
 from tests.report.conjugate import LinearPosterior, losses
 from tests.report.drawn import heights, ys
 
 
 def test_elbo_traces_leave_out_point_estimates_and_samplers(regression: Comparison) -> None:
-    figure = elbo_traces(regression, LIGHT)
+    figure = regression.figures["elbo"]
     (ax,) = figure.axes
     names = {str(line.get_label()).replace("\n", "") for line in ax.lines[1::2]}
     assert names == {"narrow", "AutoLowRankMultivariateNormal", "shifted"}
@@ -37,7 +26,7 @@ def test_elbo_traces_leave_out_point_estimates_and_samplers(regression: Comparis
 
 
 def test_the_legend_of_elbos_goes_from_the_highest_to_the_lowest(regression: Comparison) -> None:
-    figure = elbo_traces(regression, LIGHT)
+    figure = regression.figures["elbo"]
     ends = {str(line.get_label()): float(ys(line)[-1]) for line in figure.axes[0].lines[1::2]}
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -46,8 +35,8 @@ def test_the_legend_of_elbos_goes_from_the_highest_to_the_lowest(regression: Com
         len({str(line.get_linestyle()) + str(line.get_color()) for line in legend.get_lines()}) == 3
     )
     highest, lowest = (names[place].replace("\n", "") for place in (0, -1))
-    assert f"({lowest}) to " in elbo_in_words(regression)
-    assert f"({highest}) nats." in elbo_in_words(regression)
+    assert f"({lowest}) to " in regression.figures.alternative("elbo")
+    assert f"({highest}) nats." in regression.figures.alternative("elbo")
 
 
 def test_elbos_of_different_models_are_said_not_to_compare(regression: Comparison) -> None:
@@ -55,8 +44,8 @@ def test_elbos_of_different_models_are_said_not_to_compare(regression: Compariso
         name: LinearPosterior(regression.split, losses=losses(), model=name) for name in "ab"
     }
     warning = "compare shapes, not heights"
-    assert warning in describe_elbo(compare(posteriors, regression.split))
-    assert warning not in describe_elbo(regression)
+    assert warning in compare(posteriors, regression.split).figures.describe("elbo")
+    assert warning not in regression.figures.describe("elbo")
 
 
 def test_rank_counts_hold_every_draw_and_are_flat_for_equal_chains() -> None:
@@ -74,15 +63,15 @@ def test_the_band_of_ranks_follows_the_chains_themselves_not_their_disagreement(
 
 
 def test_rank_plots_have_a_panel_a_chain(regression: Comparison, classes: Comparison) -> None:
-    figure = rank_plots(regression, LIGHT)
+    figure = regression.figures["ranks"]
     assert [ax.get_title(loc="left") for ax in figure.axes] == [f"chain {i}" for i in range(1, 5)]
-    apart = rank_plots(classes, LIGHT).axes[0]
+    apart = classes.figures["ranks"].axes[0]
     band = apart.patches[0].get_extents().transformed(apart.transData.inverted())
     assert heights(apart.patches[-1]).max() > band.y1  # chains that disagree leave the band
 
 
 def test_khats_are_written_beside_their_dots(regression: Comparison) -> None:
-    (ax,) = khats(regression, LIGHT).axes
+    (ax,) = regression.figures["khat"].axes
     found = [entry.checks for entry in regression.ranked if not np.isnan(entry.checks.khat)]
     texts = [text.get_text() for text in ax.texts]
     assert texts == [
@@ -99,7 +88,7 @@ def test_words_of_khat_count_those_below_the_limit_and_do_not_order_the_rest(
 ) -> None:
     shapes = regression.table["khat"].dropna()
     limit = khat_threshold(regression.num_draws)
-    words = khat_in_words(regression)
+    words = regression.figures.alternative("khat")
     draws = f"the limit for {regression.num_draws:,} draws"
     below = f"k-hat is below {limit:.2f}, {draws}, for {(shapes < limit).sum()} of 3 guides"
     assert words == f"{below}; above 1, where values order nothing: shifted."
@@ -107,15 +96,14 @@ def test_words_of_khat_count_those_below_the_limit_and_do_not_order_the_rest(
 
 def test_words_of_ranks_give_the_worst_chain_statistics(regression: Comparison) -> None:
     row = regression.table.loc["NUTS"]
-    words = ranks_in_words(regression)
+    words = regression.figures.alternative("ranks")
     assert f"NUTS: largest R-hat {row['rhat']:.3f}, smallest ESS {row['ess']:,.0f} of" in words
 
 
 def test_a_run_too_short_to_judge_is_described_as_such(regression: Comparison) -> None:
     posterior = LinearPosterior(regression.split, losses=losses(num_steps=50))
-    assert "it: too few steps to judge" in describe_elbo(
-        compare({"it": posterior}, regression.split)
-    )
+    figures = compare({"it": posterior}, regression.split).figures
+    assert "it: too few steps to judge" in figures.describe("elbo")
 
 
 def test_no_trace_is_an_elbo_under_an_improper_prior(regression: Comparison) -> None:
@@ -123,6 +111,7 @@ def test_no_trace_is_an_elbo_under_an_improper_prior(regression: Comparison) -> 
         "flat": LinearPosterior(regression.split, losses=losses(num_steps=50), is_flat=True),
         "proper": LinearPosterior(regression.split, losses=losses(num_steps=50)),
     }
-    words = describe_elbo(compare(posteriors, regression.split, num_samples=50))
+    figures = compare(posteriors, regression.split, num_samples=50).figures
+    words = figures.describe("elbo")
     assert "proper" in words
     assert "flat" not in words

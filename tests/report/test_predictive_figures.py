@@ -5,21 +5,13 @@ import dataclasses
 import numpy as np
 from numpy.testing import assert_allclose
 
-from pyro_bnn.plotting.theme import LIGHT
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.plots.predictive import (
-    band,
-    band_in_words,
-    describe_predictions,
-    predictions,
-    predictions_in_words,
-    smooth_edges,
-)
+from pyro_bnn.report.plots.predictive import smooth_edges
 from tests.report.drawn import xs, ys
 
 
 def test_predictions_mark_the_points_outside_their_interval(regression: Comparison) -> None:
-    figure = predictions(regression, LIGHT)
+    figure = regression.figures["predictions"]
     panels = [ax for ax in figure.axes if ax.get_visible()]
     assert len(panels) == 5
     for ax, entry in zip(panels, regression.ranked, strict=True):
@@ -32,7 +24,7 @@ def test_predictions_mark_the_points_outside_their_interval(regression: Comparis
 
 
 def test_words_of_predictions_give_both_ends(regression: Comparison) -> None:
-    words = predictions_in_words(regression)
+    words = regression.figures.alternative("predictions")
     assert "at 60 held-out rows" in words
     for key in ("rmse", "coverage_95"):
         values = regression.table[key]
@@ -52,19 +44,19 @@ def test_medians_are_called_medians_where_there_is_no_mean(regression: Compariso
         evaluations=regression.evaluations
         | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
-    assert "median where the tails have no mean" in describe_predictions(comparison)
-    assert "median" not in describe_predictions(regression)
+    assert "median where the tails have no mean" in comparison.figures.describe("predictions")
+    assert "median" not in regression.figures.describe("predictions")
 
 
 def test_words_of_the_band_give_its_coverage(one_input: Comparison) -> None:
     shares = one_input.table["coverage_95"]
-    words = band_in_words(one_input).replace("\xa0", " ")
+    words = one_input.figures.alternative("band").replace("\xa0", " ")
     assert f"{100 * shares.min():.1f} %" in words
     assert f"of {len(one_input.split.test)} held-out rows" in words
 
 
 def test_the_band_is_drawn_over_the_users_units(one_input: Comparison) -> None:
-    figure = band(one_input, LIGHT)
+    figure = one_input.figures["band"]
     x, y = one_input.split.train.raw()
     grid = xs(figure.axes[0].lines[0])
     assert grid[0] < float(x.min())

@@ -7,21 +7,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from pyro_bnn.plotting.theme import LIGHT
+from pyro_bnn.plotting.theme import PAPER
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.plots.score import (
-    against_reference,
-    describe_reference,
-    reference_in_words,
-    scores,
-    scores_in_words,
-)
+from pyro_bnn.report.plots.score import against_reference, scores
 from tests.report.conjugate import LinearPosterior, regression_split
 from tests.report.drawn import bar_ends, xs
 
 
 def test_scores_show_paired_differences_with_two_standard_errors(regression: Comparison) -> None:
-    (ax,) = scores(regression, LIGHT).axes
+    (ax,) = regression.figures["scores"].axes
     labels = [label.get_text().replace("\n", "") for label in ax.get_yticklabels()]
     assert labels == [place.name for place in regression.ranking]
     for container, place in zip(ax.containers, regression.ranking, strict=True):
@@ -48,13 +42,14 @@ def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> N
         evaluations=regression.evaluations
         | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
-    (ax,) = scores(comparison, LIGHT).axes
+    drawn = scores(comparison)
+    (ax,) = drawn.figure.axes
     assert len(ax.containers) == 4
-    assert "−∞" in scores_in_words(comparison)
+    assert "−∞" in drawn.words
 
 
 def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:
-    left, right = against_reference(regression, LIGHT).axes
+    left, right = regression.figures["reference"].axes
     compared = [entry.at_rows for entry in regression.ranked if entry.at_rows is not None]
     ends = [xs(line)[-1] for line in left.lines if xs(line).size == 2]
     expected = [at_rows.distance.value for at_rows in compared]
@@ -65,7 +60,7 @@ def test_the_reference_figure_shows_values_floor_and_ratio(regression: Compariso
     for container, at in zip(right.containers, both, strict=True):
         assert_allclose(bar_ends(container), np.quantile(at.sd_ratio.values, [0.05, 0.95]))
     assert regression.probes is not None
-    assert regression.probes.description in describe_reference(regression)
+    assert regression.probes.description in regression.figures.describe("reference")
 
 
 @pytest.mark.slow("about a second")
@@ -81,7 +76,8 @@ def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
         reference="NUTS",
     )
     names = [entry.name for entry in comparison.ranked if entry.at_rows is not None]
-    left, right = against_reference(comparison, LIGHT).axes
+    found = against_reference(comparison)
+    left, right = found.figure.axes
     marks = [line for line in left.lines if line.get_marker() not in ("None", "")]
     bars: list[Any] = [container.lines[0] for container in right.containers]  # type: ignore[attr-defined]
     for drawn in (marks, bars[::2], bars[1::2]):
@@ -89,25 +85,25 @@ def test_marks_are_open_where_the_reference_is_of_another_model() -> None:
         outside = {
             name: mark.get_markeredgecolor() for name, mark in zip(names, drawn, strict=True)
         }
-        assert inside["elsewhere"] == LIGHT.paper != outside["elsewhere"]
-        assert inside["alike"] == outside["alike"] != LIGHT.paper
+        assert inside["elsewhere"] == PAPER != outside["elsewhere"]
+        assert inside["alike"] == outside["alike"] != PAPER
     words = "The open mark is of elsewhere, which answers under another model than NUTS or holds"
-    assert words in describe_reference(comparison)
-    assert "the grey does not judge it" in describe_reference(comparison)
-    assert "Of another model, not judged: elsewhere." in reference_in_words(comparison)
+    assert words in found.caption
+    assert "the grey does not judge it" in found.caption
+    assert "Of another model, not judged: elsewhere." in found.words
 
 
 def test_marks_are_full_where_all_share_the_reference_model(regression: Comparison) -> None:
-    left, _ = against_reference(regression, LIGHT).axes
+    left, _ = regression.figures["reference"].axes
     marks: list[Any] = [line for line in left.lines if line.get_marker() not in ("None", "")]
     assert all(mark.get_markerfacecolor() == mark.get_markeredgecolor() for mark in marks)
-    assert "open" not in describe_reference(regression)
-    assert "not judged" not in reference_in_words(regression)
+    assert "open" not in regression.figures.describe("reference")
+    assert "not judged" not in regression.figures.alternative("reference")
 
 
 def test_words_of_scores_name_the_best_the_tied_and_the_last(regression: Comparison) -> None:
     best, *others = regression.ranking
-    words = scores_in_words(regression).replace("\xa0", " ")
+    words = regression.figures.alternative("scores").replace("\xa0", " ")
     assert f"{best.name} is best with −{abs(best.score):.2f}" in words
     tied = ", ".join(place.name for place in others if not place.is_behind)
     assert f"tied with it: {tied};" in words
@@ -115,7 +111,7 @@ def test_words_of_scores_name_the_best_the_tied_and_the_last(regression: Compari
 
 
 def test_words_of_the_reference_give_both_ends(regression: Comparison) -> None:
-    words = reference_in_words(regression)
+    words = regression.figures.alternative("reference")
     for key in ("distance", "sd_ratio"):
         values = regression.table[key].dropna()
         assert f"({values.idxmin()}) to " in words

@@ -1,46 +1,70 @@
 """Canvas and colours."""
 
+import re
+from xml.etree import ElementTree as ET
+
 import matplotlib as mpl
 import pytest
 
 from pyro_bnn.plotting.theme import (
-    DARK,
-    LIGHT,
+    INK,
+    METHODS,
+    ON_BLACK,
+    PAPER,
     canvas,
     grid_shape,
     hide_unused,
     name_parts,
     name_words,
     rows_height,
+    styles,
+    svg,
     wrap_name,
 )
 
 
 def test_matplotlib_settings_are_restored_even_after_an_error() -> None:
     before = dict(mpl.rcParams)
-    with pytest.raises(KeyError), canvas(DARK, 4, 3):
+    with pytest.raises(KeyError), canvas(4, 3):
         raise KeyError("inside")
     assert dict(mpl.rcParams) == before
 
 
 def test_methods_keep_different_colours_and_the_reference_is_ink() -> None:
     names = list("abcdefg")
-    for theme in (LIGHT, DARK):
-        styles = theme.styles(names, "d")
-        assert styles["d"].colour == theme.ink
-        assert len({style.colour for style in styles.values()}) == 7
+    found = styles(names, "d")
+    assert found["d"].colour == INK
+    assert len({style.colour for style in found.values()}) == 7
+    assert len({ON_BLACK[style.colour] for style in found.values()}) == 7
 
 
 def test_no_two_of_nine_methods_look_alike_without_colour() -> None:
     names = list("abcdefghi")
-    for theme in (LIGHT, DARK):
-        styles = list(theme.styles(names, "d").values())
-        assert len({style.mark for style in styles}) == 9
-        assert len({(style.colour, style.dashes) for style in styles}) == 9
+    found = list(styles(names, "d").values())
+    assert len({style.mark for style in found}) == 9
+    assert len({(style.colour, style.dashes) for style in found}) == 9
+
+
+def test_a_picture_has_dark_colours_in_dark_surroundings_and_ids_of_its_own() -> None:
+    with canvas(3, 2) as (figure, (ax,)):
+        ax.plot([0, 1], [0, 1], color=METHODS[0])
+        ax.set_title("straight")
+    text = svg(figure, "one")
+    colours = set(re.findall("#[0-9a-f]{6}", text))
+    assert colours <= {*ON_BLACK, *ON_BLACK.values()}
+    for light in (METHODS[0], INK, PAPER):
+        assert f"light-dark({light}, {ON_BLACK[light]})" in text
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(set(ids)) == len(ids)
+    assert all(name.startswith("one-") for name in ids)
+    assert {name for _, name in re.findall(r'(href="#|url\(#)([^")]*)', text)} <= set(ids)
+    root = ET.fromstring(text)
+    assert (root.get("width"), root.get("height")) == ("216pt", "144pt")
+    assert svg(figure, "one") == text
 
 
 def test_the_palette_is_okabe_and_ito() -> None:
-    assert set(LIGHT.methods) == {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"}
+    assert set(METHODS) == {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"}
 
 
 @pytest.mark.parametrize("count", range(1, 10))
@@ -50,7 +74,7 @@ def test_a_grid_holds_all_panels_without_an_empty_row(count: int) -> None:
 
 
 def test_axes_above_a_hidden_panel_get_their_labels_back() -> None:
-    with canvas(LIGHT, 4, 3, 2, 2, sharex=True) as (_, axes):
+    with canvas(4, 3, 2, 2, sharex=True) as (_, axes):
         hide_unused(axes, 3, 2)
     assert not axes[3].get_visible()
     assert axes[1].xaxis.get_tick_params()["labelbottom"]

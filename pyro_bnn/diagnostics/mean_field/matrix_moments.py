@@ -11,7 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import LIGHT, Theme, canvas, grid_shape, hide_unused, wrap_name
+from pyro_bnn.plotting.theme import (
+    METHODS,
+    MUTED,
+    PAPER,
+    canvas,
+    grid_shape,
+    hide_unused,
+    wrap_name,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,21 +33,18 @@ NUM_ERRORS = 4  # standard errors from zero beyond which a covariance counts as 
 MAX_LINES = 40  # of blocks: more would hide what lies between them
 
 
-def covariance_maps(
-    found: Mapping[str, MatrixMoments], *, correlations: bool = False, theme: Theme = LIGHT
-) -> Figure:
+def covariance_maps(found: Mapping[str, MatrixMoments], *, correlations: bool = False) -> Figure:
     """A heat map for each matrix, its entries taken row by row; lines part the rows.
 
     Args:
         found: Moments by the name of the matrix.
         correlations: Whether correlations are drawn, all on one scale from -1 to 1, in place of
             covariances, each on its own scale: their sizes are those of the matrices.
-        theme: Colours.
     """
     rows, columns = grid_shape(len(found))
-    with canvas(theme, 3.3 * columns + 0.6, 3.1 * rows + 0.5, rows, columns) as (figure, axes):
+    with canvas(3.3 * columns + 0.6, 3.1 * rows + 0.5, rows, columns) as (figure, axes):
         for ax, (name, moments) in zip(axes, found.items(), strict=False):
-            _show(ax, moments, correlations, theme)
+            _show(ax, moments, correlations)
             ax.set_title(wrap_name(name, 30))
         hide_unused(axes, len(found), columns)
         what = "correlation" if correlations else "covariance"
@@ -67,12 +72,10 @@ def describe_covariance(name: str, moments: MatrixMoments) -> str:
     )
 
 
-def _show(ax: Axes, moments: MatrixMoments, correlations: bool, theme: Theme) -> None:
+def _show(ax: Axes, moments: MatrixMoments, correlations: bool) -> None:
     values = (moments.correlation if correlations else moments.matrix).cpu().numpy()
     limit = 1.0 if correlations else float(abs(values).max()) or 1.0
-    image = ax.imshow(
-        values, cmap=_colours(theme), vmin=-limit, vmax=limit, interpolation="nearest"
-    )
+    image = ax.imshow(values, cmap=_colours(), vmin=-limit, vmax=limit, interpolation="nearest")
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.85)
     bar.ax.spines["outline"].set_visible(False)
     ax.set_xticks([])
@@ -81,15 +84,14 @@ def _show(ax: Axes, moments: MatrixMoments, correlations: bool, theme: Theme) ->
     if num_columns > 1 and num_rows <= MAX_LINES:
         for row in range(1, num_rows):
             for line in (ax.axhline, ax.axvline):
-                line(row * num_columns - 0.5, color=theme.muted, lw=0.4)
+                line(row * num_columns - 0.5, color=MUTED, lw=0.4)
 
 
-def _colours(theme: Theme) -> Colormap:
+def _colours() -> Colormap:
     """Below zero orange, at zero the paper, above zero blue."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    ends = LIGHT.methods  # dark enough to be seen on either paper
-    return LinearSegmentedColormap.from_list("covariance", [ends[1], theme.paper, ends[0]])
+    return LinearSegmentedColormap.from_list("covariance", [METHODS[1], PAPER, METHODS[0]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, binomial_band
 from pyro_bnn.diagnostics.simulation.uniformity import Uniformity
 from pyro_bnn.files.atomic import made_folder, write_text
-from pyro_bnn.plotting.theme import LIGHT, canvas, grid_shape, hide_unused, show_counts
+from pyro_bnn.plotting.theme import METHODS, canvas, grid_shape, hide_unused, show_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,13 +156,13 @@ class SimulationResult(ABC):
         label, ends = self.axis
         rows, columns = grid_shape(len(self.names), MAX_COLUMNS)
         size = max(3.0 * columns, 6.6), 2.0 * rows + 0.9
-        with canvas(LIGHT, *size, rows, columns, sharex=True, sharey=True) as (figure, axes):
+        with canvas(*size, rows, columns, sharex=True, sharey=True) as (figure, axes):
             for ax, (name, found) in zip(axes, self.uniformities.items(), strict=False):
                 num_bins = len(found.counts)
                 edges = np.linspace(*ends, num_bins + 1)
                 limits = binomial_band(self.num_simulations, 1 / num_bins)
-                colour = LIGHT.methods[0 if self.is_uniform(name) else 1]
-                show_counts(ax, found.counts, edges, limits, colour, LIGHT)
+                colour = METHODS[0 if self.is_uniform(name) else 1]
+                show_counts(ax, found.counts, edges, limits, colour)
                 smallest = min(self.tests(name).values())
                 ax.set_title(f"{name}\n{self.shape_of(name)}, p = {smallest:.2g}", fontsize=9)
                 ax.yaxis.set_major_locator(MaxNLocator(integer=True))

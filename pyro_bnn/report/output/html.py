@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pyro_bnn.plotting.theme import DARK, LIGHT
+from pyro_bnn.plotting.theme import svg
 from pyro_bnn.report.output.page import Picture, Table, render_page
 from pyro_bnn.report.plots.figures import PLOTS, Figures
 from pyro_bnn.report.tables.table import sections, shown
@@ -46,8 +46,8 @@ def _tables(comparison: Evaluations) -> list[Table]:
     }
     groups = sections(comparison.units, comparison.split.task)
     return [
-        *(Table.of(title, columns, table, tags=tags) for title, columns in shown(table, groups)),
-        *(Table.of(*found, ordered_by="") for found in target_sections(comparison)),
+        *(Table(title, columns, table, tags=tags) for title, columns in shown(table, groups)),
+        *(Table(*found, ordered_by="") for found in target_sections(comparison)),
     ]
 
 
@@ -59,18 +59,13 @@ def _notes(comparison: Evaluations) -> list[tuple[str, str]]:
 
 
 def _pictures(comparison: Evaluations) -> list[Picture]:
-    light, dark = Figures(comparison, LIGHT), Figures(comparison, DARK)
-    return [
-        Picture.of(
-            name,
-            PLOTS[name].title,
-            light.alternative(name),
-            light.describe(name),
-            light[name],
-            dark[name],
-        )
-        for name in light
-    ]
+    figures = Figures(comparison)
+    found = []
+    for name in figures:
+        figure, caption, words = figures.drawn(name)
+        width = figure.get_figwidth()
+        found.append(Picture(name, PLOTS[name].title, words, caption, svg(figure, name), width))
+    return found
 
 
 def _fits(comparison: Evaluations) -> list[dict[str, Any]]:

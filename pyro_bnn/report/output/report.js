@@ -33,19 +33,17 @@ function sorted(rows, column, sign) {
 const dialog = document.getElementById("enlarged");
 for (const figure of document.querySelectorAll("figure")) {
   const button = figure.querySelector("button.enlarge");
-  const images = figure.querySelectorAll("img"); // light and dark, one of them in view
+  const picture = figure.querySelector(".picture");
   const open = () => {
     button.focus(); // where the focus returns to
     dialog.querySelector("h2").textContent = figure.querySelector("h3").textContent;
-    dialog.querySelector(".view").replaceChildren(...[...images].map((it) => it.cloneNode()));
+    dialog.querySelector(".view").replaceChildren(picture.cloneNode(true));
     dialog.showModal();
   };
   button.hidden = false;
   button.addEventListener("click", open);
-  for (const image of images) {
-    image.classList.add("opens");
-    image.addEventListener("click", open);
-  }
+  picture.classList.add("opens");
+  picture.addEventListener("click", open);
 }
 dialog.querySelector("button").addEventListener("click", () => dialog.close());
 dialog.addEventListener("click", (event) => {

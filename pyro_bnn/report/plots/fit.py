@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float
 
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.plotting.theme import (
-    Theme,
+    BAND,
     canvas,
     hide_unused,
     name_rows,
@@ -20,11 +21,9 @@ from pyro_bnn.plotting.theme import (
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import ELBO, objective_of
 from pyro_bnn.report.plots.captions import span
-from pyro_bnn.report.plots.styles import styles_of
+from pyro_bnn.report.plots.panels import Drawn, styles_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
 NUM_RANK_BINS = 12
@@ -33,29 +32,14 @@ MAX_CHAINS = 8
 BEYOND = 1.1  # where k-hat above 1 is drawn, whatever it is
 
 
-def has_losses(comparison: Evaluations) -> bool:
-    """Whether any method has an ELBO trace."""
-    return bool(_with_elbo(comparison))
-
-
-def has_chains(comparison: Evaluations) -> bool:
-    """Whether any method has Markov chains."""
-    return bool(_with_chains(comparison))
-
-
-def has_khat(comparison: Evaluations) -> bool:
-    """Whether any method has a k-hat."""
-    return bool(_with_khat(comparison))
-
-
-def elbo_traces(comparison: Evaluations, theme: Theme) -> Figure:
+def elbo_traces(comparison: Evaluations) -> Drawn:
     """Smoothed ELBO traces; the legend names them from the highest end to the lowest."""
-    entries = _with_elbo(comparison)
-    styles = styles_of(comparison, theme)
+    entries = with_elbo(comparison)
+    styles = styles_of(comparison)
     names = [wrap_name(entry.name) for entry in entries]
     num_lines = max(name.count("\n") + 1 for name in names) * -(-len(names) // 2)
-    with canvas(theme, 6.6, 3.6 + 0.19 * num_lines) as (figure, (ax,)):
-        settled, ends = [], []
+    with canvas(6.6, 3.6 + 0.19 * num_lines) as (figure, (ax,)):
+        settled, ends, heights = [], [], {}
         for entry, name in zip(entries, names, strict=True):
             losses, style = entry.checks.losses, styles[entry.name]
             steps, smooth = _smooth(-losses)
@@ -63,10 +47,11 @@ def elbo_traces(comparison: Evaluations, theme: Theme) -> Figure:
             thin = slice(None, None, max(1, losses.size // 1500))
             ax.plot(
                 np.arange(1, losses.size + 1)[thin], -losses[thin], color=style.colour,
-                alpha=0.18, lw=0.6, rasterized=True,
+                alpha=0.18, lw=0.6,
             )  # fmt: skip
             (line,) = ax.plot(steps, smooth, color=style.colour, ls=style.dashes, lw=2, label=name)
             ends.append((smooth[-1], line))
+            heights[entry.name] = float(smooth[-1])
         low = min(float(part.min()) for part in settled)
         high = max(float(part.max()) for part in settled)
         room = 0.15 * (high - low) or 1.0
@@ -76,13 +61,17 @@ def elbo_traces(comparison: Evaluations, theme: Theme) -> Figure:
         ax.set_ylabel("ELBO, nats (smoothed)")
         ordered = [line for _, line in sorted(ends, key=lambda end: -float(end[0]))]
         figure.legend(handles=ordered, loc="outside lower left", ncols=2, handlelength=3.2)
-    return figure
+    return Drawn(
+        figure,
+        _describe_elbo(comparison, entries),
+        f"ELBO over the steps of the fit, a line a method: at the end {span(heights)} nats.",
+    )
 
 
-def describe_elbo(comparison: Evaluations) -> str:
-    """How to read `elbo_traces`, and the trends left."""
+def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> str:
+    """How to read the traces, and the trends left."""
     parts = []
-    for entry in _with_elbo(comparison):
+    for entry in entries:
         trend = entry.checks.trend
         if trend is None:
             parts.append(f"{entry.name}: too few steps to judge")
@@ -103,22 +92,14 @@ def describe_elbo(comparison: Evaluations) -> str:
     )
 
 
-def elbo_in_words(comparison: Evaluations) -> str:
-    """What `elbo_traces` shows."""
-    ends = {
-        entry.name: float(_smooth(-entry.checks.losses)[1][-1]) for entry in _with_elbo(comparison)
-    }
-    return f"ELBO over the steps of the fit, a line a method: at the end {span(ends)} nats."
-
-
-def rank_plots(comparison: Evaluations, theme: Theme) -> Figure:
+def rank_plots(comparison: Evaluations) -> Drawn:
     """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
-    entries = _with_chains(comparison)
+    entries = with_chains(comparison)
     columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
-    styles = styles_of(comparison, theme)
+    styles = styles_of(comparison)
     panel = 1.9 if columns <= 4 else 1.4
     with canvas(
-        theme, max(panel * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
+        max(panel * columns, 4.0) + 0.6, 2.3 * len(entries) + 0.5, len(entries), columns,
         sharex=True, sharey="row",
     ) as (figure, axes):  # fmt: skip
         for row, entry in enumerate(entries):
@@ -131,7 +112,7 @@ def rank_plots(comparison: Evaluations, theme: Theme) -> Figure:
             for chain, (ax, count) in enumerate(zip(panels, counts, strict=False)):
                 limits = (max(expected - 2.58 * spread, 0), expected + 2.58 * spread)
                 edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
-                show_counts(ax, count, edges, limits, styles[entry.name].colour, theme)
+                show_counts(ax, count, edges, limits, styles[entry.name].colour)
                 ax.set_title(f"chain {chain + 1}", fontsize=10)
                 ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             hide_unused(panels, len(counts), columns)
@@ -139,36 +120,28 @@ def rank_plots(comparison: Evaluations, theme: Theme) -> Figure:
         figure.supxlabel(
             "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
         )
-    return figure
-
-
-def describe_ranks(comparison: Evaluations) -> str:
-    """How to read `rank_plots`."""
-    return (
-        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
-        "(99 % a bar). The function is shown, not weights, which symmetries alias: "
-        f"{', '.join(entry.name for entry in _with_chains(comparison))}."
-    )
-
-
-def ranks_in_words(comparison: Evaluations) -> str:
-    """What `rank_plots` shows."""
     parts = []
-    for entry in _with_chains(comparison):
+    for entry in entries:
         convergence = entry.checks.convergence
         assert convergence is not None
         parts.append(
             f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
             f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
         )
-    return f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}."
+    return Drawn(
+        figure,
+        "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
+        "(99 % a bar). The function is shown, not weights, which symmetries alias: "
+        f"{', '.join(entry.name for entry in entries)}.",
+        f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}.",
+    )
 
 
-def khats(comparison: Evaluations, theme: Theme) -> Figure:
+def khats(comparison: Evaluations) -> Drawn:
     """k-hat of every guide with its error and the limit; values above 1 all at one place."""
-    entries = _with_khat(comparison)
-    styles = styles_of(comparison, theme)
-    with canvas(theme, 6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
+    entries = with_khat(comparison)
+    styles = styles_of(comparison)
+    with canvas(6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
         figure,
         (ax,),
     ):
@@ -187,34 +160,24 @@ def khats(comparison: Evaluations, theme: Theme) -> Figure:
         room = 0.03 * (BEYOND - low)
         limit = entries[0].checks.khat_limit
         ax.set_xlim(low - room, BEYOND + 9 * room)
-        ax.axvspan(low - room, limit, color=theme.band, lw=0, zorder=0)
+        ax.axvspan(low - room, limit, color=BAND, lw=0, zorder=0)
         name_rows(ax, [entry.name for entry in entries])
         ax.set_xlabel(f"k-hat (grey: below {number(limit, 2)}, draws can be reweighted)")
-    return figure
-
-
-def describe_khat(comparison: Evaluations) -> str:
-    """How to read `khats`."""
-    return (
-        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
-        "its error over draws: below its limit the guide's draws can be reweighted to the "
-        "posterior around them. Modes that a guide lacks do not show in it, and copies of a mode "
-        "change nothing; a large value need not mean poor predictions. "
-        f"{khat_in_words(comparison)}"
-    )
-
-
-def khat_in_words(comparison: Evaluations) -> str:
-    """What `khats` shows."""
-    entries = _with_khat(comparison)
-    limit = entries[0].checks.khat_limit
     below = sum(entry.checks.khat < limit for entry in entries)
     draws = f"{entries[0].num_draws:,} draws"
     beyond = [entry.name for entry in comparison.evaluations.values() if entry.checks.khat > 1]
     rest = f"; above 1, where values order nothing: {', '.join(beyond)}" if beyond else ""
-    return (
+    words = (
         f"k-hat is below {number(limit, 2)}, the limit for {draws}, for {below} of {len(entries)} "
         f"guide{'' if len(entries) == 1 else 's'}{rest}."
+    )
+    return Drawn(
+        figure,
+        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
+        "its error over draws: below its limit the guide's draws can be reweighted to the "
+        "posterior around them. Modes that a guide lacks do not show in it, and copies of a mode "
+        f"change nothing; a large value need not mean poor predictions. {words}",
+        words,
     )
 
 
@@ -263,7 +226,8 @@ def _smooth(values: Float[np.ndarray, " T"]) -> tuple[np.ndarray, np.ndarray]:
     return sizes.cumsum() - sizes / 2, np.array([block.mean() for block in blocks])
 
 
-def _with_elbo(comparison: Evaluations) -> list[Evaluation]:
+def with_elbo(comparison: Evaluations) -> list[Evaluation]:
+    """Methods with an ELBO trace, the best first."""
     return [
         entry
         for entry in comparison.ranked
@@ -271,9 +235,11 @@ def _with_elbo(comparison: Evaluations) -> list[Evaluation]:
     ]
 
 
-def _with_khat(comparison: Evaluations) -> list[Evaluation]:
+def with_khat(comparison: Evaluations) -> list[Evaluation]:
+    """Methods with a k-hat, the best first."""
     return [entry for entry in comparison.ranked if not np.isnan(entry.checks.khat)]
 
 
-def _with_chains(comparison: Evaluations) -> list[Evaluation]:
+def with_chains(comparison: Evaluations) -> list[Evaluation]:
+    """Markov chains, the best first."""
     return [entry for entry in comparison.ranked if entry.checks.chains is not None]

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import Theme, canvas, grid_shape, hide_unused, wrap_name
+from pyro_bnn.plotting.theme import INK, MUTED, PAPER
 from pyro_bnn.report.evaluation.held_out import LEVEL, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.captions import coverages, span
-from pyro_bnn.report.plots.styles import styles_of
+from pyro_bnn.report.plots.panels import Drawn, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
@@ -45,78 +44,56 @@ def has_one_input(comparison: Evaluations) -> bool:
     )
 
 
-def predictions(comparison: Evaluations, theme: Theme) -> Figure:
+def predictions(comparison: Evaluations) -> Drawn:
     """Observed values over predicted means with 95 % intervals, one panel a method."""
-    names = [place.name for place in comparison.ranking]
-    rows, columns = grid_shape(len(names))
     units, split = comparison.units, comparison.split
     observed = units.values(to_numpy(split.test.y).reshape(-1, len(units.scale))).ravel()
-    with canvas(
-        theme, 3.1 * columns + 0.4, 3.0 * rows + 0.4, rows, columns, sharex=True, sharey=True
-    ) as (figure, axes):
+    with panels(comparison, 3.0) as (figure, found):
         shown = np.unique(
             np.linspace(0, observed.size - 1, min(observed.size, MAX_INTERVALS)).astype(int)
         )
         limits = (observed.min(), observed.max())
-        for ax, name in zip(axes, names, strict=False):
-            scores = comparison.evaluations[name].held_out
+        for ax, entry, colour in found:
+            scores = entry.held_out
             assert scores.mean is not None
             assert scores.interval is not None
             mean, (low, high) = scores.mean.ravel(), scores.interval.reshape(2, -1)
             limits = (min(limits[0], low[shown].min()), max(limits[1], high[shown].max()))
             outside = (observed < low) | (observed > high)
-            colour = styles_of(comparison, theme)[name].colour
             ax.hlines(observed[shown], low[shown], high[shown], color=colour, alpha=0.3, lw=1.4)
             inside = shown[~outside[shown]]
             missed = shown[outside[shown]]
             ax.plot(mean[inside], observed[inside], "o", ms=3.5, color=colour, mec="none")
-            ax.plot(mean[missed], observed[missed], "o", ms=5, mfc=theme.paper, mec=colour, mew=1.4)
-            ax.set_title(wrap_name(name), fontweight="bold")
+            ax.plot(mean[missed], observed[missed], "o", ms=5, mfc=PAPER, mec=colour, mew=1.4)
             ax.text(
                 0.03, 0.97, f"RMSE {number(scores.rmse)}\n"
                 f"{outside.sum()} of {outside.size} outside",
-                transform=ax.transAxes, va="top", fontsize=9.5, color=theme.ink,
+                transform=ax.transAxes, va="top", fontsize=9.5, color=INK,
             )  # fmt: skip
-        for ax in axes[: len(names)]:
-            ax.plot(limits, limits, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=0)
-        hide_unused(axes, len(names), columns)
+        for ax, _, _ in found:
+            ax.plot(limits, limits, color=MUTED, lw=1, ls=(0, (4, 3)), zorder=0)
         figure.supxlabel(
             f"predicted {units.name}: mean and {percent(LEVEL, 0)} interval", fontsize=11
         )
         figure.supylabel(f"observed {units.name}", fontsize=11)
-    return figure
-
-
-def describe_predictions(comparison: Evaluations) -> str:
-    """How to read `predictions`."""
-    centre = (
-        "mean"
-        if all(entry.held_out.has_mean for entry in comparison.ranked)
-        else "mean (median where the tails have no mean)"
-    )
-    return (
-        f"Held-out rows: the observed value over the predictive {centre}, with the central 95 % "
-        "interval as a line; open circles lie outside their interval, the dashed line is equality."
-    )
-
-
-def predictions_in_words(comparison: Evaluations) -> str:
-    """What `predictions` shows."""
+    has_means = all(entry.held_out.has_mean for entry in comparison.ranked)
+    centre = "mean" if has_means else "mean (median where the tails have no mean)"
     errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
-    return (
-        f"Scatter plots of observed over predicted {comparison.units.name} at "
-        f"{len(comparison.split.test):,} held-out rows, a panel a method: RMSE {span(errors)}; "
-        f"95 % intervals cover {coverages(comparison)}."
+    return Drawn(
+        figure,
+        f"Held-out rows: the observed value over the predictive {centre}, with the central 95 % "
+        "interval as a line; open circles lie outside their interval, the dashed line is equality.",
+        f"Scatter plots of observed over predicted {units.name} at {len(split.test):,} held-out "
+        f"rows, a panel a method: RMSE {span(errors)}; 95 % intervals cover "
+        f"{coverages(comparison)}.",
     )
 
 
-def band(comparison: Evaluations, theme: Theme) -> Figure:
+def band(comparison: Evaluations) -> Drawn:
     """Predictive and epistemic band over the one input, one panel a method."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    names = [place.name for place in comparison.ranking]
-    rows, columns = grid_shape(len(names))
     split, units = comparison.split, comparison.units
     x_train, x_test = split.train.x, split.test.x
     low, high = float(x_train.min()), float(x_train.max())
@@ -132,35 +109,29 @@ def band(comparison: Evaluations, theme: Theme) -> Figure:
         units.values(to_numpy(y).reshape(-1, 1)).ravel() for y in (split.train.y, split.test.y)
     )
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    with canvas(
-        theme, 3.3 * columns + 0.4, 2.8 * rows + 0.5, rows, columns, sharex=True, sharey=True
-    ) as (figure, axes):
-        for ax, name in zip(axes, names, strict=False):
-            entry = comparison.evaluations[name]
+    with panels(comparison, 2.8, width=3.3, room=0.5) as (figure, found):
+        for ax, entry, colour in found:
             draws = len(entry.held_out.function_draws)
             prediction = entry.posterior.predict(grid, num_samples=draws, seed=comparison.seed)
             y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
             f = marginals(to_numpy(prediction.function_draws), split.task, 1)
             f = units.values(f)[..., 0]
-            colour = styles_of(comparison, theme)[name].colour
             y_edges = smooth_edges(np.quantile(y, tails, axis=0))
             ax.fill_between(x_grid, *y_edges, color=colour, alpha=0.18, lw=0)
             if not entry.held_out.is_point:
                 f_edges = np.quantile(f, tails, axis=0)
                 ax.fill_between(x_grid, *f_edges, color=colour, alpha=0.4, lw=0)
             ax.plot(x_grid, np.median(f, axis=0), color=colour, lw=2)
-            ax.plot(x_seen, seen, "o", ms=2.5, color=theme.muted, mec="none")
-            ax.plot(x_held, held, "o", ms=4, mfc="none", mec=theme.ink, mew=0.9)
-            ax.set_title(wrap_name(name), fontweight="bold")
+            ax.plot(x_seen, seen, "o", ms=2.5, color=MUTED, mec="none")
+            ax.plot(x_held, held, "o", ms=4, mfc="none", mec=INK, mew=0.9)
             _limit(ax, y_edges, np.concatenate([seen, held]))
-        hide_unused(axes, len(names), columns)
         figure.legend(
             [
-                Line2D([], [], color=theme.muted, lw=2),
-                Patch(color=theme.muted, alpha=0.6, lw=0),
-                Patch(color=theme.muted, alpha=0.25, lw=0),
-                Line2D([], [], ls="", marker="o", ms=3, color=theme.muted),
-                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=theme.ink),
+                Line2D([], [], color=MUTED, lw=2),
+                Patch(color=MUTED, alpha=0.6, lw=0),
+                Patch(color=MUTED, alpha=0.25, lw=0),
+                Line2D([], [], ls="", marker="o", ms=3, color=MUTED),
+                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=INK),
             ],
             ["median of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
             loc="outside upper left",
@@ -170,23 +141,13 @@ def band(comparison: Evaluations, theme: Theme) -> Figure:
         names_of_x = split.train.input_names
         figure.supxlabel(names_of_x[0] if names_of_x else "x", fontsize=11)
         figure.supylabel(units.name, fontsize=11)
-    return figure
-
-
-def describe_band(comparison: Evaluations) -> str:
-    """How to read `band`."""
-    return (
+    return Drawn(
+        figure,
         "Median of the function (line), its central 95 % band (dark: what the posterior does not "
-        f"know) and that of new observations of {comparison.units.name} (light: noise added), with "
-        "training rows (dots) and held-out rows (circles)."
-    )
-
-
-def band_in_words(comparison: Evaluations) -> str:
-    """What `band` shows."""
-    return (
-        f"Predictive bands of {comparison.units.name} over the one input, a panel a method: 95 % "
-        f"intervals cover {coverages(comparison)} of {len(comparison.split.test):,} held-out rows."
+        f"know) and that of new observations of {units.name} (light: noise added), with training "
+        "rows (dots) and held-out rows (circles).",
+        f"Predictive bands of {units.name} over the one input, a panel a method: 95 % intervals "
+        f"cover {coverages(comparison)} of {len(split.test):,} held-out rows.",
     )
 
 

@@ -14,7 +14,7 @@ from pyro_bnn.diagnostics.simulation.prior_predictive import PriorPredictive, Ta
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
 from pyro_bnn.files.atomic import check_file, written
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.plotting.theme import LIGHT, Theme, canvas, hide_unused, wrap_name
+from pyro_bnn.plotting.theme import INK, MUTED, canvas, hide_unused, styles, wrap_name
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -126,44 +126,37 @@ def middle(found: PriorPredictive, line: Line) -> Middle:
     return Middle(array, scale, (float(low), float(high)), tail_index(values))
 
 
-def prior_functions(
-    found: Mapping[str, PriorPredictive], along: Sequence[Line], theme: Theme = LIGHT
-) -> Figure:
+def prior_functions(found: Mapping[str, PriorPredictive], along: Sequence[Line]) -> Figure:
     """Functions of each prior along lines, and the histogram of f at the middle of the first.
 
     Args:
         found: The priors' draws by name.
         along: The lines.
-        theme: Colours.
     """
     columns = 2 if len(along) == 1 else 3
     num_panels = len(found) * (len(along) + 1)
     rows = -(-num_panels // columns)
-    with canvas(theme, 4.1 * columns, 2.7 * rows + 0.8, rows, columns) as (figure, axes):
+    with canvas(4.1 * columns, 2.7 * rows + 0.8, rows, columns) as (figure, axes):
         panels: Iterator[Axes] = iter(axes)
-        for (name, draws), style in zip(
-            found.items(), theme.styles(list(found), None).values(), strict=True
-        ):
+        for (name, draws), style in zip(found.items(), styles(list(found)).values(), strict=True):
             for line in along:
                 ax = next(panels)
-                _show_functions(ax, draws, line, style.colour, theme)
+                _show_functions(ax, draws, line, style.colour)
                 ax.set_title(wrap_name(name), fontweight="bold")
-            _show_middle(next(panels), middle(draws, along[0]), style.colour, theme)
+            _show_middle(next(panels), middle(draws, along[0]), style.colour)
         hide_unused(axes, num_panels, columns)
-        _add_legend(figure, theme)
+        _add_legend(figure)
     return figure
 
 
-def _show_functions(
-    ax: Axes, found: PriorPredictive, line: Line, colour: str, theme: Theme
-) -> None:
+def _show_functions(ax: Axes, found: PriorPredictive, line: Line, colour: str) -> None:
     f = to_numpy(found.prior.function_draws(line.x, found.prior.num_stored_draws))[..., 0]  # [S, G]
     place = to_numpy(line.place)
     for low, high, alpha in BANDS:
         ax.fill_between(
             place, *np.quantile(f, [low, high], axis=0), color=colour, alpha=alpha, lw=0
         )
-    ax.plot(place, f[:NUM_DRAWN].T, color=theme.ink, lw=0.7, alpha=0.45)
+    ax.plot(place, f[:NUM_DRAWN].T, color=INK, lw=0.7, alpha=0.45)
     ax.plot(place, np.median(f, axis=0), color=colour, lw=2)
     ax.set_ylim(*_limits(f))
     ax.set_xlim(place[0], place[-1])
@@ -185,7 +178,7 @@ def _limits(f: NDArray[np.float64]) -> tuple[float, float]:
     return (bottom, top) if bottom < top else (bottom - 1, top + 1)  # of one function
 
 
-def _show_middle(ax: Axes, found: Middle, colour: str, theme: Theme) -> None:
+def _show_middle(ax: Axes, found: Middle, colour: str) -> None:
     centre = float(np.median(found.values))
     scale = found.scale or 1.0  # half of the draws may be the same number
     edges = centre + scale * np.linspace(-WIDTH_IN_SDS, WIDTH_IN_SDS, NUM_BINS + 1)
@@ -195,7 +188,7 @@ def _show_middle(ax: Axes, found: Middle, colour: str, theme: Theme) -> None:
     u = np.linspace(-WIDTH_IN_SDS, WIDTH_IN_SDS, 200)
     gaussian = np.exp(-0.5 * u**2) / (scale * np.sqrt(2 * np.pi))
     if found.scale:
-        ax.plot(centre + scale * u, gaussian, color=theme.muted, lw=1.4, ls=(0, (4, 3)))
+        ax.plot(centre + scale * u, gaussian, color=MUTED, lw=1.4, ls=(0, (4, 3)))
     ax.set_yscale("log")
     one_draw = 1 / (len(found.values) * (edges[1] - edges[0]))
     ax.set_ylim(0.6 * one_draw, 3 * max(float(density.max()), float(gaussian.max())))
@@ -209,17 +202,17 @@ def _show_middle(ax: Axes, found: Middle, colour: str, theme: Theme) -> None:
     ax.set_ylabel("density")
 
 
-def _add_legend(figure: Figure, theme: Theme) -> None:
+def _add_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     figure.legend(
         [
-            Line2D([], [], color=theme.ink, lw=0.7, alpha=0.6),
-            Line2D([], [], color=theme.muted, lw=2),
-            Patch(color=theme.muted, alpha=0.55, lw=0),
-            Patch(color=theme.muted, alpha=0.25, lw=0),
-            Line2D([], [], color=theme.muted, lw=1.4, ls=(0, (4, 3))),
+            Line2D([], [], color=INK, lw=0.7, alpha=0.6),
+            Line2D([], [], color=MUTED, lw=2),
+            Patch(color=MUTED, alpha=0.55, lw=0),
+            Patch(color=MUTED, alpha=0.25, lw=0),
+            Line2D([], [], color=MUTED, lw=1.4, ls=(0, (4, 3))),
         ],
         ["draws", "median", "50 %", "95 %", "Gaussian of the same quartiles"],
         loc="outside upper left",

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.plotting.theme import Theme, canvas, hide_left, name_rows, rows_height
+from pyro_bnn.plotting.theme import (
+    BAND,
+    INK,
+    MUTED,
+    PAPER,
+    canvas,
+    hide_left,
+    name_rows,
+    rows_height,
+)
 from pyro_bnn.report.plots.captions import span
-from pyro_bnn.report.plots.styles import styles_of
+from pyro_bnn.report.plots.panels import Drawn, styles_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
 BAR_STANDARD_ERRORS = 2.0  # of one pair alone
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
@@ -28,13 +36,13 @@ def has_distances(comparison: Evaluations) -> bool:
     return any(entry.at_rows is not None for entry in comparison.evaluations.values())
 
 
-def scores(comparison: Evaluations, theme: Theme) -> Figure:
+def scores(comparison: Evaluations) -> Drawn:
     """Paired differences of the log score to the best, with 2 standard errors."""
     ranking = comparison.ranking
-    styles = styles_of(comparison, theme)
+    styles = styles_of(comparison)
     height = rows_height([row.name for row in ranking]) + 1.2
-    with canvas(theme, 6.6, height) as (figure, (ax,)):
-        ax.axvline(0, color=theme.muted, lw=1, ls=(0, (4, 3)))
+    with canvas(6.6, height) as (figure, (ax,)):
+        ax.axvline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
         for place, row in enumerate(ranking):
             style, difference = styles[row.name], row.difference
             if np.isfinite(difference.mean):
@@ -48,11 +56,11 @@ def scores(comparison: Evaluations, theme: Theme) -> Figure:
             text = f"{gap}  {verdict}".strip()
             ax.annotate(
                 text, (1.02, place), xycoords=("axes fraction", "data"), va="center",
-                color=theme.ink, annotation_clip=False,
+                color=INK, annotation_clip=False,
             )  # fmt: skip
         ax.annotate(
             "difference ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
-            color=theme.muted, annotation_clip=False, fontsize=9.5,
+            color=MUTED, annotation_clip=False, fontsize=9.5,
         )  # fmt: skip
         ax.locator_params(axis="x", nbins=4)
         name_rows(ax, [row.name for row in ranking])
@@ -60,33 +68,23 @@ def scores(comparison: Evaluations, theme: Theme) -> Figure:
             f"difference to the best ± {BAR_STANDARD_ERRORS:g} se, nats per held-out row "
             "(better to the right)"
         )
-    return figure
-
-
-def describe_scores(comparison: Evaluations) -> str:
-    """How to read `scores`."""
-    return (
-        f"Difference to {comparison.ranking[0].name}, paired over held-out rows, with "
-        f"{BAR_STANDARD_ERRORS:g} standard errors over rows and draws, of this pair alone. "
-        "Behind or tied is what the test over all pairs at once says: of many bars one misses the "
-        "dashed line by chance more often."
-    )
-
-
-def scores_in_words(comparison: Evaluations) -> str:
-    """What `scores` shows."""
-    best, *others = comparison.ranking
+    best, *others = ranking
     tied = [row.name for row in others if not row.is_behind]
     last = others[-1]
-    return (
+    return Drawn(
+        figure,
+        f"Difference to {best.name}, paired over held-out rows, with {BAR_STANDARD_ERRORS:g} "
+        "standard errors over rows and draws, of this pair alone. Behind or tied is what the test "
+        "over all pairs at once says: of many bars one misses the dashed line by chance more "
+        "often.",
         f"Dot plot of the held-out log score, a row a method: {best.name} is best with "
         f"{with_error(best.score, best.standard_error)} nats per row; tied with it: "
         f"{', '.join(tied) or 'none'}; last is {last.name}, "
-        f"{with_error(last.difference.mean, last.difference.standard_error)} to the best."
+        f"{with_error(last.difference.mean, last.difference.standard_error)} to the best.",
     )
 
 
-def against_reference(comparison: Evaluations, theme: Theme) -> Figure:
+def against_reference(comparison: Evaluations) -> Drawn:
     """Distance to the reference beside its floor, and the ratio of epistemic sds over the rows.
 
     A second, fainter bar below is of the probes off the data. Markers are open where the reference
@@ -94,15 +92,15 @@ def against_reference(comparison: Evaluations, theme: Theme) -> Figure:
     """
     elsewhere = not_judged(comparison)
     entries = [(e, e.at_rows) for e in comparison.ranked if e.at_rows is not None]
-    styles = styles_of(comparison, theme)
+    styles = styles_of(comparison)
     height = rows_height([entry.name for entry, _ in entries]) + 1.5
     unit = "probability" if comparison.split.task == "classification" else "sds of y"
-    with canvas(theme, 6.6, height, 1, 2, sharey=True) as (figure, axes):
+    with canvas(6.6, height, 1, 2, sharey=True) as (figure, axes):
         left, right = axes
         for place, (entry, at_rows) in enumerate(entries):
             colour, mark = styles[entry.name].colour, styles[entry.name].mark
             left.plot([0, at_rows.distance.value], [place, place], color=colour, lw=2.2)
-            inside = theme.paper if entry.name in elsewhere else colour
+            inside = PAPER if entry.name in elsewhere else colour
             left.plot(at_rows.distance.value, place, mark, ms=7, color=colour, mfc=inside)
             for at, lower, alpha in ((at_rows, 0.0, 1.0), (entry.off_data, BELOW, 0.55)):
                 if at is None or not at.sd_ratio.values.size:
@@ -113,18 +111,34 @@ def against_reference(comparison: Evaluations, theme: Theme) -> Figure:
                     ms=7 if at is at_rows else 4, lw=2.2, color=colour, mfc=inside, alpha=alpha,
                 )  # fmt: skip
         floor = float(np.mean([at_rows.distance.floor for _, at_rows in entries]))
-        left.axvspan(0, floor, color=theme.band, lw=0, zorder=0)
+        left.axvspan(0, floor, color=BAND, lw=0, zorder=0)
         left.set_xlim(left=0)
         left.set_title(f"grey: up to {number(floor, 2)}, alike", fontsize=10)
         left.set_xlabel(f"distance, {unit}")
-        right.axvline(1, color=theme.muted, lw=1, ls=(0, (4, 3)))
-        right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=theme.band, lw=0, zorder=0)
+        right.axvline(1, color=MUTED, lw=1, ls=(0, (4, 3)))
+        right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=BAND, lw=0, zorder=0)
         right.set_xlim(left=-0.02)
         right.set_title(f"grey: {SD_RATIO_THRESHOLD} to {SD_RATIO_UPPER}, alike", fontsize=10)
         right.set_xlabel("epistemic sd ratio: 5 %, median, 95 % of rows")
         name_rows(left, [entry.name for entry, _ in entries])
         hide_left(right)
-    return figure
+    distances = {entry.name: at.distance.value for entry, at in entries}
+    off_data = {e.name: e.off_data for e in comparison.ranked if e.off_data is not None}
+    ratios = span({entry.name: at.sd_ratio.value for entry, at in entries})
+    off = span({name: at.sd_ratio.value for name, at in off_data.items()})
+    names = ", ".join(elsewhere)
+    return Drawn(
+        figure,
+        f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
+        "mean over held-out rows; the grey reaches to the distance between its own halves, and "
+        "inside it a method cannot be told from it. Right: spread of the function over that of "
+        f"{comparison.reference}, median and 5 to 95 % of held-out rows; left of the grey is too "
+        f"sure.{_off_data(comparison)}{_open_marks(comparison, elsewhere)}",
+        f"Dot plots against {comparison.reference}, a row a method: distance {span(distances)}, "
+        f"between its halves {number(floor)}; median ratio of epistemic sds "
+        f"{ratios}{f'; off the data {off}' if off else ''}."
+        f"{f' Of another model, not judged: {names}.' if names else ''}",
+    )
 
 
 def not_judged(comparison: Evaluations) -> list[str]:
@@ -133,24 +147,16 @@ def not_judged(comparison: Evaluations) -> list[str]:
     return [str(name) for name in table.index[table["reference_model"] == "other"]]
 
 
-def describe_reference(comparison: Evaluations) -> str:
-    """How to read `against_reference`."""
-    elsewhere = not_judged(comparison)
+def _open_marks(comparison: Evaluations, elsewhere: Sequence[str]) -> str:
+    """What open marks are of."""
+    if not elsewhere:
+        return ""
     is_one = len(elsewhere) == 1
-    other = (
+    return (
         f" The open mark{' is' if is_one else 's are'} of {', '.join(elsewhere)}, which "
         f"answer{'s' if is_one else ''} under another model than {comparison.reference} or "
         f"hold{'s' if is_one else ''} other point estimates: the difference may be the model's, "
         "and the grey does not judge it."
-        if elsewhere
-        else ""
-    )
-    return (
-        f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
-        "mean over held-out rows; the grey reaches to the distance between its own halves, and "
-        "inside it a method cannot be told from it. Right: spread of the function over that of "
-        f"{comparison.reference}, median and 5 to 95 % of held-out rows; left of the grey is too "
-        f"sure.{_off_data(comparison)}{other}"
     )
 
 
@@ -159,22 +165,3 @@ def _off_data(comparison: Evaluations) -> str:
     if comparison.probes is None:
         return " Off the data nothing was compared (see the notes)."
     return f" The small mark below is the same at {comparison.probes.description}."
-
-
-def reference_in_words(comparison: Evaluations) -> str:
-    """What `against_reference` shows."""
-    at_rows = {e.name: e.at_rows for e in comparison.ranked if e.at_rows is not None}
-    off_data = {e.name: e.off_data for e in comparison.ranked if e.off_data is not None}
-    distances = {name: at.distance.value for name, at in at_rows.items()}
-    floors = [at.distance.floor for at in at_rows.values()]
-    names = ", ".join(not_judged(comparison))
-    ratios, off = (
-        span({name: at.sd_ratio.value for name, at in places.items()})
-        for places in (at_rows, off_data)
-    )
-    return (
-        f"Dot plots against {comparison.reference}, a row a method: distance {span(distances)}, "
-        f"between its halves {number(float(np.mean(floors)))}; median ratio of epistemic sds "
-        f"{ratios}{f'; off the data {off}' if off else ''}."
-        f"{f' Of another model, not judged: {names}.' if names else ''}"
-    )

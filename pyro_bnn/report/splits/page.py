@@ -42,7 +42,7 @@ def render_runs(
         results=[finding.text for finding in findings if not finding.is_warning],
         warnings=[finding.text for finding in findings if finding.is_warning],
         tables=[
-            Table.of(title, columns, table)
+            Table(title, columns, table)
             for title, columns in shown(table, run_sections(runs[0].task, runs[0].units))
         ],
         runs=_runs(runs, links),
