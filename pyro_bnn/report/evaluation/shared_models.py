@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.protocol import PosteriorLike
+
+T = TypeVar("T")
 
 
 class SharedModel(NamedTuple):
@@ -44,11 +46,11 @@ def shared_models(posteriors: Mapping[str, PosteriorLike]) -> list[SharedModel]:
     """
     from pyro_bnn.models.description import describe
 
-    groups = _groups(posteriors, same_model)
-    words = [describe(posteriors[names[0]].model) for names in groups]
+    grouped = groups(posteriors, same_model)
+    words = [describe(posteriors[names[0]].model) for names in grouped]
     count, seen = Counter(words), Counter[str]()
     found = []
-    for label, names in zip(words, groups, strict=True):
+    for label, names in zip(words, grouped, strict=True):
         seen[label] += 1
         number = f" (object {seen[label]} of {count[label]})" if count[label] > 1 else ""
         found.append(SharedModel(label + number, names))
@@ -64,7 +66,7 @@ def shared_evidences(posteriors: Mapping[str, PosteriorLike]) -> list[list[str]]
     Returns:
         Names of the methods of each group, in the order of the comparison.
     """
-    return _groups(posteriors, same_evidence)
+    return groups(posteriors, same_evidence)
 
 
 def same_model(a: PosteriorLike, b: PosteriorLike) -> bool:
@@ -88,15 +90,12 @@ def point_estimates(posterior: PosteriorLike) -> dict[str, np.ndarray]:
     return {name: to_numpy(value) for name, value in params.items()}
 
 
-def _groups(
-    posteriors: Mapping[str, PosteriorLike], alike: Callable[[PosteriorLike, PosteriorLike], bool]
-) -> list[list[str]]:
-    groups: list[list[str]] = []
-    for name, posterior in posteriors.items():
-        for group in groups:
-            if alike(posteriors[group[0]], posterior):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return groups
+def groups(values: Mapping[str, T], alike: Callable[[T, T], bool]) -> list[list[str]]:
+    """Names of values that are alike, each group in the order given."""
+    found: list[list[str]] = []
+    for name, value in values.items():
+        group = next((group for group in found if alike(values[group[0]], value)), None)
+        if group is None:
+            found.append(group := [])
+        group.append(name)
+    return found

@@ -15,6 +15,7 @@ from pyro_bnn.data import Split, Standardiser
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.posterior.storage import TOLERANCE
 from pyro_bnn.report.compare import Comparison, compare
+from pyro_bnn.report.evaluation.shared_models import groups
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names
 from pyro_bnn.report.saved.file_posterior import SAME_ROWS, FileModel, FilePosterior, read
@@ -52,22 +53,21 @@ def compare_files(
         UnknownNameError: If ``reference`` is not one of the names.
     """
     posteriors = _in_order(read_all(files))
-    split = _common_rows(list(posteriors.values()))
+    split = _common_rows(posteriors)
     if split.train.x.ndim == 2 and split.train.x.shape[1] == 1:
         note = "No predictive band over the input: files hold predictions at held-out rows only."
         split = replace(split, note=f"{split.note} {note}".lstrip())
-    models = _shared_models(list(posteriors.values()))
+    for names in groups({name: one.model for name, one in posteriors.items()}, _same_model):
+        for name in names:
+            posteriors[name] = posteriors[name].on(split, posteriors[names[0]].model)
+    ones = list(posteriors.values())
+    scored = [one.saved["num_draws"] for one in ones if one.saved.get("num_draws")]
     return compare(
-        {
-            name: posterior.on(split, model)
-            for (name, posterior), model in zip(posteriors.items(), models, strict=True)
-        },
+        posteriors,
         split,
         reference=_find_reference(reference, posteriors),
-        num_samples=_common_count(list(posteriors.values()))
-        if num_samples is None
-        else num_samples,
-        seed=next(iter(posteriors.values())).saved["draws_seed"] if seed is None else seed,
+        num_samples=min(scored, default=NUM_SAMPLES) if num_samples is None else num_samples,
+        seed=ones[0].saved["draws_seed"] if seed is None else seed,
     )
 
 
@@ -137,16 +137,16 @@ def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterio
 
     Files of one comparison name the same methods, the same seed of the draws, and one method each.
     """
-    every = [one.saved for one in posteriors.values()]
-    order: list[str] = every[0].get("compared") or []
-    names = {saved.get("name") for saved in every}
-    is_one = len(names) == len(every) and all(
-        saved.get("compared") == order and saved["draws_seed"] == every[0]["draws_seed"]
-        for saved in every
-    )
-    if not (is_one and names.issubset(order)):
+    saved = {name: one.saved for name, one in posteriors.items()}
+    named = [one.get("name") for one in saved.values()]
+    written = {(tuple(one.get("compared") or ()), one["draws_seed"]) for one in saved.values()}
+    order = next(iter(written))[0]
+    if len(written) > 1 or len(set(named)) < len(named) or not set(named) <= set(order):
         return dict(posteriors)
-    return dict(sorted(posteriors.items(), key=lambda item: order.index(item[1].saved["name"])))
+    return {
+        name: posteriors[name]
+        for name in sorted(saved, key=lambda n: order.index(saved[n]["name"]))
+    }
 
 
 def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -> str | None:
@@ -170,38 +170,25 @@ def _named(argument: str) -> tuple[str, str]:
     return name, path
 
 
-def _common_count(posteriors: Sequence[FilePosterior]) -> int:
-    """Draws behind the scores of the comparisons that wrote the files, the fewest of several."""
-    counts = [int(one.saved["num_draws"]) for one in posteriors if one.saved.get("num_draws")]
-    return min(counts, default=NUM_SAMPLES)
-
-
-def _common_rows(posteriors: Sequence[FilePosterior]) -> Split:
+def _common_rows(posteriors: Mapping[str, FilePosterior]) -> Split:
     """The rows of all files.
 
     Raises:
         DataError: If a file is of other rows than most; names it and one of those.
     """
-    groups: list[list[FilePosterior]] = []
-    for posterior in posteriors:
-        for group in groups:
-            if not _difference(group[0].split, posterior.split):
-                group.append(posterior)
-                break
-        else:
-            groups.append([posterior])
-    most = max(groups, key=len)
-    for group in groups:
-        if group is not most:
-            other, one = group[0], most[0]
+    splits = {name: one.split for name, one in posteriors.items()}
+    alike = groups(splits, lambda a, b: not _difference(a, b))
+    most = max(alike, key=len)
+    for names in alike:
+        if names is not most:
+            other, one = posteriors[names[0]], posteriors[most[0]]
             raise DataError(
                 f"{other.path} ({_title(other.split)}) is of other data than {one.path} "
                 f"({_title(one.split)}): {_difference(one.split, other.split)}; compare files of "
                 "one data set and split"
             )
-    splits = [posterior.split for posterior in most]
-    named = [one.split for one in most if one.saved.get("data")]
-    return (named or splits)[0]
+    named = [name for name in most if posteriors[name].saved.get("data")]
+    return splits[(named or most)[0]]
 
 
 def _title(split: Split) -> str:
@@ -212,9 +199,7 @@ def _difference(a: Split, b: Split) -> str:
     """Why the rows of two splits are not the same; empty where they are."""
     if a.task != b.task:
         return f"the tasks are {a.task} and {b.task}"
-    for part in ("test", "train"):
-        words = "held-out" if part == "test" else "training"
-        own, other = getattr(a, part), getattr(b, part)
+    for words, own, other in (("held-out", a.test, b.test), ("training", a.train, b.train)):
         for name in ("x", "y"):
             if text := _unequal(getattr(own, name), getattr(other, name)):
                 return f"the {words} {name} {text}"
@@ -236,31 +221,21 @@ def _unequal(a: Tensor, b: Tensor) -> str:
 def _same_units(a: Standardiser | None, b: Standardiser | None) -> bool:
     if a is None or b is None:
         return a is b
-    if a.loc.shape != b.loc.shape:
-        return False
     room = SAME_ROWS * (to_numpy(a.scale) + np.abs(to_numpy(a.loc)))
-    pairs = ((a.loc, b.loc), (a.scale, b.scale))
-    return all(bool((np.abs(to_numpy(p) - to_numpy(q)) <= room).all()) for p, q in pairs)
-
-
-def _shared_models(posteriors: Sequence[FilePosterior]) -> list[FileModel]:
-    """The model of each file, one object where descriptions and densities agree.
-
-    A model that a file does not describe is shared with none.
-    """
-    models: list[FileModel] = []
-    for posterior in posteriors:
-        same = (other for other in models if _same_model(other, posterior.model))
-        models.append(next(same, posterior.model))
-    return models
+    return a.loc.shape == b.loc.shape and all(
+        bool((np.abs(to_numpy(own) - to_numpy(other)) <= room).all())
+        for own, other in ((a.loc, b.loc), (a.scale, b.scale))
+    )
 
 
 def _same_model(a: FileModel, b: FileModel) -> bool:
-    if a.record is None or b.record is None:
+    """Whether descriptions and densities agree; a model that is not described is like no other."""
+    own, other = a.record, b.record
+    if own is None or other is None or own["description"] != other["description"]:
         return False
-    if any(a.record[name] != b.record[name] for name in ("description", "sites")):
-        return False
-    own, other = (np.asarray(m.record["fingerprint"], dtype=float) for m in (a, b) if m.record)
-    return own.shape == other.shape and np.allclose(
-        own, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    first, second = (np.asarray(it["fingerprint"], dtype=float) for it in (own, other))
+    return (
+        own["sites"] == other["sites"]
+        and first.shape == second.shape
+        and np.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
     )

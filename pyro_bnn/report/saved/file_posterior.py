@@ -22,22 +22,18 @@ from pyro_bnn.posterior.arviz_groups import FORMAT_VERSION
 from pyro_bnn.posterior.posterior import NUM_SAMPLES
 from pyro_bnn.predictive.draws import chosen_draws
 from pyro_bnn.predictive.prediction import Prediction
-from pyro_bnn.report.saved.file_checks import OF_TARGETS, check_arrays, check_options
+from pyro_bnn.report.saved.file_checks import (
+    DRAWS,
+    OF_TARGETS,
+    array,
+    check_arrays,
+    check_options,
+    has,
+)
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-NEEDED = (
-    "posterior/f",
-    "constant_data/x",
-    "observed_data/y",
-    "log_likelihood/y",
-    "predictions_constant_data/x",
-    "test_data/y",
-    "predictions/f",
-    "predictions/y",
-    "log_likelihood_predictions/y",
-)
 OF_TEST_ROWS = (
     "predictions",
     "predictions_constant_data",
@@ -100,23 +96,13 @@ def read(path: str | os.PathLike[str]) -> FilePosterior:
             f"{path} has no held-out rows, and posteriors are compared on these: write it with "
             "posterior.to_arviz(train, test)"
         )
-    needed = list(NEEDED)
-    if options.get("task") == "classification":
-        needed += ["predictions/probs"]
-    else:
-        needed += ["predictions/y_mean", "predictions/y_variance"]
-    if missing := [name for name in needed if not _has(tree, name)]:
-        raise FileFormatError(
-            f"{path} lacks {', '.join(missing)}: it was changed or damaged; write it again with "
-            "posterior.to_arviz(train, test)"
-        )
     try:
         check_options(options)
         check_arrays(tree, options["task"])
         return FilePosterior(tree, options, path)
     except BNNError as error:
         raise FileFormatError(f"{path} is damaged: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FileFormatError(f"{path} is damaged: {error!r} while reading it") from error
 
 
@@ -136,18 +122,30 @@ class FilePosterior:
         split: The rows.
         model: What stands for the model; one object for files that share a model.
         params: Digests of the model's point-estimated parameters, by name.
-        options: Options of the engine.
-        saved: All options of the file.
+        saved: All options of the file, of which others are attributes of their own.
+        name: Name in the comparison that wrote the file, else the method.
     """
 
     def __init__(self, tree: DataTree, options: Mapping[str, Any], path: Path) -> None:
-        self.path = path
-        self.saved = dict(options)
+        self.path, self.saved, self._tree = path, dict(options), tree
+        saved = self.saved.get
+        self.method: str = self.saved["method"]
+        self.name: str = saved("name") or self.method
+        self.engine: str = self.saved["engine"]
         self.options: Mapping[str, Any] = self.saved["options"]
-        self.model = FileModel(path, self.saved.get("model"))
-        self.params = {k: np.array(v) for k, v in self.saved.get("params", {}).items()}
-        self._tree = tree
+        self.seed: int = self.saved["seed"]
+        self.wall_time: float = self.saved["wall_time"]
+        self.threads: int | None = saved("threads")
+        self.processes: int = saved("processes") or 1
+        self.num_parameters: int = self.saved["num_parameters"]
+        self.num_atoms: int | None = saved("num_atoms")
+        self.elbo_kind: str = self.saved["elbo_kind"]
+        self.objective: str = self.saved["objective"]
+        self.model = FileModel(path, saved("model"))
+        self.params = {k: np.array(v) for k, v in (saved("params") or {}).items()}
         self.num_chains, self._num_draws = self._draws("predictions/f").shape[:2]
+        self.num_stored_draws = self.num_chains * self._num_draws
+        self.has_log_prob = has(tree, "sample_stats/log_q")
         self.split = _split(tree, self.saved, path)
 
     def on(self, split: Split, model: FileModel) -> FilePosterior:
@@ -155,75 +153,6 @@ class FilePosterior:
         other = copy.copy(self)
         other.split, other.model = split, model
         return other
-
-    # What is known of it
-
-    @property
-    def name(self) -> str:
-        """Name in the comparison that wrote the file, else the method."""
-        return str(self.saved.get("name") or self.method)
-
-    @property
-    def method(self) -> str:
-        """Name of the guide or sampler."""
-        return str(self.saved["method"])
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine."""
-        return str(self.saved["engine"])
-
-    @property
-    def seed(self) -> int:
-        """Seed of the fit."""
-        return int(self.saved["seed"])
-
-    @property
-    def wall_time(self) -> float:
-        """Seconds the fit took."""
-        return float(self.saved["wall_time"])
-
-    @property
-    def threads(self) -> int | None:
-        """CPU threads of the fit; None in files that do not say."""
-        count = self.saved.get("threads")
-        return None if count is None else int(count)
-
-    @property
-    def processes(self) -> int:
-        """Processes that shared the machine, that of the fit included."""
-        return int(self.saved.get("processes", 1))
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers the fit trained."""
-        return int(self.saved["num_parameters"])
-
-    @property
-    def elbo_kind(self) -> str:
-        """As the posterior that was saved."""
-        return str(self.saved["elbo_kind"])
-
-    @property
-    def objective(self) -> str:
-        """Name of what ``losses`` are the negative of."""
-        return str(self.saved["objective"])
-
-    @property
-    def num_stored_draws(self) -> int:
-        """Draws in the file, over all chains."""
-        return self.num_chains * self._num_draws
-
-    @property
-    def num_atoms(self) -> int | None:
-        """Number of functions that all draws are of; None where each is its own."""
-        count = self.saved.get("num_atoms")
-        return None if count is None else int(count)
-
-    @property
-    def has_log_prob(self) -> bool:
-        """Whether the file has log q of its draws."""
-        return _has(self._tree, "sample_stats/log_q")
 
     @property
     def losses(self) -> Float[np.ndarray, " T"]:
@@ -243,15 +172,15 @@ class FilePosterior:
             return {}
         is_part = self.num_stored_draws != self.saved.get("num_stored_draws")
         return {
-            str(name): array.transpose("chain", "draw", ...).to_numpy()
-            for name, array in self._tree["sample_stats"].data_vars.items()
+            str(name): array(self._tree, f"sample_stats/{name}", *DRAWS)
+            for name in self._tree["sample_stats"].data_vars
             if not (is_part and name == "energy")
         }
 
     @property
     def probes(self) -> Probes | None:
         """The rows off the data that it predicts too; None in files without them."""
-        if not _has(self._tree, "probes/f"):
+        if not has(self._tree, "probes/f"):
             return None
         x = self._tree["probes_constant_data/x"].to_numpy()
         return Probes(x=x, counts=self.saved.get("probes") or {})
@@ -331,7 +260,7 @@ class FilePosterior:
         def of_y(name: str) -> Tensor:
             return _columns(of_rows(name), 2)
 
-        is_number = not _has(self._tree, "predictions/probs")
+        is_number = not has(self._tree, "predictions/probs")
         log_likelihood = of_rows("log_likelihood_predictions/y")
         observed = self.split.test.y[rows]
 
@@ -343,7 +272,7 @@ class FilePosterior:
             return densities
 
         of_targets = None
-        if _has(self._tree, f"predictions/{OF_TARGETS}"):
+        if has(self._tree, f"predictions/{OF_TARGETS}"):
             of_targets = partial(of_observed, densities=of_rows(f"predictions/{OF_TARGETS}"))
 
         return Prediction(
@@ -448,8 +377,7 @@ class FilePosterior:
 
     def _draws(self, name: str) -> Tensor:
         """A variable ``[C, S, ...]``."""
-        array = self._tree[name].transpose("chain", "draw", ...).to_numpy()
-        return torch.as_tensor(np.ascontiguousarray(array))
+        return torch.as_tensor(np.ascontiguousarray(array(self._tree, name, *DRAWS)))
 
     def _rows(self, x: Tensor) -> Int[Tensor, " N"]:
         """Where rows x stand among the held-out rows."""
@@ -480,11 +408,6 @@ class FilePosterior:
 
 def _are(data: Dataset, rows: Dataset) -> bool:
     return torch.equal(data.x.to(rows.x), rows.x) and torch.equal(data.y, rows.y)
-
-
-def _has(tree: DataTree, name: str) -> bool:
-    group, _, variable = name.partition("/")
-    return group in tree.children and variable in tree[group].data_vars
 
 
 def _split(tree: DataTree, saved: Mapping[str, Any], path: Path) -> Split:
