@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyro_bnn.program.random_state import derived_seed
 if TYPE_CHECKING:
     from xarray import DataTree
 
-    from pyro_bnn.posterior.protocol import ProgramPosterior
+    from pyro_bnn.posterior.protocol import PosteriorLike, ProgramPosterior
     from pyro_bnn.predictive.prediction import Prediction
     from pyro_bnn.program.program import Program
     from pyro_bnn.program.terms import Params
@@ -33,6 +33,11 @@ FORMAT_VERSION = 2
 NAMED_POINTS = 8
 PRIOR_DRAWS = 200
 TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # of the objective of each step
+KEPT = (
+    "method", "engine", "options", "seed", "wall_time", "threads", "processes", "num_parameters",
+    "num_stored_draws", "num_atoms", "elbo_kind", "objective",
+)  # fmt: skip
+"""What a tree keeps of how a posterior came about."""
 Groups = dict[str, dict[str, NDArray[Any]]]
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
@@ -56,50 +61,16 @@ def arviz_groups(
     points = train if test is None else test
     num_points = min(NAMED_POINTS, len(points.x))
 
-    def by_chain(value: Tensor) -> NDArray[Any]:
-        whole: Tensor = value.unflatten(0, (chains, -1))
-        return whole.cpu().numpy()
-
     def predicted(data: Dataset) -> Prediction:
         return posterior.predict(data.x, num_samples, seed, memory=memory)
 
-    def log_likelihood(data: Dataset) -> NDArray[Any]:
-        return by_chain(posterior.log_likelihood(data, num_samples, seed, memory=memory))
+    def log_likelihood(data: Dataset) -> Tensor:
+        return posterior.log_likelihood(data, num_samples, seed, memory=memory)
 
-    train_prediction = predicted(train)
-    groups: Groups = {
-        "posterior": site_summaries(posterior, draws, include_weights=include_weights),
-        "posterior_predictive": {"y": of_targets(by_chain(train_prediction.draws))},
-        "log_likelihood": {"y": log_likelihood(train)},
-        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
-        "constant_data": {"x": train.x.cpu().numpy()},
-    }
-    groups["posterior"]["f"] = by_chain(
-        posterior.function_draws(points.x[:num_points], num_samples, seed)
-    )
-    if test is not None:
-        prediction = predicted(test)
-        groups["predictions"] = {
-            "y": of_targets(by_chain(prediction.draws)),
-            "f": by_chain(prediction.function_draws),
-        }
-        if test.y.ndim == 2 and test.y.shape[1] > 1 and prediction.has_target_densities:
-            densities = prediction.target_log_likelihood(test.y)
-            groups["predictions"]["y_log_density"] = by_chain(densities)
-        given_draw = {
-            "y_mean": prediction.means,
-            "y_variance": prediction.variances,
-        }
-        groups["predictions"] |= {
-            name: of_targets(by_chain(value))
-            for name, value in given_draw.items()
-            if value is not None
-        }
-        if prediction.class_probs is not None:
-            groups["predictions"]["probs"] = by_chain(prediction.class_probs)
-        groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
-        groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
-        groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
+    summaries = site_summaries(posterior, draws, include_weights=include_weights)
+    f = posterior.function_draws(points.x[:num_points], num_samples, seed)
+    groups, task = row_groups(train, test, chains, predicted, log_likelihood)
+    groups["posterior"] = {**summaries, "f": by_chain(f, chains)}
     if stats := _sample_stats(posterior, train, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
@@ -109,32 +80,86 @@ def arviz_groups(
         groups["log_prior"] = _log_priors(posterior, draws, train)
         if not posterior.program.held_given_latents:  # draws of the prior would not be given them
             groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
-    rows = "train" if test is None else "test"
-    coords = {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
-    dims = dims_of(train)
-    attrs = {
-        "format_version": FORMAT_VERSION,
-        "method": posterior.method,
-        "engine": posterior.engine,
-        "options": posterior.options,
-        "seed": posterior.seed,
-        "draws_seed": seed,
-        "wall_time": posterior.wall_time,
-        "threads": posterior.threads,
-        "processes": posterior.processes,
-        "num_parameters": posterior.num_parameters,
-        "num_stored_draws": stored,
-        "num_atoms": posterior.num_atoms,
-        "elbo_kind": posterior.elbo_kind,
-        "objective": posterior.objective,
+    attrs = attributes(posterior, points, seed) | {
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
-        "task": "classification" if train_prediction.means is None else "regression",
-        "rows": _rows(points),
+        "task": task,
         "model": _model(posterior.program, train),
         "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
-    return groups, dims, coords, attrs
+    return groups, dims_of(train), coords_of(train, test), attrs
+
+
+def by_chain(value: Tensor, chains: int) -> NDArray[Any]:
+    """Draws ``[C, S, ...]`` of ``[C S, ...]``; of a file a view, which maps it."""
+    whole: Tensor = value.unflatten(0, (chains, -1))
+    return whole.cpu().numpy()
+
+
+def row_groups(
+    train: Dataset,
+    test: Dataset | None,
+    chains: int,
+    predicted: Callable[[Dataset], Prediction],
+    log_likelihood: Callable[[Dataset], Tensor],
+) -> tuple[Groups, str]:
+    """The groups over rows: f, y and densities at each, with the rows themselves; and the task.
+
+    Args:
+        train: The training rows.
+        test: The held-out rows, or None.
+        chains: Number of chains.
+        predicted: Predictions at rows.
+        log_likelihood: Log densities of rows ``[S, N]``.
+    """
+
+    def of_y(value: Tensor) -> NDArray[Any]:
+        return of_targets(by_chain(value, chains))
+
+    prediction = predicted(train)
+    task = "classification" if prediction.means is None else "regression"
+    groups: Groups = {
+        "posterior_predictive": {"y": of_y(prediction.draws)},
+        "log_likelihood": {"y": by_chain(log_likelihood(train), chains)},
+        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
+        "constant_data": {"x": train.x.cpu().numpy()},
+    }
+    if test is None:
+        return groups, task
+    prediction = predicted(test)
+    groups["predictions"] = {
+        "y": of_y(prediction.draws),
+        "f": by_chain(prediction.function_draws, chains),
+    }
+    if test.y.ndim == 2 and test.y.shape[1] > 1 and prediction.has_target_densities:
+        densities = prediction.target_log_likelihood(test.y)
+        groups["predictions"]["y_log_density"] = by_chain(densities, chains)
+    given_draw = {"y_mean": prediction.means, "y_variance": prediction.variances}
+    groups["predictions"] |= {
+        k: of_y(value) for k, value in given_draw.items() if value is not None
+    }
+    if prediction.class_probs is not None:
+        groups["predictions"]["probs"] = by_chain(prediction.class_probs, chains)
+    groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
+    groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
+    groups["log_likelihood_predictions"] = {"y": by_chain(log_likelihood(test), chains)}
+    return groups, task
+
+
+def attributes(posterior: PosteriorLike, points: Dataset, seed: int) -> dict[str, Any]:
+    """How a posterior came about, and what its rows are beside their numbers."""
+    return {name: getattr(posterior, name) for name in KEPT} | {
+        "format_version": FORMAT_VERSION,
+        "draws_seed": seed,
+        "rows": _rows(points),
+    }
+
+
+def coords_of(train: Dataset, test: Dataset | None) -> dict[str, Any]:
+    """Names of points, inputs, targets and classes."""
+    rows, points = ("train", train) if test is None else ("test", test)
+    num_points = min(NAMED_POINTS, len(points))
+    return {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
 
 
 def dims_of(train: Dataset) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.arviz_io.tree import datatree
@@ -25,21 +24,18 @@ from pyro_bnn.data.arrays import to_tensor
 from pyro_bnn.diagnostics.gaussian_process.prediction import GaussianPrediction, standard_normal
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.posterior.arviz_groups import (
-    FORMAT_VERSION,
     NAMED_POINTS,
-    _labels,
-    _rows,
+    attributes,
+    by_chain,
+    coords_of,
     dims_of,
-    of_targets,
+    row_groups,
     with_units,
 )
 from pyro_bnn.program.random_state import derived_seed
 
 if TYPE_CHECKING:
     from xarray import DataTree
-if TYPE_CHECKING:
-    from xarray import DataTree
-
 
 NUM_SAMPLES = 1_000
 NUM_STREAM = 1  # of the noise of y; the draws of f have the stream of the seed itself
@@ -262,67 +258,29 @@ class GaussianProcess:
         seed: int = 0,
     ) -> DataTree:
         """The posterior as an ArviZ ``DataTree``: f, y and log densities; there are no weights."""
-        return _tree(self, train, test, num_samples, seed)
+        points = train if test is None else test
 
+        def predicted(data: Dataset) -> GaussianPrediction:
+            return self.predict(data.x, num_samples, seed)
 
-def _tree(
-    posterior: GaussianProcess, train: Dataset, test: Dataset | None, num_samples: int, seed: int
-) -> DataTree:
-    """The groups of ``Posterior.to_arviz`` that a process without weights has."""
+        def log_likelihood(data: Dataset) -> Tensor:
+            return self.log_likelihood(data, num_samples, seed)
 
-    def chain(draws: Tensor) -> NDArray[Any]:
-        return draws.unsqueeze(0).numpy()  # [1, S, ...]
-
-    def log_likelihood(data: Dataset) -> NDArray[Any]:
-        return chain(posterior.log_likelihood(data, num_samples, seed))
-
-    points = train if test is None else test
-    at_points = posterior.predict(points.x, num_samples, seed)
-    groups = {
-        "posterior": {"f": chain(at_points.function_draws[:, :NAMED_POINTS])},
-        "posterior_predictive": {
-            "y": of_targets(chain(posterior.predict(train.x, num_samples, seed).draws))
-        },
-        "log_likelihood": {"y": log_likelihood(train)},
-        "observed_data": {"y": of_targets(train.y.cpu().numpy())},
-        "constant_data": {"x": train.x.cpu().numpy()},
-    }
-    if test is not None:
-        groups["predictions"] = {
-            "y": of_targets(chain(at_points.draws)),
-            "f": chain(at_points.function_draws),
-            "y_mean": of_targets(chain(at_points.function_draws)),  # given a draw
-            "y_variance": of_targets(chain(posterior.noise.square().expand_as(at_points.draws))),
+        f = predicted(points).function_draws[:, :NAMED_POINTS]
+        groups, task = row_groups(train, test, 1, predicted, log_likelihood)
+        groups["posterior"] = {"f": by_chain(f, 1)}
+        fingerprint = torch.cat([self.process.covariance(train.x[:2]).flatten(), self.noise])
+        attrs = attributes(self, points, seed) | {
+            "elbo_kind": "none",  # a file's ELBO is of densities of draws, which are none here
+            "likelihood": "Normal",
+            "num_data": self.num_data,
+            "task": task,
+            "model": {
+                "description": self.process.describe(),
+                "sites": [],
+                "fingerprint": fingerprint.tolist(),
+            },
+            "params": {},
         }
-        if test.y.ndim == 2 and test.y.shape[1] > 1:
-            densities = chain(at_points.target_log_likelihood(test.y))
-            groups["predictions"]["y_log_density"] = densities
-        groups["predictions_constant_data"] = {"x": test.x.cpu().numpy()}
-        groups["test_data"] = {"y": of_targets(test.y.cpu().numpy())}
-        groups["log_likelihood_predictions"] = {"y": log_likelihood(test)}
-    rows = "train" if test is None else "test"
-    names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
-    attrs = _attrs(posterior, train, points) | {"draws_seed": seed}
-    coords = {"point": names, **_labels(train)}
-    return with_units(datatree(groups, dims=dims_of(train), coords=coords, attrs=attrs), train)
-
-
-def _attrs(posterior: GaussianProcess, train: Dataset, points: Dataset) -> dict[str, Any]:
-    process = posterior.process
-    kept = ("method", "engine", "options", "seed", "wall_time", "threads", "processes")
-    more = ("num_parameters", "num_stored_draws", "num_atoms", "objective")
-    fingerprint = torch.cat([process.covariance(train.x[:2]).flatten(), posterior.noise])
-    return {name: getattr(posterior, name) for name in (*kept, *more)} | {
-        "format_version": FORMAT_VERSION,
-        "elbo_kind": "none",  # a file has an ELBO of densities of draws only, which are none here
-        "likelihood": "Normal",
-        "num_data": posterior.num_data,
-        "task": "regression",
-        "rows": _rows(points),
-        "model": {
-            "description": process.describe(),
-            "sites": [],
-            "fingerprint": fingerprint.tolist(),
-        },
-        "params": {},
-    }
+        coords = coords_of(train, test)
+        return with_units(datatree(groups, dims=dims_of(train), coords=coords, attrs=attrs), train)
