@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyro_bnn.report.splits.run import Run
 
 NAN = float("nan")
+NOTHING = OverSplits(mean=NAN)
 SUMMARY = {SCORES: "Scores", FIT: "Fits", REFERENCE: "Fits", COST: "Fits"}  # sections by section
 LARGEST = tuple(metric.key for metric in ON_PAGE if metric.runs and metric.over is largest)
 
@@ -67,12 +68,12 @@ class Standing:
     """
 
     name: str
-    rank: int | None
-    log_score: OverSplits
-    difference: OverSplits
-    p_value: float
-    num_runs: int
-    num_best: int
+    rank: int | None = None
+    log_score: OverSplits = NOTHING
+    difference: OverSplits = NOTHING
+    p_value: float = 1.0
+    num_runs: int = 0
+    num_best: int = 0
 
 
 def common_runs(runs: Sequence[Run]) -> list[Run]:
@@ -127,20 +128,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
                 ),
             )
         )
-    nothing = over_splits([])
-    return found + [
-        Standing(
-            name=name,
-            rank=None,
-            log_score=nothing,
-            difference=nothing,
-            p_value=1.0,
-            num_runs=0,
-            num_best=0,
-        )
-        for name in names
-        if name not in present
-    ]
+    return [*found, *(Standing(name=name) for name in names if name not in present)]
 
 
 def make_run_table(
