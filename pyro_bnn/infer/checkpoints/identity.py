@@ -144,7 +144,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "Python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "pyro-ppl": pyro.__version__,
         "numpy": np.__version__,
         "pyro-bnn": __version__,
