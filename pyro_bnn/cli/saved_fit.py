@@ -227,7 +227,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         made: Any = kind
         return made(**{key: _read(kinds[key], item, key) for key, item in value.items()})
     if origin or type(value) not in ((int, float) if kind is float else (kind,)):
-        expected = getattr(kind, "__name__", str(kind))
+        expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
         raise TypeError(f"{name} is a {type(value).__name__}, not a {expected}: {value!r:.50}")
     return value
 
@@ -244,8 +244,9 @@ def _check(values: Mapping[str, Any]) -> None:
     sizes += (network.depth, network.width, *(network.image_shape or ()))
     if not all(size is None or size > 0 for size in sizes):
         raise ValueError(f"sizes of its network are positive integers, not {sizes!r:.50}")
-    if math.prod(network.image_shape or (network.num_inputs,)) != network.num_inputs:
-        raise ValueError(f"its images of {network.image_shape!r:.50} are not its inputs")
+    shape = network.image_shape or (network.num_inputs,)
+    if math.prod(shape) != network.num_inputs:
+        raise ValueError(f"images of {list(shape)!r:.50} are not its {network.num_inputs} inputs")
     if not abs(network.seed) < 1 << 63:
         raise ValueError(f"its seed is {network.seed}")
     num_inputs = sum(len(column.inputs) for column in values["columns"])
