@@ -317,22 +317,6 @@ def test_a_block_of_steps_notes_every_draw_of_every_chain(
         assert np.array_equal(drawn.stats, stats)
 
 
-@pytest.mark.slow("compiles")
-def test_a_chain_apart_begins_anew_when_its_step_size_is_fixed() -> None:
-    """A trajectory in which the step size changed leaves no draw; the others go on."""
-    chains = lockstep(nuts_kernel, standard, torch.ones(3, P, dtype=torch.float64), compiled=True)
-    assert chains.compile_path == "apart"
-    chains.restart(chains.mass, limit=64)
-    chains.steps()
-    while not bool((chains._state.num_steps > 0).all()):
-        chains.step()
-    latest, made = chains.draws(np.arange(3))[0].clone(), chains._state.num_steps.tolist()
-    chains.fix(np.array([1]))
-    assert chains._state.num_steps.tolist() == [made[0], 0, made[2]]
-    assert torch.equal(chains.draws(np.arange(3))[0], latest)
-    assert torch.equal(chains._state.end_z[1], latest[1].expand(2, P))
-
-
 @pytest.mark.slow("captures chains")
 def test_draws_that_take_much_memory_are_looked_at_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
