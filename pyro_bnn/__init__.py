@@ -16,13 +16,18 @@ _NAMES = {
     "Split": "data",
     "bayesian": "models",
     "bayesian_dropout": "models",
+    "BAOAB": "infer",
     "CAVI": "infer",
+    "Cyclical": "infer",
     "Exact": "infer",
     "SVI": "infer",
     "HMC": "infer",
     "NUTS": "infer",
     "IVON": "infer",
+    "PSGLD": "infer",
+    "SGHMC": "infer",
     "SGLD": "infer",
+    "SGNHT": "infer",
     "SLANG": "infer",
     "VOGN": "infer",
     "VON": "infer",
@@ -41,17 +46,22 @@ _NAMES = {
 }
 
 __all__ = [
+    "BAOAB",
     "CAVI",
     "HMC",
     "IVON",
     "NUTS",
+    "PSGLD",
+    "SGHMC",
     "SGLD",
+    "SGNHT",
     "SLANG",
     "SVI",
     "VOGN",
     "VON",
     "BNNError",
     "Comparison",
+    "Cyclical",
     "Dataset",
     "Exact",
     "Interrupted",
@@ -93,7 +103,24 @@ if TYPE_CHECKING:
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.errors import BNNError
-    from pyro_bnn.infer import CAVI, HMC, IVON, NUTS, SGLD, SLANG, SVI, VOGN, VON, Exact, Vadam
+    from pyro_bnn.infer import (
+        BAOAB,
+        CAVI,
+        HMC,
+        IVON,
+        NUTS,
+        PSGLD,
+        SGHMC,
+        SGLD,
+        SGNHT,
+        SLANG,
+        SVI,
+        VOGN,
+        VON,
+        Cyclical,
+        Exact,
+        Vadam,
+    )
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted
     from pyro_bnn.infer.mc_dropout import mc_dropout
     from pyro_bnn.infer.svi.boosting import boost

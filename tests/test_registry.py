@@ -46,12 +46,17 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
     }
     assert guide_entries["auto-normal"] is guides.AutoNormal
     assert registry.entries("engine") == {
+        "baoab": infer.BAOAB,
         "cavi": CAVI,
+        "cyclical": infer.Cyclical,
         "exact": Exact,
         "hmc": HMC,
         "ivon": infer.IVON,
         "nuts": NUTS,
+        "psgld": infer.PSGLD,
+        "sghmc": infer.SGHMC,
         "sgld": SGLD,
+        "sgnht": infer.SGNHT,
         "slang": infer.SLANG,
         "svi": SVI,
         "vadam": infer.Vadam,

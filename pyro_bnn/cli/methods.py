@@ -8,7 +8,7 @@ from typing import Any
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer import SVI
+from pyro_bnn.infer import BAOAB, SVI
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
 from pyro_bnn.registry import entries, find, lookup
 
@@ -157,7 +157,10 @@ def make_engines(
         guide = {"guide": method.cls} if issubclass(method.cls, Guide) else {}
         engine: Any = SVI if guide else method.cls
         taken = {option: value for option, value in options.items() if takes(engine, option)}
-        how = {"estimator": estimator} if name in served else {}
+        how: dict[str, Any] = {"estimator": estimator} if name in served else {}
+        if takes(engine, "engine"):  # cycles of a method, which has the options
+            own: dict[str, Any] = {o: value for o, value in options.items() if takes(BAOAB, o)}
+            how["engine"] = BAOAB(**own)
         engines[name] = engine(**guide, **taken, **how)
     return engines
 

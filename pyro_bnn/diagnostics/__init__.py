@@ -81,6 +81,7 @@ from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
+from pyro_bnn.diagnostics.temperature import Temperature, temperature_of
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "RowByRow",
     "SimulationProbabilities",
     "SimulationRanks",
+    "Temperature",
     "Trend",
     "accuracy",
     "binomial_band",
@@ -160,6 +162,7 @@ __all__ = [
     "simulation_based_calibration",
     "simultaneous_band",
     "symmetry_test",
+    "temperature_of",
     "upper_limit",
     "variational_calibration",
     "w1",

@@ -5,19 +5,29 @@ from pyro_bnn.infer.conjugate.exact import Exact
 from pyro_bnn.infer.mcmc.hmc import HMC
 from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.natural import IVON, SLANG, VOGN, VON, Vadam
-from pyro_bnn.infer.sgld import SGLD
+from pyro_bnn.infer.sgmcmc.baoab import BAOAB
+from pyro_bnn.infer.sgmcmc.cyclical import Cyclical
+from pyro_bnn.infer.sgmcmc.psgld import PSGLD
+from pyro_bnn.infer.sgmcmc.sghmc import SGHMC
+from pyro_bnn.infer.sgmcmc.sgld import SGLD
+from pyro_bnn.infer.sgmcmc.sgnht import SGNHT
 from pyro_bnn.infer.svi.svi import SVI
 
 __all__ = [
+    "BAOAB",
     "CAVI",
     "HMC",
     "IVON",
     "NUTS",
+    "PSGLD",
+    "SGHMC",
     "SGLD",
+    "SGNHT",
     "SLANG",
     "SVI",
     "VOGN",
     "VON",
+    "Cyclical",
     "Exact",
     "Vadam",
 ]

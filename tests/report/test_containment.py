@@ -32,7 +32,12 @@ OF_A_GUIDE: dict[str, Any] = {
 WITHOUT_FAMILY = {
     "svi": "its method is the guide",
     "nuts": "draws of the posterior itself",
+    "baoab": "draws of no family",
+    "cyclical": "draws of no family",
+    "psgld": "draws of no family",
+    "sghmc": "draws of no family",
     "sgld": "draws of no family",
+    "sgnht": "draws of no family",
     "hmc": "draws of the posterior itself",
 }
 ALONE = {

@@ -16,7 +16,7 @@ from pyro_bnn.diagnostics.convergence import (
 )
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said, is_biased
 
 
 def divergences(entry: Evaluation) -> str | None:
@@ -37,7 +37,9 @@ def reference(judged: Judged) -> Iterator[Said]:
         return
     why = "is an approximation, neither exact nor a Markov chain"
     step = "use NUTS chains as the reference"
-    if checks := entry.checks.sampling:
+    if entry.checks.sampling is not None and is_biased(entry):
+        why = "is off by an unknown bias of its steps and batches"
+    elif checks := entry.checks.sampling:
         why, step = f"has defects ({'; '.join(_defects(checks))})", "mend these first"
     yield (
         f"The reference {entry.name} {why}: distances and sd ratios to it are shown but not "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from pyro_bnn import infer
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
 from pyro_bnn.report.evaluation.shared_models import same_evidence
@@ -41,12 +42,13 @@ class Judged(NamedTuple):
 
     @property
     def judge(self) -> Evaluation | None:
-        """The reference if it is the exact posterior of its model, or chains without a defect."""
+        """The reference if it is the exact posterior, or unbiased chains without a defect."""
         entry = self.reference
         if entry is None or entry.posterior.engine in EXACT_ENGINES:
             return entry
         checks = entry.checks.sampling
-        return entry if checks is not None and checks.can_judge else None
+        can_judge = checks is not None and checks.can_judge and not is_biased(entry)
+        return entry if can_judge else None
 
     def against(self) -> tuple[str, list[Evaluation]]:
         """Name of the judge and those whose difference to it is the guide's: of the same model."""
@@ -55,6 +57,12 @@ class Judged(NamedTuple):
             return "", []
         alike = [e for e in self.entries if same_evidence(judge.posterior, e.posterior)]
         return judge.name, alike
+
+
+def is_biased(entry: Evaluation) -> bool:
+    """Whether a method is an engine of this package whose draws are off, however many there are."""
+    engine = getattr(infer, entry.posterior.engine, None)
+    return engine is not None and not engine.is_exact
 
 
 Said: TypeAlias = tuple[str, Sequence[Evaluation]]

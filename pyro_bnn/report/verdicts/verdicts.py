@@ -19,9 +19,10 @@ from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
 from pyro_bnn.report.verdicts.fit_verdicts import FITS
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
 from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
+from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
-RULES = [*CHAINS, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
+RULES = [*CHAINS, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
 """All checks, in the order in which the report gives them."""
 
 

@@ -1,0 +1,85 @@
+r"""Cyclical stochastic-gradient MCMC: large steps to find modes, small ones to sample each.
+
+.. math:: \epsilon_k = \tfrac{\epsilon_0}{2} [\cos(\pi r) + 1], \qquad
+          r = \mathrm{mod}(k - 1, \lceil n/M \rceil) / \lceil n/M \rceil
+
+for step k of n in M cycles. While r < beta the steps have no noise and explore; draws are kept of
+the rest alone. The weights of modes are those of the starts of cycles, not of the posterior.
+
+References:
+    Zhang, Li, Zhang, Chen & Wilson, "Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning",
+    ICLR 2020, arXiv:1902.03932.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from pyro_bnn.checks import check_positive_int, check_share
+from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.sgmcmc.engine import SGMCMC
+from pyro_bnn.infer.sgmcmc.run import Chains
+from pyro_bnn.infer.sgmcmc.schedule import Constant, Cycles
+from pyro_bnn.posterior.posterior import DrawsPosterior
+
+
+@dataclass(frozen=True)
+class Cyclical(Engine[DrawsPosterior]):
+    """Cycles of a stochastic-gradient method.
+
+    Args:
+        engine: The method, with its options, ``BAOAB`` from the command line. Its step is that at
+            the start of a cycle. Cycles begin after its warm-up, and together have its ``thin``
+            times ``num_samples`` steps.
+        num_cycles: Number of cycles M.
+        exploration: Share beta of a cycle that explores, in [0, 1).
+
+    Raises:
+        OptionError: If an option is out of its range, or the engine is another one.
+
+    Example:
+        >>> import torch
+        >>> from pyro_bnn import models
+        >>> from pyro_bnn.infer import SGLD
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> cycles = Cyclical(SGLD(warmup_steps=10, num_samples=5, thin=8), num_cycles=2)
+        >>> posterior = cycles.run(models.MLP(1, hidden=(3,)), (x, x[:, 0]), progress=False)
+        >>> posterior.options["engine"]
+        'SGLD'
+    """
+
+    engine: SGMCMC
+    num_cycles: int = 4
+    exploration: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, SGMCMC):
+            raise OptionError(
+                "engine is SGLD, SGHMC, SGNHT, BAOAB or PSGLD with its options, not "
+                f"{self.engine!r}"
+            )
+        if not isinstance(self.engine.schedule, Constant):
+            raise OptionError(
+                "power would have no effect, as cycles set the step: leave it at None"
+            )
+        check_positive_int("num_cycles", self.num_cycles)
+        check_share("exploration", self.exploration)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of the engine."""
+        return self.engine.batch_size
+
+    def start(self, problem: Problem) -> Start:
+        """Find where the chains start; see the base class."""
+        problem.warn_of_held_parameters()
+        own = {"num_cycles": self.num_cycles, "exploration": self.exploration}
+        options = {"engine": type(self.engine).__name__, **asdict(self.engine), **own}
+        schedule = Cycles(self.num_cycles, self.exploration)
+        return Start(
+            problem,
+            options,
+            lambda saves, _: Chains(self.engine, problem, saves, schedule, options),
+        )

@@ -1,0 +1,83 @@
+r"""The gradient of U, minus the log joint, of all chains at once: of a batch, of all rows, between.
+
+A control variate takes the noise of batches away near a point :math:`z_0`:
+
+.. math:: \widehat{\nabla U}(z) = \nabla U(z_0)
+          + \tfrac NB \sum_{b} \bigl[\nabla U_b(z) - \nabla U_b(z_0)\bigr]
+          + \nabla U_p(z) - \nabla U_p(z_0)
+
+with :math:`U_b` minus the log likelihood of a row and :math:`U_p` minus the log prior: the prior's
+gradient at z is exact. At a mode (SGLD-CV), or a point that is renewed (SVRG).
+
+References:
+    Baker, Fearnhead, Fox & Nemeth, "Control Variates for Stochastic Gradient MCMC", Statistics and
+    Computing 2019, arXiv:1706.05439. Dubey et al., "Variance Reduction in Stochastic Gradient
+    Langevin Dynamics", NeurIPS 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.terms import Batch
+
+Potential: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps z ``[C, P]`` and rows x and y, of all chains ``[B, ...]`` or of each ``[C, B, ...]``, to U
+``[C]`` and its gradient ``[C, P]``."""
+Slope: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps the same to the gradient alone."""
+
+ROWS_AT_ONCE = 1 << 14  # of the gradient of all rows
+
+
+def potential_of(program: Program) -> Potential:
+    """U and its gradient as a pure function; the likelihood is scaled to all rows."""
+    params = {name: value.detach() for name, value in program.params.items()}
+    shared = program.example.x.ndim
+
+    def log_joint(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return program.log_joint(z, Batch(x, y), params)
+
+    def log_joints(z: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [C]
+        if x.ndim == shared:
+            return log_joint(z, x, y)
+        if program.is_batched:
+            with without_vmap_warnings():
+                return torch.func.vmap(log_joint)(z, x, y)
+        return torch.stack([log_joint(*chain) for chain in zip(z, x, y, strict=True)])
+
+    def potential(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            value = -log_joints(z, x, y)
+            (slope,) = torch.autograd.grad(value.sum(), z)
+        return value.detach(), slope
+
+    return potential
+
+
+def difference(potential: Potential, z: Tensor, anchor: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient at z less that at the anchor ``[C, P]``, of the same rows ``[C, B, ...]``."""
+    _, both = potential(torch.cat([z, anchor]), torch.cat([x, x]), torch.cat([y, y]))
+    return both[: len(z)] - both[len(z) :]
+
+
+def slope_of_all(slope: Slope, z: Tensor, whole: Batch) -> Tensor:
+    """The gradient ``[C, P]`` of all rows, some of them at a time."""
+    parts = zip(whole.x.split(ROWS_AT_ONCE), whole.y.split(ROWS_AT_ONCE), strict=True)
+    # each part is scaled to all rows, and has the whole prior
+    weighted = [slope(z, x, y) * (len(x) / len(whole.x)) for x, y in parts]
+    return torch.stack(weighted).sum(0)
+
+
+def hessian_product(slope_at: Callable[[Tensor], Tensor], z: Tensor, v: Tensor) -> Tensor:
+    """The Hessian of U times v ``[C, P]``, by the change of the gradient along it.
+
+    Central differences over the length of v, so that kinks of ReLU count as a chain meets them.
+    """
+    return (slope_at(z + v) - slope_at(z - v)) / 2

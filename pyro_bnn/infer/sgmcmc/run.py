@@ -1,0 +1,417 @@
+"""The run that all methods share: chains side by side, their batches, noise, warm-up and draws.
+
+The warm-up has two parts. Chains that start at draws of the prior first go downhill, each to a mode
+of its own, by Adam. Then they move as later, and a step that is not given is found on the way: the
+scales of the coordinates at the modes; and three times, as the chains spread, the largest curvature
+and the variance of the gradient over batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bnn.capture import Captured
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.handled import model_name
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
+from pyro_bnn.infer.compiling import is_compiled
+from pyro_bnn.infer.mcmc.starts import find_starts
+from pyro_bnn.infer.mcmc.store import DrawStore
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.sgmcmc.batches import own_batches
+from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
+from pyro_bnn.infer.sgmcmc.gradient import difference, potential_of, slope_of_all
+from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
+from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
+from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.program.random_state import derived_seed
+from pyro_bnn.program.terms import Batch
+
+logger = logging.getLogger("pyro_bnn")
+
+DESCENT = 1 / 3  # of the warm-up
+DESCENT_RATE = 0.02  # of Adam at its start
+LOOKS = (0, 1 / 3, 2 / 3)  # shares of the rest of the warm-up at which the step is found
+SETTLED = 1 / 2  # share of it from which on its mean is taken
+NUM_BATCHES = 16  # that the variance of the gradient is estimated by
+DRAWS = "pyro-bnn-sgmcmc-draws.bin"  # in the folder of a checkpoint
+STATISTICS = ("configurational_temperature", "kinetic_temperature", "step_size")
+
+
+class Found(NamedTuple):
+    """What the warm-up finds, and a step uses.
+
+    Attributes:
+        scale: Of each coordinate ``[P]``: z is the state's z times it.
+        centre: Where the configurational temperature is taken from ``[C, P]``.
+        variance: Variance of the gradient's entries over batches ``[C, P]``.
+        anchor: Where control variates are taken ``[C, P]``, in z itself.
+        anchor_slope: The gradient of all rows there ``[C, P]``.
+    """
+
+    scale: Tensor
+    centre: Tensor
+    variance: Tensor
+    anchor: Tensor
+    anchor_slope: Tensor
+
+
+class Chains(Run[DrawsPosterior]):
+    """Chains of one method.
+
+    Args:
+        method: The options and the step.
+        problem: What is sampled.
+        saves: The checkpoint that the run goes on from, if any.
+        schedule: Of the step after the warm-up.
+        options: That the posterior's provenance holds.
+
+    Raises:
+        OptionError: If there are control variates, and every step has all rows.
+
+    Attributes:
+        now: Tensors of the method, z ``[C, P]`` over the scale of each coordinate the first.
+        found: What the warm-up has found.
+        step_size: The step h, before the schedule's factor; None until it is found.
+        stats: Statistics of the draws that were kept ``[C, S, len(STATISTICS)]``.
+    """
+
+    def __init__(
+        self,
+        method: Dynamics,
+        problem: Problem,
+        saves: Checkpoint,
+        schedule: Schedule,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.method, self.options, self.title = method, dict(options), problem.engine
+        self.batches = own_batches(problem, method.batch_size, method.num_chains)
+        if method.control is not None and self.batches.are_all:
+            raise OptionError(
+                f"control={method.control!r} would have no effect, as every step has all rows: set "
+                "batch_size, or leave control at None"
+            )
+        num_sampling = method.thin * method.num_samples
+        self.num_steps = method.warmup_steps + num_sampling
+        self.plan = Plan(schedule, num_sampling, method.num_samples, method.step_power)
+        goes_down = problem.init is None or method.control == "mode"
+        self.num_descent = round(DESCENT * method.warmup_steps) if goes_down else 0
+        self.num_burn_in = method.warmup_steps - self.num_descent
+        self._looks = {round(share * self.num_burn_in) for share in LOOKS}
+        self.program, self._whole, self._seed = problem.program, problem.rows, problem.seed
+        self._potential = potential_of(problem.program)
+        z = find_starts(
+            problem.program,
+            lambda z: self._potential(z, *problem.rows),
+            problem.init,
+            method.num_chains,
+            problem.seed,
+            [problem.rows],
+        )
+        self._z = z.requires_grad_()  # on the way down
+        self._descent = Descent(
+            [self._z],
+            optimizer=None,
+            learning_rate=DESCENT_RATE,
+            schedule="cosine",
+            num_steps=self.num_descent,
+            clip_norm=None,
+        )
+        self._generator = torch.Generator(z.device).manual_seed(problem.seed + 1)
+        self.step_size = method.step_size
+        z, zero = z.detach(), torch.zeros_like(z)
+        one = torch.ones_like(z[0])
+        self.now: State = method.begin(z.clone(), zero, one)
+        self.found = Found(one, z.clone(), zero, z.clone(), zero)
+        self._noise, self._told = torch.zeros_like(z), z.new_zeros(3)
+        self._make_graphs(saves.compile_path, model_name(problem.model))
+        self.stats = np.zeros((method.num_chains, method.num_samples, len(STATISTICS)))
+        self.num_kept = 0
+        self._path = None if saves.folder is None else saves.folder / DRAWS
+        self._store: DrawStore | None = None
+
+    def _make_graphs(self, path: str | None, model: str) -> None:
+        method, name = self.method, f"the {self.title} step of {model}"
+        automatic = is_compiled(method.compile, self.num_steps or 0, self._z.numel())
+        self._slope = Captured(
+            lambda *args: (self._potential(*args)[1],), name, enabled=path != "eager"
+        )
+        x = len(self._tensors(self._whole)) - 2
+        self._step = Captured(
+            self._iterate,
+            name,
+            enabled=path != "eager",
+            compiled=automatic if path is None else path == "compiled",
+            rows={x: 1, x + 1: 1} if self.batches.rows_vary else {},
+            num_state=len(self.now),
+            strict=method.compile is True,
+        )
+
+    # How it is driven
+
+    def begin(self) -> None:
+        """Make room for the draws."""
+        if self._path is not None:  # of a run that was killed before its first save
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._store = self._open(None)
+
+    def go(self) -> None:
+        """One step of all chains.
+
+        Raises:
+            DivergenceError: If a chain is not finite after it.
+        """
+        if self.step < self.num_descent:
+            self._go_down()
+        else:
+            self._move(self.step - self.num_descent)
+        self.step += 1
+
+    def _go_down(self) -> None:
+        (slope,) = self._slope(self._z.detach(), *next(self.batches))
+        self._check(slope)
+        self._z.grad = slope
+        self._descent.step(self.step)
+
+    def _move(self, done: int) -> None:
+        """A step of the method, of which so many are done."""
+        if done == 0:
+            self._enter()
+        if self.method.control == "svrg" and done % self.batches.per_epoch == 0:
+            self._set_anchor()
+        if done in self._looks:
+            self._look(is_first=done == 0)
+        assert self.step_size is not None
+        if done < self.num_burn_in:
+            self._advance(next(self.batches), self.step_size, self.method.temperature, adapts=True)
+            self._check(self.now["z"])
+            self._note_centre(done - round(SETTLED * self.num_burn_in))
+            return
+        t = done - self.num_burn_in
+        h = self.step_size * float(self.plan.factors[t])
+        temperature = self.method.temperature if self.plan.samples[t] else 0.0
+        _, stats = self._advance(next(self.batches), h, temperature)
+        self._check(self.now["z"])
+        for _ in range(int(self.plan.counts[t])):
+            self._keep(stats, h)
+
+    def _note_centre(self, before: int) -> None:
+        """Take where the chains are into the mean, after so many that were taken."""
+        if before >= 0:
+            self.found.centre.lerp_(self.now["z"], 1 / (before + 1))
+
+    def _keep(self, stats: Tensor, step_size: float) -> None:
+        assert self._store is not None
+        z = self.found.scale * self.now["z"]
+        self._store.append(torch.arange(len(z)), z)
+        self.stats[:, self.num_kept, :2] = stats.cpu().numpy()
+        self.stats[:, self.num_kept, 2] = step_size
+        self.num_kept += 1
+
+    def _check(self, values: Tensor) -> None:
+        if not bool(values.isfinite().all()):
+            raise DivergenceError(
+                f"the chains are not finite at step {self.step}; error.posterior has the draws "
+                "before it, if any. Lower step_size, or standardise the data"
+            )
+
+    # A step
+
+    def _advance(
+        self, batch: Batch, step_size: float, temperature: float, *, adapts: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Move all chains; the gradient ``[C, P]`` where they were, and temperatures ``[C, 2]``."""
+        if temperature:
+            self._noise.normal_(generator=self._generator)
+        self._told = self._told.new_tensor([step_size, temperature, float(adapts)])
+        slope, stats = self._step(*self._tensors(batch))
+        return slope, stats
+
+    def _tensors(self, batch: Batch) -> list[Tensor]:
+        """What a step takes, in the order of :meth:`_iterate`."""
+        scale, centre, variance, *anchors = self.found
+        given = [*self.now.values(), self._noise, self._told, scale, centre, variance]
+        return [*given, *(anchors if self.method.control else ()), *batch]
+
+    def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The gradient and temperatures where the chains are, then their new state."""
+        given = iter(tensors)
+        state = {name: next(given) for name in self.now}
+        noise, told, scale, centre, variance, *rest = given
+        z = scale * state["z"]
+        if self.method.control is None:
+            _, slope = self._potential(z, *rest)
+        else:
+            anchor, anchor_slope, x, y = rest
+            slope = anchor_slope + difference(self._potential, z, anchor, x, y)
+        with torch.no_grad():
+            slope = scale * slope
+            configurational = ((state["z"] - centre) * slope).mean(-1)
+            h, temperature, adapts = told.unbind()
+            step = Given(h, temperature, adapts, variance)
+            new = self.method.step(state, slope, noise, step)
+            kinetic = new.get("p", noise).square().mean(-1)
+            stats = torch.stack([configurational, kinetic], -1)
+        return (slope, stats, *(new[name] for name in self.now))
+
+    # The warm-up
+
+    def _enter(self) -> None:
+        """Start the method where the chains are, in coordinates that suit them."""
+        z = self._z.detach().clone()
+        scale = curvature = torch.ones_like(z[0])
+        if self.method.step_size is None or self.method.has_own_scale:
+            curvature = coordinate_curvatures(
+                self._slope_of_all, z, self.program.sites, self._probes()
+            )
+            if not self.method.has_own_scale:
+                scale, curvature = curvature.rsqrt(), scale
+        normal = torch.empty_like(z).normal_(generator=self._generator)
+        state = self.method.begin(z / scale, self.method.temperature**0.5 * normal, curvature)
+        self.now = {name: value.clone() for name, value in state.items()}
+        self.found = self.found._replace(scale=scale, centre=z / scale)
+        if self.method.control is not None:
+            self._set_anchor()
+
+    def _set_anchor(self) -> None:
+        """Take the control variates from where the chains are."""
+        anchor = self.found.scale * self.now["z"]
+        self.found = self.found._replace(anchor=anchor, anchor_slope=self._slope_of_all(anchor))
+
+    def _probes(self) -> torch.Generator:
+        """Random numbers of this step beside those of the chains."""
+        seed = derived_seed(self._seed, self.step)
+        return torch.Generator(self._noise.device).manual_seed(seed)
+
+    def _slope_of_all(self, z: Tensor) -> Tensor:
+        return slope_of_all(lambda *args: self._slope(*args)[0], z, self._whole)
+
+    def _look(self, *, is_first: bool) -> None:
+        """Find the step, and the variance of the gradient, where they are asked for."""
+        method = self.method
+        if method.step_size is not None and not method.uses_variance:
+            return
+        variance = self._gradient_variance(is_first=is_first)
+        self.found = self.found._replace(variance=variance)
+        if method.step_size is None:
+            units = method.scale(self.now)
+            scale = units * self.found.scale
+            curvature = largest_curvature(
+                lambda v: scale * self._slope_of_all(scale * v),
+                self.now["z"] / units,
+                self._probes(),
+            )
+            mean = float((variance * units.square()).mean()) / method.temperature
+            self.step_size = method.largest_step(curvature, mean)
+            logger.info(
+                "step %d: curvature %.3g, variance of the gradient %.3g, so step_size %.3g",
+                *(self.step, curvature, mean, self.step_size),
+            )
+        assert self.step_size is not None
+        if share := method.lacks_room(self.step_size, variance):
+            logger.warning(
+                "batches are noisier than the friction allows in %.0f %% of the coordinates, which "
+                "will be too hot: lower step_size, or raise friction or batch_size",
+                100 * share,
+            )
+
+    def _gradient_variance(self, *, is_first: bool) -> Tensor:
+        """Variance of the gradient over batches ``[C, P]``, in the coordinates of the steps."""
+        if self.batches.are_all:
+            return torch.zeros_like(self._noise)
+        here = self.now
+        if is_first and self.method.control:  # at their anchor control variates leave no noise
+            away = torch.empty_like(here["z"]).normal_(generator=self._probes())
+            self.now = {**here, "z": here["z"] + away}
+        # steps of length 0 change nothing
+        slopes = [
+            self._advance(next(self.batches), 0.0, 0.0)[0].clone() for _ in range(NUM_BATCHES)
+        ]
+        self.now = here
+        return torch.stack(slopes).var(0)
+
+    # A checkpoint's two methods, and the posterior
+
+    def state(self) -> Saved:
+        """All that the next steps depend on; see ``Resumable``."""
+        assert self._store is not None
+        path = "compiled" if self._step.is_compiled else "captured"
+        return {
+            "place": f"step {self.step} of {self.num_steps}",
+            "compile_path": path if self._step.is_captured else "eager",
+            "step": self.step,
+            "tensors": self._changing(),
+            "step_size": self.step_size,
+            "descent": self._descent.state(),
+            "store": None if self._path is None else self._store.state(),
+            "stats": torch.from_numpy(self.stats[:, : self.num_kept]),
+            "generator": self._generator.get_state(),
+            "batches": self.batches.state(),
+        }
+
+    def _changing(self) -> dict[str, Tensor]:
+        """Tensors that change from step to step or in the warm-up, by name."""
+        now = {f"now.{name}": value for name, value in self.now.items()}
+        return {"down": self._z, **now, **self.found._asdict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; see ``Resumable``.
+
+        Raises:
+            ValueError: If it is of another run.
+        """
+        step, stats, saved = state["step"], state["stats"].numpy(), state["tensors"]
+        if not 0 <= step <= (self.num_steps or 0):
+            raise ValueError(f"step {step}")
+        kept = int(self.plan.counts[: max(0, step - self.method.warmup_steps)].sum())
+        if stats.shape != self.stats[:, :kept].shape:
+            raise ValueError(f"statistics {stats.shape} at step {step}")
+        shapes = {name: (value.shape, value.dtype) for name, value in self._changing().items()}
+        if shapes != {name: (value.shape, value.dtype) for name, value in saved.items()}:
+            raise ValueError(f"its tensors are {', '.join(saved)}")
+        self._store = self._open(state["store"])
+        self._descent.restore(state["descent"])
+        self._generator.set_state(state["generator"])
+        self.batches.restore(state["batches"])
+        values = {name: value.to(self._noise.device) for name, value in saved.items()}
+        with torch.no_grad():
+            self._z.copy_(values["down"])
+        self.now = {name: values[f"now.{name}"] for name in self.now}
+        self.found = Found(**{name: values[name] for name in Found._fields})
+        self.stats[:, :kept] = stats
+        self.step, self.num_kept, self.step_size = step, kept, state["step_size"]
+
+    def _open(self, saved: Mapping[str, Any] | None) -> DrawStore:
+        shape = (self.method.num_chains, self.method.num_samples, self.program.num_latents)
+        like = self._noise
+        return DrawStore(*shape, like.dtype, device=like.device, path=self._path, saved=saved)
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+        """The draws that were kept, with temperatures and step of each; None before the first."""
+        if not self.num_kept:
+            return None
+        assert self._store is not None
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options={**self.options, "step_size": self.step_size},
+            num_parameters=self.program.num_latents,
+        )
+        stats = {
+            name: self.stats[:, : self.num_kept, i].copy()
+            for i, name in enumerate(STATISTICS)
+            if name != "kinetic_temperature" or "p" in self.now
+        }
+        draws = self._store.draws[:, : self.num_kept]
+        return DrawsPosterior(self.program, draws, provenance, sample_stats=stats)

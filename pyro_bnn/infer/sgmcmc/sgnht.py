@@ -1,0 +1,73 @@
+r"""Stochastic gradient Nosé-Hoover thermostats: a friction that follows the temperature.
+
+.. math:: p \leftarrow p - h \widehat{\nabla U}(z), \quad z \leftarrow z + \tfrac h2 p, \quad
+          p \leftarrow c\, p + \sqrt{a T (1 - c^2) / \zeta}\, \xi, \quad
+          z \leftarrow z + \tfrac h2 p, \quad
+          \zeta \leftarrow \zeta + h (|p|^2 / P - T), \qquad c = e^{-\zeta h}
+
+BAOAB with a state zeta as its friction, one for each chain: it rises until the momenta have
+temperature T, whatever noise the batches add. Of noise with one variance V in all directions its
+mean is :math:`a + h V / (2 T)`, to first order in h, and the noise is undone; of noise that differs
+between directions their mean temperature is right, and not that of each.
+
+References:
+    Ding et al., "Bayesian Sampling Using Stochastic Gradient Thermostats", NeurIPS 2014.
+    Leimkuhler & Shang, "Adaptive Thermostats for Noisy Gradient Systems", SIAM Journal on
+    Scientific Computing 2016, arXiv:1505.06889.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.checks import check_positive
+from pyro_bnn.infer.sgmcmc.baoab import steady_step
+from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.engine import SGMCMC
+
+NO_FRICTION = 1e-6  # below which (1 - c^2) / zeta is its limit, 2 h
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGNHT(SGMCMC):
+    """Langevin dynamics with momenta, and a thermostat against the noise of the batches.
+
+    Args:
+        num_chains, warmup_steps, num_samples, thin, step_size, batch_size, control, temperature, \
+compile: As of :class:`BAOAB`.
+        friction: a, the friction without the noise of batches, at which thermostats start, > 0.
+
+    Raises:
+        OptionError: If an option is out of its range.
+    """
+
+    friction: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("friction", self.friction)
+
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+        """Chains with momenta, thermostats at the target; see the base class."""
+        del curvature
+        return {"z": z, "p": normal, "thermostat": torch.full_like(z[:, :1], self.friction)}
+
+    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+        """One step; see the base class."""
+        z, p, zeta, h = state["z"], state["p"], state["thermostat"], given.step_size
+        safe = torch.where(zeta.abs() > NO_FRICTION, zeta, torch.full_like(zeta, NO_FRICTION))
+        spread = -self.friction * torch.expm1(-2 * safe * h) / safe
+        p = p - h * slope
+        z = z + h / 2 * p
+        p = torch.exp(-zeta * h) * p + (given.temperature * spread).sqrt() * noise
+        z = z + h / 2 * p
+        excess = p.square().mean(-1, keepdim=True) - given.temperature
+        moves = (given.temperature > 0).to(zeta)  # where a cycle explores there is no target
+        return {"z": z, "p": p, "thermostat": zeta + h * moves * excess}
+
+    def largest_step(self, curvature: float, variance: float) -> float:
+        """As of ``BAOAB``; see the base class."""
+        return steady_step(curvature, variance, self.friction)

@@ -1,0 +1,48 @@
+"""The verdict on temperatures: draws that are not of the posterior, as was asked or by heating."""
+
+from __future__ import annotations
+
+from pyro_bnn.diagnostics.temperature import MIN_DRAWS, MOST_OFF, temperature_of
+from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.verdicts.verdict import Rule
+
+NAMES = ("kinetic_temperature", "configurational_temperature")
+
+
+def temperature(entry: Evaluation) -> str:
+    """A method that was run at another temperature than 1, or whose draws have another than asked.
+
+    Args:
+        entry: Of one method.
+    """
+    posterior = entry.posterior
+    wanted = float(posterior.options.get("temperature", 1.0))
+    parts = []
+    if wanted != 1:
+        colder = "colder, so too sure" if wanted < 1 else "hotter, so not sure enough"
+        parts.append(
+            f"run at temperature {number(wanted, 3)}, not 1: what it gives is not the posterior "
+            f"but {colder}"
+        )
+    for name in NAMES:
+        values = posterior.sample_stats.get(name)
+        if values is None or values.shape[1] < MIN_DRAWS:
+            continue
+        found = temperature_of(values, wanted)
+        if found.is_off:
+            parts.append(
+                f"{name.replace('_', ' ')} {with_error(found.mean, found.error)} for "
+                f"{number(wanted, 3)}, off by more than {percent(MOST_OFF, 0)} and 3 standard "
+                f"errors: its draws are too {'wide' if found.mean > wanted else 'narrow'}, by its "
+                "step or the noise of its batches"
+            )
+    return "; ".join(parts)
+
+
+TEMPERATURE = Rule.of_each(
+    "temperature",
+    "Not the posterior, but hotter or colder: as it was asked for, or by steps and batches",
+    "set temperature=1, lower step_size, raise batch_size, or use control variates",
+    temperature,
+)

@@ -1,0 +1,274 @@
+"""Whole runs: posteriors and biases on the oracle, the warm-up, temperatures, modes, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_bnn import models
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, Cyclical
+from pyro_bnn.infer.sgmcmc import run
+from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
+from pyro_bnn.sites import Site
+from tests.oracle import LinearGaussian, linear_gaussian
+
+CHAINS = 2_000
+METHODS = [SGLD, SGHMC, SGNHT, BAOAB, PSGLD]
+each_method = pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.__name__)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> LinearGaussian:
+    return linear_gaussian()
+
+
+def last_draws(oracle: LinearGaussian, engine: Any) -> torch.Tensor:
+    """One draw ``[C, P]`` of each of many chains, which start at draws of the exact posterior."""
+    generator = torch.Generator().manual_seed(7)
+    normal = torch.randn(4, generator=generator, dtype=torch.float64)
+    start = oracle.mean + torch.linalg.cholesky(oracle.covariance) @ normal
+    init = {"w": start[:3].unsqueeze(-1), "b": start[3:]}
+    found = engine.run(oracle.model, (oracle.x, oracle.y), init=init, progress=False)
+    last: torch.Tensor = found.stored[:, -1]
+    return last
+
+
+def worst_score(z: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor) -> float:
+    """Largest z-score of the means and the entries of the covariance of draws ``[C, P]``."""
+    error = covariance.diagonal().sqrt() / len(z) ** 0.5
+    of_mean = ((z.mean(0) - mean) / error).abs().max()
+    variances = torch.outer(covariance.diagonal(), covariance.diagonal())
+    error = ((variances + covariance.square()) / (len(z) - 1)).sqrt()  # of Wishart's entries
+    return float(torch.maximum(of_mean, ((z.mT.cov() - covariance) / error).abs().max()))
+
+
+def steps_to_forget(oracle: LinearGaussian, h: float) -> int:
+    """After which momenta with a friction of 1 have forgotten their start by e^-10, or more."""
+    slowest = float(torch.linalg.eigvalsh(oracle.precision)[0])
+    return round(20 / (h * min(1.0, slowest)))
+
+
+@pytest.mark.slow("a second or more")
+@pytest.mark.parametrize("temperature", [0.25, 1.0])
+def test_baoab_has_the_posteriors_covariance_at_a_large_step(
+    oracle: LinearGaussian, temperature: float
+) -> None:
+    h = 0.9 * 2 / math.sqrt(float(torch.linalg.eigvalsh(oracle.precision)[-1]))
+    engine = BAOAB(
+        num_chains=CHAINS,
+        warmup_steps=steps_to_forget(oracle, h),
+        num_samples=1,
+        thin=1,
+        step_size=h,
+        friction=2.0,
+        temperature=temperature,
+    )
+    z = last_draws(oracle, engine)
+    assert worst_score(z, oracle.mean, temperature * oracle.covariance) < 5
+    other = 1.0 if temperature < 1 else 0.8
+    assert worst_score(z, oracle.mean, other * oracle.covariance) > 5
+
+
+@pytest.mark.slow("a second or more")
+def test_the_step_that_is_found_gives_the_posterior(oracle: LinearGaussian) -> None:
+    engine = BAOAB(num_chains=CHAINS, warmup_steps=300, num_samples=1, thin=1)
+    found = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    assert worst_score(found.stored[:, 0], oracle.mean, oracle.covariance) < 5
+
+
+@pytest.mark.slow("a second or more")
+@each_method
+def test_temperatures_of_right_draws_are_t(oracle: LinearGaussian, cls: Any) -> None:
+    engine = cls(num_chains=400, warmup_steps=400, num_samples=20, thin=20, temperature=0.5)
+    found = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    for name, values in found.sample_stats.items():
+        if name == "step_size":
+            assert np.ptp(values) == 0
+            continue
+        means = values.mean(1)  # of each chain
+        error = means.std() / math.sqrt(len(means))
+        # a step of SGLD adds up to a ninth, one of SGHMC up to a third in the stiffest direction
+        most = 0.5 * (1.4 if cls is SGHMC else 1.12 if cls in (SGLD, PSGLD) else 1.0)
+        assert 0.5 - 5 * error < means.mean() < most + 5 * error, name
+
+
+@each_method
+def test_the_seed_of_a_step_found_is_the_models_own(cls: Any) -> None:
+    """Nobody sets a step: it is found, and told, and the same for a seed."""
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    engine = cls(num_chains=2, warmup_steps=60, num_samples=5, thin=2, batch_size=10)
+    one, again = (
+        engine.run(models.MLP(1, hidden=(4,)), (x, x[:, 0]), progress=False) for _ in "ab"
+    )
+    assert one.options["step_size"] == again.options["step_size"] > 0
+    assert one.options["temperature"] == 1
+    assert one.sample_stats["step_size"].tolist() == [[one.options["step_size"]] * 5] * 2
+
+
+def test_curvatures_of_a_gaussian() -> None:
+    precision = torch.diag(torch.tensor([100.0, 1.0, 4.0, 9.0], dtype=torch.float64))
+    precision[0, 1] = precision[1, 0] = 3.0
+    generator, z = torch.Generator().manual_seed(0), torch.zeros(50, 4, dtype=torch.float64)
+    real = torch.distributions.constraints.real
+    sites = [
+        Site(str(i), torch.Size([1]), real, i, i + 1, torch.Size([1])) for i in range(4)
+    ]  # each alone
+    found = coordinate_curvatures(lambda v: v @ precision, z, sites, generator)
+    lengths = precision.norm(dim=1)
+    error = lengths / math.sqrt(2 * 8 * 50)  # of 400 probes, to first order
+    assert float(((found - lengths) / error).abs().max()) < 5
+    whole = [Site("all", torch.Size([4]), real, 0, 4, torch.Size([4]))]
+    pooled = coordinate_curvatures(lambda v: v @ precision, z, whole, generator)
+    assert float(pooled.min()) == pytest.approx(float(pooled.square().mean().sqrt()), rel=0.5)
+    assert float(pooled.min()) > 9.5  # the flat entry is held up by its site
+    largest = float(torch.linalg.eigvalsh(precision)[-1])
+    assert largest_curvature(lambda v: v @ precision, z, generator) == pytest.approx(largest)
+
+
+class TwoModes(pyro.nn.PyroModule):
+    """A weight of which the data see the size alone: modes at -2 and 2, 13 sds apart."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        w = pyro.sample("w", dist.Normal(x.new_zeros(1), 100.0).to_event(1))
+        f = pyro.deterministic("f", w.abs().expand(len(x), 1))
+        with pyro.plate("data", len(x)):
+            seen: torch.Tensor = pyro.sample("y", dist.Normal(f, 1.2).to_event(1), obs=y)
+        return seen
+
+
+@pytest.mark.slow("a second or more")
+def test_cycles_reach_both_of_two_modes_and_a_small_step_stays_in_one() -> None:
+    x, sd = torch.zeros(16, 1), 1.2 / 4  # of each mode
+    y = 2 + torch.tensor([0.8, -0.8]).repeat(8)
+    common: dict[str, Any] = {
+        "num_chains": 4,
+        "warmup_steps": 0,
+        "num_samples": 200,
+        "thin": 20,
+        "batch_size": 1,
+    }
+    start = {"w": torch.tensor([-2.0])}
+
+    def draws(engine: Any) -> torch.Tensor:
+        found: torch.Tensor = engine.run(TwoModes(), (x, y), init=start, progress=False).stored
+        return found.flatten()
+
+    z = draws(Cyclical(SGLD(step_size=0.15, **common), num_cycles=20, exploration=0.8))
+    left, right = (float((z * sign > 0).float().mean()) for sign in (-1, 1))
+    assert min(left, right) > 0.1  # the weights of the modes are not those of the posterior
+    assert float(((z.abs() - 2).abs() < 5 * sd).float().mean()) > 0.95  # near one of them
+    small = draws(SGLD(step_size=0.15 * 0.05, **common))
+    assert bool((small < 0).all())
+
+
+def test_cycles_take_the_steps_of_their_engine() -> None:
+    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
+    inner = BAOAB(num_chains=2, warmup_steps=0, num_samples=4, thin=4, step_size=0.1)
+    found = Cyclical(inner, num_cycles=2, exploration=0.5).run(
+        models.LinearRegression(1), (x, x[:, 0]), progress=False
+    )
+    assert found.options["engine"] == "BAOAB"
+    assert (found.options["num_cycles"], found.options["exploration"]) == (2, 0.5)
+    # cycles of 8 steps: h^2 has the factor (cos(pi r) + 1) / 2, r = 1/2, 5/8, 3/4, 7/8 if kept
+    possible = 0.1 * np.sqrt((np.cos(np.pi * np.arange(4, 8) / 8) + 1) / 2)
+    taken = found.sample_stats["step_size"][0]
+    assert np.isclose(taken[:, None], possible, rtol=1e-12).any(1).all()
+    assert len(set(taken)) > 1
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Cyclical(3), "engine is SGLD, SGHMC, SGNHT, BAOAB or PSGLD"),  # type: ignore[arg-type]
+        (lambda: Cyclical(SGLD(power=0.6)), "power would have no effect"),
+        (lambda: Cyclical(SGLD(), num_cycles=0), "num_cycles is an integer of at least 1"),
+        (lambda: Cyclical(SGLD(), exploration=1.0), "exploration is a number of at least 0 and"),
+        (lambda: SGLD(power=0.5), "power is above 1/2 and at most 1, not 0.5"),
+        (lambda: SGLD(delay=0.0), "delay is a positive number"),
+        (lambda: BAOAB(friction=-1.0), "friction is a positive number"),
+        (lambda: SGHMC(friction=0.0), "friction is a positive number"),
+        (lambda: SGNHT(friction=0.0), "friction is a positive number"),
+        (lambda: PSGLD(decay=1.0), "decay is a number of at least 0 and below 1"),
+        (lambda: PSGLD(damping=0.0), "damping is a positive number"),
+        (lambda: BAOAB(temperature=0.0), "temperature is a positive number"),
+        (lambda: BAOAB(control="mean"), 'control is "mode", "svrg" or None'),  # type: ignore[arg-type]
+        (lambda: BAOAB(compile="yes"), 'compile is "auto", True or False'),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_options_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        make()
+
+
+def test_a_divergence_on_the_way_names_the_step(oracle: LinearGaussian) -> None:
+    engine = BAOAB(num_chains=2, warmup_steps=200, num_samples=5, step_size=1e3)
+    with pytest.raises(DivergenceError, match=r"not finite at step \d+; .*Lower step_size"):
+        engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
+
+
+def test_noise_beyond_the_friction_is_told(
+    oracle: LinearGaussian, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"num_chains": 2, "warmup_steps": 6, "num_samples": 2, "thin": 1}
+    for step_size, is_told in ((1e-2, True), (1e-6, False)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="pyro_bnn"):
+            SGHMC(step_size=step_size, batch_size=2, **options).run(
+                oracle.model, (oracle.x, oracle.y), progress=False
+            )
+        assert ("batches are noisier than the friction allows" in caplog.text) is is_told
+
+
+@pytest.mark.slow("several runs")
+@pytest.mark.parametrize(
+    ("cls", "control"),
+    [(SGNHT, "svrg"), (SGHMC, None), (PSGLD, "mode")],
+    ids=["SGNHT", "SGHMC", "PSGLD"],
+)
+def test_a_run_that_was_stopped_in_the_warm_up_goes_on(
+    cls: Any, control: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+    engine = cls(
+        num_chains=2, warmup_steps=30, num_samples=6, thin=3, batch_size=6, control=control
+    )
+    model = models.MLP(1, hidden=(3,))
+
+    def fit(folder: str, **more: Any) -> torch.Tensor:
+        folder_of = tmp_path / folder
+        found = engine.run(model, (x, x[:, 0]), checkpoint=folder_of, progress=False, **more)
+        stored: torch.Tensor = found.stored
+        return stored.clone()
+
+    whole = fit("whole")
+    go = run.Chains.go
+    for stop in (4, 24):  # going down, and between two looks at the step
+        folder = f"parts {stop}"
+
+        def stopped(self: run.Chains, stop: int = stop) -> None:
+            go(self)
+            if self.step == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(run.Chains, "go", stopped)
+        monkeypatch.setattr("pyro_bnn.infer.checkpoints.checkpoint.SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder)
+        monkeypatch.setattr(run.Chains, "go", go)
+        torch.testing.assert_close(fit(folder, resume=True), whole, rtol=0, atol=0)
+
+
+def test_all_options_are_told(oracle: LinearGaussian) -> None:
+    engine = BAOAB(num_chains=2, warmup_steps=3, num_samples=2, thin=1, step_size=0.1)
+    found = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    assert found.options == dataclasses.asdict(engine)
