@@ -322,6 +322,46 @@ def _median_of(values: Sequence[float | None], form: str) -> str:
     return f"{texts[len(texts) // 2]} ({texts[0]} to {texts[-1]})"
 
 
+def sgmcmc(found: Result) -> str:
+    """Steps beside a deterministic one, then draws beside NUTS."""
+    steps = [r for r in found["rows"] if r["part"] == "step"]
+    draws = [r for r in found["rows"] if r["part"] != "step"]
+    of_steps = markdown(
+        ["network, rows of a step", "contender", "a step", "over a deterministic one"],
+        [
+            [
+                r["case"],
+                r["contender"],
+                f"{duration(r['seconds'])} ({duration(r['low'])} to {duration(r['high'])})",
+                f"{r['ratio']:.2f}",
+            ]
+            for r in steps
+        ],
+    )
+    head = ["data", "method", "seconds", "beside", "its seconds", "distance of f"]
+    head += ["between its halves", "ratio", "R-hat, ESS", "its R-hat, ESS", "temperature"]
+    of_draws = markdown(
+        head,
+        [
+            [
+                r["case"],
+                r["contender"],
+                f"{r['seconds']:,.0f}",
+                r["reference"],
+                f"{r['reference_seconds']:,.0f}",
+                f"{r['distance']:.4f}",
+                f"{r['floor']:.4f}",
+                f"{r['ratio']:.2f}",
+                f"{r['rhat']:.3f}, {r['ess']:,.0f}",
+                f"{r['reference_rhat']:.3f}, {r['reference_ess']:,.0f}",
+                f"{r['temperature']:.3f}",
+            ]
+            for r in draws
+        ],
+    )
+    return f"{of_steps}\n\n{of_draws}"
+
+
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-fits": default_fits,
     "default-elbo": default_elbo,
@@ -334,6 +374,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "nuts": nuts,
     "estimators": estimators,
     "natural": natural,
+    "sgmcmc": sgmcmc,
 }
 
 
