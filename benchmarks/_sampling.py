@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class Drawn(NamedTuple):
     Attributes:
         function_draws: Makes the outputs ``[C, S, M, 1]`` at the points, off the clock.
         phases: Seconds of each phase that the library tells apart.
-        steps: Mean leapfrog steps of a kept draw; None where the library does not say.
+        steps: Mean gradients of a kept draw; None where the library does not say.
         divergences: Kept draws whose trajectory diverged; None where the library does not say.
     """
 
@@ -65,19 +66,19 @@ class Drawn(NamedTuple):
 Sampler = Callable[[Target, Options], Drawn]
 
 
-def pyro_bnn() -> Sampler:
-    """``bnn.NUTS`` at its defaults on ``bnn.models.MLP``."""
+def pyro_bnn(engine: str = "NUTS") -> Sampler:
+    """A sampler of this package, ``bnn.NUTS``, at its defaults on ``bnn.models.MLP``."""
     bnn, torch = (importlib.import_module(name) for name in ("pyro_bnn", "torch"))
 
     def sample(target: Target, options: Options) -> Drawn:
         x, y, points = map(torch.from_numpy, (*target.arrays(), target.points()))
-        nuts = bnn.NUTS(
+        sampler = getattr(bnn, engine)(
             num_chains=options.chains,
             warmup_steps=options.warmup,
             num_samples=options.draws,
-            max_tree_depth=options.depth,
+            **({"max_tree_depth": options.depth} if engine == "NUTS" else {}),
         )
-        posterior = nuts.run(our_model(target), (x, y), seed=options.seed, progress=False)
+        posterior = sampler.run(our_model(target), (x, y), seed=options.seed, progress=False)
         total = options.chains * options.draws
 
         def function_draws() -> Array:
@@ -88,7 +89,7 @@ def pyro_bnn() -> Sampler:
         return Drawn(
             function_draws,
             getattr(posterior.provenance, "phases", {}),
-            float(stats["n_steps"].mean()),
+            float(stats.get("n_gradients", stats["n_steps"]).mean()),
             int(stats["diverging"].sum()),
         )
 
@@ -223,6 +224,7 @@ def numpyro_model(target: Target) -> Callable[..., Any]:
 
 SAMPLERS: Mapping[str, Callable[[], Sampler]] = {
     "pyro_bnn": pyro_bnn,
+    **{f"pyro_bnn {name}": partial(pyro_bnn, name) for name in ("HMC", "MAMS", "MCLMC")},
     "numpyro": numpyro,
     "pyro": stock_pyro,
 }

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import _plots, _settings, _tables
 from benchmarks._peers import installed
-from benchmarks._posteriors import DIABETES, MOONS, TARGETS
+from benchmarks._posteriors import DIABETES, MOONS, TARGETS, Array
 from benchmarks._sampling import Options
 from benchmarks._settings import Settings
 from pyro_bnn.diagnostics.convergence import function_convergence
@@ -74,6 +74,11 @@ def entries(case: Options) -> list[Entry]:
 
 def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
     """One run in a process of its own, with the compile caches in a folder."""
+    return run(entry, threads, seed, cache)[0]
+
+
+def run(entry: Entry, threads: int, seed: int, cache: Path) -> tuple[Row, Array]:
+    """The same, with the function's draws ``[C, S, M, 1]``."""
     options = replace(entry.options, threads=threads, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "f.npy")
@@ -91,9 +96,10 @@ def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
         process_seconds = time.perf_counter() - start
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-        convergence = function_convergence(np.load(out))
+        f = np.load(out)
+    convergence = function_convergence(f)
     found = json.loads(done.stdout.splitlines()[-1])
-    return {
+    row = {
         "import_seconds": found.pop("imported") - started,
         "process_seconds": process_seconds,
         **found,
@@ -102,6 +108,7 @@ def sampled(entry: Entry, threads: int, seed: int, cache: Path) -> Row:
         "ess_per_second": convergence.smallest_ess / found["seconds"],
         "rhat": convergence.worst_rhat,
     }
+    return row, f
 
 
 def caches(folder: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_bnn import guides, models
 from pyro_bnn.files.mapped import bytes_of
-from pyro_bnn.infer import HMC, IVON, NUTS, SLANG, SVI, VOGN, VON, Vadam
+from pyro_bnn.infer import HMC, IVON, MAMS, MCLMC, NUTS, SLANG, SVI, VOGN, VON, Vadam
 from pyro_bnn.infer.checkpoints import checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import NAME, read_checkpoint
 from pyro_bnn.infer.mcmc.hamiltonian import DRAWS
@@ -52,6 +52,9 @@ CASES: dict[str, Any] = {
     "HMC": HMC(num_steps=4, **CHAINS),
     "SVI compiled": SVI(guides.AutoNormal, num_steps=400, batch_size=6, compile=True),
     **{cls.__name__: cls(num_steps=120, batch_size=6) for cls in NATURAL},
+    "HMC of found length": HMC(**CHAINS),
+    "MAMS": MAMS(**CHAINS),
+    "MCLMC": MCLMC(**CHAINS),
 }
 
 

@@ -38,6 +38,7 @@ from benchmarks import (
     natural,
     nuts,
     predict,
+    samplers,
     scaling,
     svi,
 )
@@ -513,6 +514,36 @@ def test_a_sampler_returns_functions_by_chain(library: str, target: _posteriors.
     assert drawn.function_draws().shape == (1, 8, len(target.points()), 1)
     assert drawn.divergences is not None
     assert drawn.steps is None or 1 <= drawn.steps <= 3
+
+
+@pytest.mark.parametrize("engine", ["HMC", "MAMS", "MCLMC"])
+@pytest.mark.slow("samples")
+def test_samplers_past_nuts_return_functions_by_chain(engine: str) -> None:
+    target = _posteriors.TARGETS["two moons"]
+    drawn = _sampling.SAMPLERS[f"pyro_bnn {engine}"]()(target, SHORT)
+    assert drawn.function_draws().shape == (1, 8, len(target.points()), 1)
+    assert drawn.steps is not None
+    assert drawn.steps >= (8 if engine == "MCLMC" else 9)  # 4 steps of 2, or half of 16 and more
+
+
+def test_the_ratio_of_variances_has_the_error_of_its_chains() -> None:
+    """Of draws of variance 4 over those of variance 1, in 200 chains of 50."""
+    rng = np.random.default_rng(0)
+    wide, unit = rng.normal(size=(2, 200, 50, 3, 1)).astype(np.float32)
+    ratio, error = samplers.variance_ratio(2 * wide, unit)
+    # a variance of n draws has the relative error sqrt(2 / n), here of 10,000 a point
+    assert error == pytest.approx(2**0.5 * 4 * (2 / 30_000) ** 0.5, rel=0.15)
+    assert abs(ratio - 4) < 4 * error
+
+
+@pytest.mark.slow("processes of their own")
+def test_the_samplers_past_nuts_are_measured(tmp_path: Path) -> None:
+    found = samplers.main(["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)])
+    assert check_schema(json.loads((tmp_path / "samplers.json").read_text())) == "samplers"
+    rows = {row["contender"]: row for row in found["rows"]}
+    assert set(samplers.OURS) <= set(rows)
+    assert rows["HMC"]["variance_ratio"] == 1
+    assert all(row["ess_per_gradient"] > 0 for row in rows.values())
 
 
 @pytest.mark.slow("a process of its own")

@@ -35,12 +35,13 @@ def small(cls: type[Any], **options: Any) -> Any:
     names = {field.name for field in dataclasses.fields(cls)}
     chains = {
         "num_chains": 2,
+        "num_members": 2,
         "warmup_steps": 4,
         "num_samples": 60,
         "max_tree_depth": 3,
         "num_steps": 3,
     }
-    steps = chains if names & {"num_chains", "engine"} else {"num_steps": 60}
+    steps = chains if names & {"num_chains", "num_members", "engine"} else {"num_steps": 60}
     given: dict[str, Any] = {"compile": False, "thin": 2, **steps, **options}
     start: tuple[Any, ...] = (guides.AutoNormal,) if "guide" in names else ()
     if "engine" in names:  # a method in cycles, which has the options

@@ -25,7 +25,9 @@ from pyro_bnn.diagnostics.convergence import (
     FunctionConvergence,
     ebfmi,
     function_convergence,
+    rhat_within,
 )
+from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.diagnostics.gaussian_process.nngp import NNGP
 from pyro_bnn.diagnostics.gaussian_process.regression import GaussianProcess
 from pyro_bnn.diagnostics.khat import khat, khat_error, khat_threshold
@@ -136,6 +138,7 @@ __all__ = [
     "log_score",
     "log_score_error",
     "matrix_moments",
+    "mean_energy_variance",
     "mean_field_distance",
     "mean_field_kl",
     "mean_shift",
@@ -153,6 +156,7 @@ __all__ = [
     "reference_distance",
     "rejection_curve",
     "reliability_curve",
+    "rhat_within",
     "rmse",
     "sd_ratio",
     "segment",
@@ -164,6 +168,7 @@ __all__ = [
     "symmetry_test",
     "temperature_of",
     "upper_limit",
+    "variance_bias",
     "variational_calibration",
     "w1",
 ]

@@ -125,6 +125,24 @@ def function_convergence(f: Float[np.ndarray, "C S N F"]) -> FunctionConvergence
     )
 
 
+def rhat_within(f: Float[np.ndarray, "C S N F"]) -> float:
+    """Largest split R-hat of a chain by itself, over chains, points and outputs.
+
+    What each chain of an ensemble of local samplers can be asked: whether it has settled where it
+    is, whatever the others say.
+
+    Args:
+        f: Draws of the network output by chain, S at least 8.
+
+    Raises:
+        ShapeError: If there are too few draws.
+    """
+    f = check_axes("f", f, "C S N F")
+    num_chains, num_draws, num_points, num_outputs = f.shape
+    apart = f.transpose(1, 0, 2, 3).reshape(1, num_draws, num_chains * num_points, num_outputs)
+    return function_convergence(apart).worst_rhat
+
+
 def ebfmi(energy: Float[np.ndarray, "C S"]) -> Float[np.ndarray, " C"]:
     r"""Energy fraction of missing information of each chain of Hamiltonian Monte Carlo.
 

@@ -3,6 +3,9 @@
 from pyro_bnn.infer.conjugate.cavi import CAVI
 from pyro_bnn.infer.conjugate.exact import Exact
 from pyro_bnn.infer.mcmc.hmc import HMC
+from pyro_bnn.infer.mcmc.mams import MAMS
+from pyro_bnn.infer.mcmc.mclmc import MCLMC
+from pyro_bnn.infer.mcmc.mile import MILE
 from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.natural import IVON, SLANG, VOGN, VON, Vadam
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
@@ -18,6 +21,9 @@ __all__ = [
     "CAVI",
     "HMC",
     "IVON",
+    "MAMS",
+    "MCLMC",
+    "MILE",
     "NUTS",
     "PSGLD",
     "SGHMC",

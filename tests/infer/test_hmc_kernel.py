@@ -31,7 +31,7 @@ def steps(*sizes: float) -> Tensor:
 def naively(run: Run, of: naive_nuts.Dynamics, step_size: float, mean: int) -> list[float]:
     """z and the statistics of Neal's algorithm, with a length from half to 3/2 of the mean."""
     lengths = [n for n in range(1, 2 * mean + 1) if mean <= 2 * n <= 3 * mean]
-    length = lengths[int(run.uniforms[0, 1] * len(lengths))]
+    length = lengths[int(run.uniforms[1, 1] * len(lengths))]
     start = point = of.start(run.z.numpy(), run.p.numpy())
     num_steps, error = 0, 0.0
     while num_steps < length and error <= 1_000:
@@ -85,9 +85,12 @@ def test_trajectories_are_those_of_one_chain(name: str) -> None:
 def test_lengths_are_even_from_half_to_one_and_a_half_times_the_mean() -> None:
     """Of 5: 3, 4, 5, 6, 7, by the uniform number alone."""
     u = (torch.arange(1_000, dtype=torch.float64) + 0.5) / 1_000
-    z = torch.zeros(1_000, 1, dtype=torch.float64)
+    z, potential = torch.zeros(1_000, 1, dtype=torch.float64), scales(1).potential
     uniforms = torch.stack([torch.zeros_like(u), u], -1)
-    state = hmc_kernel.begin(z, *scales(1).potential(z), z, uniforms, 5)
+    state = hmc_kernel.begin(z, *potential(z), z, uniforms, 9)
+    state = hmc_kernel.step(
+        state, potential, diagonal(1), torch.ones_like(u), z, uniforms, torch.tensor(5)
+    )
     assert state.length.bincount().tolist() == [0, 0, 0, 200, 200, 200, 200, 200]
 
 

@@ -77,6 +77,7 @@ class Recorder:
     """A kernel that keeps what it was given; chain c draws where uniform 0 is below 1/2."""
 
     STATISTICS = ("acceptance_rate",)
+    AIM = "acceptance_rate"
     UNIFORMS = 2
 
     @staticmethod

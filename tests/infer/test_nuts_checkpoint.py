@@ -26,7 +26,9 @@ from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.mcmc import hamiltonian, hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.microcanonical_kernel import Adjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
 from pyro_bnn.models import MLP
@@ -42,7 +44,13 @@ SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
 CHAINS, WARM_UP, DRAWS = 5, 45, 6  # windows of 10, 20 and 15
 KINDS = pytest.mark.parametrize(
     ("kernel", "limit", "kind"),
-    [(nuts_kernel, 64, "diagonal"), (nuts_kernel, 64, "low_rank"), (hmc_kernel, 4, "diagonal")],
+    [
+        (nuts_kernel, 64, "diagonal"),
+        (nuts_kernel, 64, "low_rank"),
+        (hmc_kernel, 4, "diagonal"),
+        (hmc_kernel, MOST, "diagonal"),  # of a length that is found
+        (Adjusted("minimal_norm"), 4, "low_rank"),
+    ],
 )
 
 
@@ -82,6 +90,7 @@ def made(
         num_samples=DRAWS,
         limit=limit,
         progress=Progress("made", CHAINS, WARM_UP + DRAWS, show=False),
+        search=LengthSearch(starts) if limit == MOST else None,
         path=path,
         phases=phases,
     )

@@ -80,6 +80,15 @@ class Clock:
         self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
         self.batches = [len(periods)]
         self.block, self.is_apart = block, is_apart
+        self.aim = "acceptance_rate"
+        self.written: list[tuple[list[int], dict[str, float]]] = []  # draws of each, fields
+        self.lengths: list[int] = []
+
+    def lengthen(self, limit: int) -> None:
+        self.lengths.append(limit)
+
+    def write(self, **values: float) -> None:
+        self.written.append((self.counts.tolist(), values))
 
     def column(self, name: str) -> int:
         return ["acceptance_rate", "diverging", "lp"].index(name)

@@ -169,6 +169,75 @@ def test_a_shift_of_all_logits_which_the_data_cannot_see_is_no_defect() -> None:
     assert checks.sampling.worst_rhat < 1.01
 
 
+# --- samplers that are biased --------------------------------------------------------------------
+
+
+def beside_nuts(energy_variance: float, *, reference: str = "NUTS", **changes: Any) -> Comparison:
+    """Chains of MCLMC whose steps have this energy variance, beside those of NUTS."""
+    chains: dict[str, Any] = {"stored": CHAINS * DRAWS, "num_chains": CHAINS}
+    values = np.full((CHAINS, DRAWS), energy_variance)
+    values[0, :2] = np.inf  # of draws that diverged
+    posteriors = {
+        "MCLMC": LinearPosterior(
+            SPLIT,
+            changes.pop("method", "MCLMC"),
+            "MCLMC",
+            num_divergent=changes.pop("num_divergent", 2),
+            stats={"energy_variance": values},
+            **{**chains, **changes},
+        ),
+        "NUTS": LinearPosterior(
+            SPLIT, "NUTS", "NUTS", stats=statistics(), options={"max_tree_depth": 10}, **chains
+        ),
+    }
+    return compare(posteriors, SPLIT, reference=reference, num_samples=600)
+
+
+def test_a_biased_sampler_shows_the_bias_that_its_energy_errors_imply() -> None:
+    """4 r^3 / (1 + r)^2 at r of 20 % is 1 / 45."""
+    comparison = beside_nuts(1 / 45)
+    bias = comparison.table["sampler_bias"]
+    assert bias["MCLMC"] == pytest.approx(0.2, rel=1e-6)
+    assert np.isnan(bias["NUTS"])
+    (text,) = texts(comparison, "sampler bias")
+    assert text.startswith("MCLMC: its energy errors imply variances off by 20 %, threshold 10 %")
+
+
+def test_a_small_bias_is_shown_and_not_blamed() -> None:
+    comparison = beside_nuts(4 * 0.05**3 / 1.05**2)
+    assert comparison.table.loc["MCLMC", "sampler_bias"] == pytest.approx(0.05, rel=1e-6)
+    assert texts(comparison, "sampler bias") == []
+
+
+def test_effective_draws_of_a_biased_sampler_do_not_stand_as_those_of_an_exact_one() -> None:
+    text = beside_nuts(1e-4).summary()
+    (ours,) = [line for line in text.splitlines() if "biased" in line and "MCLMC" in line]
+    assert ours.count("(biased)") == 3  # R-hat, ESS, and that in the tails
+    assert all("NUTS" not in line for line in text.splitlines() if "(biased)" in line)
+
+
+def test_a_biased_sampler_judges_nobody_though_its_chains_agree() -> None:
+    comparison = beside_nuts(1e-6, reference="MCLMC", num_divergent=0)
+    (reference,) = texts(comparison, "reference")
+    assert "The reference MCLMC is a biased sampler, whose chains do not converge" in reference
+    assert "use chains of NUTS, HMC or MAMS as the reference" in reference
+    (reference,) = texts(comparison, "reference")
+    exact = beside_nuts(1e-6, reference="MCLMC", method="MAMS", num_divergent=0)
+    assert texts(exact, "reference") == []
+
+
+def test_r_hats_within_members_and_over_them_have_names_of_their_own() -> None:
+    """Members three sds apart, each of independent draws."""
+    comparison = beside_nuts(1e-6, method="MILE", options={"num_members": 4}, chain_shift=3.0)
+    row = comparison.table.loc["MCLMC"]
+    assert row["rhat"] > 1.1
+    assert row["rhat_within"] < 1.03
+    (text,) = texts(comparison, "members")
+    assert "over members, R-hat" in text
+    assert "weigh alike" in text
+    assert all("NUTS" in text or "within members" in text for text in texts(comparison, "rhat"))
+
+
 # --- of the package's own chains -----------------------------------------------------------------
 
 

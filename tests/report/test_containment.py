@@ -39,6 +39,9 @@ WITHOUT_FAMILY = {
     "sgld": "draws of no family",
     "sgnht": "draws of no family",
     "hmc": "draws of the posterior itself",
+    "mams": "draws of the posterior itself",
+    "mclmc": "draws of no family",
+    "mile": "draws of no family",
 }
 ALONE = {
     "auto-composite": "of the families of its parts, which are options",

@@ -1,4 +1,4 @@
-r"""What NUTS and HMC share: options, data, starts, and the run of their kernels in lockstep.
+r"""What samplers that follow the gradient share: options, data, starts, kernels run in lockstep.
 
 .. math:: p(z \mid D) \propto e^{-U(z)}, \qquad U(z) = -\log p(y, z \mid x)
 
@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.compiling import check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import Init, unchanged
+from pyro_bnn.infer.mcmc.kernel import Kernel
+from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
 from pyro_bnn.infer.mcmc.progress import Progress
@@ -39,61 +41,109 @@ from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
 
-TYPICAL_STEPS = 64  # of leapfrog a draw
+TYPICAL_STEPS = 64  # of leapfrog a draw of NUTS; of trajectories of found length
+TYPICAL_LENGTH = 24
 OPERATIONS = 2  # times those of a step of SVI, by which engine.is_compiled counts
 DRAWS = "pyro-bnn-draws.bin"  # in the folder of a checkpoint
 DTYPES: dict[str, type[np.generic]] = {
     "tree_depth": np.int64,
     "n_steps": np.int64,
+    "n_gradients": np.int64,
     "diverging": np.bool_,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class HamiltonianSampler(Engine[DrawsPosterior]):
-    """Options and run of the samplers that follow the gradient; see ``NUTS`` and ``HMC``."""
+    """Options and run of the samplers that follow the gradient, such as ``NUTS`` and ``MCLMC``."""
 
     num_chains: int = 4
     warmup_steps: int = 300
     num_samples: int = 1_000
-    target_accept: float = 0.8
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
-
-    is_exact = True
-    _kernel: ClassVar[Any]  # a module that is a lockstep.Kernel
 
     def __post_init__(self) -> None:
         check_positive_int("num_chains", self.num_chains)
         check_positive_int("warmup_steps", self.warmup_steps, minimum=0)
         check_positive_int("num_samples", self.num_samples)
-        if not (isinstance(self.target_accept, float) and 0 < self.target_accept < 1):
-            raise OptionError(
-                f"target_accept is a number between 0 and 1, not {self.target_accept!r}"
-            )
         if self.mass_matrix not in ("diagonal", "low_rank"):
             raise OptionError(f'mass_matrix is "diagonal" or "low_rank", not {self.mass_matrix!r}')
         check_compile(self.compile)
 
     @property
     @abstractmethod
+    def _kernel(self) -> Kernel:
+        """The state machine."""
+
+    @property
+    @abstractmethod
+    def _target(self) -> float:
+        """Value of the kernel's ``AIM`` that step sizes aim at."""
+
+    @property
+    @abstractmethod
     def _limit(self) -> int:
-        """Length of trajectories, as the kernel counts: most points, or mean steps."""
+        """Length of trajectories, as the kernel counts: most points, or most of mean steps."""
+
+    @property
+    def _typical_steps(self) -> int:
+        """About how many gradients a draw takes."""
+        return min(TYPICAL_STEPS, self._limit)
+
+    @property
+    def _finds_length(self) -> bool:
+        """Whether the warm-up looks for a length below the limit."""
+        return False
+
+    @property
+    def _last(self) -> Mapping[str, float]:
+        """Fields of the kernel's state and their values from the last window on."""
+        return {}
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
         began = time.perf_counter()
-        problem.warn_of_held_parameters()
-        target = of_one(problem.program, problem.rows)
-        starts = self._starts(target, problem.init, self.num_chains, problem.seed)
+        target, starts = self.prepare(problem)
 
         def make(saves: Checkpoint, progress: bool) -> ChainsRun:
-            board = self._board(self.num_chains, show=progress)
-            return ChainsRun(
-                self, self._sampling(target, starts, problem.seed, board, saves, began), board
+            return self.chains_run(
+                target, starts, problem, saves, asdict(self), began, progress=progress
             )
 
         return Start(problem, asdict(self), make)
+
+    def prepare(self, problem: Problem) -> tuple[Target, Tensor]:
+        """What is sampled, and where chains start ``[C, P]``."""
+        problem.warn_of_held_parameters()
+        target = of_one(problem.program, problem.rows)
+        return target, self._starts(target, problem.init, self.num_chains, problem.seed)
+
+    def chains_run(
+        self,
+        target: Target,
+        starts: Tensor,
+        problem: Problem,
+        saves: Checkpoint,
+        options: dict[str, Any],
+        began: float,
+        *,
+        progress: bool,
+    ) -> ChainsRun:
+        """The run of chains from their starts ``[C, P]``.
+
+        Args:
+            target: What is sampled.
+            starts: Where the chains start.
+            problem: Model and data.
+            saves: The checkpoint.
+            options: Of the engine, for the provenance.
+            began: When the set-up began.
+            progress: Whether to show a progress bar.
+        """
+        board = self._board(len(starts), problem.engine, show=progress)
+        sampling = self._sampling(target, starts, problem.seed, board, saves, began)
+        return ChainsRun(options, self._kernel, sampling, board)
 
     def run_each(
         self,
@@ -134,7 +184,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             program = Program(model, x, example)
             target = of_each(program, [program.batch(x, y) for y in ys])
             starts = self._starts(target, None, len(ys), seed)
-            with closing(self._board(len(ys), show=progress)) as board:
+            with closing(self._board(len(ys), type(self).__name__, show=progress)) as board:
                 sampling = self._sampling(target, starts, seed, board, None, start)
                 sampling.begin()
                 while not sampling.is_done:
@@ -146,9 +196,9 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         program, potential, data, batches = target
         return find_starts(program, lambda z: potential(z, *data), init, num_chains, seed, batches)
 
-    def _board(self, num_chains: int, *, show: bool) -> Progress:
+    def _board(self, num_chains: int, title: str, *, show: bool) -> Progress:
         num_draws = self.warmup_steps + self.num_samples
-        return Progress(type(self).__name__, num_chains, num_draws, show=show)
+        return Progress(title, num_chains, num_draws, show=show)
 
     def _sampling(
         self,
@@ -163,9 +213,10 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         program, potential, data, _ = target
         num_chains, num_draws = len(starts), self.warmup_steps + self.num_samples
         path, is_over = (None, False) if saves is None else (saves.compile_path, saves.is_complete)
-        steps = min(TYPICAL_STEPS, self._limit)
         compiled = is_compiled(
-            self.compile, OPERATIONS * steps * num_draws, num_chains * program.num_latents
+            self.compile,
+            OPERATIONS * self._typical_steps * num_draws,
+            num_chains * program.num_latents,
         )
         set_up = time.perf_counter()
         model = getattr(program.model, "__name__", type(program.model).__name__)
@@ -176,7 +227,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             starts,
             first_mass(potential(starts, *data)[1], self.mass_matrix, each=target.has_many),
             limit=self._limit,
-            target_accept=self.target_accept,
+            target_accept=self._target,
             seed=stream_seed(seed, MAX_STARTS),
             name=f"the {type(self).__name__} step of {model}",
             captured=path != "eager" and not is_over,
@@ -193,22 +244,71 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             num_samples=self.num_samples,
             limit=self._limit,
             progress=board,
+            search=LengthSearch(starts) if self._finds_length else None,
+            last=self._last,
             path=None if saves is None or saves.folder is None else saves.folder / DRAWS,
             phases={} if is_over else phases,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetropolisSampler(HamiltonianSampler):
+    """A sampler that rejects what would leave the posterior."""
+
+    target_accept: float = 0.8
+
+    is_exact = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.target_accept, float) and 0 < self.target_accept < 1):
+            raise OptionError(
+                f"target_accept is a number between 0 and 1, not {self.target_accept!r}"
+            )
+
+    @property
+    def _target(self) -> float:
+        return self.target_accept
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerOfLength(HamiltonianSampler):
+    """A sampler whose trajectories have a mean number of steps, given or found in the warm-up."""
+
+    num_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_steps is not None:
+            check_positive_int("num_steps", self.num_steps)
+
+    @property
+    def _limit(self) -> int:
+        return MOST if self.num_steps is None else self.num_steps
+
+    @property
+    def _typical_steps(self) -> int:
+        return self.num_steps or TYPICAL_LENGTH
+
+    @property
+    def _finds_length(self) -> bool:
+        return self.num_steps is None
 
 
 class ChainsRun(Run[DrawsPosterior]):
     """The run of a sampler; a step moves all chains.
 
     Args:
-        sampler: The options.
+        options: Of the engine.
+        kernel: The state machine.
         sampling: The chains.
         board: Their bar.
     """
 
-    def __init__(self, sampler: HamiltonianSampler, sampling: Sampling, board: Progress) -> None:
-        self.sampler, self.sampling, self.board = sampler, sampling, board
+    def __init__(
+        self, options: dict[str, Any], kernel: Kernel, sampling: Sampling, board: Progress
+    ) -> None:
+        self.options, self.kernel, self.sampling, self.board = options, kernel, sampling, board
 
     @property
     def is_done(self) -> bool:
@@ -243,7 +343,7 @@ class ChainsRun(Run[DrawsPosterior]):
         if not self.sampling.num_common:
             return None
         result = self.sampling.result()
-        options = {**asdict(self.sampler), "compiled": "compile" in result.phases}
+        options = {**self.options, "compiled": "compile" in result.phases}
         provenance = problem.provenance(
             saves,
             method=problem.engine,
@@ -251,11 +351,11 @@ class ChainsRun(Run[DrawsPosterior]):
             num_parameters=problem.program.num_latents,
             phases=result.phases,
         )
-        stats = _named(result, self.sampler._kernel)
+        stats = _named(result, self.kernel)
         return DrawsPosterior(problem.program, result.z, provenance, sample_stats=stats)
 
 
-def _named(result: Sampled, kernel: Any) -> dict[str, NDArray[Any]]:
+def _named(result: Sampled, kernel: Kernel) -> dict[str, NDArray[Any]]:
     """Statistics ``[C, S]`` by ArviZ's names, in their dtypes."""
     return {
         name: result.stats[..., i].astype(DTYPES.get(name, np.float64))

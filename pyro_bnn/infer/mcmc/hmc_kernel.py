@@ -31,7 +31,8 @@ from pyro_bnn.infer.mcmc.leapfrog import (
 from pyro_bnn.infer.mcmc.mass import Mass
 
 STATISTICS = ("lp", "energy", "n_steps", "acceptance_rate", "diverging")
-UNIFORMS = 2  # that a step uses of each chain: acceptance, length of the next trajectory
+AIM = "acceptance_rate"
+UNIFORMS = 2  # that a step uses of each chain: acceptance, length of a trajectory that it begins
 
 
 class Trajectory(NamedTuple):
@@ -42,7 +43,7 @@ class Trajectory(NamedTuple):
         start_z: Where the trajectory started, ``[C, P]``, with ``start_grad``.
         start_potential: U there ``[C]``; ``start_energy`` with the kinetic energy.
         num_steps: Leapfrog steps so far ``[C]``.
-        length: Steps of the whole trajectory ``[C]``.
+        length: Steps of the whole trajectory ``[C]``, drawn at the first of them.
         accept_sum: Acceptance probability of the newest point ``[C]``.
         ended: Whether the last step ended a trajectory ``[C]``.
         stats: Of the last trajectory that ended ``[C, 5]``: see ``STATISTICS``.
@@ -63,17 +64,22 @@ class Trajectory(NamedTuple):
 
 
 def begin(
-    z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
+    z: Tensor,
+    potential: Tensor,
+    grad: Tensor,
+    momentum: Tensor,
+    uniform: Tensor,  # noqa: ARG001 - of the form of all kernels
+    limit: int,  # noqa: ARG001
 ) -> Trajectory:
-    """Trajectories of one point.
+    """Trajectories of one point, whose lengths are not drawn yet.
 
     Args:
         z: Positions ``[C, P]``.
         potential: U at z ``[C]``.
         grad: Its gradient ``[C, P]``.
         momentum: Standard normal ``[C, P]``.
-        uniform: In [0, 1), ``[C, UNIFORMS]``.
-        limit: Mean number of steps of a trajectory.
+        uniform: Not used.
+        limit: Not used.
     """
     zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     return Trajectory(
@@ -85,7 +91,7 @@ def begin(
         start_potential=potential.clone(),
         start_energy=potential + kinetic(momentum),
         num_steps=zero,
-        length=_length(uniform[:, 1], torch.tensor(limit, device=z.device)),
+        length=zero.clone(),
         accept_sum=torch.zeros_like(potential),
         ended=zero > 0,
         stats=z.new_zeros(z.shape[0], len(STATISTICS)),
@@ -95,7 +101,8 @@ def begin(
 def is_possible(state: Trajectory, limit: int) -> bool:
     """Whether trajectories of so many steps in the mean can be there between two steps."""
     is_length = (state.length > 0) & (state.length <= 3 * limit // 2)
-    return bool((is_length & (state.num_steps >= 0) & (state.num_steps < state.length)).all())
+    is_under_way = is_length & (state.num_steps >= 0) & (state.num_steps < state.length)
+    return bool((is_under_way | (state.num_steps == 0)).all())
 
 
 def position(state: Trajectory, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,44 +128,45 @@ def step(
         step_size: Of each chain ``[C]``.
         momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
         uniform: In [0, 1), ``[C, UNIFORMS]``.
-        limit: Mean number of steps of a trajectory, ``[]``.
+        limit: Mean number of steps of trajectories that begin, ``[]``.
     """
     new = leapfrog(state.z, state.p, state.grad, step_size, potential, mass)
     error = energy_error(new.energy, state.start_energy)
     accept = (-error).clamp(max=0).exp()
     diverging = error > MAX_ENERGY_ERROR
+    length = torch.where(state.num_steps == 0, drawn_length(uniform[:, 1], limit), state.length)
     num_steps = state.num_steps + 1
-    ended = diverging | (num_steps >= state.length)
+    ended = diverging | (num_steps >= length)
     accepted = ended & (uniform[:, 0] < accept)
-    z = _choose(accepted, new.z, state.start_z)
-    grad = _choose(accepted, new.grad, state.start_grad)
-    value = _choose(accepted, new.potential, state.start_potential)
-    energy = _choose(accepted, new.energy, state.start_energy)
+    z = choose(accepted, new.z, state.start_z)
+    grad = choose(accepted, new.grad, state.start_grad)
+    value = choose(accepted, new.potential, state.start_potential)
+    energy = choose(accepted, new.energy, state.start_energy)
     stats = torch.stack(
         [-value, energy, num_steps.to(value.dtype), accept, diverging.to(value.dtype)], -1
     )
     return Trajectory(
-        z=_choose(ended, z, new.z),
-        p=_choose(ended, momentum, new.p),
-        grad=_choose(ended, grad, new.grad),
+        z=choose(ended, z, new.z),
+        p=choose(ended, momentum, new.p),
+        grad=choose(ended, grad, new.grad),
         start_z=z,
         start_grad=grad,
         start_potential=value,
-        start_energy=_choose(ended, value + kinetic(momentum), state.start_energy),
+        start_energy=choose(ended, value + kinetic(momentum), state.start_energy),
         num_steps=torch.where(ended, 0, num_steps),
-        length=torch.where(ended, _length(uniform[:, 1], limit), state.length),
+        length=length,
         accept_sum=accept,
         ended=ended,
-        stats=_choose(ended, stats, state.stats),
+        stats=choose(ended, stats, state.stats),
     )
 
 
-def _length(uniform: Tensor, limit: Tensor) -> Tensor:
+def drawn_length(uniform: Tensor, limit: Tensor) -> Tensor:
     """Numbers of steps ``[C]``, even over those from half to one and a half times the mean."""
     low, high = (limit + 1) // 2, 3 * limit // 2
     return torch.minimum(low + (uniform * (high - low + 1)).long(), high)
 
 
-def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Rows ``[C, ...]`` of ``yes`` where the condition ``[C]`` holds, else of ``no``."""
     return torch.where(condition.unsqueeze(-1) if yes.ndim == 2 else condition, yes, no)

@@ -11,16 +11,20 @@ from pyro_bnn.infer.mcmc.mass import Mass
 
 
 class Kernel(Protocol):
-    """A sampler as a state machine: :mod:`~pyro_bnn.infer.mcmc.nuts_kernel` and ``hmc_kernel``.
+    """A sampler as a state machine, such as :mod:`~pyro_bnn.infer.mcmc.nuts_kernel`.
 
     Its state is a named tuple of tensors with a row a chain, among them ``ended [C]``, whether the
     last step ended a trajectory, ``stats [C, len(STATISTICS)]`` of the last trajectory that ended,
-    and ``accept_sum [C]``, the acceptance probability of a trajectory's first point.
+    and ``accept_sum [C]``, after a trajectory's first point what ``AIM`` is of that one alone.
     """
 
     @property
     def STATISTICS(self) -> tuple[str, ...]:  # noqa: N802 - a constant of a module
         """Names of the columns of ``stats``."""
+
+    @property
+    def AIM(self) -> str:  # noqa: N802
+        """Which of these, in [0, 1], step sizes are tuned by: it falls as they grow."""
 
     @property
     def UNIFORMS(self) -> int:  # noqa: N802

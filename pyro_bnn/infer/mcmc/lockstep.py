@@ -91,7 +91,7 @@ class Lockstep:
         starts: Where the chains start ``[C, P]``.
         mass: First mass matrix; later ones have its shapes.
         limit: Length of trajectories, as the kernel counts: most points, or mean steps.
-        target_accept: Acceptance rate that step sizes aim at.
+        target_accept: Acceptance rate, or other ``AIM`` of the kernel, that step sizes aim at.
         seed: Seed of momenta and choices.
         name: What is sampled, for log lines.
         captured: Whether the step is recorded as a graph.
@@ -131,7 +131,7 @@ class Lockstep:
         self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
         self._own_inputs = own_inputs
         self._like, self._limit, self._target = starts, limit, target_accept
-        self._acceptance = self.column("acceptance_rate")
+        self._aim = self.column(kernel.AIM)
         self._generator = torch.Generator(starts.device).manual_seed(seed)
         value, grad = (v.detach() for v in potential(starts, *inputs))
         self.chains: NDArray[np.int64] = np.arange(len(starts))
@@ -313,7 +313,7 @@ class Lockstep:
             self._turn.copy_((turn - 1).clamp(min=0))  # what these steps choose is not used
             self._advance(1)
             self._turn.copy_(turn)
-            accepted = self._state.stats[:, self._acceptance]
+            accepted = self._state.stats[:, self._aim]
             return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
 
         step_size = averaging.reasonable(energy_error, self.step_size.clone())
@@ -322,6 +322,20 @@ class Lockstep:
         for old, new in zip(self._averages, averaging.start(step_size), strict=True):
             old.copy_(new)
         self._adapting.fill_(value=True)
+
+    def lengthen(self, limit: int) -> None:
+        """Set the length of trajectories, as the kernel counts, of those that begin from now on."""
+        self._points.fill_(limit)
+
+    def write(self, **values: float) -> None:
+        """Write numbers into fields of the kernel's state, of all chains."""
+        for name, value in values.items():
+            getattr(self._state, name).fill_(value)
+
+    @property
+    def aim(self) -> str:
+        """The statistic that step sizes are tuned by."""
+        return self._kernel.AIM
 
     def fix(self, places: NDArray[np.int64]) -> None:
         """End the adaptation of the step sizes of chains at places in the batch.
@@ -442,8 +456,7 @@ class Lockstep:
         uniform = uniforms[chains, turn]
         state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
         moved = state.ended & adapting
-        acceptance = state.stats[:, self._acceptance]
-        averages = averaging.update(averages, acceptance, moved, self._target)
+        averages = averaging.update(averages, state.stats[:, self._aim], moved, self._target)
         step_size = torch.where(moved, averages.log_step.exp(), step_size)
         if self.block > 1:
             place = chains, torch.where(state.ended, log.num_drawn, self.block)

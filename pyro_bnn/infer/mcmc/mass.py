@@ -58,6 +58,13 @@ class Mass(NamedTuple):
         """Transposed L times gradients ``[..., P]``."""
         return self._stretched(self.scale * grad)
 
+    def whitened(self, z: Tensor) -> Tensor:
+        """Differences y ``[..., P]`` of which those of positions z are L y."""
+        y = z / self.scale
+        if self.basis is None or self.stretch is None:
+            return y
+        return y + ((y @ self.basis) * (1 / self.stretch - 1)) @ self.basis.mT
+
     def padded(self, rank: int) -> Mass:
         """The diagonal part with ``rank`` zero directions: the shapes of a low-rank matrix."""
         basis = self.scale.new_zeros(self.scale.numel(), rank)

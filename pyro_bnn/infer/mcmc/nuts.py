@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import cast
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.mcmc import nuts_kernel
-from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
+from pyro_bnn.infer.mcmc.hamiltonian import MetropolisSampler
+from pyro_bnn.infer.mcmc.kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
-class NUTS(HamiltonianSampler):
+class NUTS(MetropolisSampler):
     """No-U-Turn sampler: draws from the exact posterior, up to convergence of the chains.
 
     Up to 64 chains on a processor move by a step in C, on as many threads as torch has
@@ -58,8 +59,6 @@ class NUTS(HamiltonianSampler):
 
     max_tree_depth: int = 10
 
-    _kernel: ClassVar[Any] = nuts_kernel
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_int("max_tree_depth", self.max_tree_depth)
@@ -67,6 +66,10 @@ class NUTS(HamiltonianSampler):
             raise OptionError(
                 f"max_tree_depth is at most {nuts_kernel.MAX_DEPTH}, not {self.max_tree_depth}"
             )
+
+    @property
+    def _kernel(self) -> Kernel:
+        return cast(Kernel, nuts_kernel)
 
     @property
     def _limit(self) -> int:

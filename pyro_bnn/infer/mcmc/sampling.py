@@ -6,6 +6,9 @@ need not make theirs. Then all trajectories start over under the new matrix. In 
 every chain tunes its step size under the final matrix for a number of draws of its own, takes that
 which the chains share, and starts to keep what it draws: how many draws a chain keeps does not
 depend on its speed.
+
+Where the length of trajectories is looked for, every window but the first and the last tries a few
+(:mod:`~pyro_bnn.infer.mcmc.length_search`), and the last one has the best of the window before.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
+from pyro_bnn.infer.mcmc.length_search import LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, Drawn, Lockstep, one_thread
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
@@ -71,6 +75,8 @@ class Sampling:
         num_samples: Draws S of each chain that are kept.
         limit: Length of trajectories, as the kernel counts.
         progress: The bar.
+        search: Finds another length; None to keep that.
+        last: Fields of the kernel's state and their values from the last window on.
         path: File for the draws of a run that others go on with; see
             :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
         phases: Seconds of the phases before.
@@ -84,11 +90,14 @@ class Sampling:
         num_samples: int,
         limit: int,
         progress: Progress,
+        search: LengthSearch | None = None,
+        last: Mapping[str, float] | None = None,
         path: Path | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> None:
         self._chains, self._progress = chains, progress
         self._num_samples, self._limit, self._path = num_samples, limit, path
+        self._search, self._last = search, dict(last or {})
         self._windows = windows_of(warmup_steps)
         self._enter(0)
         num_chains = len(chains.chains)
@@ -117,11 +126,11 @@ class Sampling:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._store = self._open(None)
-        limit = min(self._limit, SHORT) if len(self._windows) > 1 else self._limit
+        limit = min(self._length, SHORT) if len(self._windows) > 1 else self._length
         with self._threads():
-            self._chains.restart(self._chains.mass, limit=limit)
+            self._restart(self._chains.mass, limit)
             if self._windows == [0]:
-                self._chains.fix(self._chains.chains)
+                self._fix(self._chains.chains)
         self._warmed = time.perf_counter()
 
     def step(self) -> None:
@@ -157,6 +166,7 @@ class Sampling:
             "chains": self._chains.state(),
             "window": self._number,
             "drawn": None if self._window is None else self._window.state(),
+            "search": None if self._search is None else self._search.state(),
             "left": torch.from_numpy(self._left),
             "store": store,
             "stats": torch.from_numpy(self._stats[:, :most]),
@@ -184,6 +194,8 @@ class Sampling:
         self._enter(state["window"])
         if self._window is not None:
             self._window.restore(state["drawn"])
+        if self._search is not None:
+            self._search.restore(state["search"])
         self._progress.restore(state["progress"])
         for name, seconds in state["phases"].items():
             self._phases[str(name)] = self._phases.get(name, 0.0) + float(seconds)
@@ -250,13 +262,37 @@ class Sampling:
 
     def _learn(self, drawn: Drawn, window: Window) -> None:
         """Take in draws until the chains together have theirs; then start over with their mass."""
-        chains = self._chains
+        chains, search = self._chains, self._search if self._number else None
         window.add(drawn)
+        if search is not None:
+            num_steps, diverging = (
+                drawn.stats[:, chains.column(name)] for name in ("n_steps", "diverging")
+            )
+            search.add(drawn.places, drawn.z, chains.mass, num_steps, diverging > 0)
+            chains.lengthen(search.next())
         _tell(chains, drawn.places, drawn.stats, self._progress)
         if window.is_over:
-            chains.restart(window.mass(chains.mass), limit=self._limit)
+            if search is not None:
+                search.end_window()
             self._enter(self._number + 1)
+            self._restart(window.mass(chains.mass), self._length)
             self._warmed = time.perf_counter()
+
+    @property
+    def _length(self) -> int:
+        """Of trajectories, as the kernel counts."""
+        return self._limit if self._search is None else self._search.steps
+
+    def _restart(self, mass: Mass, limit: int) -> None:
+        """Start all trajectories over, in the last window as they are to be in the sampling."""
+        self._chains.restart(mass, limit=limit)
+        if self._window is None:
+            self._chains.write(**self._last)
+
+    def _fix(self, places: NDArray[np.int64]) -> None:
+        """End the adaptation of some step sizes; chains that then begin anew go on as they were."""
+        self._chains.fix(places)
+        self._chains.write(**self._last)
 
     @property
     def _is_tuning(self) -> bool:
@@ -278,7 +314,7 @@ class Sampling:
             tuning = np.unique(places[tunes])
             warm = tuning[self._left[tuning] == self._num_samples]
             if len(warm):
-                chains.fix(warm)
+                self._fix(warm)
                 if not self._is_tuning:
                     self._warmed = time.perf_counter()
                     self._progress.start_over()
@@ -353,7 +389,7 @@ def _tell(
     """Tell the progress bar of draws of chains at places, by their statistics."""
     progress.add(
         chains.chains[places],
-        stats[:, chains.column("acceptance_rate")],
+        stats[:, chains.column(chains.aim)],
         stats[:, chains.column("diverging")] > 0,
         stats[:, -1],
     )

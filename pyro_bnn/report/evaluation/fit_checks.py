@@ -15,7 +15,9 @@ from pyro_bnn.diagnostics.convergence import (
     FunctionConvergence,
     ebfmi,
     function_convergence,
+    rhat_within,
 )
+from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
 from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
@@ -51,6 +53,9 @@ class FitChecks:
         chains: The draws of f behind them ``[C, S, N, F]``.
         sampling: All checks of Markov chains; None for what is not one.
         num_divergent: Divergent draws after warm-up.
+        sampler_bias: Relative error of variances that the energy errors of an unadjusted sampler
+            imply.
+        rhat_within: Largest R-hat of f within a member of an ensemble that samples.
         khat: k-hat of the approximation.
         khat_error: Its standard error over draws.
         khat_limit: Below it the draws can be reweighted to the posterior around them.
@@ -67,6 +72,8 @@ class FitChecks:
     chains: Float[np.ndarray, "C S N F"] | None
     sampling: ChainChecks | None
     num_divergent: int | None
+    sampler_bias: float
+    rhat_within: float
     khat: float
     khat_error: float
     khat_limit: float
@@ -120,6 +127,8 @@ def fit_checks(
         chains=chains,
         sampling=sampling,
         num_divergent=None if divergent is None else int(np.sum(divergent)),
+        sampler_bias=sampler_bias(posterior),
+        rhat_within=rhat_within(chains) if chains is not None and has_members(posterior) else NAN,
         khat=shape,
         khat_error=NAN if np.isnan(shape) else khat_error(shape, num_draws),
         khat_limit=NAN if np.isnan(shape) else khat_threshold(num_draws),
@@ -141,6 +150,30 @@ def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) ->
         f"too short, {num_steps:,} steps, where a trend needs {MIN_STEPS} in the last quarter of "
         "the accumulated learning rate"
     )
+
+
+def _engine_is_exact(posterior: PosteriorLike) -> bool | None:
+    """Whether the draws are of the posterior itself, once converged; None where it is not known."""
+    is_exact: bool | None = getattr(getattr(infer, posterior.method, None), "is_exact", None)
+    return is_exact
+
+
+def is_biased_sampler(posterior: PosteriorLike) -> bool:
+    """Whether these are Markov chains that do not converge to the posterior, such as of MCLMC."""
+    return bool(posterior.sample_stats) and _engine_is_exact(posterior) is False
+
+
+def has_members(posterior: PosteriorLike) -> bool:
+    """Whether its chains are members of an ensemble, each in a mode of its own, as of MILE."""
+    return bool(posterior.sample_stats) and "num_members" in posterior.options
+
+
+def sampler_bias(posterior: PosteriorLike) -> float:
+    """What the energy errors of a biased sampler imply; NaN of any other posterior."""
+    stats = posterior.sample_stats
+    if not is_biased_sampler(posterior) or "energy_variance" not in stats:
+        return NAN
+    return variance_bias(mean_energy_variance(stats["energy_variance"], stats["diverging"]))
 
 
 def function_chains(
@@ -277,7 +310,7 @@ def _loo(
     from pyro_bnn import arviz_io
 
     held = ", ".join(sorted(point_estimates(posterior)))
-    if getattr(getattr(infer, posterior.method, None), "is_exact", False):
+    if _engine_is_exact(posterior) is True:
         estimate = arviz_io.loo
         if held:
             notes.append(

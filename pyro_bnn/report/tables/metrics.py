@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
+from pyro_bnn.report.evaluation.fit_checks import is_biased_sampler
 
 if TYPE_CHECKING:
     from pyro_bnn.arviz_io.loo import LooResult
@@ -28,6 +29,7 @@ SCORES, FIT, REFERENCE, COST = (
 REGRESSION, CLASSES = ("regression",), ("classification",)
 OF_Y, OF_F = "of y", "of f"  # units that go by the data
 NATS = "nats per row"
+BIASED = " (biased)"  # beside what chains of a biased sampler have of their own distribution
 
 Record = Mapping[str, Any]  # a row of a table
 
@@ -173,8 +175,20 @@ def _count(value: float) -> str:
     return "" if value != value else f"{round(value):,}"
 
 
-def _rhat(value: float) -> str:
+def _rhat_alone(value: float) -> str:
     return "" if value != value else f"{value:.3f}"
+
+
+def _rhat(value: float, is_biased: bool) -> str:
+    return _rhat_alone(value) and f"{_rhat_alone(value)}{BIASED * is_biased}"
+
+
+def _effective(value: float, is_biased: bool) -> str:
+    return _count(value) and f"{_count(value)}{BIASED * is_biased}"
+
+
+def _is_biased(method: Method) -> bool:
+    return is_biased_sampler(method.entry.posterior)
 
 
 def _difference(mean: float, error: float, _: float, is_tied: bool, _p: float) -> str:
@@ -331,17 +345,26 @@ METRICS = [
            more={"elbo_error": lambda m: m.entry.checks.elbo_error}, unit="nats", where=FIT,
            text=with_error),
     Metric("rhat", lambda m: m.chains and m.chains.worst_rhat, "worst R-hat",
-           "Of the function at every test row, the log likelihood and every scale; at most 1.01.",
-           where=FIT, text=_rhat, over=largest,
+           "Of the function at every test row, the log likelihood and every scale; at most 1.01. "
+           "Of a biased sampler: whether it has settled, not on what.",
+           more={"biased": _is_biased}, where=FIT, text=_rhat, over=largest,
            runs="Of f, the log likelihood and scales; at most 1.01."),
+    Metric("rhat_within", lambda m: m.entry.checks.rhat_within, "R-hat within members",
+           "Of the function in one member of an ensemble that samples, of the worst; the worst "
+           "R-hat is then that over members.", where=FIT, text=_rhat_alone),
     Metric("khat", title="worst k-hat", where=FIT, over=largest,
            runs="The largest of a run; above 1 values order nothing."),
     Metric("ess", lambda m: m.chains and m.chains.smallest_ess, "smallest ESS",
-           "Effective draws of the worst of these, in the bulk; at least 400.",
-           where=FIT, text=_count),
+           "Effective draws of the worst of these, in the bulk; at least 400. Those of a biased "
+           "sampler are of another distribution, and do not compare with those of an exact one.",
+           more={"biased": _is_biased}, where=FIT, text=_effective),
     Metric("ess_tail", lambda m: m.chains and m.chains.smallest_ess_tail, "in the tails",
            "Effective draws of the worst 5 % or 95 % quantile of these; at least 400.",
-           where=FIT, text=_count),
+           more={"biased": _is_biased}, where=FIT, text=_effective),
+    Metric("sampler_bias", lambda m: m.entry.checks.sampler_bias, "bias of variances",
+           "Relative error of variances that the energy errors of a sampler without a test of "
+           "acceptance imply, were all directions equally stiff; at most 10 %.",
+           where=FIT, text=percent),
     Metric("divergent", lambda m: m.entry.checks.num_divergent, "divergent",
            "Draws after divergent trajectories.", where=FIT, text=_count),
     Metric("saturated", lambda m: m.chains and m.chains.saturated, "full trees",

@@ -14,9 +14,11 @@ from pyro_bnn.diagnostics.convergence import (
     RHAT_THRESHOLD,
     ChainChecks,
 )
+from pyro_bnn.diagnostics.energy_error import MAX_BIAS
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said, is_biased
+from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
+from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
 
 
 def divergences(entry: Evaluation) -> str | None:
@@ -30,6 +32,50 @@ def divergences(entry: Evaluation) -> str | None:
     )
 
 
+def rhat(entry: Evaluation) -> str:
+    """Chains that disagree about the function, the log likelihood or a scale.
+
+    Of members of an ensemble, each in a mode of its own, what a member says of itself.
+    """
+    checks, within = entry.checks.sampling, entry.checks.rhat_within
+    if checks is None or not checks.quantities:
+        return ""
+    if not has_members(entry.posterior):
+        worst = _worst_rhat(checks)
+        return worst and (
+            f"{worst}, threshold {RHAT_THRESHOLD}: the chains have not settled on one posterior"
+        )
+    if within <= RHAT_THRESHOLD:
+        return ""
+    return (
+        f"R-hat within members {number(within, 4)} of f at the worst test row, threshold "
+        f"{RHAT_THRESHOLD}: a member's chain has not settled in its mode"
+    )
+
+
+def members(entry: Evaluation) -> str:
+    """Members of an ensemble that say different things."""
+    checks = entry.checks.sampling
+    if checks is None or not has_members(entry.posterior) or not (worst := _worst_rhat(checks)):
+        return ""
+    return (
+        f"over members, {worst}, threshold {RHAT_THRESHOLD}: members are in modes that differ, and "
+        "weigh alike whatever the mass of these: a mixture of local posteriors"
+    )
+
+
+def sampler_bias(entry: Evaluation) -> str:
+    """A sampler without a test of acceptance whose steps are too long for its spread to count."""
+    bias = entry.checks.sampler_bias
+    if not bias > MAX_BIAS:
+        return ""
+    return (
+        f"its energy errors imply variances off by {percent(bias, 0)}, threshold "
+        f"{percent(MAX_BIAS, 0)}, were all directions equally stiff: an unadjusted sampler with "
+        "too long a step"
+    )
+
+
 def reference(judged: Judged) -> Iterator[Said]:
     """A reference that cannot judge others, with its defects."""
     entry = judged.reference
@@ -37,8 +83,9 @@ def reference(judged: Judged) -> Iterator[Said]:
         return
     why = "is an approximation, neither exact nor a Markov chain"
     step = "use NUTS chains as the reference"
-    if entry.checks.sampling is not None and is_biased(entry):
-        why = "is off by an unknown bias of its steps and batches"
+    if is_biased_sampler(entry.posterior):
+        why = "is a biased sampler, whose chains do not converge to the posterior"
+        step = "use chains of NUTS, HMC or MAMS as the reference"
     elif checks := entry.checks.sampling:
         why, step = f"has defects ({'; '.join(_defects(checks))})", "mend these first"
     yield (
@@ -106,9 +153,12 @@ def _energies(checks: ChainChecks) -> str:
 
 
 CHAINS = [
-    of_chains("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-              _worst_rhat,
-              f", threshold {RHAT_THRESHOLD}: the chains have not settled on one posterior"),
+    Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
+                 rhat),
+    Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
+                 "compare with NUTS", members),
+    Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
+                 "lower energy_variance, or use MAMS or NUTS", sampler_bias),
     of_chains("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
               lambda checks: " and ".join(_few_draws(checks)),
               f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pyro_bnn import infer
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
+from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES, is_biased_sampler
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 
 
@@ -46,9 +45,10 @@ class Judged(NamedTuple):
         entry = self.reference
         if entry is None or entry.posterior.engine in EXACT_ENGINES:
             return entry
+        if is_biased_sampler(entry.posterior):
+            return None
         checks = entry.checks.sampling
-        can_judge = checks is not None and checks.can_judge and not is_biased(entry)
-        return entry if can_judge else None
+        return entry if checks is not None and checks.can_judge else None
 
     def against(self) -> tuple[str, list[Evaluation]]:
         """Name of the judge and those whose difference to it is the guide's: of the same model."""
@@ -57,12 +57,6 @@ class Judged(NamedTuple):
             return "", []
         alike = [e for e in self.entries if same_evidence(judge.posterior, e.posterior)]
         return judge.name, alike
-
-
-def is_biased(entry: Evaluation) -> bool:
-    """Whether a method is an engine of this package whose draws are off, however many there are."""
-    engine = getattr(infer, entry.posterior.engine, None)
-    return engine is not None and not engine.is_exact
 
 
 Said: TypeAlias = tuple[str, Sequence[Evaluation]]

@@ -1,0 +1,307 @@
+r"""Microcanonical samplers as state machines: isokinetic trajectories, with a test and without.
+
+**Adjusted** (MAMS): a velocity is drawn evenly from the sphere, N steps are taken, and the end is
+accepted with probability
+
+.. math:: \min\{1, \exp(-\textstyle\sum \Delta E)\}
+
+of the steps' energy errors. Exact at every step size. N is drawn as in
+:mod:`~pyro_bnn.infer.mcmc.hmc_kernel`.
+
+**Unadjusted** (MCLMC): every end is a draw, and the velocity goes on, forgotten in part. With a
+memory of N steps, :math:`L = N \epsilon`, draws are N/4 steps apart, as many as a velocity needs to
+lose :math:`1 - e^{-1/4}` of itself: one refresh there serves for one at each step, at a fraction of
+the random numbers. The draws are biased by the step size alone, and the energy errors tell by how
+much (:mod:`pyro_bnn.diagnostics.energy_error`).
+
+References:
+    Robnik, Cohn-Gordon & Seljak, "Metropolis Adjusted Microcanonical Hamiltonian Monte Carlo",
+    2025, arXiv:2503.01707. Robnik, De Luca, Silverstein & Seljak, "Microcanonical Hamiltonian Monte
+    Carlo", JMLR 2023, arXiv:2212.08549.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer.mcmc.hmc_kernel import choose, drawn_length
+from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, Moved, refresh, unit
+from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Potential
+from pyro_bnn.infer.mcmc.mass import Mass
+
+PARTS = 4  # draws of the unadjusted sampler within the memory of a velocity
+AT_TARGET = 0.5**0.5  # E exp(-d^2 / 2 s^2) of d from N(0, s^2)
+
+
+class Flight(NamedTuple):
+    """Where every chain stands in its trajectory.
+
+    Attributes:
+        z: Positions ``[C, P]``; likewise velocities ``v``, gradients ``grad``.
+        potential: U at z ``[C]``.
+        start_z: Where the trajectory started, ``[C, P]``, with ``start_grad``, ``start_potential``.
+        error_sum: Sum of the energy errors of the steps ``[C]``; of their squares ``square_sum``.
+        accept_sum: Of the adjusted sampler the acceptance probability of the newest point ``[C]``;
+            of the other the sum over steps of what steps are tuned by.
+        num_steps: Steps so far ``[C]``.
+        length: Steps of the whole trajectory ``[C]``, drawn at the first of them.
+        parts: Draws within the memory of a velocity ``[C]``; 1 where it is drawn anew for each.
+        ended: Whether the last step ended a trajectory ``[C]``.
+        stats: Of the last trajectory that ended ``[C, len(STATISTICS)]``.
+    """
+
+    z: Tensor
+    v: Tensor
+    grad: Tensor
+    potential: Tensor
+    start_z: Tensor
+    start_grad: Tensor
+    start_potential: Tensor
+    error_sum: Tensor
+    square_sum: Tensor
+    accept_sum: Tensor
+    num_steps: Tensor
+    length: Tensor
+    parts: Tensor
+    ended: Tensor
+    stats: Tensor
+
+
+@dataclass(frozen=True)
+class _Microcanonical:
+    """What both have in common.
+
+    Args:
+        integrator: Name of the step, one of ``INTEGRATORS``.
+    """
+
+    integrator: str
+
+    STATISTICS: ClassVar[tuple[str, ...]]
+    UNIFORMS: ClassVar[int] = 2  # acceptance, length of a trajectory that begins
+
+    def begin(
+        self,
+        z: Tensor,
+        potential: Tensor,
+        grad: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,  # noqa: ARG002 - of the form of all kernels
+        limit: int,  # noqa: ARG002
+    ) -> Flight:
+        """Trajectories of one point, of velocities in the directions of the momenta ``[C, P]``."""
+        none = torch.zeros_like(potential)
+        zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+        return Flight(
+            z=z.clone(),
+            v=unit(momentum),
+            grad=grad.clone(),
+            potential=potential.clone(),
+            start_z=z.clone(),
+            start_grad=grad.clone(),
+            start_potential=potential.clone(),
+            error_sum=none,
+            square_sum=none.clone(),
+            accept_sum=none.clone(),
+            num_steps=zero,
+            length=zero.clone(),
+            parts=torch.ones_like(zero),
+            ended=zero > 0,
+            stats=z.new_zeros(z.shape[0], len(self.STATISTICS)),
+        )
+
+    def is_possible(self, state: Flight, limit: int) -> bool:
+        """Whether trajectories of so many steps in the mean can be there between two steps."""
+        is_length = (state.length > 0) & (state.length <= max(1, 3 * limit // 2))
+        is_under_way = is_length & (state.num_steps >= 0) & (state.num_steps < state.length)
+        is_of_parts = (state.parts == 1) | (state.parts == PARTS)
+        return bool(((is_under_way | (state.num_steps == 0)) & is_of_parts).all())
+
+    def position(self, state: Flight, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+        return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
+
+    def _move(
+        self, state: Flight, potential: Potential, mass: Mass, step_size: Tensor
+    ) -> tuple[Moved, Tensor]:
+        """The next points, and whether they diverge; the error of one that does is infinite."""
+        new = INTEGRATORS[self.integrator].step(
+            state.z, state.v, state.grad, state.potential, step_size, potential, mass
+        )
+        is_finite = new.error.isfinite()
+        diverging = ~is_finite | (new.error.abs() > MAX_ENERGY_ERROR)
+        return new._replace(error=torch.where(is_finite, new.error, torch.inf)), diverging
+
+    def _gradients(self, num_steps: Tensor) -> Tensor:
+        return num_steps * INTEGRATORS[self.integrator].num_gradients
+
+
+@dataclass(frozen=True)
+class Adjusted(_Microcanonical):
+    """MAMS: draws of the density itself."""
+
+    STATISTICS = (
+        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "acceptance_rate",
+        "diverging",
+    )  # fmt: skip
+    AIM: ClassVar[str] = "acceptance_rate"
+
+    def step(
+        self,
+        state: Flight,
+        potential: Potential,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Flight:
+        """One step of every chain, and acceptance where a trajectory is over.
+
+        Args:
+            state: Where the chains stand; not changed.
+            potential: U and its gradient.
+            mass: The mass matrix.
+            step_size: Of each chain ``[C]``.
+            momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
+            uniform: In [0, 1), ``[C, UNIFORMS]``.
+            limit: Mean number of steps of trajectories that begin, ``[]``.
+        """
+        new, diverging = self._move(state, potential, mass, step_size)
+        length = torch.where(state.num_steps == 0, drawn_length(uniform[:, 1], limit), state.length)
+        num_steps = state.num_steps + 1
+        error_sum = state.error_sum + new.error
+        square_sum = state.square_sum + new.error.square()
+        diverging = diverging | (error_sum > MAX_ENERGY_ERROR)
+        accept = torch.where(diverging, 0.0, (-error_sum).clamp(max=0).exp())
+        ended = diverging | (num_steps >= length)
+        accepted = ended & (uniform[:, 0] < accept)
+        z = choose(accepted, new.z, state.start_z)
+        grad = choose(accepted, new.grad, state.start_grad)
+        value = choose(accepted, new.potential, state.start_potential)
+        stats = _table(
+            -value,
+            error_sum,
+            square_sum / (num_steps * z.shape[-1]),
+            num_steps,
+            self._gradients(num_steps),
+            accept,
+            diverging,
+        )
+        return Flight(
+            z=choose(ended, z, new.z),
+            v=choose(ended, unit(momentum), new.v),
+            grad=choose(ended, grad, new.grad),
+            potential=choose(ended, value, new.potential),
+            start_z=z,
+            start_grad=grad,
+            start_potential=value,
+            error_sum=torch.where(ended, 0.0, error_sum),
+            square_sum=torch.where(ended, 0.0, square_sum),
+            accept_sum=accept,
+            num_steps=torch.where(ended, 0, num_steps),
+            length=length,
+            parts=state.parts,
+            ended=ended,
+            stats=choose(ended, stats, state.stats),
+        )
+
+
+@dataclass(frozen=True)
+class Unadjusted(_Microcanonical):
+    r"""MCLMC: draws whose bias the step size sets.
+
+    Step sizes are tuned by the mean over steps of
+    :math:`\exp(-\Delta E^2 / (2 P E^*))`, which is :math:`1 / \sqrt 2` where the energy errors are
+    normal and of the wanted variance :math:`E^*` a dimension; unlike the square itself it is
+    bounded, whatever a step far too long does.
+
+    Args:
+        integrator: Name of the step, one of ``INTEGRATORS``.
+        energy_variance: The wanted variance :math:`E^*`.
+    """
+
+    energy_variance: float
+
+    STATISTICS = (
+        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "step_score",
+        "diverging",
+    )  # fmt: skip
+    AIM: ClassVar[str] = "step_score"
+
+    def step(
+        self,
+        state: Flight,
+        potential: Potential,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Flight:
+        """One step of every chain; the draw is where a trajectory ends, unless it diverges.
+
+        Args:
+            state: Where the chains stand; not changed.
+            potential: U and its gradient.
+            mass: The mass matrix.
+            step_size: Of each chain ``[C]``.
+            momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
+            uniform: In [0, 1), ``[C, UNIFORMS]``.
+            limit: Steps N of a velocity's memory, ``[]``; those of a trajectory, in the mean, while
+                ``parts`` is 1.
+        """
+        new, diverging = self._move(state, potential, mass, step_size)
+        is_fresh = state.parts == 1  # a velocity for each trajectory, as the adjusted sampler has
+        first = torch.where(
+            is_fresh, drawn_length(uniform[:, 1], limit), (limit // state.parts).clamp(min=1)
+        )
+        length = torch.where(state.num_steps == 0, first, state.length)
+        num_steps = state.num_steps + 1
+        num_latents = state.z.shape[-1]
+        error_sum = state.error_sum + new.error
+        square_sum = state.square_sum + new.error.square()
+        score = (-new.error.square() / (2 * num_latents * self.energy_variance)).exp()
+        score_sum = state.accept_sum + torch.where(diverging, 0.0, score)
+        ended = diverging | (num_steps >= length)
+        is_kept = ended & ~diverging
+        z = choose(is_kept, new.z, state.start_z)
+        grad = choose(is_kept, new.grad, state.start_grad)
+        value = choose(is_kept, new.potential, state.start_potential)
+        stats = _table(
+            -value,
+            error_sum,
+            square_sum / (num_steps * num_latents),
+            num_steps,
+            self._gradients(num_steps),
+            score_sum / num_steps,
+            diverging,
+        )
+        kept_v = refresh(new.v, momentum, num_steps.to(z.dtype) / limit)
+        v = choose(is_fresh | diverging, unit(momentum), kept_v)
+        return Flight(
+            z=choose(ended, z, new.z),
+            v=choose(ended, v, new.v),
+            grad=choose(ended, grad, new.grad),
+            potential=choose(ended, value, new.potential),
+            start_z=z,
+            start_grad=grad,
+            start_potential=value,
+            error_sum=torch.where(ended, 0.0, error_sum),
+            square_sum=torch.where(ended, 0.0, square_sum),
+            accept_sum=torch.where(ended, 0.0, score_sum),
+            num_steps=torch.where(ended, 0, num_steps),
+            length=length,
+            parts=state.parts,
+            ended=ended,
+            stats=choose(ended, stats, state.stats),
+        )
+
+
+def _table(*columns: Tensor) -> Tensor:
+    """Statistics ``[C, ...]`` as columns of the dtype of the first."""
+    return torch.stack([column.to(columns[0].dtype) for column in columns], -1)

@@ -1,0 +1,209 @@
+"""MAMS and MCLMC against closed-form posteriors; what they share with HMC is tested there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_bnn import models, priors
+from pyro_bnn.diagnostics import simulation_based_calibration
+from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
+from pyro_bnn.errors import ModelError, OptionError
+from pyro_bnn.infer import HMC, MAMS, MCLMC
+from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
+from pyro_bnn.infer.mcmc.progress import Progress
+from pyro_bnn.infer.mcmc.sampling import Sampling
+from tests.diagnostics.test_sbc_nuts import X, network
+from tests.infer.chains import all_draws, quick
+from tests.infer.densities import scales
+from tests.infer.scores import moment_scores, z_scores
+from tests.oracle import LinearGaussian
+
+# --- the exact posterior -------------------------------------------------------------------------
+
+
+@quick
+@pytest.mark.slow("samples chains")
+@pytest.mark.parametrize(
+    ("integrator", "target"), [("leapfrog", 0.5), ("leapfrog", 0.9), ("minimal_norm", 0.7)]
+)
+def test_moments_of_the_linear_gaussian_posterior(
+    oracle: LinearGaussian, integrator: Any, target: float
+) -> None:
+    """MAMS is exact at every step size."""
+    mams = MAMS(
+        num_chains=40,
+        warmup_steps=45,
+        num_samples=60,
+        num_steps=4,
+        integrator=integrator,
+        target_accept=target,
+        compile=False,
+    )
+    run = mams.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    assert moment_scores(all_draws(run), oracle.mean, oracle.covariance).max() < 4.5
+    stats = run.sample_stats
+    assert abs(stats["acceptance_rate"].mean() - target) < 0.1
+    gradients = 2 if integrator == "minimal_norm" else 1
+    assert np.array_equal(stats["n_gradients"], gradients * stats["n_steps"])
+    torch.testing.assert_close(
+        torch.from_numpy(stats["lp"]), oracle.log_joint(all_draws(run)), rtol=1e-10, atol=0
+    )
+
+
+@quick
+@pytest.mark.slow("samples chains")
+def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> None:
+    """Means, and variances that the energy error says to be off by 1 %, within their errors."""
+    mclmc = MCLMC(
+        num_chains=40,
+        warmup_steps=60,
+        num_samples=200,
+        num_steps=16,
+        energy_variance=1e-6,
+        compile=False,
+    )
+    run = mclmc.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    scores = moment_scores(all_draws(run), oracle.mean, oracle.covariance)
+    assert scores.max() < 4.5
+    assert (run.sample_stats["n_steps"] == 4).all()
+    assert (run.sample_stats["n_gradients"] == 8).all()
+
+
+def unadjusted(energy_variance: float, integrator: str = "leapfrog") -> tuple[Any, dict[str, Any]]:
+    """Whitened draws ``[C, S, P]`` of a standard normal of 100 dimensions, and statistics."""
+    density = scales(*[1.0] * 100)
+    starts = density.draws(32, seed=1)
+    kernel = Unadjusted(integrator, energy_variance)
+    chains = Lockstep(
+        kernel,
+        density.potential,
+        (),
+        starts,
+        Mass(torch.ones(100).double()),
+        limit=12,
+        target_accept=0.5**0.5,
+        seed=0,
+        name="a density",
+        compiled=False,
+        strict=True,
+    )
+    run = Sampling(
+        chains,
+        warmup_steps=60,  # of two windows, whose mass matrix is near the unit one
+        num_samples=400,
+        limit=12,
+        progress=Progress("", 32, 460, show=False),
+        last={"parts": PARTS},
+    )
+    run.begin()
+    while not run.is_done:
+        run.step()
+    result = run.result()
+    names = (*kernel.STATISTICS, "step_size")
+    return result.z, {name: result.stats[..., i] for i, name in enumerate(names)}
+
+
+@pytest.mark.slow("samples chains")
+@pytest.mark.parametrize("energy_variance", [5e-3, 0.05])
+def test_the_bias_is_what_the_energy_error_says_and_the_step_is_as_wanted(
+    energy_variance: float,
+) -> None:
+    """A standard normal, equally stiff everywhere: r by E, and r = u / (1 - u) by the step."""
+    z, stats = unadjusted(energy_variance)
+    found = mean_energy_variance(stats["energy_variance"], stats["diverging"] > 0)
+    assert found == pytest.approx(energy_variance, rel=0.15)
+    u = (stats["step_size"].mean() / 10) ** 2 / 4  # a step of sqrt(P) is one of HMC's of 1
+    expected = u / (1 - u)
+    assert variance_bias(found) == pytest.approx(expected, rel=0.05)
+    # sums of squares of a draw, whose mean over P entries is the variance, up to 1 / P
+    scores = z_scores(z.square().mean(-1), 1 + expected)
+    error = float(z.square().mean((1, 2)).std()) / 32**0.5
+    assert scores.max() < 4 + 0.02 * expected / error + 0.01 / error
+
+
+# --- ranks of simulated truths -------------------------------------------------------------------
+
+
+@pytest.mark.slow("samples hundreds of chains")
+@pytest.mark.parametrize(
+    ("engine", "target"),
+    [
+        (MAMS, 0.6),
+        *(
+            pytest.param(engine, target, marks=pytest.mark.soak)
+            for engine, target in [(MAMS, 0.9), (HMC, 0.4), (HMC, 0.6), (HMC, 0.9), (MAMS, 0.4)]
+        ),
+    ],
+)
+def test_ranks_of_simulated_truths_are_uniform(engine: Any, target: float) -> None:
+    sampler = engine(
+        warmup_steps=100, num_samples=19 * 5, num_steps=10, target_accept=target, compile=False
+    )
+    found = simulation_based_calibration(
+        network(priors.Normal()), X, sampler, num_simulations=100, num_draws=19, progress=False
+    )
+    assert found.num_failed == 0
+    assert (found.p_values > 0.001).all(), found.summary()
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "text"),
+    [
+        (MAMS, {"integrator": "euler"}, 'integrator is "leapfrog" or "minimal_norm", not \'eu'),
+        (MAMS, {"num_steps": 0}, "num_steps is an integer of at least 1, not 0"),
+        (MAMS, {"target_accept": 1.0}, "target_accept is a number between 0 and 1, not 1.0"),
+        (MCLMC, {"integrator": None}, 'integrator is "leapfrog" or "minimal_norm", not None'),
+        (MCLMC, {"energy_variance": 0.0}, "energy_variance"),
+        (MCLMC, {"num_chains": 0}, "num_chains is an integer of at least 1, not 0"),
+    ],
+)
+def test_bad_options_are_refused(engine: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        engine(**options)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("engine", [MAMS, MCLMC])
+def test_a_model_of_one_latent_number_is_refused(engine: Any) -> None:
+    class Mean(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+            import pyro
+
+            m = pyro.sample("m", dist.Normal(torch.tensor(0.0), torch.tensor(1.0)))
+            f = pyro.deterministic("f", m + 0 * x[:, :1])
+            with pyro.plate("data", len(x)):
+                drawn: torch.Tensor = pyro.sample("y", dist.Normal(f[:, 0], 1.0), obs=y)
+            return drawn
+
+    with pytest.raises(ModelError, match=f"{engine.__name__} needs at least two latent numbers"):
+        engine().run(Mean(), (torch.zeros(3, 1), torch.zeros(3)), progress=False)
+
+
+def test_what_is_exact_says_so() -> None:
+    assert HMC.is_exact
+    assert MAMS.is_exact
+    assert not MCLMC.is_exact
+
+
+@quick
+@pytest.mark.slow("samples chains")
+@pytest.mark.parametrize("engine", [HMC, MAMS, MCLMC])
+def test_the_length_is_found(engine: Any) -> None:
+    """Short where the posterior is nearly a standard normal after whitening."""
+    model = models.LinearRegression(3)
+    x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+    run = engine(num_chains=4, warmup_steps=100, num_samples=20, compile=False).run(
+        model, (x, x[:, 0]), progress=False
+    )
+    assert run.options["num_steps"] is None
+    assert 1 <= run.sample_stats["n_steps"].mean() < 12
