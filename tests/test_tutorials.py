@@ -70,6 +70,7 @@ def test_the_tutorials_are_there() -> None:
         "09_in_between",
         "10_natural_gradients",
         "13_write_your_own_guide",
+        "14_stochastic_gradient_mcmc",
     ]
 
 
