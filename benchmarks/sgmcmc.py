@@ -200,7 +200,7 @@ def diabetes_rows(settings: Settings) -> Iterator[Row]:
     split = bnn.data.load("diabetes")
     few: dict[str, Any] = {"warmup_steps": 20, "num_samples": 20}
     quick = settings.quick
-    reference = nuts(split, *((10, 20) if quick else (300, 1_000)), seconds=1e6)
+    reference = nuts(split, *((4, 8) if quick else (300, 1_000)), seconds=1e6)
     methods: tuple[Any, ...] = (bnn.BAOAB,) if quick else (bnn.BAOAB, bnn.SGLD)
     for cls in methods:
         engine = cls(num_chains=CHAINS, **(few if quick else {}))
@@ -213,7 +213,7 @@ def protein_rows(settings: Settings) -> Iterator[Row]:
     folder = os.environ.get("PYRO_BNN_NUTS_CHECKPOINT")
     where = {"checkpoint": folder, "resume": True} if folder else {}
     if settings.quick:
-        reference = nuts(split, 10, 20, 1e6)
+        reference = nuts(split, 4, 8, 1e6)
         engine: Any = bnn.BAOAB(warmup_steps=30, num_samples=20, batch_size=64, control="mode")
     else:
         budget = float(os.environ.get("PYRO_BNN_NUTS_SECONDS", NUTS_SECONDS))
