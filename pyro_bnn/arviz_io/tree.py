@@ -151,6 +151,7 @@ def _dataset(
     own = dims.get(group, {})
     arrays: dict[str, NDArray[Any]] = {}
     names: dict[Hashable, Sequence[Hashable]] = {}
+    sizes: dict[Hashable, int] = {}
     for original, value in variables.items():
         name, array = original.replace("/", "."), np.asarray(value)
         where, event_ndim = f"{group}/{name}", array.ndim - len(sample_dims)
@@ -177,6 +178,10 @@ def _dataset(
             )
         arrays[name] = array
         names[name] = [*given, *(f"{name}_dim_{i}" for i in range(len(given), event_ndim))]
+        for dim, size in zip([*sample_dims, *names[name]], array.shape, strict=True):
+            # xarray would fill up the shorter one, and take the variable for labels
+            if dim in variables or sizes.setdefault(dim, size) != size:
+                raise ShapeError(f"sizes or names of {group} disagree: {where} along {dim!r}")
     try:
         dataset: Dataset = dict_to_dataset(
             arrays,
