@@ -248,6 +248,6 @@ def test_new_rows_that_do_not_fit_are_refused(
     for wrong in (y[None], y[:1], torch.cat([y, y]), torch.stack([y, y], 1), y[:0]):
         with pytest.raises(ShapeError, match="one row for each row of x, one column for each"):
             prediction.log_prob(wrong)
-    with pytest.raises(DataError, match="y holds complex numbers"):
+    with pytest.raises(DataError, match="y must hold real numbers, got dtype complex64"):
         prediction.log_prob(y + 1j)
     assert_close(prediction.log_prob(y[:, None]), prediction.log_prob(y), rtol=0, atol=0)

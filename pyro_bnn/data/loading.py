@@ -86,7 +86,7 @@ def load(
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv") and path.is_file():
         check_index(split, NUM_SPLITS, path.name)
-        return published_split(read_csv(path, target, task), split)
+        return published_split(read_csv(path, target, task), split, path.name)
     if target is not None:
         raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
     if path.is_dir():

@@ -236,13 +236,20 @@ def published_rows(
     return rows[:num_train], rows[num_train:]
 
 
-def published_split(table: Table, index: int) -> Split:
+def published_split(table: Table, index: int, source: str = "") -> Split:
     """Split number ``index`` of a data set, by :func:`published_rows`.
+
+    Args:
+        table: The data set.
+        index: Number of the split.
+        source: What errors call it; by default its name.
 
     Raises:
         DataError: If there are too few rows, or as :func:`make_split`.
     """
-    return make_split(table, *published_rows(len(table.data), index, table.name), index=index)
+    return make_split(
+        table, *published_rows(len(table.data), index, source or table.name), index=index
+    )
 
 
 def check_index(index: int, num_splits: int, name: str) -> None:
