@@ -6,7 +6,7 @@ nothing (``x * 1``, ``x ** 1``, a view of the same shape), stand twice, or depen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -91,8 +91,8 @@ def _without_write(node: Node) -> Any:
     if pure is aten.copy.default:  # where all is written over, what is left is what was copied
         source = node.args[1]
         return aten.clone.default if isinstance(source, Node) and _alike(source, node) else None
-    if pure in _ALSO_PURE:
-        return pure
+    if pure in _ALSO_PURE:  # lays its result out by rows, which views may count on
+        return pure if _is_by_rows(_value(written)) else None
     dtypes = {_value(source).dtype for source in node.all_input_nodes}
     return pure if len(dtypes) == 1 and _keeps_dtype(pure, node) else None
 
@@ -222,8 +222,22 @@ def _alike(first: Node, second: Node) -> bool:
 
 def _layout(value: Any) -> list[str]:
     """Sizes and strides; of those that are symbols, their expressions."""
-    strides = value.stride if isinstance(value.stride, tuple) else value.stride()
-    return [str(size) for size in (*value.shape, *strides)]
+    return [str(size) for size in (*value.shape, *_strides(value))]
+
+
+def _strides(value: Any) -> Sequence[int]:
+    strides: Sequence[int] = value.stride if isinstance(value.stride, tuple) else value.stride()
+    return strides
+
+
+def _is_by_rows(value: Any) -> bool:
+    """Whether entries lie one after the other, the last dimension first."""
+    size = 1
+    for length, stride in zip(reversed(value.shape), reversed(_strides(value)), strict=True):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def _value(node: Node) -> Any:
