@@ -41,7 +41,7 @@ from tests.saves import document_of
 # --- from every phase of a run -------------------------------------------------------------------
 
 SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
-CHAINS, WARM_UP, DRAWS = 5, 45, 6  # windows of 10, 20 and 15
+CHAINS, WARM_UP, DRAWS = 5, 45, 40  # windows of 10, 20 and 15
 KINDS = pytest.mark.parametrize(
     ("kernel", "limit", "kind"),
     [
