@@ -30,9 +30,9 @@ class MCLMC(SamplerOfLength):
     long as one of ``HMC`` and none is lost; in return variances are off by about r, where
     the variance a dimension of a step's energy error is :math:`E = 4 r^3 / (1 + r)^2`. Step sizes
     are tuned until E has the value asked for: 1e-4, 5e-4, 5e-3 and 0.1 mean r of 3, 5, 12 and 36 %
-    where all directions are equally stiff. E comes out between a fifth and four times that value, as
-    steps are tuned with velocities drawn anew. Each draw's E is in ``sample_stats["energy_variance"]``,
-    and the report shows the r it implies. Compare with ``MAMS`` or ``NUTS`` before a small
+    where all directions are equally stiff. E comes out between a fifth and four times that value,
+    as steps are tuned with velocities drawn anew. Each draw's E is in
+    ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with ``MAMS`` or ``NUTS`` before a small
     difference of spreads is trusted.
 
     The memory L is tuned in the warm-up as the length of trajectories with a velocity of its own
