@@ -56,9 +56,9 @@ def stepping(problem: Problem, engine: SGMCMC, name: str) -> Contender:
     saves = Checkpoint.open(
         None,
         resume=False,
-        identify=lambda: None,
+        identify=lambda: None,  # type: ignore[arg-type, return-value]
         device=x.device,
-        start=start,  # type: ignore[arg-type, return-value]
+        start=start,
     )
     run = begun.make(saves, False)  # noqa: FBT003  # shows no progress
     run.begin()

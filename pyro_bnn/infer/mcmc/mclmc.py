@@ -32,8 +32,8 @@ class MCLMC(SamplerOfLength):
     are tuned until E has the value asked for: 1e-4, 5e-4, 5e-3 and 0.1 mean r of 3, 5, 12 and 36 %
     where all directions are equally stiff. E comes out between a fifth and four times that value,
     as steps are tuned with velocities drawn anew. Each draw's E is in
-    ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with ``MAMS`` or ``NUTS`` before a small
-    difference of spreads is trusted.
+    ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with
+    ``MAMS`` or ``NUTS`` before a small difference of spreads is trusted.
 
     The memory L is tuned in the warm-up as the length of trajectories with a velocity of its own
     each, as in ``HMC``. A draw is kept every quarter of L, as draws closer together tell little
