@@ -85,9 +85,22 @@ from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
 from pyro_bnn.diagnostics.temperature import Temperature, temperature_of
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
+from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
+from pyro_bnn.diagnostics.trust.calibration_error import (
+    classwise_ece,
+    debiased_squared_ece,
+    equal_mass_ece,
+    equal_mass_floor,
+    skce,
+)
+from pyro_bnn.diagnostics.trust.corruptions import corrupt
+from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95, novelty_scores
+from pyro_bnn.diagnostics.trust.selective import SelectiveRisk, selective_risk
+from pyro_bnn.diagnostics.trust.temperature_scaling import TemperatureScale, temperature_scaling
 
 __all__ = [
     "NNGP",
+    "Attacked",
     "ChainChecks",
     "ClassUncertainty",
     "Coverage",
@@ -109,24 +122,34 @@ __all__ = [
     "RejectionCurve",
     "Reliability",
     "RowByRow",
+    "SelectiveRisk",
     "SimulationProbabilities",
     "SimulationRanks",
     "Temperature",
+    "TemperatureScale",
     "Trend",
     "accuracy",
+    "auroc",
     "binomial_band",
     "bound_ratio",
     "brier",
     "central_band",
     "class_uncertainty",
+    "classwise_ece",
+    "corrupt",
     "coverage",
     "covered_share",
     "crps",
     "curvature_matrices",
+    "debiased_squared_ece",
     "dropout_variance",
     "ebfmi",
     "ece",
     "ece_floor",
+    "equal_mass_ece",
+    "equal_mass_floor",
+    "fgsm",
+    "fpr95",
     "function_convergence",
     "gaussian_w2",
     "is_bounded",
@@ -143,6 +166,7 @@ __all__ = [
     "mean_field_kl",
     "mean_shift",
     "moment_matched_log_score",
+    "novelty_scores",
     "objective_trend",
     "overconfidence",
     "paired_difference",
@@ -160,13 +184,16 @@ __all__ = [
     "rmse",
     "sd_ratio",
     "segment",
+    "selective_risk",
     "signal_to_noise",
     "simulated_ece",
     "simulated_pit",
     "simulation_based_calibration",
     "simultaneous_band",
+    "skce",
     "symmetry_test",
     "temperature_of",
+    "temperature_scaling",
     "upper_limit",
     "variance_bias",
     "variational_calibration",

@@ -126,13 +126,8 @@ def rejection_curve(
         >>> curve.accuracy, curve.area == curve.best
         (array([1.  , 1.  , 1.  , 0.75]), True)
     """
-    uncertainty = check_axes("uncertainty", uncertainty, "N")
-    correct = check_rows("correct", correct, len(uncertainty), of="uncertainty")
-    if not np.isin(correct, (0, 1)).all():
-        raise DataError("correct holds truth values: whether each predicted class is the observed")
-    right = correct.astype(float)
-    _, group, sizes = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    expected = (np.bincount(group, right) / sizes)[np.sort(group)]  # [N], a tie shares its rate
+    expected = kept_rates(uncertainty, correct)
+    right = np.asarray(correct, dtype=float)
     accuracy = _running_mean(expected)
     return RejectionCurve(
         retained=np.arange(1, len(right) + 1) / len(right),
@@ -141,6 +136,24 @@ def rejection_curve(
         random=float(right.mean()),
         best=float(_running_mean(np.sort(right)[::-1]).mean()),
     )
+
+
+def kept_rates(
+    uncertainty: Float[np.ndarray, " N"], correct: Bool[np.ndarray, " N"]
+) -> Float[np.ndarray, " N"]:
+    """Whether the rows are right ``[N]``, the least uncertain first; ties share their rate.
+
+    Raises:
+        ShapeError: If the shapes differ.
+        DataError: If ``correct`` holds anything but truth values, such as labels.
+    """
+    uncertainty = check_axes("uncertainty", uncertainty, "N")
+    correct = check_rows("correct", correct, len(uncertainty), of="uncertainty")
+    if not np.isin(correct, (0, 1)).all():
+        raise DataError("correct holds truth values: whether each predicted class is the observed")
+    right = correct.astype(float)
+    _, group, sizes = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    return np.asarray((np.bincount(group, right) / sizes)[np.sort(group)])
 
 
 def _running_mean(values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

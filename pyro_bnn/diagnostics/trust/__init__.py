@@ -1,0 +1,1 @@
+"""Do predictions of classes hold: calibration, rejection, unknown inputs, corruption, attack?"""

@@ -1,0 +1,108 @@
+r"""Inputs changed by a step against the prediction, beside steps of the same size at random.
+
+.. math:: x' = x + \epsilon\, \mathrm{sign}\, \nabla_x L, \qquad
+    L = -\log \frac1S \sum_s p(y \mid x, z_s)
+
+of the predictive density, the mean over the draws that predict: the gradient of a single draw's
+loss understates what can be done to the prediction.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.checks import check_positive
+from pyro_bnn.data import Dataset
+from pyro_bnn.data.arrays import ArrayLike, to_tensor
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.terms import Batch
+
+ROWS = 128  # at once
+DRAWS = 25  # at once
+
+
+class Attacked(NamedTuple):
+    """Inputs near the given ones, every number of them moved by epsilon or not at all.
+
+    Attributes:
+        x: Moved up the gradient of the loss ``[N, ...]``.
+        control: Moved by as much with random signs ``[N, ...]``.
+        gradient: Of the loss of each row ``[N, ...]``, in nats a unit of x.
+    """
+
+    x: Tensor
+    control: Tensor
+    gradient: Tensor
+
+
+def fgsm(
+    posterior: Posterior,
+    data: Dataset | tuple[ArrayLike, ArrayLike],
+    epsilon: float,
+    *,
+    num_samples: int | None = None,
+    seed: int = 0,
+    low: float | None = None,
+    high: float | None = None,
+) -> Attacked:
+    """The fast gradient sign method against a posterior predictive, and its random control.
+
+    Predict at ``x`` and at ``control`` by the same ``num_samples`` and ``seed``: the attack is
+    against the mean over these very draws. What is lost at the control too is noise, not malice.
+
+    Args:
+        posterior: What predicts.
+        data: Rows x and what was observed there, in the model's units.
+        epsilon: Size of the step in every number of x, > 0, in the model's units.
+        num_samples: Number of draws, the total over chains.
+        seed: Seed of the draws and of the random signs.
+        low: Least value that x can have, such as 0 for images; None for no bound.
+        high: Largest such value.
+
+    Raises:
+        DataError: If y lies outside the support of the likelihood.
+        OptionError: If epsilon is not positive.
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Goodfellow, Shlens & Szegedy, "Explaining and Harnessing Adversarial Examples", ICLR 2015,
+        arXiv:1412.6572.
+    """
+    check_positive("epsilon", epsilon)
+    x, y = (data.x, data.y) if isinstance(data, Dataset) else data
+    rows = posterior.program.batch(to_tensor(x, "x"), to_tensor(y, "y"))
+    draws = posterior.draws(num_samples, seed)
+    parts = zip(rows.x.split(ROWS), rows.y.split(ROWS), strict=True)
+    gradient = torch.cat([_gradient(posterior, draws, Batch(*part)) for part in parts])
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, gradient.shape, generator=generator).to(gradient) * 2 - 1
+    moved, control = (
+        (rows.x + epsilon * step).clamp(low, high)
+        if (low, high) != (None, None)
+        else rows.x + epsilon * step
+        for step in (gradient.sign(), signs)
+    )
+    return Attacked(moved, control, gradient)
+
+
+def _gradient(posterior: Posterior, draws: Tensor, batch: Batch) -> Tensor:
+    """Of minus the log of the mean density over draws, at each row.
+
+    It is the mean of the gradients of the draws, weighed by their densities.
+    """
+    program, params = posterior.program, posterior.params
+    blocks = draws.split(DRAWS)
+    with torch.no_grad():
+        parts = [program.log_likelihood(z, batch, params) for z in blocks]
+        weights = torch.cat(parts).softmax(0).split(DRAWS)  # [S, N]
+    total = torch.zeros_like(batch.x)
+    for z, weight in zip(blocks, weights, strict=True):
+        with torch.enable_grad():
+            x = batch.x.detach().requires_grad_()
+            values = program.log_likelihood(z, Batch(x, batch.y), params)
+            (found,) = torch.autograd.grad(-(weight * values).sum(), x)
+        total += found
+    return total

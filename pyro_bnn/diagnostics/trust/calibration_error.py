@@ -1,0 +1,236 @@
+r"""Calibration errors of classes: by bins of equal mass, class by class, debiased, by a kernel.
+
+Every one of them is of finite data: a calibrated method has a plug-in error above 0
+(`equal_mass_floor`), and an unbiased one that scatters about 0. None ranks methods: log scores do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+
+NUM_BINS = 15
+BLOCK = 1_000  # rows of which all pairs are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bins:
+    """Rows in bins: how many, their mean confidence and their share of outcomes ``[B]``."""
+
+    count: Float[np.ndarray, " B"]
+    confidence: Float[np.ndarray, " B"]
+    accuracy: Float[np.ndarray, " B"]
+
+    @property
+    def error(self) -> float:
+        r""":math:`\sum_b \tfrac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|`."""
+        gap = np.abs(self.accuracy - self.confidence)
+        return float((self.count * gap).sum() / self.count.sum())
+
+
+def equal_mass_ece(
+    probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = NUM_BINS
+) -> float:
+    r"""Expected calibration error of the largest probability, in bins of as many rows each.
+
+    .. math:: \mathrm{ECE} = \sum_b \tfrac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|
+
+    Rows of equal confidence are in one bin, so that their order does not matter.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+        num_bins: Number of bins B; those that ties or too few rows leave empty do not count.
+
+    Raises:
+        OptionError: If ``num_bins`` is not a positive integer.
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Nixon et al., "Measuring Calibration in Deep Learning", CVPR workshops 2019,
+        arXiv:1904.01685 (adaptive calibration error).
+
+    Example:
+        >>> probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
+        >>> round(equal_mass_ece(probs, np.array([0, 0, 0, 1]), num_bins=2), 4)
+        0.1
+    """
+    confidence, correct = _top_label(probs, y)
+    return _equal_mass(confidence, correct, num_bins).error
+
+
+def equal_mass_floor(probs: Float[np.ndarray, "N C"], num_bins: int = NUM_BINS) -> float:
+    r"""About what `equal_mass_ece` is if the probabilities are exactly right.
+
+    .. math:: \sqrt{\tfrac2\pi}\,\sum_b \tfrac{n_b}{N} \sqrt{\tfrac{\overline{p (1 - p)}_b}{n_b}}
+
+    the mean size of a normal number whose variance is that of the bin's accuracy.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``.
+        num_bins: Number of bins.
+
+    Raises:
+        OptionError: If ``num_bins`` is not a positive integer.
+        ShapeError: If ``probs`` is not ``[N, C]``.
+
+    Example:
+        >>> round(equal_mass_floor(np.full((500, 2), 0.5)), 4)  # sqrt(2 / pi) sqrt(1 / 4 / 500)
+        0.0178
+    """
+    confidence = check_axes("probs", probs, "N C").max(1)
+    noise = _equal_mass(confidence, confidence * (1 - confidence), num_bins)
+    sizes = np.sqrt(noise.accuracy / noise.count)
+    return float(np.sqrt(2 / np.pi) * (noise.count * sizes).sum() / noise.count.sum())
+
+
+def classwise_ece(
+    probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = NUM_BINS
+) -> float:
+    r"""Mean over classes of the calibration error of each class's probability, in equal-mass bins.
+
+    .. math:: \frac1C \sum_c \sum_b \frac{n_b}{N} \bigl| \overline{[y = c]}_b - \bar p_{c, b} \bigr|
+
+    The largest probability may be calibrated while those of single classes are not.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+        num_bins: Number of bins of each class.
+
+    Raises:
+        OptionError: If ``num_bins`` is not a positive integer.
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Kull et al., "Beyond temperature scaling", NeurIPS 2019, arXiv:1910.12656.
+
+    Example:
+        >>> probs = np.array([[0.5, 0.5]] * 4)
+        >>> classwise_ece(probs, np.array([0, 0, 0, 1]))
+        0.25
+    """
+    probs = check_axes("probs", probs, "N C")
+    y = check_rows("y", y, len(probs), of="probs")
+    each = [_equal_mass(p, y == c, num_bins).error for c, p in enumerate(probs.T)]
+    return float(np.mean(each))
+
+
+def debiased_squared_ece(
+    probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = NUM_BINS
+) -> float:
+    r"""Squared calibration error without the plug-in's bias: about 0 if calibrated, and may be < 0.
+
+    .. math:: \sum_b \frac{n_b}{N} \Bigl[ (\mathrm{acc}_b - \mathrm{conf}_b)^2 -
+        \frac{\mathrm{acc}_b (1 - \mathrm{acc}_b)}{n_b - 1} \Bigr]
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+        num_bins: Number of bins of as many rows each; N/2 where it is more.
+
+    Returns:
+        The error in squared probabilities; NaN where a bin has a single row.
+
+    Raises:
+        OptionError: If ``num_bins`` is not a positive integer.
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Kumar, Liang & Ma, "Verified Uncertainty Calibration", NeurIPS 2019, arXiv:1909.10155.
+
+    Example:
+        >>> y = np.array([0] * 8 + [1] * 2)
+        >>> round(debiased_squared_ece(np.array([[0.8, 0.2]] * 10), y, num_bins=1), 6)
+        -0.017778
+    """
+    confidence, correct = _top_label(probs, y)
+    check_positive_int("num_bins", num_bins)
+    bins = _equal_mass(confidence, correct, min(num_bins, max(1, len(confidence) // 2)))
+    if (bins.count < 2).any():
+        return float("nan")
+    noise = bins.accuracy * (1 - bins.accuracy) / (bins.count - 1)
+    squares = (bins.accuracy - bins.confidence) ** 2 - noise
+    return float((bins.count * squares).sum() / bins.count.sum())
+
+
+def skce(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], *, seed: int = 0) -> float:
+    r"""Squared kernel calibration error of all probabilities: 0 in the mean if calibrated.
+
+    .. math:: \binom n2^{-1} \sum_{i < j} k(p_i, p_j)\, (e_{y_i} - p_i)^\top (e_{y_j} - p_j),
+        \qquad k(p, p') = \exp(-\tfrac1{2h} \|p - p'\|_1)
+
+    with the median distance for h. It is unbiased, without bins, and all C probabilities count.
+    Beyond 1,000 rows it is the mean over blocks of so many, of rows in a random order, which is
+    unbiased as well.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+        seed: Seed of the order.
+
+    Returns:
+        The error, which may be < 0; NaN for one row.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Widmann, Lindsten & Zachariah, "Calibration tests in multi-class classification", NeurIPS
+        2019, arXiv:1910.11385.
+
+    Example:
+        >>> round(skce(np.array([[0.75, 0.25]] * 2), np.array([0, 0])), 4)  # (1/4)^2 + (1/4)^2
+        0.125
+    """
+    probs = check_axes("probs", probs, "N C")
+    y = check_rows("y", y, len(probs), of="probs")
+    if len(probs) < 2:
+        return float("nan")
+    residual = (np.arange(probs.shape[1]) == y[:, None]) - probs  # [N, C]
+    order = np.random.default_rng(seed).permutation(len(probs))
+    blocks = np.array_split(order, -(-len(probs) // BLOCK))
+    values = [_skce_of_block(probs[rows], residual[rows]) for rows in blocks]
+    sizes = [len(rows) for rows in blocks]
+    return float(np.average(values, weights=sizes))
+
+
+def _skce_of_block(probs: Float[np.ndarray, "n C"], residual: Float[np.ndarray, "n C"]) -> float:
+    from scipy.spatial.distance import pdist
+
+    distance = 0.5 * pdist(probs, "cityblock")  # [n (n - 1) / 2], pairs of i < j by rows
+    width = np.median(distance)
+    kernel = np.exp(-distance / width) if width > 0 else (distance == 0).astype(float)
+    products = (residual @ residual.T)[np.triu_indices(len(probs), 1)]
+    return float((kernel * products).mean())
+
+
+def _top_label(
+    probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """The largest probability of each row, and whether its class is the observed one."""
+    probs = check_axes("probs", probs, "N C")
+    y = check_rows("y", y, len(probs), of="probs")
+    return probs.max(1), (probs.argmax(1) == y).astype(float)
+
+
+def _equal_mass(
+    confidence: Float[np.ndarray, " N"], outcome: Float[np.ndarray, " N"], num_bins: int
+) -> _Bins:
+    """Bins of as many rows each, in the order of their confidence; ties stay together."""
+    check_positive_int("num_bins", num_bins)
+    _, group, sizes = np.unique(confidence, return_inverse=True, return_counts=True)
+    middle = (sizes.cumsum() - sizes / 2)[group]  # of the places of rows of equal confidence
+    which = np.floor(middle / len(confidence) * num_bins).astype(int)
+    _, which = np.unique(which, return_inverse=True)  # bins without rows are left out
+    count = np.bincount(which).astype(float)
+    return _Bins(
+        count=count,
+        confidence=np.bincount(which, confidence) / count,
+        accuracy=np.bincount(which, outcome) / count,
+    )

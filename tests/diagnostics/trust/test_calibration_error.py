@@ -1,0 +1,123 @@
+"""Calibration errors: by hand, unbiased where they say so, at their floor where calibrated."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from pyro_bnn.diagnostics import (
+    classwise_ece,
+    debiased_squared_ece,
+    ece,
+    equal_mass_ece,
+    equal_mass_floor,
+    skce,
+)
+from pyro_bnn.errors import OptionError, ShapeError
+
+
+def calibrated(num_rows: int, seed: int, num_classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(num_classes), size=num_rows)
+    return probs, (rng.uniform(size=(num_rows, 1)) > probs.cumsum(1)).sum(1)
+
+
+def z_of(values: list[float], expected: float) -> float:
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(abs(np.mean(values) - expected) / error)
+
+
+def test_bins_of_equal_mass_by_hand() -> None:
+    probs = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.55, 0.45]])
+    y = np.array([0, 1, 0, 1, 0])
+    # two rows in the first bin, one of them right; three in the second, two of them right
+    expected = (2 * abs(1 / 2 - 0.575) + 3 * abs(2 / 3 - 0.8)) / 5
+    assert_allclose(equal_mass_ece(probs, y, num_bins=2), expected, rtol=1e-12)
+
+
+def test_rows_of_equal_confidence_count_alike_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    probs = np.repeat([[0.9, 0.1], [0.6, 0.4]], 10, axis=0)
+    y = rng.integers(0, 2, 20)
+    order = rng.permutation(20)
+    found = equal_mass_ece(probs, y, num_bins=3)
+    assert_allclose(equal_mass_ece(probs[order], y[order], num_bins=3), found, rtol=1e-12)
+
+
+def test_a_calibrated_forecast_is_at_its_floor() -> None:
+    probs, _ = calibrated(6_000, seed=0)
+    cumulative, rng = probs.cumsum(1), np.random.default_rng(1)
+    found = [
+        equal_mass_ece(probs, (rng.uniform(size=(6_000, 1)) > cumulative).sum(1))
+        for _ in range(200)
+    ]
+    assert z_of(found, equal_mass_floor(probs)) < 5
+    assert np.mean(found) == pytest.approx(equal_mass_floor(probs), rel=0.05)
+
+
+def test_classes_may_be_off_where_the_largest_probability_is_right() -> None:
+    """Right in 60 % at 0.6, but the rest is all of class 1, which has 0.3."""
+    probs, y = np.tile([0.6, 0.3, 0.1], (10, 1)), np.array([0] * 6 + [1] * 4)
+    assert equal_mass_ece(probs, y) == pytest.approx(0, abs=1e-12)
+    assert_allclose(classwise_ece(probs, y), (0 + 0.1 + 0.1) / 3, rtol=1e-12)
+
+
+def test_the_debiased_error_is_zero_in_the_mean_where_the_plug_in_is_not() -> None:
+    rng = np.random.default_rng(2)
+    confidence = np.repeat([0.6, 0.7, 0.8, 0.9], 10)
+    probs = np.stack([confidence, 1 - confidence], -1)
+    labels = [(rng.uniform(size=40) > confidence).astype(int) for _ in range(2_000)]
+    assert z_of([debiased_squared_ece(probs, y, num_bins=4) for y in labels], 0.0) < 5
+    biased = [
+        np.mean([(np.mean(y[i : i + 10] == 0) - confidence[i]) ** 2 for i in range(0, 40, 10)])
+        for y in labels
+    ]
+    assert z_of(biased, float((confidence * (1 - confidence)).mean() / 10)) < 5
+    assert np.mean([ece(probs, y) for y in labels]) > 0.05
+
+
+def test_the_debiased_error_of_a_miscalibrated_forecast_is_its_square() -> None:
+    rng = np.random.default_rng(3)
+    probs = np.tile([0.9, 0.1], (60, 1))
+    labels = [(rng.uniform(size=60) > 0.6).astype(int) for _ in range(2_000)]
+    found = [debiased_squared_ece(probs, y, num_bins=3) for y in labels]
+    assert z_of(found, 0.3**2) < 5
+
+
+def test_the_kernel_error_by_hand() -> None:
+    probs = np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]])
+    y = np.array([0, 1, 1])
+    residual = np.array([[0.2, -0.2], [-0.6, 0.6], [-0.1, 0.1]])
+    distance = {(0, 1): 0.2, (0, 2): 0.7, (1, 2): 0.5}  # half the L1 distance; median 0.5
+    pairs = [np.exp(-d / 0.5) * residual[i] @ residual[j] for (i, j), d in distance.items()]
+    assert_allclose(skce(probs, y), np.mean(pairs), rtol=1e-12)
+
+
+def test_the_kernel_error_is_zero_in_the_mean_of_calibrated_forecasts() -> None:
+    found = [skce(*calibrated(50, seed=s)) for s in range(400)]
+    assert z_of(found, 0.0) < 5
+    probs, y = calibrated(50, seed=0)
+    assert skce(probs[:, [1, 2, 0]], y) > 5 * np.std(found)
+
+
+def test_many_rows_are_compared_in_blocks() -> None:
+    """A forecast of one vector: all pairs alike, whatever the blocks."""
+    y = np.zeros(2_500, dtype=int)
+    assert_allclose(skce(np.tile([0.75, 0.25], (2_500, 1)), y), 0.125, rtol=1e-12)
+
+
+def test_what_one_row_cannot_say() -> None:
+    probs, y = np.array([[0.7, 0.3]]), np.array([0])
+    assert np.isnan(debiased_squared_ece(probs, y))
+    assert np.isnan(skce(probs, y))
+
+
+def test_shapes_and_bins_are_checked() -> None:
+    probs = np.full((3, 2), 0.5)
+    for error in (equal_mass_ece, classwise_ece, debiased_squared_ece, skce):
+        with pytest.raises(ShapeError, match=r"y must have shape \[3\] to match probs"):
+            error(probs, np.zeros((3, 1)))
+    for error in (equal_mass_ece, classwise_ece, debiased_squared_ece):
+        with pytest.raises(OptionError, match="num_bins"):
+            error(probs, np.zeros(3), 0)
+    with pytest.raises(ShapeError, match=r"probs must have shape \[N, C\]"):
+        equal_mass_floor(np.zeros(3))

@@ -1,0 +1,51 @@
+"""Temperature scaling: its minimum, its scale, and where there is none."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import optimize, special
+
+from pyro_bnn.diagnostics import temperature_scaling
+from pyro_bnn.errors import DataError
+
+
+def rows(num_rows: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(num_rows, 3))
+    probs = special.softmax(logits, 1)
+    return logits, (rng.uniform(size=(num_rows, 1)) > probs.cumsum(1)).sum(1)
+
+
+def test_it_is_the_least_negative_log_likelihood() -> None:
+    logits, y = rows()
+
+    def nll(temperature: float) -> float:
+        return float(-special.log_softmax(logits / temperature, 1)[np.arange(len(y)), y].mean())
+
+    found = temperature_scaling(logits, y)
+    best = optimize.minimize_scalar(nll, bounds=(0.2, 5), method="bounded", options={"xatol": 1e-9})
+    assert_allclose(found.temperature, best.x, rtol=1e-6)
+    assert_allclose([found.nll, found.scaled_nll], [nll(1.0), best.fun], rtol=1e-12)
+    assert_allclose(found.apply(logits), special.softmax(logits / best.x, 1), rtol=1e-6)
+
+
+def test_logits_times_a_number_have_a_temperature_as_many_times() -> None:
+    logits, y = rows()
+    once = temperature_scaling(logits, y).temperature
+    assert_allclose(temperature_scaling(7 * logits, y).temperature, 7 * once, rtol=1e-9)
+    shifted = logits + np.arange(len(y))[:, None]
+    assert_allclose(temperature_scaling(shifted, y).temperature, once, rtol=1e-9)
+
+
+def test_two_classes_by_hand() -> None:
+    """Three of four right at log odds of 5: the best ones are log 3."""
+    logits, y = np.array([[5.0, 0.0]] * 4), np.array([0, 0, 0, 1])
+    assert_allclose(temperature_scaling(logits, y).temperature, 5 / np.log(3), rtol=1e-9)
+
+
+def test_no_temperature_is_best_of_rows_that_are_all_right_or_say_nothing() -> None:
+    logits, y = np.eye(3), np.arange(3)
+    with pytest.raises(DataError, match="right in every row"):
+        temperature_scaling(logits, y)
+    with pytest.raises(DataError, match="no more of the classes than chance"):
+        temperature_scaling(-logits, y)
