@@ -92,6 +92,7 @@ __all__ = [
     "prior_predictive",
     "priors",
     "report",
+    "sklearn",
 ]
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
         models,
         priors,
         report,
+        sklearn,
     )
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive

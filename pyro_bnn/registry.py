@@ -5,6 +5,7 @@ The registry reads the exports of the packages: a class that is exported is regi
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Mapping
@@ -62,6 +63,21 @@ def entries(kind: str) -> dict[str, Any]:
         for name, value in sorted(exported.items())
         if isinstance(value, type) and name not in NOT_ENTRIES
     }
+
+
+def known_methods() -> dict[str, Any]:
+    """All methods by name: guides, which SVI fits, and the engines that need none.
+
+    Example:
+        >>> "auto-normal" in known_methods(), "nuts" in known_methods(), "svi" in known_methods()
+        (True, True, False)
+    """
+    engines = {
+        name: cls
+        for name, cls in entries("engine").items()
+        if all(field.name != "guide" for field in dataclasses.fields(cls))
+    }
+    return dict(sorted((entries("guide") | engines).items()))
 
 
 def lookup(kind: str, name: str) -> Any:

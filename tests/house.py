@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("errors", "checks", "memory", "files", "arviz_io", "data", "handled", "sites", "priors"),
     *("likelihoods", "layers", "models", "program", "capture", "guides", "predictive"),
-    *("posterior", "infer", "plotting", "diagnostics", "report", "registry", "cli", "__main__"),
+    *("posterior", "infer", "plotting", "diagnostics", "report", "registry", "sklearn", "cli"),
+    "__main__",
 )
 FLOOR = {room: floor for floor, room in enumerate(ROOMS)}
 MOST_IN_ROOT = 8  # modules

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pyro_bnn import guides, registry
-from pyro_bnn.cli.methods import find_method, known_methods
+from pyro_bnn.cli.methods import find_method
 from pyro_bnn.guides import Guide
 from tests import command_line, laws
 from tests.laws import MakeGuide, Problem, problem
@@ -82,7 +82,7 @@ def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> No
     assert issubclass(guide, Guide)
     assert registry.entries("guide")["auto-laplace"] is guide
     assert find_method("auto-laplace") is guide
-    assert "auto-laplace" in known_methods()
+    assert "auto-laplace" in registry.known_methods()
 
 
 SHORT = {

@@ -13,7 +13,6 @@ from pyro_bnn.cli.methods import (
     find_methods,
     find_one,
     find_reference,
-    known_methods,
     make_engines,
     takes,
 )
@@ -22,7 +21,7 @@ from pyro_bnn.errors import DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.models import MLP, Rank1MLP
-from pyro_bnn.registry import entries
+from pyro_bnn.registry import entries, known_methods
 from tests.rows import regression
 
 NUMBERS = {

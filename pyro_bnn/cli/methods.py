@@ -10,7 +10,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import BAOAB, SVI
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
-from pyro_bnn.registry import entries, find, lookup
+from pyro_bnn.registry import find, known_methods, lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,6 @@ prior='HalfCauchyScale')}
     def name(self) -> str:
         """What a report calls it."""
         return self.cls.__name__ if self.prior is None else f"{self.cls.__name__} @ {self.prior}"
-
-
-def known_methods() -> dict[str, type[Any]]:
-    """All methods by name: guides, and engines that need none."""
-    engines = {name: cls for name, cls in entries("engine").items() if not takes(cls, "guide")}
-    return dict(sorted((entries("guide") | engines).items()))
 
 
 def find_method(name: str) -> type[Any]:

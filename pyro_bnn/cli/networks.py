@@ -21,7 +21,7 @@ from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
 from pyro_bnn.likelihoods import Likelihood, Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.network import ACTIVATIONS
-from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.distributions import kind_of_target
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.registry import entries, lookup
@@ -301,7 +301,7 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
         return chosen
     name = str(lookup("likelihood", given).__name__)
     num_classes = split.train.num_classes
-    described = _described(_make_likelihood(name, num_classes), num_outputs)
+    described = kind_of_target(_make_likelihood(name, num_classes), num_outputs)
     target = "counts" if holds_counts(split) else "numbers"
     target = target if num_classes is None else f"{num_classes} classes"
     if described != target:
@@ -311,20 +311,6 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
             f"leave --likelihood out for {chosen}{or_counts}"
         )
     return name
-
-
-def _described(likelihood: Likelihood, num_outputs: int) -> str:
-    """What a likelihood is over: numbers, counts, or how many classes."""
-    f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
-    with isolated(0):  # a prior over the noise is sampled
-        fn = likelihood.distribution(f)
-    base = base_distribution(fn)
-    if base.has_enumerate_support and not fn.event_shape:
-        return f"{len(base.enumerate_support(expand=False))} classes"
-    if base.support.is_discrete:
-        return "counts"
-    is_real = bool(base.support.check(f - 1).all())
-    return "numbers" if is_real else "positive numbers"
 
 
 def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:

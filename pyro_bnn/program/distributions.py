@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -10,6 +11,9 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 from torch.distributions import constraints
+
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.program.random_state import isolated
 
 _COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
 
@@ -98,6 +102,26 @@ def base_distribution(fn: Distribution) -> Distribution:
     while isinstance(fn, torch.distributions.Independent):
         fn = cast("Distribution", fn.base_dist)
     return fn
+
+
+def kind_of_target(likelihood: Likelihood, num_outputs: int) -> str:
+    """What a likelihood is over: numbers, positive numbers, counts, or how many classes.
+
+    Example:
+        >>> from pyro_bnn import likelihoods
+        >>> kind_of_target(likelihoods.Poisson(), 1), kind_of_target(likelihoods.Bernoulli(), 1)
+        ('counts', '2 classes')
+    """
+    f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
+    with isolated(0):  # a prior over the noise is sampled
+        fn = deepcopy(likelihood).distribution(f)  # one that was used fits in no model
+    base = base_distribution(fn)
+    if base.has_enumerate_support and not fn.event_shape:
+        return f"{len(base.enumerate_support(expand=False))} classes"
+    if base.support.is_discrete:
+        return "counts"
+    is_real = bool(base.support.check(f - 1).all())
+    return "numbers" if is_real else "positive numbers"
 
 
 def _zeros_like(fn: Distribution) -> Tensor:

@@ -1,0 +1,170 @@
+"""What both estimators share: parameters, standardised data, a fit by an engine, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from pyro_bnn.data.arrays import ArrayLike
+from pyro_bnn.data.dataset import Dataset
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import Table, make_split
+from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.predictive.prediction import Prediction
+from pyro_bnn.sklearn.building import make_engine, make_model
+
+LARGEST_SEED = 2**32 - 1
+
+
+class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base of the estimators: parameters are those of ``BNNRegressor``."""
+
+    posterior_: Posterior
+    n_features_in_: int
+
+    def __init__(
+        self,
+        method: Any = "auto-normal",
+        *,
+        hidden: int | Sequence[int] = (50,),
+        activation: Any = "relu",
+        model: str | None = None,
+        prior: Any = None,
+        likelihood: Any = None,
+        num_steps: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        num_draws: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.model = model
+        self.prior = prior
+        self.likelihood = likelihood
+        self.num_steps = num_steps
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.engine_options = engine_options
+        self.num_draws = num_draws
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True  # made dense: standardised columns have no zeros
+        return tags
+
+    def predictive(self, X: ArrayLike) -> Prediction:
+        """The predictive distribution of y at rows of X, in the units of the data.
+
+        It has what the other methods leave out: the parts of the uncertainty (``sd_epistemic``,
+        ``sd_aleatoric``, ``mutual_information``), draws, and ``to_frame()``.
+
+        Args:
+            X: Inputs ``[N, I]``.
+
+        Raises:
+            NotFittedError: If there was no fit.
+            ValueError: If X has other columns than the fit, or values that are not finite.
+        """
+        check_is_fitted(self)
+        return self._predicted(X, self.num_draws, self.seed_)
+
+    def log_prob(self, X: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
+        """Log of the predictive density ``[N]`` of targets, in nats and the units of y.
+
+        Args:
+            X: Inputs ``[N, I]``.
+            y: Targets ``[N]``, or ``[N, O]`` as in the fit.
+        """
+        return _array(self.predictive(X).log_prob(self._targets(y)))
+
+    def _targets(self, y: ArrayLike) -> ArrayLike:
+        """Targets as the posterior takes them."""
+        return y
+
+    def _rows(self, X: ArrayLike, y: ArrayLike, **checks: Any) -> tuple[Any, Any]:
+        """Rows of a fit, checked by scikit-learn; X as float64."""
+        x, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)
+        return _dense(x), y
+
+    def _fit(
+        self,
+        x: NDArray[np.float64],
+        y: NDArray[Any],
+        task: Task,
+        likelihood: Likelihood | None,
+        class_names: Sequence[str] | None = None,
+    ) -> Self:
+        """Standardise the rows, and run the engine."""
+        options = {
+            "num_steps": self.num_steps,
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+        }
+        engine = make_engine(self.method, {**(self.engine_options or {}), **_given(options)})
+        names = getattr(self, "feature_names_in_", None)
+        rows = Dataset(torch.tensor(x), torch.tensor(y), input_names=names, class_names=class_names)
+        every = torch.arange(len(rows))
+        data = make_split(Table(rows, task, "the data"), every, every, dtype=torch.float64).train
+        self.seed_ = _seed(self.random_state)
+        network = make_model(
+            engine,
+            x.shape[1],
+            1 if y.ndim == 1 else y.shape[1],
+            model=self.model,
+            hidden=self.hidden,
+            activation=self.activation,
+            prior=self.prior,
+            likelihood=likelihood,
+            seed=self.seed_,
+        )
+        self.posterior_ = engine.run(network, data, seed=self.seed_, progress=self.verbose)
+        return self
+
+    def _predicted(self, X: ArrayLike, num_draws: int | None, seed: int) -> Prediction:
+        x: Any = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64)
+        x = _dense(x)
+        if hasattr(self, "feature_names_in_"):
+            import pandas as pd
+
+            index = getattr(X, "index", None) if hasattr(X, "columns") else None
+            x = pd.DataFrame(x, columns=self.feature_names_in_, index=index)
+        return self.posterior_.predict(x, num_draws, seed, raw=True)
+
+    def _sample(self, X: ArrayLike, n_samples: int, random_state: Any) -> NDArray[Any]:
+        """Draws of y ``[N, O, S]``, each of a draw of its own of the posterior."""
+        check_is_fitted(self)
+        draws = self._predicted(X, n_samples, _seed(random_state)).draws  # [S, N, O]
+        return _array(draws.permute(1, 2, 0))
+
+
+def _dense(x: Any) -> Any:
+    return x.toarray() if hasattr(x, "toarray") else x
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _seed(random_state: Any) -> int:
+    """A seed: that which is given, or one drawn from a generator, by default NumPy's global one."""
+    if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(LARGEST_SEED, dtype=np.int64))
+
+
+def _array(values: torch.Tensor) -> NDArray[Any]:
+    return np.asarray(values.detach().cpu())
