@@ -17,7 +17,7 @@ from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, Init, as_dataset, unchanged
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import P, Run, drive
+from pyro_bnn.infer.run import OnStep, P, Run, drive
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
@@ -59,6 +59,7 @@ class Engine(ABC, Generic[P]):
         init: Init = None,
         seed: int = 0,
         progress: bool = True,
+        on_step: OnStep | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
     ) -> P:
@@ -73,6 +74,9 @@ class Engine(ABC, Generic[P]):
             seed: Seed, >= 0, of the start, the noise and the order of the data. Results repeat
                 exactly for a seed on one machine with one number of threads.
             progress: Whether to show a progress bar.
+            on_step: Called after every 100 steps, and after the last, with ``step``, ``objective``
+                and ``seconds`` (:class:`~pyro_bnn.infer.run.Reached`): where a run is logged.
+                What it raises ends the run; what it draws at random changes nothing.
             checkpoint: Folder in which the state of the run is saved, at its start, every half
                 minute and at its end.
             resume: Whether to go on from the checkpoint, with the same model, data and options. The
@@ -133,7 +137,7 @@ class Engine(ABC, Generic[P]):
             )
             run: Run[P] = start.make(saves, progress)
             try:
-                drive(run, saves, progress=progress)
+                drive(run, saves, progress=progress, on_step=on_step)
             except (DivergenceError, Interrupted) as error:
                 if (reached := run.posterior(problem, saves)) is not None:
                     error.posterior = reached

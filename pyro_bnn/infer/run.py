@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,53 @@ from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.random_state import isolated
 
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
+
+
+class Reached(NamedTuple):
+    """How far a run is, as ``Engine.run(..., on_step=...)`` tells it.
+
+    Attributes:
+        step: Number of steps done; of chains the number of draws that the slowest one has made,
+            warm-up included.
+        objective: The ELBO in nats, a mean over the last 100 steps (after a sweep of ``CAVI`` its
+            value), or what the guide maximises in its place; None of a sampler, which has none.
+        seconds: Duration of the run so far, that before it was resumed included.
+
+    A run in TensorBoard::
+
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter("runs/diabetes") as writer:
+            posterior = svi.run(
+                model,
+                data,
+                on_step=lambda at: writer.add_scalar("ELBO", at.objective, at.step),
+            )
+
+    and in MLflow, with the options of the engine::
+
+        import mlflow
+
+        with mlflow.start_run():
+            posterior = svi.run(
+                model,
+                data,
+                on_step=lambda at: mlflow.log_metric("ELBO", at.objective, step=at.step),
+            )
+            mlflow.log_params(posterior.options)
+
+    A sampler has no objective: log ``at.seconds`` by ``at.step``, its draws.
+    """
+
+    step: int
+    objective: float | None
+    seconds: float
+
+
+OnStep: TypeAlias = Callable[[Reached], object]
 
 P = TypeVar("P", bound=Posterior)
 
@@ -70,6 +115,10 @@ class Run(ABC, Generic[P]):
     @abstractmethod
     def posterior(self, problem: Problem, saves: Checkpoint) -> P | None:
         """The posterior by what the run has reached; None where there is none yet."""
+
+    def reached(self) -> tuple[int, float | None]:
+        """Number of steps done, and the objective where there is one."""
+        return self.step, None
 
     def bar(self, *, show: bool) -> AbstractContextManager[Any]:
         """The progress bar, from the step that the run is at."""
@@ -144,6 +193,10 @@ class GradientRun(Run[P]):
         recent = self.losses[-WINDOW:]
         return -sum(recent) / len(recent)
 
+    def reached(self) -> tuple[int, float | None]:
+        """Number of steps done, and the smoothed objective."""
+        return self.step, self.smoothed if self.losses else None
+
     def show(self, bar: Any) -> None:
         """After a window of steps: the smoothed objective."""
         if self.is_done or self.step % WINDOW == 0:
@@ -193,8 +246,16 @@ def weight_of_kl(step: int, warmup: int) -> float:
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
-def drive(run: Run[Any], saves: Checkpoint, *, progress: bool = False) -> None:
+def drive(
+    run: Run[Any], saves: Checkpoint, *, progress: bool = False, on_step: OnStep | None = None
+) -> None:
     """Do the steps that are left, from where the checkpoint stands; Ctrl-C stops after a step.
+
+    Args:
+        run: The run.
+        saves: Where it is saved.
+        progress: Whether to show a bar.
+        on_step: Called after each window of steps, and at the end; what it raises ends the run.
 
     Raises:
         DivergenceError: If a step raises it.
@@ -205,10 +266,22 @@ def drive(run: Run[Any], saves: Checkpoint, *, progress: bool = False) -> None:
     with saves.watch():
         if not saves.restore(run):
             run.begin()
+        told = run.reached()[0] // WINDOW
         with run.bar(show=progress) as bar:
             while not run.is_done:
                 run.go()
                 run.show(bar)
+                if on_step is not None:
+                    told = _tell(run, saves, on_step, told)
                 saves.step(run)
             run.finish()
             saves.finish(run)
+
+
+def _tell(run: Run[Any], saves: Checkpoint, on_step: OnStep, told: int) -> int:
+    """Call ``on_step`` where a window of steps has ended since the last call, or the run has."""
+    step, objective = run.reached()
+    if step // WINDOW > told or run.is_done:
+        with isolated():  # a run of stock Pyro draws from the global generator
+            on_step(Reached(step, objective, saves.wall_time))
+    return step // WINDOW

@@ -49,6 +49,10 @@ class Ascent(Run[GuidePosterior]):
     def set(self, guide: Any) -> None:
         """Give a guide the Gaussian that was reached."""
 
+    def reached(self) -> tuple[int, float | None]:
+        """Number of sweeps done, and the ELBO after the last."""
+        return self.step, -self.losses[-1] if self.losses else None
+
     def show(self, bar: Any) -> None:
         """The ELBO after each sweep."""
         bar.set_postfix_str(f"ELBO {-self.losses[-1]:.4f}", refresh=False)

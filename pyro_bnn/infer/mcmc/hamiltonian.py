@@ -335,6 +335,10 @@ class ChainsRun(Run[DrawsPosterior]):
         """The board, which was made with the run."""
         return closing(self.board)
 
+    def reached(self) -> tuple[int, float | None]:
+        """Draws of the slowest chain, warm-up included."""
+        return self.board.num_drawn, None
+
     def show(self, bar: Any) -> None:
         """Nothing: the chains tell the board of each draw."""
 

@@ -54,6 +54,11 @@ class Progress:
         self._next = time.monotonic() + SECONDS
         self._update()
 
+    @property
+    def num_drawn(self) -> int:
+        """Draws of the slowest chain."""
+        return int(np.minimum(self._drawn, self._num_draws).min())
+
     def complete(self) -> None:
         """All draws are made, also where a chain made fewer than others in the warm-up."""
         self._drawn[:] = self._num_draws
