@@ -19,6 +19,7 @@ _NAMES = {
     "BAOAB": "infer",
     "CAVI": "infer",
     "Cyclical": "infer",
+    "Ensemble": "infer",
     "Exact": "infer",
     "SVI": "infer",
     "HMC": "infer",
@@ -69,6 +70,7 @@ __all__ = [
     "Comparison",
     "Cyclical",
     "Dataset",
+    "Ensemble",
     "Exact",
     "Interrupted",
     "Posterior",
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
         VOGN,
         VON,
         Cyclical,
+        Ensemble,
         Exact,
         Vadam,
     )

@@ -49,6 +49,7 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         "baoab": infer.BAOAB,
         "cavi": CAVI,
         "cyclical": infer.Cyclical,
+        "ensemble": infer.Ensemble,
         "exact": Exact,
         "hmc": HMC,
         "ivon": infer.IVON,

@@ -2,6 +2,7 @@
 
 from pyro_bnn.infer.conjugate.cavi import CAVI
 from pyro_bnn.infer.conjugate.exact import Exact
+from pyro_bnn.infer.ensembles.ensemble import Ensemble
 from pyro_bnn.infer.mcmc.hmc import HMC
 from pyro_bnn.infer.mcmc.mams import MAMS
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
@@ -34,6 +35,7 @@ __all__ = [
     "VOGN",
     "VON",
     "Cyclical",
+    "Ensemble",
     "Exact",
     "Vadam",
 ]

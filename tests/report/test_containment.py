@@ -33,6 +33,7 @@ WITHOUT_FAMILY = {
     "svi": "its method is the guide",
     "nuts": "draws of the posterior itself",
     "baoab": "draws of no family",
+    "ensemble": "points of equal weight",
     "cyclical": "draws of no family",
     "psgld": "draws of no family",
     "sghmc": "draws of no family",

@@ -46,11 +46,7 @@ class GaussianPrior(NamedTuple):
             SiteError: If the prior of a real site is not a Gaussian of fixed mean and scale, or
                 that of a positive one has no mode in z.
         """
-        missing = torch.full_like(program.initial, torch.nan)
-        loc, scale = missing.clone(), missing.clone()
-        for block, _ in program.latents.closed_forms().expected:
-            if block.family is FAMILIES[dist.Normal]:
-                loc[block.index], scale[block.index] = block.loc, block.scale
+        loc, scale = normal_entries(program)
         others = [s for s in program.sites if bool(scale[s.start : s.stop].isnan().any())]
         prior = cls(loc, scale.square().reciprocal(), is_exact=not others)
         if not others:
@@ -86,6 +82,16 @@ class GaussianPrior(NamedTuple):
         """
         moment = self.precision * (variance + (mean - self.loc).square())
         return 0.5 * (moment.sum() - len(mean) - self.precision.log().sum() + log_det)
+
+
+def normal_entries(program: Program) -> tuple[Tensor, Tensor]:
+    """Means and sds ``[P]`` of entries with independent Gaussian priors, NaN at all others."""
+    missing = torch.full_like(program.initial, torch.nan)
+    loc, scale = missing.clone(), missing.clone()
+    for block, _ in program.latents.closed_forms().expected:
+        if block.family is FAMILIES[dist.Normal]:
+            loc[block.index], scale[block.index] = block.loc, block.scale
+    return loc, scale
 
 
 class Correction:

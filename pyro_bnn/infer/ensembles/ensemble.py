@@ -1,0 +1,172 @@
+"""Several networks fitted at once, each from a start of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.checks import check_choice, check_positive_int
+from pyro_bnn.errors import OptionError
+from pyro_bnn.guides.ensemble import AutoEnsemble
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
+from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.svi.svi import SVI
+from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.infer.warm_start import start_guide
+from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.program.random_state import isolated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble(Engine[GuidePosterior]):
+    r"""K networks, each at a maximum of its own: a deep ensemble.
+
+    .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid x, \hat\theta_k)
+
+    All members take a step at once, on the same rows. What they differ by is what the predictions
+    are uncertain about:
+
+    - ``"independent"``: starts at draws of the prior. Nothing keeps members from the same mode.
+    - ``"anchored"``: each member's prior is moved to a draw of it. On a linear model their
+      covariance is :math:`P^{-1} P_0 P^{-1}` where the posterior's is :math:`P^{-1}`: too small.
+    - ``"rto"`` (randomise, then optimise): the targets have noise of their own as well. On a linear
+      model members are draws of the posterior, exactly; of a network they are near one where each
+      mode is Gaussian.
+    - ``"repulsive"``: members push each other apart as functions at the rows of the batch.
+
+    Members weigh alike, whatever the mass of their modes. It has no density, so no ELBO and no
+    k-hat, and its members are no chains: neither R-hat nor ESS speak of them.
+
+    Args:
+        num_members: Number of members K.
+        kind: What makes the members differ.
+        num_steps: Steps of Adam.
+        learning_rate: Its step size at the start, which decays to 0.
+        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. ``"rto"``
+            takes all.
+        compile: As in ``SVI``.
+
+    Raises:
+        OptionError: If an option is out of its range, or ``batch_size`` is given to ``"rto"``.
+
+    References:
+        Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation
+        using Deep Ensembles", NeurIPS 2017, arXiv:1612.01474; of the other kinds see
+        :mod:`pyro_bnn.infer.ensembles.pushes`.
+
+    Example:
+        >>> import torch
+        >>> from pyro_bnn import models
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> engine = Ensemble(num_members=3, num_steps=5)
+        >>> posterior = engine.run(models.MLP(1, hidden=(5,)), (x, x[:, 0]), progress=False)
+        >>> posterior.num_atoms
+        3
+    """
+
+    trains_params: ClassVar[bool] = True
+
+    num_members: int = 10
+    kind: Kind = "independent"
+    num_steps: int = 10_000
+    learning_rate: float = LEARNING_RATE
+    batch_size: int | None = None
+    compile: Literal["auto"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive_int("num_members", self.num_members)
+        check_choice("kind", self.kind, Kind)
+        if self.kind == "rto" and self.batch_size is not None:
+            raise OptionError(
+                'kind="rto" gives each row\'s target noise of its own, and takes all rows in every '
+                "step: leave batch_size at None"
+            )
+        self._svi()
+
+    def _svi(self) -> SVI:
+        """What takes the steps; checks their options."""
+        options = asdict(self)
+        del options["kind"]
+        members = options.pop("num_members")
+        return SVI(functools.partial(AutoEnsemble, num_members=members), **options)
+
+    def start(self, problem: Problem) -> Start:
+        """Start the members; see the base class."""
+        if self.kind == "rto" and problem.has_own_order:
+            raise OptionError('kind="rto" takes all rows in every step: pass the data set itself')
+        program = problem.program
+        with isolated():
+            guide = AutoEnsemble(problem.model, num_members=self.num_members)
+            set_up(guide, program)
+        guide.check_covers(program.sites)
+        program.prepare(guide)
+        start_guide(guide, program, problem.init, problem.seed)
+        push = push_of(self.kind, problem, self.num_members)
+
+        def make(saves: Checkpoint, progress: bool) -> MembersRun:  # noqa: ARG001
+            return MembersRun(self, guide, problem, push, saves)
+
+        return Start(problem, asdict(self), make)
+
+
+class MembersRun(Training):
+    """The steps of all members.
+
+    Args:
+        engine: The options.
+        guide: The members.
+        problem: Model and data.
+        push: What is added to their objectives.
+        saves: The checkpoint, which says how the run that is resumed computes.
+    """
+
+    def __init__(
+        self,
+        engine: Ensemble,
+        guide: AutoEnsemble,
+        problem: Problem,
+        push: Push | None,
+        saves: Checkpoint,
+    ) -> None:
+        self.engine, self._push = engine, push
+        super().__init__(
+            engine._svi(),
+            problem.program,
+            guide,
+            problem.seed,
+            batches=problem.batches(engine.batch_size),
+            compile_path=saves.compile_path,
+        )
+        self.title = type(engine).__name__
+
+    def _loss(
+        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        loss, told = super()._loss(variables, rest)
+        if self._push is None:
+            return loss, told
+        named = dict(zip(self.names, variables, strict=True))
+        own = [named[f"guide.{name}"] for name in ("loc", "values") if f"guide.{name}" in named]
+        return loss + self._push(torch.cat(own, -1), rest[-3], self.program.params), told
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+        """The members as they are."""
+        reached = super().posterior(problem, saves)
+        options: dict[str, Any] = {**asdict(self.engine), "compiled": self.is_compiled}
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options=options,
+            num_parameters=sum(p.numel() for p in self.parameters),
+            losses=self.losses,
+        )
+        return GuidePosterior(self.program, reached.guide, provenance)

@@ -1,0 +1,160 @@
+r"""What is added to the objectives of an ensemble's members so that they are not all alike.
+
+**Anchored**: member k has the prior moved to a draw of its own, :math:`a_k \sim p(z)`,
+
+.. math:: -\log \mathcal N(z \mid a_k, P_0^{-1}) = -\log \mathcal N(z \mid l, P_0^{-1})
+          - (a_k - l)^\top P_0\, z + \text{const}
+
+so the push is linear in z. **Randomise, then optimise** moves the targets as well, to
+:math:`y + \epsilon_k`, :math:`\epsilon_k \sim \mathcal N(0, s^2)`, of a Gaussian likelihood,
+
+.. math:: -\log \mathcal N(y + \epsilon_k \mid f, s^2) = -\log \mathcal N(y \mid f, s^2)
+          - \epsilon_k^\top f / s^2 + \text{const}
+
+For a model linear in z with posterior precision P the members of the first have the covariance
+:math:`P^{-1} P_0 P^{-1}`, smaller than the posterior's; those of the second have :math:`P^{-1}`,
+exactly. **Repulsive** members have the force of a kernel density of their functions at the batch,
+
+.. math:: -\nabla_i \log \sum_j k(f_i, f_j), \qquad k(f, f') = \exp(-|f - f'|^2 / h)
+
+References:
+    Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approximately Bayesian
+    Ensembling", AISTATS 2020, arXiv:1810.05546. Bardsley et al., "Randomize-Then-Optimize: A Method
+    for Sampling from Posterior Distributions in Nonlinear Inverse Problems", SIAM J. Sci. Comput.
+    2014. D'Angelo & Fortuin, "Repulsive Deep Ensembles are Bayesian", NeurIPS 2021,
+    arXiv:2106.11642.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.infer.natural.gaussian_prior import normal_entries
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.random_state import derived_seed
+from pyro_bnn.program.terms import Params
+
+Kind: TypeAlias = Literal["independent", "anchored", "rto", "repulsive"]
+Push: TypeAlias = Callable[[Tensor, Tensor, Params], Tensor]
+ANCHORS, TARGETS = 101, 102  # streams of random numbers
+
+
+class Anchors(NamedTuple):
+    """Draws of the Gaussian priors, one a member.
+
+    Attributes:
+        z: The draws ``[K, P]``; 0 where the prior is not Gaussian.
+        pull: Each less the prior's mean, times its precision ``[K, P]``.
+    """
+
+    z: Tensor
+    pull: Tensor
+
+
+def anchors(program: Program, num_members: int, seed: int) -> Anchors:
+    """Draws of the priors of all real sites, which have to be independent Gaussians.
+
+    Raises:
+        SiteError: If a real site has another prior.
+    """
+    loc, scale = normal_entries(program)
+    missing = scale.isnan()
+    real = [site for site in program.sites if site.is_real]
+    other = [site.name for site in real if bool(missing[site.start : site.stop].any())]
+    if other or bool(missing.all()):
+        named = ", ".join(other) or "all sites"
+        raise SiteError(
+            f"anchors are draws of Gaussian priors of fixed mean and scale, and that of {named} is "
+            'none: give it priors.Normal(), or take kind="independent"'
+        )
+    normal = _normal((num_members, len(loc)), derived_seed(seed, ANCHORS), loc)
+    z = torch.where(missing, 0.0, loc + scale * normal)
+    return Anchors(z, torch.where(missing, 0.0, normal / scale))
+
+
+def noise_of_targets(problem: Problem, num_members: int) -> tuple[Tensor, Tensor]:
+    """Noise of the targets ``[K, N, ...]``, of the likelihood's scale, and that scale.
+
+    Raises:
+        OptionError: If the likelihood is not Gaussian with a fixed scale.
+    """
+    program = problem.program
+    known = []
+    for z in (program.initial, program.initial + 1):
+        base = base_distribution(program.observed(z, problem.rows.x)[0])
+        known.append(base.scale if isinstance(base, dist.Normal) else None)
+    first, second = known
+    if first is None or second is None or not torch.equal(first, second):
+        raise OptionError(
+            'kind="rto" draws targets of a Gaussian likelihood of fixed scale, and this one is no '
+            "such: pass likelihoods.Normal(scale) with a number, or take another kind"
+        )
+    scale = first.detach()
+    seed = derived_seed(problem.seed, TARGETS)
+    return scale * _normal((num_members, *scale.shape), seed, scale), scale
+
+
+def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
+    """The push of a kind: the mean over members ``[]`` of what is added to their objectives.
+
+    Its arguments are the members z ``[K, P + Q]``, the batch's x and the values of parameters.
+
+    Raises:
+        OptionError, SiteError: If the kind does not serve the model.
+    """
+    program = problem.program
+    if kind == "independent":
+        return None
+    if kind == "repulsive":
+        return lambda z, x, params: repulsion(program.function(z, x, params)).mean()
+    pull = anchors(program, num_members, problem.seed).pull
+    size = program.num_latents
+    if kind == "anchored":
+        return lambda z, x, params: -(pull * z[:, :size]).sum(-1).mean()  # noqa: ARG005
+    noise, scale = noise_of_targets(problem, num_members)
+    weight = noise / scale.square()
+
+    def both(z: Tensor, x: Tensor, params: Params) -> Tensor:
+        def mean_of(each: Tensor) -> Tensor:
+            location: Tensor = base_distribution(program.observed(each, x, params)[0]).loc
+            return location
+
+        with without_vmap_warnings():
+            means = torch.func.vmap(mean_of)(z)  # [K, N, ...]
+        of_targets = (weight * means).flatten(1).sum(-1)
+        return -(of_targets + (pull * z[:, :size]).sum(-1)).mean()
+
+    return both
+
+
+def repulsion(f: Tensor) -> Tensor:
+    r"""Log of each member's kernel density :math:`\log \sum_j k(f_i, f_j)` ``[K]``.
+
+    Only the member's own place has a gradient. The bandwidth is the median squared distance of two
+    members over log K, for two or more; 1 where all functions are equal.
+
+    Args:
+        f: Functions of the members at the batch ``[K, B, F]``.
+    """
+    f = f.flatten(1)
+    others = f.detach()
+    square = (f.unsqueeze(1) - others).square().sum(-1)  # [K, K]
+    if len(f) < 2:
+        return 0.0 * square.sum(-1)
+    rows, columns = torch.triu_indices(len(f), len(f), 1)
+    width = square.detach()[rows, columns].median() / math.log(len(f))
+    return (-square / torch.where(width > 0, width, 1.0)).logsumexp(-1)
+
+
+def _normal(shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -1,0 +1,209 @@
+"""Ensembles: members are those of single fits; other kinds by their closed forms."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import pyro_bnn as bnn
+from pyro_bnn import SVI, Ensemble, guides, likelihoods, models, priors
+from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.guides.ensemble import AutoEnsemble
+from pyro_bnn.infer.ensembles.pushes import anchors, repulsion
+from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
+from tests.oracle import LinearGaussian, design, linear_gaussian
+
+X = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(15, 2)
+Y = X[:, 0].sin() - X[:, 1].square()
+STEPS = 60
+
+
+def network() -> models.MLP:
+    return models.MLP(2, hidden=(4,), likelihood=likelihoods.Normal(0.2)).double()
+
+
+def starts(model: Any, num_members: int, seed: int) -> Tensor:
+    """Where the members of a seed begin."""
+    with isolated(seed):
+        guide = AutoEnsemble(model, num_members=num_members)
+        set_up(guide, Program(model, X, Y))
+    return guide.loc.detach()
+
+
+def test_one_member_is_a_point_estimate() -> None:
+    options: dict[str, Any] = {"num_steps": STEPS, "batch_size": 6, "compile": False}
+    one = Ensemble(num_members=1, **options).run(network(), (X, Y), seed=3, progress=False)
+    delta = SVI(guides.AutoDelta, **options).run(network(), (X, Y), seed=3, progress=False)
+    assert_close(one.unconstrained(1), delta.unconstrained(1), rtol=1e-12, atol=1e-12)
+    assert_close(one.losses, delta.losses, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_members_are_those_of_single_fits(batch_size: int | None) -> None:
+    options: dict[str, Any] = {"num_steps": STEPS, "batch_size": batch_size, "compile": False}
+    posterior = Ensemble(num_members=3, **options).run(network(), (X, Y), seed=5, progress=False)
+    begun = starts(network(), 3, seed=5)
+    assert begun.unique(dim=0).shape == begun.shape  # each at a draw of its own
+    program = Program(network(), X, Y)
+    for start, end in zip(begun, posterior.guide.loc.detach(), strict=True):
+        alone = SVI(guides.AutoDelta, **options).run(
+            network(), (X, Y), seed=5, init=program.constrain(start), progress=False
+        )
+        assert_close(end, alone.unconstrained(1)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_point_estimated_parameters_have_values_of_each_member() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    model = bnn.bayesian(net, prior={"2.*": priors.Normal()}, likelihood=likelihoods.Normal(0.2))
+    options: dict[str, Any] = {"num_steps": STEPS, "compile": False}
+    posterior = Ensemble(num_members=2, **options).run(model, (X, Y), seed=1, progress=False)
+    begun, program = starts(model, 2, seed=1), Program(model, X, Y)
+    f = posterior.function_draws(X, 2)
+    alone = [
+        SVI(guides.AutoDelta, **options)
+        .run(model, (X, Y), seed=1, init=program.constrain(start), progress=False)
+        .function_draws(X, 1)[0]
+        for start in begun
+    ]
+    assert not torch.allclose(alone[0], alone[1])
+    in_order = sorted(f, key=lambda values: float(values.sum()))
+    for found, expected in zip(in_order, sorted(alone, key=lambda v: float(v.sum())), strict=True):
+        assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_predictions_are_means_over_members() -> None:
+    engine = Ensemble(num_members=3, num_steps=STEPS, compile=False)
+    posterior = engine.run(network(), (X, Y), progress=False)
+    program = posterior.program
+    f = program.function(posterior.guide.loc.detach(), X)  # [K, N, 1]
+    found = posterior.predict(X, 30)
+    assert posterior.num_atoms == 3
+    assert_close(found.mean, f.mean(0))
+    assert_close(found.sd_epistemic, f.std(0, correction=0))
+    each = torch.distributions.Normal(f[..., 0], 0.2).log_prob(Y)
+    assert_close(found.log_prob(Y), each.logsumexp(0) - math.log(3))
+    assert not posterior.has_log_prob
+    assert posterior.elbo_kind == "none"
+
+
+def test_it_is_saved_and_read(tmp_path: Path) -> None:
+    engine = Ensemble(num_members=2, num_steps=5, compile=False)
+    posterior = engine.run(network(), (X, Y), progress=False)
+    posterior.save(tmp_path / "ensemble")
+    read = Posterior.load(tmp_path / "ensemble", network())
+    assert_close(read.draws(4), posterior.draws(4), rtol=0, atol=0)
+    assert read.options["kind"] == "independent"
+
+
+# --- closed forms on a linear model ---------------------------------------------------------------
+
+
+def linear(oracle: LinearGaussian, kind: Any, num_members: int) -> Tensor:
+    """Members ``[K, P]`` at their optima."""
+    engine = Ensemble(
+        num_members=num_members, kind=kind, num_steps=1_000, learning_rate=0.1, compile=False
+    )
+    posterior = engine.run(oracle.model, (oracle.x, oracle.y), seed=7, progress=False)
+    return posterior.guide.loc.detach()
+
+
+def test_anchored_members_are_the_optima_of_moved_priors() -> None:
+    oracle = linear_gaussian()
+    found = linear(oracle, "anchored", 4)
+    anchor = anchors(Program(oracle.model, oracle.x, oracle.y), 4, seed=7).z
+    a, prior = design(oracle.x), oracle.prior_scale**-2
+    right = a.T @ oracle.y / oracle.noise**2 + prior * anchor  # [K, P]
+    assert_close(found, right @ oracle.covariance, rtol=1e-5, atol=1e-5)
+
+
+def test_the_covariance_of_anchored_members_is_less_than_the_posteriors() -> None:
+    r""":math:`P^{-1} P_0 P^{-1}`, by the optima at 20,000 anchors."""
+    oracle = linear_gaussian()
+    anchor = anchors(Program(oracle.model, oracle.x, oracle.y), 20_000, seed=0).z
+    prior = oracle.prior_scale**-2
+    members = (prior * anchor) @ oracle.covariance
+    expected = oracle.covariance @ oracle.covariance * prior
+    error = expected.diagonal() * math.sqrt(2 / 20_000)
+    assert ((members.var(0) - expected.diagonal()).abs() < 5 * error).all()
+    assert (expected.diagonal() < 0.2 * oracle.covariance.diagonal()).all()
+
+
+def test_randomised_members_are_draws_of_the_posterior() -> None:
+    oracle = linear_gaussian()
+    members = linear(oracle, "rto", 400)
+    deviations = (members - oracle.mean) @ torch.linalg.cholesky(oracle.precision)  # N(0, I)
+    n = len(members)
+    assert (deviations.mean(0).abs() < 5 / math.sqrt(n)).all()
+    covariance = deviations.T @ deviations / n
+    errors = torch.full_like(covariance, math.sqrt(1 / n)) * (1 + torch.eye(4) * (2**0.5 - 1))
+    assert ((covariance - torch.eye(4)).abs() < 5 * errors).all()
+
+
+def test_members_repel_each_other_by_the_gradient_of_their_kernel_density() -> None:
+    f = torch.tensor([[0.0, 1.0], [0.5, 0.0], [2.0, -1.0]], dtype=torch.float64).requires_grad_()
+    (found,) = torch.autograd.grad(repulsion(f.unsqueeze(-1)).sum(), f)
+    points = f.detach()
+    square = torch.cdist(points, points).square()
+    width = torch.tensor([square[0, 1], square[0, 2], square[1, 2]]).median() / math.log(3)
+    kernel = (-square / width).exp()
+    apart = points.unsqueeze(1) - points  # [i, j, :]
+    slope = -2 / width * (kernel.unsqueeze(-1) * apart).sum(1)
+    assert_close(found, slope / kernel.sum(1, keepdim=True))
+
+
+def test_repulsive_members_stand_farther_apart() -> None:
+    """One weight, all members in one mode: independent ones meet there, others cannot."""
+    oracle = linear_gaussian(num_rows=6, num_inputs=1)
+    alike, apart = (linear(oracle, kind, 5) for kind in ("independent", "repulsive"))
+    assert_close(alike, oracle.mean.expand_as(alike), rtol=1e-4, atol=1e-4)
+    spread = apart.var(0) / oracle.covariance.diagonal()
+    assert (spread > 0.1).all()
+    assert (spread < 2).all()
+
+
+def test_one_repulsive_member_is_a_point_estimate() -> None:
+    options: dict[str, Any] = {"num_members": 1, "num_steps": 20, "compile": False}
+    found = [
+        Ensemble(kind=kind, **options).run(network(), (X, Y), progress=False).guide.loc
+        for kind in ("independent", "repulsive")
+    ]
+    assert_close(found[0], found[1])
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_randomised_targets_need_a_gaussian_of_fixed_scale() -> None:
+    engine = Ensemble(kind="rto", num_steps=5)
+    with pytest.raises(OptionError, match="Gaussian likelihood of fixed scale"):
+        engine.run(models.MLP(2, hidden=(3,)), (X.float(), Y.float()), progress=False)
+    with pytest.raises(OptionError, match="leave batch_size at None"):
+        Ensemble(kind="rto", batch_size=5)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=5)
+    with pytest.raises(OptionError, match="pass the data set itself"):
+        engine.run(network(), loader, progress=False)
+
+
+def test_anchors_need_gaussian_priors() -> None:
+    model = models.MLP(2, hidden=(3,), prior=priors.Cauchy(), likelihood=likelihoods.Normal(0.2))
+    with pytest.raises(SiteError, match="anchors are draws of Gaussian priors"):
+        Ensemble(kind="anchored", num_steps=5).run(model, (X.float(), Y.float()), progress=False)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(OptionError, match="num_members"):
+        Ensemble(num_members=0)
+    with pytest.raises(OptionError, match="kind is one of"):
+        Ensemble(kind="other")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="num_members"):
+        AutoEnsemble(network(), num_members=0)
