@@ -114,7 +114,8 @@ def linear(oracle: LinearGaussian, kind: Any, num_members: int) -> Tensor:
         num_members=num_members, kind=kind, num_steps=1_000, learning_rate=0.1, compile=False
     )
     posterior = engine.run(oracle.model, (oracle.x, oracle.y), seed=7, progress=False)
-    return posterior.guide.loc.detach()
+    found: Tensor = posterior.guide.loc.detach()
+    return found
 
 
 def test_anchored_members_are_the_optima_of_moved_priors() -> None:
