@@ -42,7 +42,7 @@ def small(cls: type[Any], **options: Any) -> Any:
         "num_steps": 3,
     }
     steps = chains if names & {"num_chains", "num_members", "engine"} else {"num_steps": 60}
-    given: dict[str, Any] = {"compile": False, "thin": 2, **steps, **options}
+    given: dict[str, Any] = {"compile": False, "thin": 2, "scale": 0.7, **steps, **options}
     start: tuple[Any, ...] = (guides.AutoNormal,) if "guide" in names else ()
     if "engine" in names:  # a method in cycles, which has the options
         own = {field.name for field in dataclasses.fields(infer.BAOAB)} & given.keys()

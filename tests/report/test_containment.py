@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn import CAVI, IVON, SLANG, VOGN, VON, Exact, Vadam, guides, likelihoods, models
+from pyro_bnn import CAVI, IVON, SLANG, SWAG, VOGN, VON, Exact, Vadam, guides, likelihoods, models
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.registry import entries
 from pyro_bnn.report import compare
@@ -26,6 +26,7 @@ OF_A_GUIDE: dict[str, Any] = {
     "Vadam": Vadam(num_steps=1),
     "IVON": IVON(num_steps=1),
     "SLANG": SLANG(num_steps=1, rank=2),
+    "SWAG": SWAG(num_steps=1, num_iterates=2, rank=2),
     "CAVI": CAVI(),
     "Exact": Exact(),
 }
