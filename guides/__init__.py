@@ -10,8 +10,10 @@ from pyro_bnn.guides.batch_ensemble import BatchEnsemble
 from pyro_bnn.guides.composite import AutoComposite
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.dropout import AutoDropout
+from pyro_bnn.guides.ensemble import AutoEnsemble  # noqa: F401  # known by name; an engine makes it
 from pyro_bnn.guides.flow import AutoFlow
 from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.guide_mixture import AutoGuideMixture  # noqa: F401  # of an Ensemble
 from pyro_bnn.guides.k_tied_normal import AutoKTiedNormal
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
 from pyro_bnn.guides.low_rank_precision import (  # noqa: F401  # known by name; SLANG makes it

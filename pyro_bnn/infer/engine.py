@@ -51,6 +51,19 @@ class Engine(ABC, Generic[P]):
     def start(self, problem: Problem) -> Start:
         """Get a run of these options ready: check model and options, find where it starts."""
 
+    def check_batches(self, data: Data) -> None:
+        """Refuse a size of batches beside a ``DataLoader``.
+
+        Raises:
+            OptionError: If there are both.
+        """
+        batch_size = getattr(self, "batch_size", None)
+        if batch_size is not None and isinstance(data, DataLoader):
+            raise OptionError(
+                f"batch_size={batch_size} would have no effect, as a DataLoader makes its own "
+                "batches: set it there, or pass the data set"
+            )
+
     def run(
         self,
         model: Model,
@@ -107,12 +120,7 @@ class Engine(ABC, Generic[P]):
         """
         check_positive_int("seed", seed, minimum=0)
         began = time.perf_counter()
-        batch_size = getattr(self, "batch_size", None)
-        if batch_size is not None and isinstance(data, DataLoader):
-            raise OptionError(
-                f"batch_size={batch_size} would have no effect, as a DataLoader makes its own "
-                "batches: set it there, or pass the data set"
-            )
+        self.check_batches(data)
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,15 +15,18 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.ensemble import AutoEnsemble
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.svi.options import LEARNING_RATE, GuideSpec, name_of
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.random_state import isolated
+
+OF_SVI = ("num_steps", "learning_rate", "batch_size", "compile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,7 @@ class Ensemble(Engine[GuidePosterior]):
 
     .. math:: p(y \mid x, D) \approx \frac1K \sum_k p(y \mid x, \hat\theta_k)
 
-    All members take a step at once, on the same rows. What they differ by is what the predictions
-    are uncertain about:
+    What members differ by is what the predictions are uncertain about:
 
     - ``"independent"``: starts at draws of the prior. Nothing keeps members from the same mode.
     - ``"anchored"``: each member's prior is moved to a draw of it. On a linear model their
@@ -43,12 +45,19 @@ class Ensemble(Engine[GuidePosterior]):
       mode is Gaussian.
     - ``"repulsive"``: members push each other apart as functions at the rows of the batch.
 
-    Members weigh alike, whatever the mass of their modes. It has no density, so no ELBO and no
-    k-hat, and its members are no chains: neither R-hat nor ESS speak of them.
+    With ``member`` each is a guide, fitted by ``SVI``, or what an engine finds, such as a
+    :class:`~pyro_bnn.SWAG` (MultiSWAG): an equal mixture, which has a spread around every mode, and
+    a density where its members have one. Members are then fitted side by side, a step each in turn.
+
+    Without it a member is a point, and all take a step at once. Members weigh alike, whatever the
+    mass of their modes. Points have no density, so no ELBO and no k-hat, and members are no chains:
+    neither R-hat nor ESS speak of them.
 
     Args:
         num_members: Number of members K.
-        kind: What makes the members differ.
+        kind: What makes the members differ; with ``member`` ``"independent"``.
+        member: What each member is: a guide class, or a partial of one, which the options below
+            fit; or an engine that ends at a guide, which has its own; None for a point.
         num_steps: Steps of Adam.
         learning_rate: Its step size at the start, which decays to 0.
         batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. ``"rto"``
@@ -77,6 +86,7 @@ class Ensemble(Engine[GuidePosterior]):
 
     num_members: int = 10
     kind: Kind = "independent"
+    member: Engine[Any] | GuideSpec | None = None
     num_steps: int = 10_000
     learning_rate: float = LEARNING_RATE
     batch_size: int | None = None
@@ -91,16 +101,42 @@ class Ensemble(Engine[GuidePosterior]):
                 "step: leave batch_size at None"
             )
         self._svi()
+        if self.member is None:
+            return
+        if self.kind != "independent":
+            raise OptionError(
+                f'kind="{self.kind}" is built for points alone: leave member at None, or kind at '
+                '"independent"'
+            )
+        engine_of(self.member, **self._of_svi)
+        given = [
+            f.name for f in fields(self) if f.name in OF_SVI and getattr(self, f.name) != f.default
+        ]
+        if isinstance(self.member, Engine) and given:
+            raise OptionError(
+                f"{', '.join(given)} would have no effect, as members are fits of "
+                f"{name_of(self.member)}: set it there"
+            )
+
+    @property
+    def _of_svi(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OF_SVI}
 
     def _svi(self) -> SVI:
         """What takes the steps; checks their options."""
-        options = asdict(self)
-        del options["kind"]
-        members = options.pop("num_members")
-        return SVI(functools.partial(AutoEnsemble, num_members=members), **options)
+        guide = functools.partial(AutoEnsemble, num_members=self.num_members)
+        return SVI(guide, **self._of_svi)
+
+    def describe(self) -> dict[str, Any]:
+        """The options of an ensemble of points, as JSON can hold them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def start(self, problem: Problem) -> Start:
         """Start the members; see the base class."""
+        if self.member is not None:
+            engine = engine_of(self.member, **self._of_svi)
+            own = {"num_members": self.num_members, "kind": self.kind}
+            return members_start(engine, self.num_members, problem, own)
         if self.kind == "rto" and problem.has_own_order:
             raise OptionError('kind="rto" takes all rows in every step: pass the data set itself')
         program = problem.program
@@ -115,7 +151,7 @@ class Ensemble(Engine[GuidePosterior]):
         def make(saves: Checkpoint, progress: bool) -> MembersRun:  # noqa: ARG001
             return MembersRun(self, guide, problem, push, saves)
 
-        return Start(problem, asdict(self), make)
+        return Start(problem, self.describe(), make)
 
 
 class MembersRun(Training):
@@ -161,7 +197,7 @@ class MembersRun(Training):
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The members as they are."""
         reached = super().posterior(problem, saves)
-        options: dict[str, Any] = {**asdict(self.engine), "compiled": self.is_compiled}
+        options: dict[str, Any] = {**self.engine.describe(), "compiled": self.is_compiled}
         provenance = problem.provenance(
             saves,
             method=problem.engine,

@@ -1,0 +1,189 @@
+"""Members of an ensemble that are fits of one engine, each with a seed of its own, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyro_bnn.errors import OptionError
+from pyro_bnn.guides import Guide
+from pyro_bnn.guides.guide_mixture import AutoGuideMixture
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.svi.options import GuideSpec, name_of
+from pyro_bnn.infer.svi.svi import SVI
+from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.program.random_state import derived_seed, isolated
+
+MEMBER = 121  # and following, streams of the members' seeds
+
+
+@dataclass(frozen=True)
+class Member:
+    """One fit of several: its problem, with a seed of its own, and how it starts."""
+
+    problem: Problem
+    start: Start
+
+
+def members_start(
+    engine: Engine[Any], num_members: int, problem: Problem, options: dict[str, Any]
+) -> Start:
+    """Get members ready that are fits of one engine; the first has the seed of the ensemble.
+
+    Args:
+        engine: Of a guide's posterior, not of chains.
+        num_members: Number of members K.
+        problem: Model and data.
+        options: Of the ensemble beside the engine's.
+
+    Raises:
+        OptionError: If the engine has chains, or trains parameters of the model, of which a mixture
+            has one value.
+    """
+    if hasattr(engine, "num_samples") or hasattr(engine, "engine"):
+        raise OptionError(
+            f"a member is a guide or an engine that ends at one, not {name_of(engine)}, whose "
+            "chains are several already: set num_chains there, or take MILE"
+        )
+    engine.check_batches(problem.data)
+    trained = [name for name, p in problem.program.params.items() if p.requires_grad]
+    if trained and engine.trains_params:
+        raise OptionError(
+            f"each member would train {', '.join(trained)} to values of its own, and a mixture has "
+            "one: give them priors, or leave member at None"
+        )
+    members = []
+    for k in range(num_members):
+        seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed
+        own = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
+        with isolated(seed):
+            start = engine.start(own)
+        members.append(Member(start.problem, start))
+    made = {**options, "member": name_of(engine), **members[0].start.options}
+
+    def make(saves: Checkpoint, progress: bool) -> GuidesRun:
+        runs = [member.start.make(saves, progress) for member in members]
+        return GuidesRun(runs, [member.problem for member in members], options)
+
+    return Start(problem, made, make)
+
+
+class GuidesRun(Run[GuidePosterior]):
+    """A step is one of each member that has not come to its end.
+
+    Args:
+        runs: Of the members.
+        problems: What each is about.
+        options: Of the ensemble.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run[Any]], problems: Sequence[Problem], options: dict[str, Any]
+    ) -> None:
+        self.runs, self.problems, self.options = list(runs), list(problems), options
+        self.title = f"{len(runs)} x {runs[0].title}"
+        steps = [run.num_steps for run in runs if run.num_steps is not None]
+        self.num_steps = max(steps, default=None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all members are."""
+        return all(run.is_done for run in self.runs)
+
+    def _each(self, do: Callable[[Run[Any]], object]) -> None:
+        for run in self.runs:
+            do(run)
+
+    def begin(self) -> None:
+        """Begin each member."""
+        self._each(lambda run: run.begin())
+
+    def go(self) -> None:
+        """One step of each member that is not done.
+
+        Raises:
+            DivergenceError: If one diverges; all go on from where they are then.
+        """
+        for run in self.runs:
+            if not run.is_done:
+                run.go()
+        self.step += 1
+
+    def finish(self) -> None:
+        """Finish each member."""
+        self._each(lambda run: run.finish())
+
+    def reached(self) -> tuple[int, float | None]:
+        """Steps of each member, and the mean of their objectives."""
+        values = [value for _, value in (run.reached() for run in self.runs) if value is not None]
+        return self.step, sum(values) / len(values) if values else None
+
+    def state(self) -> State:
+        """Those of the members; see ``Resumable``."""
+        states = [run.state() for run in self.runs]
+        own = {key: states[0][key] for key in ("place", "compile_path")}
+        return {**own, "step": self.step, "members": states}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; see ``Resumable``.
+
+        Raises:
+            ValueError: If it has another number of members.
+        """
+        for run, own in zip(self.runs, state["members"], strict=True):
+            run.restore(own)
+        self.step = state["step"]
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior | None:
+        """The mixture of the members' guides; None before each has one."""
+        pairs = zip(self.runs, self.problems, strict=True)
+        reached = [run.posterior(own, saves) for run, own in pairs]
+        found: list[GuidePosterior] = [each for each in reached if each is not None]
+        if len(found) < len(reached):
+            return None
+        with isolated():
+            guide = AutoGuideMixture(problem.model, members=[each.guide for each in found])
+            set_up(guide, problem.program)
+        losses: list[float] = []
+        if len({len(each.losses) for each in found}) == 1:
+            losses = np.mean([each.losses for each in found], 0).tolist()
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options={**_common(found), **self.options, "member": found[0].method},
+            num_parameters=sum(p.numel() for p in guide.parameters()),
+            losses=losses,
+        )
+        return GuidePosterior(problem.program, guide, provenance)
+
+
+def _common(found: Sequence[GuidePosterior]) -> dict[str, Any]:
+    """Options of all members: one value, or a list where they differ, as tuned ones do."""
+    values = {name: [each.options[name] for each in found] for name in found[0].options}
+    return {k: own[0] if all(v == own[0] for v in own) else own for k, own in values.items()}
+
+
+def engine_of(member: Engine[Any] | GuideSpec, **options: Any) -> Engine[Any]:
+    """The engine of a member: itself, or SVI with a guide and these options.
+
+    Raises:
+        OptionError: If it is neither an engine nor a class of guides, or a partial of one.
+    """
+    spec = getattr(member, "guide", None) if isinstance(member, SVI) else member
+    made = spec.func if isinstance(spec, functools.partial) else spec
+    is_guide = isinstance(made, type) and issubclass(made, Guide)
+    if not (is_guide or (isinstance(member, Engine) and spec is member)):
+        raise OptionError(
+            "a member is a guide class of pyro_bnn.guides, or a partial of one, of which each is "
+            f"made anew, or an engine, not {member!r:.80}"
+        )
+    return member if isinstance(member, Engine) else SVI(member, **options)
