@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from pyro_bnn.capture import Captured
+from pyro_bnn.errors import CaptureError
 
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"  # tests compile many graphs
 
@@ -91,12 +92,22 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be compiled is left to Inductor, however few its numbers."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CaptureError("nothing is written in C")
+
+    monkeypatch.setattr("pyro_bnn.capture.compilers.compile_c", refuse)
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)
+
+
+@pytest.fixture
+def interpreted(nothing_in_c: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was recorded for the compiler, operation by operation."""
     monkeypatch.setattr(
         "pyro_bnn.capture.inductor._compiled", lambda graph, *_, **__: graph.forward
     )
-    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)  # nothing in C either
 
 
 @pytest.fixture

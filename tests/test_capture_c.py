@@ -70,6 +70,7 @@ def test_elementwise_operations(dtype: torch.dtype) -> None:
                 functional.leaky_relu(x, 0.1),
             ),
             torch.ops.aten.threshold_backward(grad, x, 0),
+            *(functional.hardshrink(x), functional.hardshrink(y, 1.0)),
             torch.ops.aten.tanh_backward(grad, y),
             torch.ops.aten.sigmoid_backward(grad, y),
             torch.where(x > y, x, 3.0),
@@ -111,6 +112,7 @@ def test_views_are_places_in_what_they_view() -> None:
                 x[:, -1] + 1,
                 x[..., 2:6:2] + 1,
             ),
+            *(x.unbind()[2] + 1, x.unbind(-1)[5] + 1),
             *(x.unsqueeze(1) + x.unsqueeze(2), x[:, :1].expand(3, 5, 7) + x, parts[1] + parts[0]),
             *((x * 2).reshape(15, 7) + 1, (x * 2).reshape(5, 21) + 1, x.reshape(3, 5, 7, 1) + 1),
             *(x.transpose(0, 1).reshape(35, 3) + 1, x.unbind(1)[3] * 2, x[0, 0].reshape(7, 1) + 1),
@@ -229,15 +231,40 @@ def test_places_that_are_many_count_from_the_end_too() -> None:
     stepped(step, torch.zeros(2, 3, 6), normal(2, 4, 6), places, num_state=1)
 
 
+def test_what_is_added_at_the_same_place_adds_up() -> None:
+    def step(out: Tensor, x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        return (torch.index_put(out, [places], x, accumulate=True),)
+
+    places = torch.tensor([3, 0, 3, 3, -1, 0, 3] * 5)
+    stepped(step, normal(6), normal(35), places, num_state=1)
+
+
+def test_what_is_not_the_state_is_returned_in_memory_of_its_own() -> None:
+    def step(z: Tensor, moment: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return z.sum(), x, z, z + x, 0.5 * moment + z
+
+    state = [normal(3, 2), normal(3, 2, seed=1)]
+    inputs = [*state, normal(2)]
+    graph = compile_c(step, inputs, num_state=2)
+    expected = [step(*(value.clone() for value in inputs))]
+    found = [graph(*inputs)]
+    expected.append(step(*(value.clone() for value in inputs)))
+    found.append(graph(*inputs))
+    for now, then in zip(found, expected, strict=True):
+        torch.testing.assert_close(now, then[:3])
+    torch.testing.assert_close(state, list(expected[1][3:]))
+
+
 def test_constants_of_the_function_are_kept_alive() -> None:
     def make() -> CGraph:
         weights = normal(8)
         return compile_c(lambda out, x: (out + x * weights,), [torch.zeros(8), x], num_state=1)
 
-    x = normal(8, seed=3)
-    graph, out = make(), torch.zeros(8)
-    torch.empty(100).fill_(9)  # memory that was let go would be written over
-    graph(out, x)
+    x, out = normal(8, seed=3), torch.zeros(8)
+    steps = make().bind(out, x)
+    kept = [torch.empty(8).fill_(9) for _ in range(20)]  # over memory that was let go
+    steps(1)
+    assert kept
     torch.testing.assert_close(out, x * normal(8))
 
 
@@ -267,7 +294,6 @@ def test_a_step_in_threads_has_the_bits_of_one_alone() -> None:
         (lambda z: (torch.linalg.cholesky(z),), "linalg_cholesky"),
         (lambda z: (z.half().float(),), "float16"),
         (lambda z: (z.cumsum(0),), "cumsum"),
-        (lambda z: (z, z.sum()), "nothing but its state"),
     ],
 )
 def test_what_is_not_written_in_c_is_named(step: Outputs, what: str) -> None:

@@ -18,13 +18,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pyro_bnn.capture.c_graph import strides_of
 from pyro_bnn.capture.c_source import FUNCTION, WRITTEN, Source, c_source
-from pyro_bnn.capture.record import Graph, TensorFunction, record
+from pyro_bnn.capture.record import Graph, Known, TensorFunction, record
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.errors import CaptureError
 
@@ -50,26 +52,27 @@ VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}  # of a register; 16 elsewhere
 
 
 class CGraph(Graph):
-    """A step in C on tensors of given shapes; its outputs are its first inputs, overwritten.
+    """A step in C on tensors of given shapes, of which the first are overwritten.
 
     Args:
-        source: The function.
-        like: Its inputs.
+        source: The function; it writes over its first inputs.
+        like: Those of its inputs that a caller gives.
+        returned: Those that precede them, which are returned.
     """
 
-    def __init__(self, source: Source, like: Sequence[Tensor]) -> None:
-        super().__init__(lambda *args: self._run(args))
+    def __init__(self, source: Source, like: Sequence[Tensor], returned: Sequence[Known]) -> None:
+        super().__init__(self._run)
         self._source, self._function = source, _function(source.text)
         self._like = [_layout(value) for value in like]
+        self._given = [(value.shape, value.stride(), value.dtype) for value in like]
+        self._returned = returned
+        self._work = torch.empty(source.num_bytes, dtype=torch.uint8)
 
     def bind(self, *args: Tensor) -> Callable[[int], None]:
         """So many steps on these very tensors; other threads go on meanwhile."""
-        if [_layout(value) for value in args] != self._like:
-            raise CaptureError("tensors lie in memory otherwise than those of the recording")
-        kept = [*args, *self._source.constants]
-        pointers = (ctypes.c_void_p * len(kept))(*(value.data_ptr() for value in kept))
-        work = torch.empty(self._source.num_bytes, dtype=torch.uint8)
-        function, address = self._function, work.data_ptr()
+        kept = [*self._outputs(), *self._checked(args), *self._source.constants]
+        function, pointers, work = self._function, _pointers(kept), torch.empty_like(self._work)
+        address = work.data_ptr()
 
         def steps(times: int) -> None:
             function(pointers, address, times)
@@ -78,9 +81,21 @@ class CGraph(Graph):
         steps.work = work  # type: ignore[attr-defined]
         return steps
 
-    def _run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        self.bind(*args)(1)
-        return ()
+    def _run(self, *args: Tensor) -> tuple[Tensor, ...]:
+        outputs = self._outputs()
+        pointers = _pointers([*outputs, *self._checked(args), *self._source.constants])
+        self._function(pointers, self._work.data_ptr(), 1)
+        return tuple(outputs)
+
+    def _outputs(self) -> list[Tensor]:
+        return [torch.empty(value.shape, dtype=value.dtype) for value in self._returned]
+
+    def _checked(self, args: Sequence[Tensor]) -> Sequence[Tensor]:
+        if [(value.shape, value.stride(), value.dtype) for value in args] == self._given:
+            return args
+        if [_layout(value) for value in args] != self._like:
+            raise CaptureError("tensors lie in memory otherwise than those of the recording")
+        return args
 
 
 def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -> CGraph:
@@ -89,7 +104,7 @@ def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0)
     Args:
         fn: Pure function of tensors on the CPU that returns a tuple of tensors.
         args: Example inputs; nothing is written to them.
-        num_state: How many leading inputs the graph overwrites with its outputs, which are as many.
+        num_state: How many leading inputs the graph overwrites with its trailing outputs.
 
     Raises:
         CaptureError: If it has operations that are not written in C, or cannot be compiled.
@@ -98,10 +113,18 @@ def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0)
         raise CaptureError("only tensors on the CPU are worked on in C")
     graph = record(fn, args, _decompositions())
     simplify(graph)
-    if len(graph.graph.output_node().args[0]) != num_state:  # type: ignore[arg-type]
-        raise CaptureError("a step in C returns nothing but its state")
+    results = cast(Sequence[Node], graph.graph.output_node().args[0])
+    returned = [node.meta["val"] for node in results[: len(results) - num_state]]
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        for number, value in enumerate(returned):  # memory to write to, as that of the state
+            strides = strides_of(value.shape)
+            graph.graph.placeholder(f"output_{number}").meta["val"] = value._replace(stride=strides)
     size = VECTOR_BYTES.get(torch.backends.cpu.get_cpu_capability(), 16)
-    return CGraph(c_source(graph, vector_bytes=size), args)
+    return CGraph(c_source(graph, vector_bytes=size), args, returned)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[value.data_ptr() for value in tensors])
 
 
 @functools.cache

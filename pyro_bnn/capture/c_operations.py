@@ -91,6 +91,7 @@ ELEMENTWISE: Mapping[Any, Expression] = {
     aten.softplus: _softplus,
     aten.silu: lambda x: f"{x} / (1 + exp@(-{x}))",
     aten.leaky_relu: lambda x, slope="0.01": f"({x} > 0 ? {x} : {x} * {slope})",
+    aten.hardshrink: lambda x, least="0.5": f"({x} >= -{least} && {x} <= {least} ? 0 : {x})",
     aten.threshold_backward: lambda grad, x, threshold: f"({x} <= {threshold} ? 0 : {grad})",
     aten.tanh_backward: lambda grad, y: f"{grad} * (1 - {y} * {y})",
     aten.sigmoid_backward: lambda grad, y: f"{grad} * (1 - {y}) * {y}",

@@ -380,7 +380,7 @@ class _Writer(Loops):
 
     def _scatter(self, node: Node) -> None:
         base, _, values, *accumulate = args_of(node)
-        require(not any(accumulate) and not node.kwargs, node)
+        require(not node.kwargs, node)
         self.close()
         memory = self.values[base]
         if not (isinstance(memory, Memory) and self._is_written_in_place(base, node)):
@@ -392,9 +392,12 @@ class _Writer(Loops):
         self.body = Body(loops)
         into = self._chosen(node, place)[0]
         name = self.operand(values, place, dtype_of(node))
-        line = f"{memory.name}[{memory.at(into)}] = {name};"
+        adds = any(accumulate)  # in order, as places may be the same
+        line = f"{memory.name}[{memory.at(into)}] {'+=' if adds else '='} {name};"
         self.lines += for_loops(
-            [(f"i{d}", n) for d, n in enumerate(loops)], [*self.body.lines, line]
+            [(f"i{d}", n) for d, n in enumerate(loops)],
+            [*self.body.lines, line],
+            "// in order" if adds else "",
         )
         self.values[node] = memory
 

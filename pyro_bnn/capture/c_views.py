@@ -73,7 +73,7 @@ def _piece(node: Node) -> View:
     source, *rest = args_of(whole)
     is_row, sizes = packet_of(whole) is aten.unbind, (0 if not rest else rest[0])
     require(is_row or packet_of(whole) in (aten.split_with_sizes, aten.split), whole)
-    dim = int((rest[:1] if is_row else rest[1:2] or [0])[0] or 0) % len(shape_of(source))
+    dim = int(((rest[:1] if is_row else rest[1:2]) or [0])[0]) % len(shape_of(source))
     if is_row:
         return View(source, lambda place: (*place[:dim], Index(number), *place[dim:]))
     start = number * sizes if isinstance(sizes, int) else sum(sizes[:number])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pyro_bnn.capture.compilers import NotInCError
 from pyro_bnn.capture.cuda_graph import CudaGraphs
 from pyro_bnn.capture.inductor import compile_graph
 from pyro_bnn.capture.record import DEPENDENT, Graph, RowsError, TensorFunction, capture
@@ -142,6 +143,8 @@ class Captured:
                 return self._checked(make, args, rows)
             except RowsError:
                 raise
+            except NotInCError:
+                self.is_compiled = False
             except Exception as error:
                 self._refuse("cannot be compiled", error)
                 failure, self.is_compiled = error, False

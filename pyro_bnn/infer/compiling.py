@@ -6,7 +6,10 @@ from typing import Literal
 
 from pyro_bnn.errors import OptionError
 
-COMPILE_TIME = 7.0  # seconds, with an empty cache
+COMPILE_TIME = 7.0  # seconds by Inductor, with an empty cache
+
+
+C_TIME = 1.0  # seconds by a C compiler, of a step of few numbers
 
 
 GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves
@@ -25,7 +28,12 @@ def check_compile(value: object) -> None:
         raise OptionError(f'compile is "auto", True or False, not {value!r}')
 
 
-def is_compiled(option: Literal["auto"] | bool, num_calls: int, num_numbers: int) -> bool:
+def is_compiled(
+    option: Literal["auto"] | bool,
+    num_calls: int,
+    num_numbers: int,
+    seconds: float | None = None,
+) -> bool:
     """Whether a graph is compiled.
 
     A rule of sizes alone, not of measured times, so that a run with one seed stays the same.
@@ -34,8 +42,9 @@ def is_compiled(option: Literal["auto"] | bool, num_calls: int, num_numbers: int
         option: The engine's option ``compile``.
         num_calls: How often the graph is replayed.
         num_numbers: Parameters that it moves.
+        seconds: How long that takes; default ``COMPILE_TIME``.
     """
     if option != "auto":
         return option
     gain = num_calls * (GAIN_PER_CALL + GAIN_PER_NUMBER * num_numbers)
-    return gain >= COMPILE_TIME
+    return gain >= (COMPILE_TIME if seconds is None else seconds)

@@ -74,10 +74,12 @@ class SVI(SVIOptions, Engine[Posterior]):
             of ``kl_warmup`` and ``loc_warmup``; default never.
         schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
         clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
-        compile: Whether the step is compiled, which takes about ten seconds the first time and a
-            second or two once it is cached: ``"auto"`` where the run is long enough to gain from
-            it, True always, an error where that cannot be, False never. Uncompiled the step is
-            replayed as a graph of operations.
+        compile: Whether the step is compiled: ``"auto"`` where the run is long enough to gain from
+            it, True always, an error where that cannot be, False never. The step of a small
+            network is written in C, which half a second or two compile; what is not, for many
+            numbers or rarer operations, is Inductor's, for about ten seconds the first time and a
+            second or two once it is cached. Uncompiled the step is replayed as a graph of
+            operations.
 
     Raises:
         OptionError: If an option is out of its range.

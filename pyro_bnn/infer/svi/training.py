@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
-from pyro_bnn.infer.batches import Batches
+from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
-from pyro_bnn.infer.compiling import is_compiled
+from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
@@ -90,8 +92,11 @@ class Training(GradientRun[GuidePosterior]):
     def _make_steps(self, path: str | None) -> None:
         svi, n = self.svi, len(self.parameters)
         num_numbers = sum(parameter.numel() for parameter in self.parameters)
-        automatic = is_compiled(svi.compile, svi.num_steps, num_numbers)
-        compiled = automatic if path is None else path == "compiled"
+        of_sizes = functools.partial(is_compiled, svi.compile, svi.num_steps, num_numbers)
+        compiled = of_sizes(C_TIME) if path is None else path == "compiled"
+        knows_rows = isinstance(self._batches, Minibatches)  # else Inductor's graph serves all
+        compiler = compiler_of(is_long=of_sizes()) if knows_rows else None
+        compiled &= knows_rows or of_sizes()
         is_whole = compiled and self.descent.make_pure()
         if is_whole:
             self._lay_out(by_column=True)
@@ -103,6 +108,7 @@ class Training(GradientRun[GuidePosterior]):
             compiled=compiled and not is_whole,
             rows=self._row_dims(n),
             strict=svi.compile is True,
+            compiler=compiler,
         )
         self._whole_step = Captured(
             self._step_and_update,
@@ -112,6 +118,7 @@ class Training(GradientRun[GuidePosterior]):
             rows=self._row_dims(3 * n),
             num_state=3 * n,
             strict=svi.compile is True,
+            compiler=compiler,
         )
         if path == "eager":
             self._step.is_captured = False
@@ -287,6 +294,8 @@ class Training(GradientRun[GuidePosterior]):
         return (*self.parameters, *self.descent.adam.moments, *noise, *batch, told)
 
     def _see_failure(self) -> None:
+        if not self._whole_step.is_compiled:
+            self._lay_out(by_column=False)
         if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
             self._step.is_captured = False
 
