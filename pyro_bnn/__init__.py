@@ -21,6 +21,7 @@ _NAMES = {
     "Cyclical": "infer",
     "Ensemble": "infer",
     "Exact": "infer",
+    "Laplace": "infer",
     "SVI": "infer",
     "SWAG": "infer",
     "HMC": "infer",
@@ -75,6 +76,7 @@ __all__ = [
     "Ensemble",
     "Exact",
     "Interrupted",
+    "Laplace",
     "Posterior",
     "Prediction",
     "Program",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
         Cyclical,
         Ensemble,
         Exact,
+        Laplace,
         Vadam,
     )
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted

@@ -45,7 +45,7 @@ class CountBytes(TorchDispatchMode):
         """Remember the storages of tensors; bytes of those that are new."""
         new = 0
         for value in tree_leaves(values):
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or value._is_zerotensor():  # a tangent of no bytes
                 continue
             storage = value.untyped_storage()
             if storage.data_ptr() not in self._known:

@@ -53,6 +53,7 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         "exact": Exact,
         "hmc": HMC,
         "ivon": infer.IVON,
+        "laplace": infer.Laplace,
         "mams": infer.MAMS,
         "mclmc": infer.MCLMC,
         "mile": infer.MILE,

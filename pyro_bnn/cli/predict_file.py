@@ -286,7 +286,7 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
     posterior, target = fit.posterior, fit.posterior.provenance.target
     return predict(
-        posterior.program,
+        posterior.predictor,
         posterior.params,
         z,
         _in_its_units(fit, x),

@@ -4,6 +4,7 @@ from pyro_bnn.infer.conjugate.cavi import CAVI
 from pyro_bnn.infer.conjugate.exact import Exact
 from pyro_bnn.infer.ensembles.ensemble import Ensemble
 from pyro_bnn.infer.ensembles.swag import SWAG
+from pyro_bnn.infer.laplace.laplace import Laplace
 from pyro_bnn.infer.mcmc.hmc import HMC
 from pyro_bnn.infer.mcmc.mams import MAMS
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
@@ -39,5 +40,6 @@ __all__ = [
     "Cyclical",
     "Ensemble",
     "Exact",
+    "Laplace",
     "Vadam",
 ]

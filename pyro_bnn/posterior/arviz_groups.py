@@ -305,7 +305,7 @@ def _prior_groups(
         train.x.to(x),
         seed=derived_seed(seed, 3),  # apart from the draws of z
         memory=memory,
-        chunks=posterior.chunks,
+        chunks=posterior.chunks if posterior.chunks.program is program else None,
     ).draws
     of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
     return {

@@ -17,7 +17,7 @@ from pyro_bnn.data.arrays import ArrayLike, cast, column_order, in_order, listed
 from pyro_bnn.data.labels import check_same_classes
 from pyro_bnn.errors import DataError, OptionError, OutputError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
-from pyro_bnn.guides.guide import ELBO
+from pyro_bnn.guides.guide import ELBO, LOG_JOINT
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.provenance import Provenance
@@ -26,6 +26,7 @@ from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
 from pyro_bnn.predictive.predict import log_likelihoods, predict
 from pyro_bnn.predictive.prediction import Names, Prediction, require_finite
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 NUM_SAMPLES = 1_000  # draws by default
+LAPLACE = "Laplace"  # engine of posteriors that predict by a linearised network
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # that a file holds of a guide of no class of this package
 
 Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
@@ -61,7 +63,8 @@ class Posterior(ABC):
     Attributes:
         params: Values of the model's point-estimated parameters, by name, unconstrained; of
             those in ``program.member_params`` each draw has its own, and the value here is unused.
-        chunks: What was learned of the program's functions, for the next call.
+        predictor: What predictions are of: the program itself, unless a subclass has another.
+        chunks: What was learned of the predictor's functions, for the next call.
         model: The Pyro model.
         method: Name of the guide or sampler; this and those that follow are of the provenance.
         engine: Name of the engine.
@@ -78,6 +81,7 @@ class Posterior(ABC):
         self.program = program
         self.provenance = provenance
         self.params = {name: value.detach() for name, value in program.params.items()}
+        self.predictor = program
         self.chunks = Chunks(program)
         self.model = program.model
         self.method, self.engine = provenance.method, provenance.engine
@@ -250,7 +254,7 @@ class Posterior(ABC):
         draws = self.in_blocks(self.count(num_samples), seed)
 
         def function(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
-            return (self.program.function(z, rows[0], params),)
+            return (self.predictor.function(z, rows[0], params),)
 
         (f,) = self.chunks.over(
             "function", function, draws, (self._inputs(x),), self.params
@@ -292,7 +296,7 @@ class Posterior(ABC):
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(
-            self.program,
+            self.predictor,
             self.params,
             self.in_blocks(self.count(num_samples), seed),
             self._inputs(rows),
@@ -510,6 +514,8 @@ class Posterior(ABC):
                 prior, network or likelihood.
         """
         program, provenance, guide, z, stats, log_q = storage.load(Path(path), model)
+        if guide is not None and provenance.engine == LAPLACE:
+            return LaplacePosterior(program, guide, provenance)
         if guide is not None:
             return GuidePosterior(program, guide, provenance)
         return DrawsPosterior(program, z, provenance, sample_stats=stats, log_q=log_q)
@@ -631,6 +637,48 @@ class GuidePosterior(Posterior):
         with torch.no_grad():
             blocks = self.guide.in_blocks(self.guide.log_q, self.count(num_samples), seed)
             return torch.cat(list(blocks))
+
+
+class LaplacePosterior(GuidePosterior):
+    """A Gaussian around a mode; see :class:`pyro_bnn.Laplace`.
+
+    With ``predictive="linearised"`` functions, predictions and log likelihoods of rows are those of
+    the network that is linear in z at the mode. ``log_joint``, ``densities`` and ``elbo`` are of
+    the model itself, as those of any other approximation.
+
+    Args:
+        program: The model as tensor functions.
+        guide: The Gaussian.
+        provenance: How it came about.
+    """
+
+    def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
+        super().__init__(program, guide, provenance)
+        self.of_weights = GuidePosterior(program, guide, provenance)
+        if self.options["predictive"] == "linearised":
+            self.predictor = LinearisedProgram(program, guide.centre())
+            self.chunks = Chunks(self.predictor)
+
+    @property
+    def objective(self) -> str:
+        """What the steps to the mode maximised."""
+        return LOG_JOINT
+
+    @property
+    def log_evidence(self) -> float:
+        """Laplace's approximation of log p(D), nats."""
+        return float(self.options["log_evidence"])
+
+    @property
+    def newton_decrement(self) -> float:
+        """How far, in nats, Newton's next step would still go up."""
+        return float(self.options["newton_decrement"])
+
+    def log_joint(
+        self, data: Data, num_samples: int | None = None, seed: int = 0
+    ) -> Float[Tensor, " S"]:
+        """Log p(y, z_s | x) ``[S]`` of the model itself; see the base class."""
+        return self.of_weights.log_joint(data, num_samples, seed)
 
 
 class DrawsPosterior(Posterior):

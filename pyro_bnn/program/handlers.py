@@ -193,9 +193,10 @@ class Evaluate(Messenger):
         self,
         values: Mapping[str, Tensor | None],
         params: Mapping[str, tuple[Tensor, constraints.Constraint]],
+        output: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.values, self.params = values, params
+        self.values, self.params, self.output = values, params, output
         self.latent: dict[str, dict[str, Any]] = {}
         self.observed: dict[str, Any] = {}
         self.factors: dict[str, dict[str, Any]] = {}
@@ -214,6 +215,8 @@ class Evaluate(Messenger):
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
+        elif msg["name"] == "f" and self.output is not None:
+            msg["value"] = self.output.reshape(msg["value"].shape)
         elif msg["name"] == "y" and not msg["is_observed"]:
             msg["value"] = _zeros_like(msg["fn"])  # only the model's own code reads it
         elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
@@ -268,6 +271,7 @@ def evaluate(
     kwargs: Mapping[str, Any] | None = None,
     module_params: Mapping[str, Tensor] | None = None,
     store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
+    output: Tensor | None = None,
 ) -> Evaluate:
     """Run a model with its latent sites held at given values.
 
@@ -278,8 +282,9 @@ def evaluate(
         kwargs: Its keyword arguments.
         module_params: Values that stand in for the model's own parameters and buffers, by name.
         store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
+        output: Stands in for the network output f ``[N, F]``, of which y is given.
     """
-    evaluation = Evaluate(values, store_params or {})
+    evaluation = Evaluate(values, store_params or {}, output)
     with (
         poutine.block(),  # a handler around the engine is none of the model's
         without_validation(),

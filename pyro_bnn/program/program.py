@@ -505,8 +505,12 @@ class Program:
         x: Tensor,
         y: Tensor | None,
         params: Params | None,
+        output: Tensor | None = None,
     ) -> Evaluate:
-        """The model evaluated at values of its sites; None draws one from its prior."""
+        """The model evaluated at values of its sites; None draws one from its prior.
+
+        With ``output`` y is given that in place of the network's own f.
+        """
         params = self.params if params is None else params
         store = {
             name: (params[name], constraint)
@@ -520,6 +524,7 @@ class Program:
                 *((x,) if y is None else (x, y)),
                 module_params={**self.snapshot.buffers, **module},
                 store_params=store,
+                output=output,
             )
 
     @contextmanager

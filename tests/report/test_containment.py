@@ -9,7 +9,20 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn import CAVI, IVON, SLANG, SWAG, VOGN, VON, Exact, Vadam, guides, likelihoods, models
+from pyro_bnn import (
+    CAVI,
+    IVON,
+    SLANG,
+    SWAG,
+    VOGN,
+    VON,
+    Exact,
+    Laplace,
+    Vadam,
+    guides,
+    likelihoods,
+    models,
+)
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.registry import entries
 from pyro_bnn.report import compare
@@ -29,6 +42,9 @@ OF_A_GUIDE: dict[str, Any] = {
     "SWAG": SWAG(num_steps=1, num_iterates=2, rank=2),
     "CAVI": CAVI(),
     "Exact": Exact(),
+    "Laplace": Laplace(num_steps=9),
+    "Laplace, diagonal": Laplace(num_steps=9, structure="diagonal"),
+    "Laplace, low rank": Laplace(num_steps=9, structure="low_rank"),
 }
 WITHOUT_FAMILY = {
     "svi": "its method is the guide",

@@ -93,7 +93,7 @@ def _gradient(posterior: Posterior, draws: Tensor, batch: Batch) -> Tensor:
 
     It is the mean of the gradients of the draws, weighed by their densities.
     """
-    program, params = posterior.program, posterior.params
+    program, params = posterior.predictor, posterior.params
     blocks = draws.split(DRAWS)
     with torch.no_grad():
         parts = [program.log_likelihood(z, batch, params) for z in blocks]

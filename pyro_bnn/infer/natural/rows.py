@@ -13,7 +13,7 @@ Gradients of single rows are those of ``torch.func.vmap`` over the rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -62,6 +62,7 @@ class RowTermsOf:
         is_full: Whether it is a matrix, of ``"ggn"`` and ``"hessian"``.
         rows_vary: Whether batches have many numbers of rows.
         is_captured: Whether it is replayed as a graph of operations.
+        entries: Entries ``[P']`` of z that ``"ggn"`` is over; default all.
 
     Raises:
         ModelError: If the model cannot be batched over rows.
@@ -81,8 +82,10 @@ class RowTermsOf:
         is_full: bool = False,
         rows_vary: bool = False,
         is_captured: bool = True,
+        entries: Tensor | None = None,
     ) -> None:
         self._program, self._curvature, self._is_full = program, curvature, is_full
+        self._entries = entries
         self._params = {name: value.detach() for name, value in program.params.items()}
         values = program.constrain(program.initial)
         first = Batch(batch.x[:1], batch.y[:1])
@@ -128,6 +131,18 @@ class RowTermsOf:
         """Minus the log likelihood of all N rows at each draw ``[S]``, without gradients."""
         values = [self._nll(z, *chunk)[0] for chunk in self._chunks(batch)]
         return self._scale(batch) * functools.reduce(torch.add, values)
+
+    def roots(self, z: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """Roots of ``"ggn"`` at z ``[P]``, some rows at a time.
+
+        Yields:
+            R^T J ``[B, K, P']`` of these rows, times the root of their scale: over all rows the
+            products of the ``[P']`` sum to the matrix.
+        """
+        scale = self._scale(batch) ** 0.5
+        for chunk in self._chunks(batch):
+            with without_vmap_warnings():
+                yield scale * self._roots(z, chunk.x)
 
     def _scale(self, batch: Batch) -> float:
         """N/B, times what the model scales its likelihood by."""
@@ -201,15 +216,27 @@ class RowTermsOf:
         return nll, gradient, hessian if self._is_full else hessian.diagonal()
 
     def _with_ggn(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        def of_row(z: Tensor, x: Tensor) -> Tensor:
-            """R^T J ``[K, P]`` of one row."""
-            J = torch.func.jacrev(lambda z: self._information(z, x)[0])(z)
-            _, root = self._information(z, x)
-            return root(J)
-
         nll, gradient = self._with_none(z, x, y)
-        roots = torch.func.vmap(of_row, (None, 0))(z, x).flatten(0, 1)  # [B K, P]
+        roots = self._roots(z, x).flatten(0, 1)  # [B K, P']
         return nll, gradient, roots.mT @ roots if self._is_full else roots.square().sum(0)
+
+    def _roots(self, z: Tensor, x: Tensor) -> Tensor:
+        """R^T J ``[B, K, P']`` of rows."""
+        where = self._entries
+        part = z if where is None else z[where]
+
+        def of_row(x: Tensor) -> Tensor:
+            """R^T J ``[K, P']`` of one row."""
+
+            def tensors(part: Tensor) -> Tensor:
+                whole = part if where is None else z.index_put((where,), part)
+                return self._information(whole, x)[0]
+
+            _, root = self._information(z, x)
+            return root(torch.func.jacrev(tensors)(part))
+
+        roots: Tensor = torch.func.vmap(of_row)(x)
+        return roots
 
     def _information(self, z: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         fn, _ = self._program.observed(z, x.unsqueeze(0), self._params)

@@ -1,0 +1,1 @@
+"""Gaussians around a mode: curvature, evidence, and predictions of the linearised network."""

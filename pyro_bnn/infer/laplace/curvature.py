@@ -1,0 +1,149 @@
+"""The precision of Laplace's approximation at a point: of the data's curvature and the prior's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.laplace.mode import MinusLogJoint
+from pyro_bnn.infer.natural.gaussian_prior import normal_entries
+from pyro_bnn.infer.natural.options import NewtonCurvature
+from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank
+from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.infer.natural.slang import largest
+
+Structure: TypeAlias = Literal["full", "diagonal", "low_rank"]
+DENSE = 5_000  # entries of z, above which a matrix of all is too much
+ROOTS = 1 << 27  # numbers of the roots of all rows that are kept together
+
+
+class CurvatureOf:
+    """Precisions of one structure at any point.
+
+    Args:
+        objective: Minus the log joint density.
+        structure: Which precision.
+        curvature: Of the data.
+        rank: Of ``"low_rank"``.
+        entries: Entries of z ``[P']`` that it is over; the others are held.
+
+    Raises:
+        OptionError: If the structure is too large, or not built for this curvature or likelihood.
+    """
+
+    def __init__(
+        self,
+        objective: MinusLogJoint,
+        structure: Structure,
+        curvature: NewtonCurvature,
+        rank: int,
+        entries: Tensor | None = None,
+    ) -> None:
+        self.objective, self.structure, self.rank = objective, structure, rank
+        program, rows = objective.program, objective.rows
+        size = program.num_latents if entries is None else len(entries)
+        if structure == "full" and size > DENSE:
+            raise OptionError(
+                f'structure="full" is a matrix of {size:,} x {size:,} numbers: take "kron", '
+                '"low_rank" or "diagonal", or subset="last_layer"'
+            )
+        self._entries, self._curvature = entries, curvature
+        self._others = normal_entries(program)[1].isnan()  # priors that bend
+        self._terms = RowTermsOf(
+            program,
+            curvature,
+            rows,
+            1,
+            is_full=structure == "full",
+            is_captured=False,
+            entries=entries,
+        )
+
+    def __call__(self, z: Tensor, *, is_mode: bool = False) -> Any:
+        """The precision at z ``[P]``; on the way to a mode with positive eigenvalues for others.
+
+        Raises:
+            DivergenceError: If it is not positive definite at a mode; names the eigenvalue.
+        """
+        return self.with_prior(self.of_data(z), z, is_mode=is_mode)
+
+    def of_data(self, z: Tensor) -> Tensor:
+        """Curvature of the data: ``[P', P']``, ``[P']``, or of low rank a factor ``[P', R]``."""
+        at, rows = z.to(self.objective.program.dtype), self.objective.rows
+        if self.structure == "low_rank":
+            parts, count = [], 0
+            for roots in self._terms.roots(at, rows):
+                parts.append(roots.flatten(0, 1))
+                count += parts[-1].numel()
+                if count > ROOTS:
+                    raise OptionError(
+                        f'structure="low_rank" takes the roots of all {len(rows.x):,} rows, which '
+                        'are too many: take "kron" or "diagonal", or subset="last_layer"'
+                    )
+            W = torch.cat(parts).double().mT  # [P', N K]
+            return largest(W, min(self.rank, *W.shape))
+        if self.structure == "full" and self._curvature == "ggn":  # summed in float64
+            total = at.new_zeros((), dtype=torch.float64)
+            for roots in self._terms.roots(at, rows):
+                some = roots.flatten(0, 1).double()
+                total = total + some.mT @ some
+            return total
+        found = self._terms(at.unsqueeze(0), rows).curvature
+        assert found is not None
+        return found.double()
+
+    def with_prior(
+        self, of_data: Tensor, z: Tensor, *, is_mode: bool = True
+    ) -> Dense | Diagonal | LowRank:
+        """The precision of a curvature of the data, with the prior's at z; see :meth:`__call__`."""
+        prior, bend = self.prior_precision(z)
+        if self.structure == "full":
+            matrix = of_data + prior.diag()
+            if bend is not None:
+                where, more = bend
+                matrix = matrix.index_put((where[:, None], where[None, :]), more, accumulate=True)
+            return Dense(_positive(matrix, is_mode=is_mode))
+        if self.structure == "low_rank":
+            return LowRank(prior, of_data)
+        return Diagonal(_positive(of_data + prior, is_mode=is_mode))
+
+    def prior_precision(self, z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Curvature of minus the log prior ``[P']``, and where it is no diagonal the rest."""
+        objective = self.objective
+        prior = objective.factors * objective.precision
+        where = self._others.nonzero()[:, 0]
+        bend = None
+        if len(where):
+            hessian = objective.prior_curvature(z, where)
+            prior = prior.index_put((where,), hessian.diagonal())
+            bend = where, hessian - hessian.diagonal().diag()
+        if self._entries is None:
+            return prior, bend
+        return prior[self._entries], None
+
+
+def _positive(precision: Tensor, *, is_mode: bool) -> Tensor:
+    """A precision ``[P, P]`` or ``[P]``; where it has negative eigenvalues, their absolute values.
+
+    Raises:
+        DivergenceError: If it has one at a mode, or is not finite.
+    """
+    is_matrix = precision.ndim == 2
+    if not bool(precision.isfinite().all()):
+        raise DivergenceError("Laplace found no mode: the curvature is not finite")
+    if is_matrix and int(torch.linalg.cholesky_ex(precision).info) == 0:
+        return precision
+    if not is_matrix and bool((precision > 0).all()):
+        return precision
+    values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
+    if is_mode:
+        raise DivergenceError(
+            f"Laplace found no mode: the curvature has an eigenvalue {float(values.min()):.3g}, so "
+            'that no Gaussian has it. Take curvature="ggn", which is never negative, or raise '
+            "num_steps"
+        )
+    values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
+    return values if vectors is None else (vectors * values) @ vectors.mT

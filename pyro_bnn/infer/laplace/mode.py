@@ -1,0 +1,248 @@
+r"""Up to a mode of the log joint density in z, and how far from it one still is.
+
+L-BFGS whose first direction is Newton's, by the precision P that Laplace's approximation has there.
+How far it is, in nats, is Newton's decrement :math:`g^\top P^{-1} g / 2`, g the gradient.
+
+References:
+    Nocedal & Wright, "Numerical Optimization", 2nd edition, 2006, sections 7.2 and 9.5.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+
+FARTHEST = 0.01  # nats that a mode may be away
+ROUNDS = 60  # of a new precision each
+STEPS = 30  # of L-BFGS in each
+PAIRS = 20  # steps that it remembers
+HALVINGS = 12  # of a step that does not go down
+SETTLED = 1e-3  # nats that a round gains where it is as low as it comes
+IDLE = 5  # steps that gain a tenth of it, in a row
+PROBES = 12  # products with the Hessian, by which a direction of negative curvature is looked for
+NEGATIVE = -0.01  # curvature, in units of the precision, that is no rounding
+
+
+class Solves(Protocol):
+    """The part of a precision that is needed here."""
+
+    noise_dim: int
+
+    def solve(self, values: Tensor) -> Tensor:
+        """Its inverse times values ``[P]``."""
+
+    def deviations(self, noise: Tensor) -> Tensor:
+        """A root of its inverse, applied to noise ``[S, M]``: ``[S, P]``."""
+
+
+class MinusLogJoint:
+    """Minus the log joint density of all rows and z, with its derivatives, in float64.
+
+    Args:
+        program: The model as tensor functions; its point-estimated parameters are held fixed.
+        rows: All rows.
+        prior: The Gaussian part of its prior.
+
+    Attributes:
+        factors: Of the precisions of that part ``[P]``, 1 for the model's own.
+    """
+
+    def __init__(self, program: Program, rows: Batch, prior: GaussianPrior) -> None:
+        self.program, self.rows = program, rows
+        self.loc, self.precision = prior.loc.double(), prior.precision.double()
+        self.factors = torch.ones_like(self.precision)
+        self._params = {name: value.detach() for name, value in program.params.items()}
+        self._terms = RowTermsOf(program, "none", rows, 1, is_captured=False)
+
+    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``[]`` and gradient ``[P]`` at z ``[P]``."""
+        at = z.to(self.program.dtype)
+        terms = self._terms(at.unsqueeze(0), self.rows)
+        slope, of_prior = torch.func.grad_and_value(self._minus_log_prior)(at)
+        error, more = z - self.loc, (self.factors - 1) * self.precision
+        value = terms.nll[0].double() + of_prior.double() + 0.5 * (more * error.square()).sum()
+        value = value - 0.5 * self.factors.log().sum()
+        return value, terms.gradient[0].double() + slope.double() + more * error
+
+    def hessian_times(self, z: Tensor, v: Tensor) -> Tensor:
+        """The Hessian at z times v ``[P]``."""
+        at, along = z.to(self.program.dtype), v.to(self.program.dtype)
+        total = (self.factors - 1) * self.precision * v
+        size = self._terms.chunk
+        for x, y in zip(self.rows.x.split(size), self.rows.y.split(size), strict=True):
+            share = len(x) / len(self.rows.x)  # each chunk's likelihood is scaled by N/B
+            value = functools.partial(self._minus_share, some=Batch(x, y), share=share)
+            product = torch.func.grad(lambda z, value=value: torch.func.grad(value)(z) @ along)(at)
+            total = total + product.double()
+        return total
+
+    def _minus_share(self, z: Tensor, some: Batch, share: float) -> Tensor:
+        return -share * self.program.log_joint(z, some, self._params)
+
+    def prior_curvature(self, z: Tensor, where: Tensor) -> Tensor:
+        """Hessian ``[r, r]`` of minus the log prior in some entries ``[r]`` at z."""
+        at = z.to(self.program.dtype)
+
+        def value(part: Tensor) -> Tensor:
+            return self._minus_log_prior(at.index_put((where,), part))
+
+        hessian: Tensor = torch.func.jacrev(torch.func.grad(value))(at[where])
+        return hessian.double()
+
+    def _minus_log_prior(self, z: Tensor) -> Tensor:
+        return -self.program.log_prior(z, self.program.example.x, self._params)
+
+
+class Mode(NamedTuple):
+    """Where a polish ended.
+
+    Attributes:
+        z: The point ``[P]``.
+        minus_log_joint: Minus the log joint density there, ``[]``.
+        steps: Newton's step at z for each entry times its gradient, over 2, ``[P]``: nats.
+        gain: What the last round of L-BFGS gained, nats.
+    """
+
+    z: Tensor
+    minus_log_joint: Tensor
+    steps: Tensor
+    gain: float
+
+    @property
+    def decrement(self) -> float:
+        """Newton's decrement, nats."""
+        return float(self.steps.sum())
+
+    @property
+    def is_mode(self) -> bool:
+        """Whether it is one: nothing is left to gain.
+
+        Where units have kinks, a mode lies at some of them: the gradient jumps there, and does not
+        vanish. What steps gain does.
+        """
+        return min(self.decrement, self.gain) < FARTHEST
+
+
+def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor) -> Mode:
+    """Go down from z ``[P]`` until no step gains anything, beyond saddles."""
+    tolerance = 10 * torch.finfo(objective.program.dtype).eps
+    for _ in range(ROUNDS):
+        precision = precision_at(z)
+        z, gain = descend(objective, precision, z, tolerance)
+        if gain < SETTLED:
+            lower = _beyond_saddle(objective, precision, z)
+            if lower is None:
+                break
+            z = lower
+    value, gradient = objective(z)
+    return Mode(z, value, 0.5 * gradient * precision_at(z).solve(gradient), gain)
+
+
+def descend(
+    objective: Callable[[Tensor], tuple[Tensor, Tensor]],
+    precision: Solves,
+    z: Tensor,
+    tolerance: float,
+) -> tuple[Tensor, float]:
+    """Steps of L-BFGS from z ``[P]``, until one would gain less than ``tolerance`` nats.
+
+    Returns:
+        Where they end, and what they gained, nats.
+    """
+    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=PAIRS)
+    value, gradient = objective(z)
+    start, idle = value, 0
+    rounding = 1e-10 * value.abs()
+    for _ in range(STEPS):
+        direction = -_inverse_times(gradient, precision, pairs)
+        slope = gradient @ direction
+        if float(slope) > -2 * tolerance or idle == IDLE:
+            break
+        for halvings in range(HALVINGS):
+            step = direction * 0.5**halvings
+            new, new_gradient = objective(z + step)
+            if bool(new <= value + 1e-4 * 0.5**halvings * slope + rounding):
+                break
+        else:
+            break
+        change = new_gradient - gradient
+        if float(step @ change) > 0:
+            pairs.append((step, change))
+        idle = idle + 1 if float(value - new) < SETTLED / 10 else 0
+        z, value, gradient = z + step, new, new_gradient
+    return z, float(start - value)
+
+
+def _beyond_saddle(objective: MinusLogJoint, precision: Solves, z: Tensor) -> Tensor | None:
+    """A lower point along a direction of negative curvature; None where there is none."""
+    curvature, direction = _smallest_curvature(objective, precision, z)
+    if curvature > NEGATIVE:
+        return None
+    here = float(objective(z)[0]) - SETTLED
+    sides = (z + t * direction for t in (1.0, -1.0, 0.3, -0.3, 0.1, -0.1))
+    return next((side for side in sides if float(objective(side)[0]) < here), None)
+
+
+def _inverse_times(
+    gradient: Tensor, precision: Solves, pairs: deque[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """L-BFGS' inverse Hessian times a gradient, the precision's inverse before any step."""
+    q, shares = gradient, []
+    for step, change in reversed(pairs):
+        share = (step @ q) / (step @ change)
+        shares.append(share)
+        q = q - share * change
+    r = precision.solve(q)
+    for (step, change), share in zip(pairs, reversed(shares), strict=True):
+        r = r + (share - (change @ r) / (step @ change)) * step
+    return r
+
+
+def _smallest_curvature(
+    objective: MinusLogJoint, precision: Solves, z: Tensor
+) -> tuple[float, Tensor]:
+    """Smallest eigenvalue that Lanczos finds of the Hessian between roots of P^-1, its direction.
+
+    Of a matrix that is larger than the number of products it is an upper bound.
+    """
+    generator = torch.Generator(z.device).manual_seed(0)
+    noise = z.new_zeros(1, precision.noise_dim).requires_grad_()
+    spread = precision.deviations(noise)
+
+    def transposed(value: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(spread, noise, value.unsqueeze(0), retain_graph=True)
+        row: Tensor = found[0]
+        return row
+
+    v = transposed(torch.empty_like(z).normal_(generator=generator))
+    basis = [v / v.norm()]
+    diagonal, beside = [], []
+    for _ in range(min(PROBES, len(z))):
+        w = transposed(objective.hessian_times(z, precision.deviations(basis[-1][None])[0]))
+        diagonal.append(w @ basis[-1])
+        B = torch.stack(basis)
+        w = w - B.mT @ (B @ w)
+        w = w - B.mT @ (B @ w)
+        length = w.norm()
+        if float(length) < 1e-8 * (1 + abs(float(diagonal[-1]))):
+            break
+        beside.append(length)
+        basis.append(w / length)
+    n = len(diagonal)
+    T = torch.diag(torch.stack(diagonal))
+    if n > 1:
+        off = torch.stack(beside[: n - 1])
+        T = T + torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(T)
+    u = vectors[:, 0] @ torch.stack(basis[:n])
+    return float(values[0]), precision.deviations(u[None])[0]

@@ -1,0 +1,324 @@
+"""Laplace's approximation: exact where the truth is Gaussian, and honest about the mode."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from pyro_bnn import SVI, Laplace, guides, likelihoods, models, priors
+from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
+from pyro_bnn.infer.inputs import as_dataset, program_of
+from pyro_bnn.infer.laplace.mode import MinusLogJoint, polish
+from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.natural.precision import Dense
+from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.posterior import Posterior
+from pyro_bnn.program.program import Program
+from tests.oracle import linear_gaussian
+
+X = torch.linspace(-2, 2, 40, dtype=torch.float64).reshape(20, 2)
+NOISE = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = X[:, 0].sin() + 0.3 * X[:, 1].cos() + 0.3 * NOISE
+CLASSES = (X[:, 0] > 0.2).double()
+ORACLE = linear_gaussian()
+
+
+def network(likelihood: Any = None, activation: str = "tanh", hidden: int = 4) -> models.MLP:
+    likelihood = likelihoods.Normal(0.25) if likelihood is None else likelihood
+    return models.MLP(2, hidden=(hidden,), activation=activation, likelihood=likelihood).double()
+
+
+def fit(model: Any, data: Any = (X, Y), **options: Any) -> Any:
+    given = {"num_steps": 200, "compile": False, **options}
+    where = {name: given.pop(name) for name in ("init", "seed") if name in given}
+    return Laplace(**given).run(model, data, progress=False, **where)
+
+
+def hessian(program: Program, z: Tensor) -> Tensor:
+    """Of minus the log joint density, by autograd."""
+    rows = program.batch(X, Y)
+    found: Tensor = torch.func.hessian(lambda z: -program.log_joint(z, rows))(z)
+    return found
+
+
+# --- exact where the truth is Gaussian
+
+
+@pytest.mark.parametrize("predictive", ["linearised", "weights"])
+def test_a_linear_model_has_its_exact_posterior(predictive: str) -> None:
+    posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, predictive=predictive)
+    q = posterior.guide.get_posterior()
+    assert_close(q.loc.detach(), ORACLE.mean, rtol=1e-10, atol=1e-10)
+    assert_close(q.covariance_matrix.detach(), ORACLE.covariance, rtol=1e-10, atol=1e-12)
+    assert posterior.log_evidence == pytest.approx(ORACLE.log_evidence, rel=1e-10)
+    assert posterior.newton_decrement < 1e-12
+    f = posterior.function_draws(ORACLE.x, 20_000)[..., 0]
+    mean, sd = ORACLE.function_moments(ORACLE.x)
+    z = (f.mean(0) - mean) / (sd / len(f) ** 0.5)
+    assert float(z.abs().max()) < 5
+    assert float((f.std(0) / sd - 1).abs().max()) < 5 / (2 * len(f)) ** 0.5
+
+
+def test_linearised_and_weights_are_the_same_functions_of_a_linear_model() -> None:
+    first, second = (
+        fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, predictive=predictive)
+        for predictive in ("linearised", "weights")
+    )
+    of_both = [p.predict(ORACLE.x, 50, seed=1) for p in (first, second)]
+    assert_close(of_both[0].function_draws, of_both[1].function_draws, rtol=1e-10, atol=1e-10)
+    assert_close(of_both[0].draws, of_both[1].draws, rtol=1e-10, atol=1e-10)
+    data = (ORACLE.x, ORACLE.y)
+    assert_close(first.log_likelihood(data, 50), second.log_likelihood(data, 50))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_log_evidence_is_the_elbo_of_a_linear_model(seed: int) -> None:
+    posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, seed=seed)
+    elbo, error = posterior.elbo((ORACLE.x, ORACLE.y), 100)
+    assert elbo == pytest.approx(posterior.log_evidence, rel=1e-10)
+    assert error < 1e-10
+
+
+# --- curvature
+
+
+def test_ggn_is_the_hessian_of_a_logistic_regression() -> None:
+    model = models.LinearRegression(2, likelihood=likelihoods.Bernoulli()).double()
+    ggn, exact = (
+        fit(model, (X, CLASSES), curvature=curvature, num_steps=50)
+        for curvature in ("ggn", "hessian")
+    )
+    a, b = (p.guide.get_posterior().precision_matrix.detach() for p in (ggn, exact))
+    assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_ggn_and_what_the_residuals_bend_are_the_hessian(activation: str) -> None:
+    program = Program(network(activation=activation), X, Y)
+    z, rows = program.initial, program.batch(X, Y)
+    terms = RowTermsOf(program, "ggn", rows, 1, is_full=True)
+    ggn = terms(z.unsqueeze(0), rows).curvature
+    residuals = program.function(z, X)[:, 0] - Y
+
+    def bent(z: Tensor) -> Tensor:
+        return (residuals * program.function(z, X)[:, 0]).sum() / 0.25**2
+
+    prior = GaussianPrior.of(program, "the test").precision.diag()
+    whole = ggn + torch.func.hessian(bent)(z) + prior
+    assert_close(whole, hessian(program, z), rtol=1e-9, atol=1e-9)
+
+
+def test_the_full_precision_is_the_curvature_at_the_mode() -> None:
+    posterior = fit(network(likelihoods.Normal()), num_steps=500)
+    program, z = posterior.program, posterior.guide.centre()
+    rows = program.batch(X, Y)
+    gradient = torch.func.grad(lambda z: program.log_joint(z, rows))(z)  # of z, not of values
+    assert float(gradient.abs().max()) < 1e-4
+    J = torch.func.jacrev(lambda z: program.function(z, X)[:, 0])(z)
+    s = program.constrain(z)["likelihood.scale"]
+    expected = J.T @ J / s**2
+    expected[-1, -1] += 2 * len(X)  # of log s, at sum r^2 / s^2 = N by expectation
+    prior = torch.func.hessian(lambda z: -program.log_prior(z, X))(z)
+    found = posterior.guide.get_posterior().precision_matrix.detach()
+    assert_close(found, expected + prior, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "hessian"])
+def test_diagonal_is_the_diagonal_of_the_full_precision(curvature: str) -> None:
+    model = models.LinearRegression(2, likelihood=likelihoods.Bernoulli()).double()
+    whole, diagonal = (
+        fit(model, (X, CLASSES), structure=structure, curvature=curvature)
+        for structure in ("full", "diagonal")
+    )
+    precision = whole.guide.get_posterior().precision_matrix.diagonal()
+    assert_close(diagonal.guide.scale**-2, precision, rtol=1e-6, atol=1e-8)
+
+
+def test_low_rank_of_all_directions_is_dense() -> None:
+    start = SVI(guides.AutoDelta, num_steps=300).run(network(), (X, Y), progress=False)
+    full, low = (
+        fit(network(), structure=structure, init=start, num_steps=None)
+        for structure in ("full", "low_rank")
+    )
+    a, b = (p.guide.get_posterior().precision_matrix.detach() for p in (full, low))
+    assert_close(b, a, rtol=1e-5, atol=1e-5)
+    assert low.log_evidence == pytest.approx(full.log_evidence, abs=1e-6)
+
+
+def test_low_rank_keeps_the_largest_eigenvalues() -> None:
+    posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), structure="low_rank", rank=2, num_steps=3)
+    found = posterior.guide.get_posterior().precision_matrix.detach()
+    prior = torch.eye(4, dtype=torch.float64) / ORACLE.prior_scale**2
+    values, vectors = torch.linalg.eigh(ORACLE.precision - prior)
+    expected = (vectors[:, 2:] * values[2:]) @ vectors[:, 2:].T + prior
+    assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+# --- the linearised network
+
+
+def test_linearised_draws_are_the_tangent_of_the_network() -> None:
+    posterior = fit(network(likelihoods.Normal()))
+    program, m = posterior.program, posterior.guide.centre()
+    z = posterior.unconstrained(30, seed=2)
+    J = torch.func.jacrev(lambda z: program.function(z, X))(m)  # [N, 1, P]
+    expected = program.function(m, X) + torch.einsum("nfp,sp->snf", J, z - m)
+    assert_close(posterior.function_draws(X, 30, seed=2), expected, rtol=1e-9, atol=1e-9)
+    scale = program.constrain(z)["likelihood.scale"]
+    loc = expected[..., 0]
+    density = torch.distributions.Normal(loc, scale.reshape(-1, 1)).log_prob(Y)
+    assert_close(posterior.log_likelihood((X, Y), 30, seed=2), density, rtol=1e-9, atol=1e-9)
+    weights = program.log_joint(z, program.batch(X, Y))  # of the model itself
+    assert_close(posterior.log_joint((X, Y), 30, seed=2), weights, rtol=1e-9, atol=1e-9)
+
+
+def test_linearised_classes_have_the_tangents_logits() -> None:
+    model = network(likelihoods.Categorical(3))
+    labels = torch.arange(20) % 3
+    posterior = fit(model, (X, labels))
+    f = posterior.function_draws(X, 40)
+    assert_close(posterior.predict(X, 40).probs, f.softmax(-1).mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_whose_y_is_not_given_f_is_not_linearised() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
+        f = x @ w
+        pyro.deterministic("f", f)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with pytest.raises(ModelError, match="y does not depend on the recorded f"):
+        fit(model, num_steps=3)
+    assert fit(model, num_steps=3, predictive="weights").newton_decrement < 1e-10
+
+
+def test_saved_and_loaded_it_predicts_the_same(tmp_path: Path) -> None:
+    for predictive in ("linearised", "weights"):
+        posterior = fit(network(), predictive=predictive, num_steps=50)
+        posterior.save(tmp_path / "fit")
+        read = Posterior.load(tmp_path / "fit", network())
+        assert type(read) is type(posterior)
+        assert read.options == posterior.options
+        assert_close(read.function_draws(X, 9), posterior.function_draws(X, 9), rtol=0, atol=0)
+
+
+# --- the mode
+
+
+def test_the_mode_is_that_of_z() -> None:
+    """A point estimate maximises the density of values, which lacks the Jacobian."""
+    data = as_dataset((ORACLE.x, ORACLE.y))
+    model = models.LinearRegression(3, likelihood=likelihoods.Normal()).double()
+    program = program_of(model, data)
+    point: Any = SVI(guides.AutoDelta, num_steps=2_000).run(model, data, progress=False)
+    posterior = Laplace().run(model, data, init=point, progress=False)
+    rows = program.batch(data.x, data.y)
+    slopes = [
+        torch.func.grad(lambda z: program.log_joint(z, rows))(p.guide.centre())[-1]
+        for p in (point, posterior)
+    ]
+    assert float(slopes[0]) == pytest.approx(1.0, abs=0.05)  # d log|ds/dlog s| / d log s
+    assert float(slopes[1]) == pytest.approx(0.0, abs=1e-5)
+    assert len(posterior.losses) == 0  # a point estimate needs no more steps
+
+
+def test_a_saddle_is_left() -> None:
+    """At weights of zero the gradient of a network without bias vanishes: a saddle."""
+    model = network(activation="tanh")
+    y = X[:, 0] - X[:, 0].mean()
+    program = Program(model, X, y)
+    prior = GaussianPrior.of(program, "the test")
+    objective = MinusLogJoint(program, program.batch(X, y), prior)
+    saddle = torch.zeros_like(program.initial)
+    assert float(objective(saddle)[1].abs().max()) < 1e-10
+    eye = torch.eye(len(saddle), dtype=torch.float64)
+    mode = polish(objective, lambda z: Dense(eye), saddle)
+    assert mode.is_mode
+    assert float(mode.minus_log_joint) < float(objective(saddle)[0]) - 1
+    assert float(torch.linalg.eigvalsh(hessian_of(objective, mode.z)).min()) > -1e-6
+
+
+def hessian_of(objective: MinusLogJoint, z: Tensor) -> Tensor:
+    rows = [objective.hessian_times(z, v) for v in torch.eye(len(z), dtype=z.dtype)]
+    return torch.stack(rows)
+
+
+def test_products_with_the_hessian_are_those_of_the_matrix() -> None:
+    program = Program(network(likelihoods.Normal()), X, Y)
+    objective = MinusLogJoint(program, program.batch(X, Y), GaussianPrior.of(program, "the test"))
+    objective._terms.chunk = 7  # of 20 rows
+    z = program.initial
+    assert_close(hessian_of(objective, z), hessian(program, z), rtol=1e-8, atol=1e-8)
+    value, gradient = objective(z)
+    rows = program.batch(X, Y)
+    assert_close(value, -program.log_joint(z, rows), rtol=1e-10, atol=0)
+    assert_close(gradient, torch.func.grad(lambda z: -program.log_joint(z, rows))(z))
+
+
+def test_what_has_no_mode_is_refused_by_name() -> None:
+    model = models.LinearRegression(2, likelihood=likelihoods.Normal(dist.HalfNormal(1.0))).double()
+    with pytest.raises(DivergenceError, match="found no mode") as found:
+        fit(model, (X[:2], torch.zeros(2, dtype=torch.float64)), num_steps=10)
+    assert isinstance(found.value.posterior, Posterior)  # the point that was reached
+
+
+def test_kinks_are_modes_though_their_gradient_does_not_vanish() -> None:
+    posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
+    assert posterior.options["polish_gain"] < 0.01
+
+
+def test_an_indefinite_hessian_is_refused_with_its_eigenvalue() -> None:
+    with pytest.raises(DivergenceError, match=r'eigenvalue -.*Take curvature="ggn"'):
+        fit(network(activation="relu", hidden=30), curvature="hessian", num_steps=2_000)
+
+
+# --- what it serves
+
+
+def test_centred_hierarchies_are_refused_and_others_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    centred = models.MLP(2, hidden=(3,), prior=priors.HalfCauchyScale(centred=True))
+    with pytest.raises(SiteError, match=r"no bound where the scale goes to 0.*centred=False"):
+        fit(centred, (X, Y))
+    prior = priors.HalfCauchyScale()
+    model = models.MLP(2, hidden=(3,), activation="tanh", prior=prior).double()
+    with caplog.at_level(logging.WARNING, "pyro_bnn"):
+        assert fit(model).newton_decrement < 0.01
+    assert "lies in a funnel" in caplog.text
+
+
+def test_real_priors_that_are_no_gaussians_are_refused() -> None:
+    model = models.MLP(2, hidden=(3,), prior=priors.Laplace())
+    with pytest.raises(SiteError, match="Laplace adds the curvature of a Gaussian prior"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": "dense"}, "structure is"),
+        ({"predictive": "glm"}, "predictive is"),
+        ({"curvature": "hessian", "structure": "low_rank"}, "has not"),
+        ({"num_steps": -1}, "num_steps"),
+        ({"rank": 0}, "rank"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Laplace(**options)
+
+
+def test_too_large_a_matrix_is_refused() -> None:
+    model = models.MLP(2, hidden=(1_300,))
+    with pytest.raises(OptionError, match=r"5,202 x 5,202.*last_layer"):
+        fit(model, num_steps=1)
