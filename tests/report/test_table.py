@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.evaluation.units import Units
-from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.output.page import sort_key
+from pyro_bnn.report.tables.metrics import Column, largest
 from pyro_bnn.report.tables.table import sections
 
 
@@ -69,6 +70,22 @@ def test_what_does_not_apply_is_blank(regression: Comparison) -> None:
     assert table.loc["MAP", "draws"] == 1
     assert np.isnan(table.loc["shifted", "loo"])
     assert "k-hat" in table.loc["shifted", "notes"]
+
+
+def test_values_of_khat_above_1_all_read_alike_and_sort_alike(regression: Comparison) -> None:
+    khat = regression.table["khat"]
+    cells = dict(zip(khat.index, _cells(regression, "k-hat"), strict=True))
+    beyond, below = khat.index[khat > 1], khat.index[khat <= 1]
+    assert len(beyond)
+    assert len(below)
+    for name in beyond:
+        assert cells[name] == "above 1"
+        assert sort_key(cells[name], khat[name]) == "Infinity"
+    for name in below:
+        assert "±" in cells[name]
+        assert sort_key(cells[name], khat[name]) == repr(float(khat[name]))
+    assert largest({"khat": 4.8}, "khat") == "above 1"
+    assert largest({"rhat": 4.8}, "rhat") == "4.80"
 
 
 def test_loo_is_in_the_units_of_the_held_out_score(regression: Comparison) -> None:

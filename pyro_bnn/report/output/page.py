@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.plotting.theme import name_parts, name_words
-from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.tables.metrics import BEYOND, Column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,11 +47,16 @@ class Table(NamedTuple):
 def sort_key(text: str, value: float) -> str:
     """The number behind a cell as a script reads it; empty for none, which is sorted last.
 
+    Cells that say no more than that a number is beyond a limit are sorted as equals.
+
     Example:
         >>> sort_key("−∞", float("-inf")), sort_key("0.1 ± 0.2", 0.1), sort_key("", 0.1)
         ('-Infinity', '0.1', '')
+        >>> sort_key("above 1", 4.8)
+        'Infinity'
     """
     known = text and not math.isnan(value)
+    value = math.inf if text == BEYOND else value
     return repr(float(value)).replace("inf", "Infinity") if known else ""
 
 

@@ -30,6 +30,7 @@ REGRESSION, CLASSES = ("regression",), ("classification",)
 OF_Y, OF_F = "of y", "of f"  # units that go by the data
 NATS = "nats per row"
 BIASED = " (biased)"  # beside what chains of a biased sampler have of their own distribution
+BEYOND = "above 1"  # of k-hat: which number it is there says nothing
 
 Record = Mapping[str, Any]  # a row of a table
 
@@ -113,7 +114,7 @@ def mean_share(row: Record, key: str) -> str:
 
 def largest(row: Record, key: str) -> str:
     """The largest of all runs."""
-    return number(row[key])
+    return BEYOND if key == "khat" and row[key] > 1 else number(row[key])
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,10 @@ class Metric:
         """The column with this meaning; ``over`` several runs, or of one comparison."""
         cell = (lambda row: self.over(row, self.key)) if over else self.cell
         return Column(self.title, units.get(self.unit, self.unit), cell, meaning, self.key)
+
+
+def _khat(value: float, error: float) -> str:
+    return BEYOND if value > 1 else with_error(value, error)
 
 
 def _count(value: float) -> str:
@@ -375,7 +380,7 @@ METRICS = [
            "Below 1 - 1/log10(draws), and 0.7, draws of the guide can be reweighted to the "
            "posterior around them; with its error over draws. Blind to modes that the guide lacks; "
            "above 1 values order nothing.",
-           more={"khat_se": lambda m: m.entry.checks.khat_error}, where=FIT, text=with_error,
+           more={"khat_se": lambda m: m.entry.checks.khat_error}, where=FIT, text=_khat,
            after="elbo"),
     Metric("loo", lambda m: m.loo and m.loo.elpd / len(m.loo.pointwise) - m.log_scale, "PSIS-LOO",
            "Leave-one-out log score of the EXACT posterior on the training rows; blank where draws "
