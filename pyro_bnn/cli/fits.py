@@ -10,7 +10,7 @@ from pyro_bnn.cli.methods import takes
 from pyro_bnn.cli.options import OF_ENGINES
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.data import Dataset, Split
-from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.handled import module_of
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.inputs import unchanged
@@ -131,6 +131,23 @@ def fit_all(
     if not posteriors:
         raise DivergenceError("; ".join(f"{name}: {why}" for name, why in diverged.items()))
     return posteriors, diverged
+
+
+def convergence_words(name: str, posterior: Posterior, rows: Split, seed: int) -> list[str]:
+    """What speaks against convergence of a fit, in sentences, and how much was looked at.
+
+    Args:
+        name: The method.
+        posterior: Its fit.
+        rows: The data.
+        seed: Seed of the draws of the function.
+    """
+    from pyro_bnn.report.verdicts.verdicts import run_words
+
+    try:
+        return run_words(name, posterior, rows, seed)
+    except BNNError as error:  # draws that exceed the memory: the fit is saved all the same
+        return [f"{name}: convergence not judged: {error}"]
 
 
 def expected_seconds(engine: Any) -> float:

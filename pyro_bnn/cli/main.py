@@ -213,10 +213,11 @@ def fit(
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
     The training rows of the split are fitted, and the held-out rows scored in the units of the
-    data; --all-rows fits all. FOLDER gets posterior.safetensors, fit.json and training.safetensors,
-    which holds the inputs of the training rows (of more than 10,000 a random sample) to measure new
-    rows to. A run that was stopped goes on with --checkpoint and --resume, on one machine to the
-    same numbers.
+    data; --all-rows fits all. What speaks against convergence is printed, and how much the checks
+    could have seen; silence proves nothing, and compare has more checks. FOLDER gets
+    posterior.safetensors, fit.json and training.safetensors, which holds the inputs of the training
+    rows (of more than 10,000 a random sample) to measure new rows to. A run that was stopped goes
+    on with --checkpoint and --resume, on one machine to the same numbers.
     """
     import torch
 
@@ -256,6 +257,8 @@ def fit(
     )
     done.save(fitted.out)
     typer.echo(done.summary())
+    for line in fits.convergence_words(name, posterior, rows, how.seed):
+        typer.echo(line)
     _wrote(fitted.out / file for file in saved_fit.FILES)
 
 

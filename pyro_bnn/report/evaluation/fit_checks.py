@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,6 +95,7 @@ def fit_checks(
         seed: Seed of the draws.
         is_point: Whether the posterior is a single point, which has no density.
     """
+    run = run_checks(posterior, split, seed)
     notes: list[str] = []
     if is_point:
         notes.append("a point estimate: one draw of the function")
@@ -103,10 +104,36 @@ def fit_checks(
         notes.append("no ELBO: its standard error needs two draws")
     elif posterior.elbo_kind != "none":
         elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
+    shape = _khat(posterior, split, num_draws, seed, notes)
+    notes += run.notes
+    loo = _loo(posterior, split, num_draws, seed, shape, is_point, notes)
+    return replace(
+        run,
+        elbo=elbo,
+        elbo_error=elbo_error,
+        khat=shape,
+        khat_error=NAN if np.isnan(shape) else khat_error(shape, num_draws),
+        khat_limit=NAN if np.isnan(shape) else khat_threshold(num_draws),
+        loo=loo,
+        notes=tuple(notes),
+    )
+
+
+def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
+    """What a run says of whether it has converged: the trend of its objective, its chains.
+
+    Args:
+        posterior: Any posterior.
+        split: R-hat of f is at the test rows, of the log likelihood at the training rows.
+        seed: Seed of the draws of f.
+
+    Returns:
+        The checks; what takes draws of a guide is blank.
+    """
+    notes: list[str] = []
     chains = function_chains(posterior, split, seed)
     sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
-    shape = _khat(posterior, split, num_draws, seed, notes)
     losses = to_numpy(posterior.losses).astype(float)
     trend = objective_trend(losses, learning_rates(posterior, len(losses))) if losses.size else None
     unchecked = _unchecked(posterior, trend, len(losses))
@@ -119,8 +146,8 @@ def fit_checks(
             "in 9 of 10 runs"
         )
     return FitChecks(
-        elbo=elbo,
-        elbo_error=elbo_error,
+        elbo=NAN,
+        elbo_error=NAN,
         trend=trend,
         losses=losses,
         convergence=sampling.quantities.get(FUNCTION) if sampling else None,
@@ -129,10 +156,10 @@ def fit_checks(
         num_divergent=None if divergent is None else int(np.sum(divergent)),
         sampler_bias=sampler_bias(posterior),
         rhat_within=rhat_within(chains) if chains is not None and has_members(posterior) else NAN,
-        khat=shape,
-        khat_error=NAN if np.isnan(shape) else khat_error(shape, num_draws),
-        khat_limit=NAN if np.isnan(shape) else khat_threshold(num_draws),
-        loo=_loo(posterior, split, num_draws, seed, shape, is_point, notes),
+        khat=NAN,
+        khat_error=NAN,
+        khat_limit=NAN,
+        loo=None,
         notes=tuple(notes),
         unchecked=unchecked,
     )

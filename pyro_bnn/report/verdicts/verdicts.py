@@ -8,12 +8,14 @@ says nothing where it cannot tell.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_checks import run_checks
 from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
 from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
 from pyro_bnn.report.verdicts.fit_verdicts import FITS
@@ -22,8 +24,34 @@ from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
 from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
+if TYPE_CHECKING:
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
 RULES = [*CHAINS, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
 """All checks, in the order in which the report gives them."""
+
+
+OF_RUNS = [*CHAINS, TEMPERATURE, *(rule for rule in FITS if rule.kind in ("trend", "unchecked"))]
+"""Those that ask a run alone whether it has converged."""
+
+
+def run_words(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list[str]:
+    """What one run says of whether it has converged, in sentences: verdicts, then what limits them.
+
+    Nothing said is not passed: the checks are those of `OF_RUNS`, and a point has none.
+
+    Args:
+        name: What it is called.
+        posterior: The posterior.
+        split: The data; chains are asked at its test rows.
+        seed: Seed of the draws of f.
+    """
+    checks = run_checks(posterior, split, seed)
+    run = cast("Evaluation", SimpleNamespace(name=name, posterior=posterior, checks=checks))
+    found = [verdict.text for rule in OF_RUNS for verdict in rule.verdicts(Judged([run], None))]
+    said = "convergence not judged"  # a verdict says so already
+    return [*found, *(f"{name}: {note}." for note in checks.notes if not note.startswith(said))]
 
 
 class Gap(NamedTuple):
