@@ -28,6 +28,22 @@ from benchmarks.verdict_rates._rate import Rate
 FOLDER = Path(verdict_rates.__file__).parent
 SUBJECTS = [m.name for m in pkgutil.iter_modules([str(FOLDER)]) if not m.name.startswith("_")]
 CONFIDENCE = 0.95
+WITHOUT_RATE = {
+    "divergences": "one divergent draw or more: a count, without chance. Above 0.1 % of draws it "
+    "is a defect of Reference. That it means a part of the posterior that is missed is not certain",
+    "energy": "E-BFMI of a chain below 0.3: one of the defects that Reference counts together",
+    "ess": "a bulk or tail ESS below 400: one of the defects that Reference counts together",
+    "members": "R-hat over the members of an ensemble above 1.01: the number of Reference, whose "
+    "rates are those of chains in one mode",
+    "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
+    "sampler bias": "variances off by more than 10 %, by the energy errors of a sampler without a "
+    "test of acceptance. Exact for leapfrog steps in Gaussian directions of one stiffness; "
+    "how often it errs where stiffness differs was not counted",
+    "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
+    "unchecked": "fewer than 96 steps in the last quarter of the accumulated learning rate, or no "
+    "trace: a count, without chance",
+}
+"""Verdicts that have no rate of their own, and why."""
 
 Counted = dict[str, list[dict[str, Any]]]
 
@@ -78,6 +94,9 @@ def page(counted: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                 for rate in cases
             ]
             parts.append(_tables.markdown(["case", "false alarms", "found", "seed"], lines))
+    parts.append("## Without a rate of their own")
+    reasons = [[kind, why] for kind, why in WITHOUT_RATE.items()]
+    parts.append(_tables.markdown(["verdict", "where it speaks, and why it has none"], reasons))
     missing = [subject for subject in SUBJECTS if not counted.get(subject)]
     if missing:
         parts.append(f"Not counted yet: {', '.join(missing)}.")
@@ -89,7 +108,7 @@ INTRODUCTION = """# Verdicts: false alarms and power
 What each verdict of the report measures, where it speaks, how often it is given in simulated cases
 in which it is false, and how often in those in which it is true, with the 95 % interval of Clopper
 and Pearson. Made by `python -m benchmarks.verdicts`, which simulates by the package's own rules; a
-test holds this page to `rates.json`."""
+test holds this page to `rates.json`. The last table has the verdicts that have no simulation."""
 
 
 def main(argv: Sequence[str] | None = None) -> Counted:

@@ -11,12 +11,22 @@ import pytest
 from benchmarks import verdicts
 from benchmarks.verdict_rates import spread
 from benchmarks.verdict_rates._rate import Rate
+from pyro_bnn.report.verdicts.verdicts import RULES
 
 
 @pytest.mark.slow("a second or more")
 def test_the_page_is_that_of_the_rates_that_were_counted() -> None:
     counted = json.loads((verdicts.FOLDER / "rates.json").read_text())
     assert (verdicts.FOLDER / "README.md").read_text() == verdicts.page(counted)
+
+
+def test_every_rule_of_the_report_has_a_rate_or_a_reason_not_to() -> None:
+    counted = json.loads((verdicts.FOLDER / "rates.json").read_text())
+    with_rate = {row["verdict"] for rows in counted.values() for row in rows}
+    kinds = {rule.kind for rule in RULES}
+    assert kinds - with_rate == set(verdicts.WITHOUT_RATE)
+    # what is no rule: the ranking, and the mark of new rows in predictions
+    assert with_rate - kinds == {"behind", "behind, over splits", "new rows"}
 
 
 def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
