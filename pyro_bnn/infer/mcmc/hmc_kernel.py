@@ -7,6 +7,11 @@ A trajectory of L leapfrog steps from (z, p) to (z', p') is accepted with probab
 L is drawn anew for every trajectory, evenly from :math:`\lceil \bar L / 2 \rceil` to
 :math:`\lfloor 3 \bar L / 2 \rfloor`: one length for all could be a period of the posterior.
 
+A trajectory that rises on its way by more than `MAX_ENERGY_ERROR` above its start is ended there,
+rejected, and counts as divergent. The same way back is held to the energy of the other end. So
+detailed balance fails between two ends where a point between them is within the limit of the one
+and beyond that of the other, which takes a point some 1,000 nats above both.
+
 Of the form that :mod:`pyro_bnn.infer.mcmc.lockstep` drives: a call of :func:`step` moves every
 chain by one leapfrog step, and a chain whose trajectory is over starts the next one at once.
 

@@ -14,14 +14,16 @@ The paper's :math:`\gamma = 0.05` moves :math:`\log\epsilon` by several tenths a
 short warm-up. Acceptance falls ever more steeply in :math:`\log\epsilon`, so that iterates that
 scatter reach the target in the mean while their average lies well below the step size that does:
 33 updates on a network end at 0.87 for 0.8, and trees of 1.7 times the length. Steadier ones reach
-the target there, and lose funnels: a chain that tunes in the mouth has no step for the neck. With
-:math:`\gamma = 0.2` three of six runs on a half-Cauchy network had an R-hat above 1.05, with 0.1
-one of nine; hence :math:`\gamma = 0.1`. Steadier iterates also leave :math:`\mu` more slowly: drawn
-to ten times the first step size, as in the paper, a warm-up of 60 is half lost; here to three.
+the target there, and may lose funnels: a chain that tunes in the mouth has no step for the neck.
+:math:`\gamma = 0.1` is a choice between the two, not a measured optimum: on a half-Cauchy network
+three of six runs with 0.2 had an R-hat above 1.05, and one of nine with 0.1, a difference that is
+not beyond chance (Fisher's exact test, p = 0.24). Steadier iterates also leave :math:`\mu` more
+slowly: drawn to ten times the first step size, as in the paper, a warm-up of 60 is half lost; here
+to three.
 
-Chains of one density end with one step size, :func:`shared`: what their own differ by is mostly the
-noise of a few updates, and costs twice. Trees double, so that a step a fifth too small can take one
-of twice the length, and the chains that have it finish last and alone.
+Chains of one density end with one step size, but for outliers, :func:`shared`: what their own
+differ by is mostly the noise of a few updates, and costs twice. Trees double, so that a step a
+fifth too small can take one of twice the length, and the chains that have it finish last and alone.
 
 References:
     Hoffman & Gelman, "The No-U-Turn Sampler: Adaptively Setting Path Lengths in Hamiltonian Monte

@@ -63,8 +63,8 @@ def boost(
     weights are fitted together, on draws of every component. In the weights :math:`\mathcal L` is
     concave, and each update :math:`\pi_k \propto \pi_k \exp E_{q_k} \log \tfrac{p(y, z \mid
     x)}{q(z)}` raises it, as the KL of two mixtures is at most that of their weights. A component
-    that is of no use ends at a weight of 0, so the ELBO never falls but by what the draws of the
-    weights' fit leave open.
+    that is of no use ends at a weight of 0. So the ELBO on the draws of the weights' fit never
+    falls; the ELBO itself can, by the Monte Carlo error of these draws.
 
     The new component starts at one of the candidates, draws z of the prior: where
     :math:`\log p(y, z \mid x) - \log \tfrac12 (q_{K-1}(z) + p(z))` is largest, which is where the
