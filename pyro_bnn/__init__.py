@@ -24,6 +24,7 @@ _NAMES = {
     "Laplace": "infer",
     "SVI": "infer",
     "SWAG": "infer",
+    "Subspace": "infer",
     "HMC": "infer",
     "MAMS": "infer",
     "MCLMC": "infer",
@@ -81,6 +82,7 @@ __all__ = [
     "Prediction",
     "Program",
     "Split",
+    "Subspace",
     "Vadam",
     "bayesian",
     "bayesian_dropout",
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
         Ensemble,
         Exact,
         Laplace,
+        Subspace,
         Vadam,
     )
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted

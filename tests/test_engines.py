@@ -47,7 +47,9 @@ def small(cls: type[Any], **options: Any) -> Any:
     if "engine" in names:  # a method in cycles, which has the options
         own = {field.name for field in dataclasses.fields(infer.BAOAB)} & given.keys()
         start = (infer.BAOAB(**{name: given[name] for name in own}),)
-        given = {"exploration": 0.0}  # so that draws are kept from the start
+        around = infer.SWAG(num_steps=20, num_iterates=4, rank=2, compile=False)
+        # so that draws are kept from the start, and directions are as many as iterates have
+        given = {"exploration": 0.0, "rank": 2, "around": around}
     return cls(*start, **{name: value for name, value in given.items() if name in names})
 
 

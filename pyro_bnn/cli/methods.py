@@ -8,7 +8,7 @@ from typing import Any
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer import BAOAB, SVI
+from pyro_bnn.infer import SVI
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
 from pyro_bnn.registry import find, known_methods, lookup
 
@@ -152,9 +152,9 @@ def make_engines(
         engine: Any = SVI if guide else method.cls
         taken = {option: value for option, value in options.items() if takes(engine, option)}
         how: dict[str, Any] = {"estimator": estimator} if name in served else {}
-        if takes(engine, "engine"):  # cycles of a method, which has the options
-            own: dict[str, Any] = {o: value for o, value in options.items() if takes(BAOAB, o)}
-            how["engine"] = BAOAB(**own)
+        if takes(engine, "engine"):  # such as cycles of a method, which has the options
+            own = {o: value for o, value in options.items() if takes(engine.inner, o)}
+            how["engine"] = engine.inner(**own)
         engines[name] = engine(**guide, **taken, **how)
     return engines
 

@@ -3,6 +3,7 @@
 from pyro_bnn.infer.conjugate.cavi import CAVI
 from pyro_bnn.infer.conjugate.exact import Exact
 from pyro_bnn.infer.ensembles.ensemble import Ensemble
+from pyro_bnn.infer.ensembles.subspace import Subspace
 from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.laplace.laplace import Laplace
 from pyro_bnn.infer.mcmc.hmc import HMC
@@ -41,5 +42,6 @@ __all__ = [
     "Ensemble",
     "Exact",
     "Laplace",
+    "Subspace",
     "Vadam",
 ]

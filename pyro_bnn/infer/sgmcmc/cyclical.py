@@ -14,11 +14,13 @@ References:
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from pyro_bnn.checks import check_positive_int, check_share
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
 from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import Constant, Cycles
@@ -49,6 +51,8 @@ class Cyclical(Engine[DrawsPosterior]):
         >>> posterior.options["engine"]
         'SGLD'
     """
+
+    inner: ClassVar[type[Engine[Any]]] = BAOAB  # from the command line
 
     engine: SGMCMC
     num_cycles: int = 4

@@ -1,0 +1,293 @@
+"""Any engine in a few directions around a mode, or in the plane through two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bnn import memory
+from pyro_bnn.capture.captured import Captured
+from pyro_bnn.checks import check_choice, check_positive, check_positive_int
+from pyro_bnn.errors import OptionError
+from pyro_bnn.guides import AutoLowRankMultivariateNormal
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
+from pyro_bnn.infer.ensembles.swag import BATCH_SIZE, SWAG
+from pyro_bnn.infer.mcmc.nuts import NUTS
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.sgmcmc.gradient import potential_of
+from pyro_bnn.infer.svi.options import name_of
+from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.program.random_state import derived_seed, isolated
+
+Kind: TypeAlias = Literal["random", "pca", "curve"]
+OTHER, DIRECTIONS, CURVE = 131, 132, 133  # streams of random numbers
+
+
+class Plane(NamedTuple):
+    """Where z may be, :math:`z_0 + A t`.
+
+    Attributes:
+        origin: :math:`z_0` ``[P]``.
+        basis: A ``[P, R]``.
+    """
+
+    origin: Tensor
+    basis: Tensor
+
+
+@dataclass(frozen=True)
+class Subspace(Engine[DrawsPosterior]):
+    r"""The posterior in R directions of z, by any engine.
+
+    .. math:: z = z_0 + A t, \qquad p(t \mid D) \propto p(y \mid x, z_0 + A t)\, p(t)
+
+    The engine samples or fits t alone, of R numbers; the posterior is its draws of z. It captures
+    all that the engine captures, in these directions, and no spread in the others:
+
+    - ``"pca"``: :math:`z_0` is the mean of the iterates of a :class:`~pyro_bnn.SWAG`, the columns
+      of A are the R largest principal components of their deviations, each as long as its sd;
+    - ``"random"``: the same :math:`z_0`, and random directions, orthonormal;
+    - ``"curve"``: the plane through the means of two runs and through the control point of a
+      quadratic Bezier curve between them, along which the mean of U is minimised. t = (-1, 0) and
+      (1, 0) are the two, and R = 2.
+
+    The prior of t is the model's own density there, :math:`p(t) \propto p(z_0 + A t)`, so that with
+    R = P independent directions this is the posterior; or independent Gaussians of a given sd, in
+    units of the columns of A, as in the paper.
+
+    Args:
+        engine: What is run in t, with its options: of chains, or one that ends at a guide, of which
+            1,000 draws are taken. From the command line ``NUTS``.
+        kind: Which directions.
+        rank: Number R of directions; 2 for a curve.
+        prior: ``"model"``, or the sd of Gaussians over t.
+        around: The run whose iterates give the directions, all rows fitted: ``scale`` and
+            ``held_out`` are not used, and a posterior of ``SWAG`` as ``init`` takes its place.
+
+    Raises:
+        OptionError: If an option is out of its range, there are more directions than deviations, or
+            the model has point-estimated parameters.
+
+    References:
+        Izmailov, Maddox, Kirichenko, Garipov, Vetrov & Wilson, "Subspace Inference for Bayesian
+        Deep Learning", UAI 2019, arXiv:1907.07504. Curves: Garipov et al., "Loss Surfaces, Mode
+        Connectivity, and Fast Ensembling of DNNs", NeurIPS 2018, arXiv:1802.10026.
+
+    Example:
+        >>> import torch
+        >>> from pyro_bnn import NUTS, SWAG, models
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> around = SWAG(num_steps=20, num_iterates=4, rank=3, compile=False)
+        >>> nuts = NUTS(num_chains=2, warmup_steps=5, num_samples=5, compile=False)
+        >>> engine = Subspace(nuts, rank=2, around=around)
+        >>> posterior = engine.run(models.MLP(1, hidden=(3,)), (x, x[:, 0]), progress=False)
+        >>> posterior.num_chains, posterior.options["prior"]
+        (2, 'model')
+    """
+
+    inner: ClassVar[type[Engine[Any]]] = NUTS  # from the command line
+
+    engine: Engine[Any] = NUTS()  # noqa: RUF009  # frozen
+    kind: Kind = "pca"
+    rank: int = 5
+    prior: Literal["model"] | float = "model"
+    around: SWAG = SWAG()  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, Engine) or isinstance(self.engine, Subspace):
+            raise OptionError(f"engine is an engine with its options, not {self.engine!r:.80}")
+        if not isinstance(self.around, SWAG):
+            raise OptionError(f"around is a SWAG with its options, not {self.around!r:.80}")
+        check_choice("kind", self.kind, Kind)
+        check_positive_int("rank", self.rank)
+        check_positive("prior", self.prior, also="model")
+        if self.kind == "curve" and self.rank != 2:
+            raise OptionError(f"a curve lies in a plane: rank is 2, not {self.rank}")
+        if self.kind == "pca" and self.rank > self.around.rank:
+            raise OptionError(
+                f"rank={self.rank} directions of {self.around.rank} deviations: raise the rank of "
+                "around=SWAG(rank=...), or lower this one"
+            )
+
+    def start(self, problem: Problem) -> Start:
+        """Check the model; the directions are found when the run is made."""
+        self.engine.check_batches(problem.data)
+        if self.rank > problem.program.num_latents:
+            raise OptionError(
+                f"rank={self.rank} directions of z, which has {problem.program.num_latents}"
+            )
+        trained = [name for name, p in problem.program.params.items() if p.requires_grad]
+        if trained:
+            raise OptionError(
+                f"a subspace is one of sites, and {', '.join(trained)} are point-estimated: give "
+                "them priors, or freeze them with requires_grad_(False)"
+            )
+        options = self.describe()
+
+        def make(saves: Checkpoint, progress: bool) -> SubspaceRun:
+            plane = self._plane(problem, progress=progress)
+            scale = None if isinstance(self.prior, str) else float(self.prior)
+            model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
+            inside = dataclasses.replace(problem, model=model, init=None)
+            with isolated(problem.seed):
+                start = self.engine.start(inside)
+                run = start.make(saves, progress)
+            return SubspaceRun(run, start.problem, plane, options)
+
+        return Start(problem, options, make)
+
+    def describe(self) -> dict[str, Any]:
+        """All options as JSON can hold them."""
+        own = {name: getattr(self, name) for name in ("kind", "rank", "prior")}
+        engine = {"engine": name_of(self.engine), **_plain(self.engine)}
+        return {**engine, **own, "around": _plain(self.around)}
+
+    def _plane(self, problem: Problem, *, progress: bool) -> Plane:
+        program, seed = problem.program, problem.seed
+        around = dataclasses.replace(self.around, scale=1.0)
+        found: Any = problem.init
+        if not (isinstance(found, GuidePosterior) and found.method == SWAG.__name__):
+            found = around.run(
+                problem.model, problem.data, init=problem.init, seed=seed, progress=progress
+            )
+        guide = found.guide
+        assert isinstance(guide, AutoLowRankMultivariateNormal)
+        origin = guide.centre().to(program.initial)
+        generator = torch.Generator().manual_seed(derived_seed(seed, DIRECTIONS))
+        if self.kind == "random":
+            basis = torch.randn(len(origin), self.rank, generator=generator, dtype=torch.float64)
+            return Plane(origin, torch.linalg.qr(basis).Q.to(origin))
+        if self.kind == "pca":
+            with torch.no_grad():
+                factor = (guide.scale.unsqueeze(-1) * guide.cov_factor).double()
+            if factor.shape[1] < self.rank:
+                raise OptionError(
+                    f"rank={self.rank} directions of the {factor.shape[1]} deviations of init"
+                )
+            left, lengths, _ = torch.linalg.svd(factor, full_matrices=False)
+            return Plane(origin, (left * lengths)[:, : self.rank].to(origin))
+        other: Any = around.run(
+            problem.model, problem.data, seed=derived_seed(seed, OTHER), progress=progress
+        )
+        end = other.guide.centre().to(origin)
+        middle, half = (origin + end) / 2, (end - origin) / 2
+        bend = self._control_point(problem, origin, end) - middle
+        return Plane(middle, torch.stack([half, bend - half * (bend @ half) / (half @ half)], -1))
+
+    def _control_point(self, problem: Problem, first: Tensor, last: Tensor) -> Tensor:
+        """The control point of the curve along which the mean of U is least, by Adam."""
+        potential = potential_of(problem.program)
+
+        def on_curve(control: Tensor, s: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            z = (1 - s) ** 2 * first + 2 * s * (1 - s) * control + s**2 * last
+            return (2 * s * (1 - s) * potential(z.unsqueeze(0), x, y)[1].squeeze(0),)
+
+        batches = problem.batches(self.around.batch_size or BATCH_SIZE)
+        rows = {2: 0, 3: 0} if batches.rows_vary else {}
+        slope = Captured(on_curve, "the curve between two modes", rows=rows)
+        control = ((first + last) / 2).requires_grad_()
+        adam = torch.optim.Adam([control], lr=self.around.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(self.around.num_steps, 1))
+        generator = torch.Generator().manual_seed(derived_seed(problem.seed, CURVE))
+        for _ in range(self.around.num_steps):
+            s = torch.rand((), generator=generator).to(first)
+            (control.grad,) = slope(control.detach(), s, *next(batches))
+            adam.step()
+            schedule.step()
+        return control.detach()
+
+
+class SubspaceRun(Run[DrawsPosterior]):
+    """The run of the engine in t; what it ends at is told in z.
+
+    Args:
+        run: Of the engine.
+        problem: Of t.
+        plane: Where z may be.
+        options: Of the subspace.
+    """
+
+    def __init__(
+        self, run: Run[Any], problem: Problem, plane: Plane, options: dict[str, Any]
+    ) -> None:
+        self.run, self._inside, self.plane, self.options = run, problem, plane, options
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the engine is."""
+        return self.run.is_done
+
+    def begin(self) -> None:
+        """Begin as the engine does."""
+        self.run.begin()
+
+    def go(self) -> None:
+        """One step of the engine."""
+        self.run.go()
+
+    def finish(self) -> None:
+        """Finish as the engine does."""
+        self.run.finish()
+
+    def reached(self) -> tuple[int, float | None]:
+        """What the engine has reached."""
+        return self.run.reached()
+
+    def bar(self, *, show: bool) -> AbstractContextManager[Any]:
+        """The engine's."""
+        return self.run.bar(show=show)
+
+    def show(self, bar: Any) -> None:
+        """Move the engine's bar."""
+        self.run.show(bar)
+
+    def state(self) -> State:
+        """The engine's; the directions are found again from the seed."""
+        return self.run.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state of the engine."""
+        self.run.restore(state)
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+        """Draws of z, of those of t."""
+        found: Posterior | None = self.run.posterior(self._inside, saves)
+        if found is None:
+            return None
+        if isinstance(found, DrawsPosterior):
+            t = found.stored
+        else:
+            t = found.unconstrained(NUM_SAMPLES, problem.seed).unsqueeze(0)
+        origin, basis = self.plane
+        if t.shape[0] * t.shape[1] * origin.nbytes > memory.STORED_DRAWS:
+            raise OptionError(
+                f"{t.shape[0] * t.shape[1]:,} draws of {len(origin):,} numbers exceed "
+                f"{memory.readable(memory.STORED_DRAWS)}: lower num_samples of the engine"
+            )
+        own = found.provenance
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options={**found.options, **self.options},
+            num_parameters=self.plane.basis.shape[1],
+            phases=own.phases,
+        )
+        stats = found.sample_stats
+        z = origin + t.to(basis) @ basis.mT
+        return DrawsPosterior(problem.program, z, provenance, sample_stats=stats)
+
+
+def _plain(engine: Engine[Any]) -> dict[str, Any]:
+    """Options as JSON can hold them; of what is none its name."""
+    values = {f.name: getattr(engine, f.name) for f in dataclasses.fields(engine)}  # type: ignore[arg-type]
+    plain = (int, float, str, bool, type(None))
+    return {name: v if isinstance(v, plain) else name_of(v) for name, v in values.items()}
