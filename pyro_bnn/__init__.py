@@ -27,6 +27,7 @@ _NAMES = {
     "Subspace": "infer",
     "HMC": "infer",
     "MAMS": "infer",
+    "MCDropout": "infer",
     "MCLMC": "infer",
     "MILE": "infer",
     "NUTS": "infer",
@@ -78,6 +79,7 @@ __all__ = [
     "Exact",
     "Interrupted",
     "Laplace",
+    "MCDropout",
     "Posterior",
     "Prediction",
     "Program",
@@ -141,6 +143,7 @@ if TYPE_CHECKING:
         Ensemble,
         Exact,
         Laplace,
+        MCDropout,
         Subspace,
         Vadam,
     )

@@ -55,6 +55,7 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         "ivon": infer.IVON,
         "laplace": infer.Laplace,
         "mams": infer.MAMS,
+        "mc-dropout": infer.MCDropout,
         "mclmc": infer.MCLMC,
         "mile": infer.MILE,
         "nuts": NUTS,

@@ -6,6 +6,7 @@ from pyro_bnn.infer.ensembles.ensemble import Ensemble
 from pyro_bnn.infer.ensembles.subspace import Subspace
 from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.laplace.laplace import Laplace
+from pyro_bnn.infer.mc_dropout import MCDropout
 from pyro_bnn.infer.mcmc.hmc import HMC
 from pyro_bnn.infer.mcmc.mams import MAMS
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
@@ -42,6 +43,7 @@ __all__ = [
     "Ensemble",
     "Exact",
     "Laplace",
+    "MCDropout",
     "Subspace",
     "Vadam",
 ]

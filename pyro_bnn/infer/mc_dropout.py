@@ -1,22 +1,131 @@
-"""MC dropout of a network as it is: predictions of its own weights under random masks."""
+"""MC dropout: predictions of a network under random masks, its weights as they are or trained."""
 
 from __future__ import annotations
 
-from pyro_bnn.errors import SiteError
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides.dropout import AutoDropout
-from pyro_bnn.infer.inputs import Data, as_dataset, set_up
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.inputs import Data, set_up
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.models.from_dropout import DropoutModule
-from pyro_bnn.posterior.posterior import GuidePosterior
-from pyro_bnn.posterior.provenance import Provenance, of_data
-from pyro_bnn.program.program import Program
+from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.program.random_state import isolated
 
 
-def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
-    r"""The posterior of a network with dropout layers as it is, masks drawn from their prior.
+@dataclass(frozen=True, kw_only=True)
+class MCDropout(Engine[Posterior]):
+    r"""Masks drawn from their prior, over weights that are point estimates.
 
     .. math:: p(y \mid x) = \int p\bigl(y \mid f_\theta(x; m)\bigr)\, p(m)\, dm
 
-    Nothing is fitted: the weights are the network's own, point estimates.
+    With ``num_steps=0`` nothing is fitted: the model is what ``bayesian_dropout(net, likelihood)``
+    makes of a trained network with dropout layers. With more the weights are trained under masks,
+    one a row and step: ``SVI(guides.AutoDropout, per_example_draws=True)``, which on a model whose
+    weights have priors drops the inputs of layers, as Gal & Ghahramani do.
+
+    It captures what a network says under masks; how wide that is is the rate's doing, not the
+    data's.
+
+    Args:
+        num_steps: Steps of Adam; 0 takes the network as it is.
+        learning_rate: Its step size at the start, which decays to 0.
+        batch_size: Rows a step; default all.
+        compile: As in ``SVI``.
+
+    Raises:
+        OptionError: If an option is out of its range.
+
+    References:
+        Gal & Ghahramani, "Dropout as a Bayesian Approximation", ICML 2016, arXiv:1506.02142.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from pyro_bnn import bayesian_dropout, likelihoods
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+        >>> model = bayesian_dropout(net, likelihoods.Normal(0.1))
+        >>> x = torch.zeros(5, 3)
+        >>> posterior = MCDropout(num_steps=0).run(model, (x, x[:, 0]), progress=False)
+        >>> posterior.predict(x).mean.shape
+        torch.Size([5, 1])
+    """
+
+    trains_params: ClassVar[bool] = True
+
+    num_steps: int = 10_000
+    learning_rate: float = LEARNING_RATE
+    batch_size: int | None = None
+    compile: Literal["auto"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        check_positive_int("num_steps", self.num_steps, minimum=0)
+        self._svi()
+
+    def _svi(self) -> SVI:
+        """What trains; checks its options."""
+        options = {**asdict(self), "num_steps": max(self.num_steps, 1)}
+        return SVI(AutoDropout, per_example_draws=True, **options)
+
+    def start(self, problem: Problem) -> Start:
+        """Start the training, if there is any; see the base class."""
+        if self.num_steps:
+            return self._svi().start(problem)
+        if not isinstance(problem.model, DropoutModule):
+            raise ModelError(
+                "num_steps=0 takes a network as it is, and this one is not of bayesian_dropout(net)"
+                ": make it so, or train it with num_steps=10_000"
+            )
+        if problem.init is not None:
+            raise OptionError(
+                "init would have no effect, as a network is taken as it is: leave it out"
+            )
+        learned = [s.name for s in problem.program.sites if s.name.startswith("likelihood.")]
+        if learned:
+            raise SiteError(
+                f"{', '.join(learned)} is to be learned: pass a likelihood that holds it fixed, "
+                "such as likelihoods.Normal(0.1), or fit the network with SVI(guides.AutoDropout)"
+            )
+        return Start(problem, asdict(self), lambda saves, progress: _AsItIs())  # noqa: ARG005
+
+
+class _AsItIs(Run[GuidePosterior]):
+    """A run without a step."""
+
+    num_steps = 0
+
+    def go(self) -> None:
+        raise AssertionError("there is nothing to do")
+
+    def state(self) -> State:
+        return {"place": "its end", "compile_path": "eager"}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        del state
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+        with isolated():
+            guide = AutoDropout(problem.model)
+            set_up(guide, problem.program)
+        provenance = problem.provenance(
+            saves,
+            method=type(guide).__name__,
+            options={"num_steps": 0, **guide.options()},
+            num_parameters=0,
+        )
+        return GuidePosterior(problem.program, guide, provenance)
+
+
+def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
+    """The posterior of a network with dropout layers as it is: ``MCDropout(num_steps=0)``.
 
     Args:
         model: What ``bayesian_dropout(net, likelihood)`` gives.
@@ -30,9 +139,6 @@ def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
         ModelError, ShapeError: If the rows do not fit the network.
         SiteError: If the likelihood is to be learned, such as a noise scale.
 
-    References:
-        Gal & Ghahramani, "Dropout as a Bayesian Approximation", ICML 2016, arXiv:1506.02142.
-
     Example:
         >>> import torch
         >>> from torch import nn
@@ -43,14 +149,6 @@ def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
         >>> posterior.predict(x).mean.shape
         torch.Size([5, 1])
     """
-    rows = as_dataset(data)
-    program = Program(model, rows.x, rows.y)
-    if learned := [s.name for s in program.sites if s.name.startswith("likelihood.")]:
-        raise SiteError(
-            f"{', '.join(learned)} is to be learned: pass a likelihood that holds it fixed, "
-            "such as likelihoods.Normal(0.1), or fit the network with SVI(guides.AutoDropout)"
-        )
-    guide = AutoDropout(model)
-    set_up(guide, program)
-    provenance = Provenance("AutoDropout", "none", options=guide.options(), **of_data(rows))
-    return GuidePosterior(program, guide, provenance)
+    found = MCDropout(num_steps=0).run(model, data, progress=False)
+    assert isinstance(found, GuidePosterior)
+    return found

@@ -59,6 +59,7 @@ WITHOUT_FAMILY = {
     "subspace": "draws of no family",
     "hmc": "draws of the posterior itself",
     "mams": "draws of the posterior itself",
+    "mc-dropout": "its method is the guide",
     "mclmc": "draws of no family",
     "mile": "draws of no family",
 }
