@@ -74,8 +74,10 @@ def objective_trend(
 
     A gain is seen against the noise of single steps, of standard deviation s: over the last quarter
     of T steps its error is about 7 s / sqrt(T) nats with a constant rate and, because a trend and a
-    falling rate look much alike, 22 s / sqrt(T) with a cosine. `Trend.detectable` and
-    `Trend.largest` say what could have been seen, and what cannot be excluded.
+    falling rate look much alike, 22 s / sqrt(T) with a cosine. So 1 nat is found in 9 of 10 runs
+    where s is at most about 0.04 sqrt(T), or 0.01 sqrt(T), nats; one-particle ELBOs of networks
+    have an s of 10 to 20. `Trend.detectable` and `Trend.largest` say what could have been seen, and
+    what cannot be excluded.
 
     Args:
         losses: Loss of every step ``[T]`` (a negative ELBO estimate, in nats).
