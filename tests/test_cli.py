@@ -294,6 +294,7 @@ def test_a_run_names_the_files_it_wrote(moons: Run) -> None:
     assert [Path(name).name for name in written] == [
         "index.html",
         "table.csv",
+        "verdicts.json",
         "auto-normal.nc",
         "nuts.nc",
     ]
@@ -393,5 +394,6 @@ def test_a_method_that_diverges_does_not_take_the_report_away(
     assert {path.name for path in tmp_path.iterdir()} == {
         "index.html",
         "table.csv",
+        "verdicts.json",
         "auto-delta.nc",
     }

@@ -17,6 +17,8 @@ from pyro_bnn.cli import main as cli
 
 pytestmark = [pytest.mark.usefixtures("short_trajectories"), pytest.mark.slow("whole reports")]
 
+WRITTEN = ("index.html", "table.csv", "verdicts.json")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _threads_are_given_back() -> Iterator[None]:
@@ -53,8 +55,8 @@ def test_the_same_table_from_the_files(folder: Path, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("moons: ")
     assert "2 methods on 20 held-out rows (180 for training)" in out
-    assert {path.name for path in (tmp_path / "again").iterdir()} == {"index.html", "table.csv"}
-    for name in ("index.html", "table.csv"):
+    assert {path.name for path in (tmp_path / "again").iterdir()} == set(WRITTEN)
+    for name in WRITTEN:
         assert f"Wrote {tmp_path / 'again' / name}\n" in out
     tables = [pd.read_csv(where / "table.csv") for where in (folder, tmp_path / "again")]
     pd.testing.assert_frame_equal(*tables, rtol=1e-6)

@@ -108,7 +108,7 @@ def compare(
     The network is a multilayer perceptron, where nothing else is said with ReLU units and a fan-in
     Gaussian prior; its likelihood follows the task: Normal of learned scale, Bernoulli for two
     classes, Categorical for more. Methods of one model and prior share one network. FOLDER gets
-    index.html, table.csv and one ArviZ NetCDF file for each method.
+    index.html, table.csv, verdicts.json and one ArviZ NetCDF file for each method.
 
     With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
     index.html and table.csv over all: means with their errors over splits, paired differences.
@@ -159,7 +159,7 @@ def compare(
     else:
         one, without = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
         summary, lost = one.summary(), [f"{name}: {why}" for name, why in without.items()]
-        files = [f"{name}.nc" for name in file_names(one.posteriors).values()]
+        files = ["verdicts.json", *(f"{name}.nc" for name in file_names(one.posteriors).values())]
     typer.echo(f"\n{summary}\n")
     _wrote(compared.out / file for file in ("index.html", "table.csv", *files))
     if lost:
@@ -183,21 +183,19 @@ def report(
 ) -> None:
     """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted anew.
 
-    FOLDER gets index.html and table.csv, with the numbers of the comparison that wrote the files.
-    A file holds predictions at its held-out rows only, so there is no predictive band.
+    FOLDER gets index.html, table.csv and verdicts.json, with the numbers of the comparison that
+    wrote the files. A file holds predictions at its held-out rows only, so there is no predictive
+    band.
     """
-    from pyro_bnn.files.atomic import write_text
     from pyro_bnn.report import compare_files
     from pyro_bnn.report.saved.compare_files import named_files
 
     named = named_files(files)
     _check_writable(reported.out)
     comparison = compare_files(named, reference=reported.reference)
-    page, table = reported.out / "index.html", reported.out / "table.csv"
-    write_text(table, comparison.table.to_csv())
-    comparison.to_html(page, command=context.obj)
+    comparison.save(reported.out, command=context.obj, with_draws=False)
     typer.echo(f"{comparison.summary()}\n")
-    _wrote([page, table])
+    _wrote(reported.out / name for name in ("index.html", "table.csv", "verdicts.json"))
 
 
 @app.command(short_help="Fit a network by one method and save it, to predict new rows.")

@@ -122,6 +122,32 @@ def moment_matched_log_score(
     return np.asarray(-0.5 * ((y - mean) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2 * np.pi))
 
 
+def cost_of_wrong_spread(share: Float[np.ndarray, " N"], ratio: float) -> float:
+    r"""Expected log score that a wrong epistemic sd costs, of Gaussian predictives with one mean.
+
+    .. math:: \mathrm{KL}(\mathcal N(m, \sigma^2) \,\|\, \mathcal N(m, v \sigma^2))
+        = \tfrac12 \Bigl(\frac1v - 1 + \log v\Bigr), \qquad v = 1 + s (r^2 - 1)
+
+    where a share s of the right variance is epistemic and its sd is taken r times as large.
+
+    Args:
+        share: Epistemic share of the right predictive variance ``[N]``, 0 to 1.
+        ratio: The wrong epistemic sd over the right one, at least 0.
+
+    Returns:
+        Nats a row, the mean over rows; infinite where no variance is left.
+
+    Example:
+        >>> share = np.array([0.1])
+        >>> round(cost_of_wrong_spread(share, 2.0), 4), cost_of_wrong_spread(share, 1.0)
+        (0.0158, 0.0)
+    """
+    variance = 1 + check_axes("share", share, "N") * (ratio**2 - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cost = 0.5 * (1 / variance - 1 + np.log(variance))
+    return float(np.where(variance > 0, cost, np.inf).mean())
+
+
 def crps(draws: Float[np.ndarray, "S N"], y: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     r"""Continuous ranked probability score of every point, fair estimator; lower is better.
 

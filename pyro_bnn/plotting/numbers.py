@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 
 ROUNDING = 1e-12  # a relative error below it is rounding
 SMALLEST, LARGEST = 1e-6, 1e9  # written without an exponent
+MOST_APART = 1e3  # sizes of one column that share their places
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = 3, *, decimals: int | None = None) -> str:
     """Writes a number with ``digits`` significant digits; blank for NaN.
 
-    Only below a millionth and from a milliard on it has an exponent.
+    Only below a millionth and from a milliard on it has an exponent. ``decimals`` places in place
+    of so many digits, as of a column, are for numbers of an ordinary size.
 
     Example:
         >>> number(0.012345), number(53.25), number(12345.6), number(1.234e12), number(float("nan"))
@@ -26,10 +29,11 @@ def number(value: float, digits: int = 3) -> str:
         return "∞" if value > 0 else f"{MINUS}∞"
     power = _power(value, digits)
     value = _without(power, value)
-    return _fixed(value, _decimals(value, digits)) + _exponent(power)
+    places = _decimals(value, digits) if decimals is None or power else decimals
+    return _fixed(value, places) + _exponent(power)
 
 
-def with_error(value: float, error: float, digits: int = 2) -> str:
+def with_error(value: float, error: float, digits: int = 2, *, decimals: int | None = None) -> str:
     r"""Writes a number with its standard error, both to ``digits`` significant digits of the error.
 
     Example:
@@ -39,12 +43,35 @@ def with_error(value: float, error: float, digits: int = 2) -> str:
     if math.isnan(value):
         return ""
     if not (math.isfinite(value) and math.isfinite(error)) or error <= ROUNDING * abs(value):
-        return number(value)
+        return number(value, decimals=decimals)
     power = _power(max(abs(value), error), 1 + digits)
     value, error = _without(power, value), _without(power, error)
-    decimals = _decimals(error, digits)
-    text = f"{_fixed(value, decimals)}{SPACE}±{SPACE}{_fixed(error, decimals)}"
+    places = _decimals(error, digits) if decimals is None or power else decimals
+    text = f"{_fixed(value, places)}{SPACE}±{SPACE}{_fixed(error, places)}"
     return f"({text}){_exponent(power)}" if power else text
+
+
+def decimals_of(
+    values: Sequence[float], errors: Sequence[float] | None = None, digits: int = 3
+) -> int | None:
+    """Decimal places for a column: errors get two digits, most of them, and each at least one.
+
+    Without errors it is the values that get ``digits``. None where their sizes are so far apart
+    that places of one would hide or swell another.
+
+    Example:
+        >>> decimals_of([-5.43, -5.439], [0.11, 0.091]), decimals_of([55.04, 7.2])
+        (2, 1)
+        >>> decimals_of([0.001, 5_000.0]) is None
+        True
+    """
+    sizes = [abs(value) for value in (values if errors is None else errors)]
+    sizes = [size for size in sizes if math.isfinite(size) and size > ROUNDING]
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not sizes or max(sizes) > MOST_APART * min(sizes) or largest >= LARGEST:
+        return None
+    middle = sorted(sizes)[len(sizes) // 2]
+    return max(_decimals(middle, digits if errors is None else 2), _decimals(min(sizes), 1))
 
 
 def percent(share: float, decimals: int = 1) -> str:

@@ -37,11 +37,21 @@ MUTED = "#6b6b6b"
 """Axes, grid labels, thresholds."""
 BAND = "#d9dde1"
 """What chance allows."""
-METHODS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-"""Colours of methods after the first: those of Okabe & Ito ("Color Universal Design", 2008) but
-yellow, which is too light for lines on white, and black, which gives way to ink."""
-ON_BLACK = {PAPER: "#16181c", INK: "#ececec", MUTED: "#a0a5ad", BAND: "#3a4048"} | dict(
-    zip(METHODS, ("#56b4e9", "#e69f00", "#2bc79a", "#cc79a7", "#4c8fd9", "#e57c33"), strict=True)
+GOOD, BAD = "#00664a", "#a33f00"
+"""What may be used, and what is kept from something: 7:1 and 6:1 on white."""
+METHODS = ("#0072b2", "#d55e00", "#009e73", "#c46a9c", "#882255", "#7a5c00")
+"""Colours of methods after the first, each at least 3:1 on white: of Okabe & Ito ("Color Universal
+Design", 2008) those that are, their purple a little darker, and a wine and a brown in place of the
+light ones; black gives way to ink."""
+ON_BLACK = {
+    PAPER: "#16181c",
+    INK: "#ececec",
+    MUTED: "#a0a5ad",
+    BAND: "#3a4048",
+    GOOD: "#2bc79a",
+    BAD: "#f2a65a",
+} | dict(
+    zip(METHODS, ("#56b4e9", "#e69f00", "#2bc79a", "#cc79a7", "#b79ce8", "#c9b458"), strict=True)
 )
 """What each colour is where the surroundings are dark."""
 

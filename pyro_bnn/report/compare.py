@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -14,7 +15,7 @@ from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.evaluation.comparison import Evaluations
 from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
 from pyro_bnn.report.evaluation.off_data import find_probes
-from pyro_bnn.report.output.names import file_names, warn_of_others
+from pyro_bnn.report.output.names import file_names, tutorial_from, warn_of_others
 from pyro_bnn.report.tables.target_tables import target_table
 from pyro_bnn.report.tables.text import text_summary
 
@@ -86,8 +87,8 @@ class Comparison(Evaluations):
         write_text(path, render(self, command))
         return path
 
-    def save(self, folder: str | Path, *, command: str = "") -> Path:
-        """Writes ``index.html``, ``table.csv`` and one ArviZ NetCDF file a method.
+    def save(self, folder: str | Path, *, command: str = "", with_draws: bool = True) -> Path:
+        """Writes ``index.html``, ``table.csv``, ``verdicts.json`` and a NetCDF file a method.
 
         NetCDF files are named by the kebab-case name of the method in the comparison. Those of
         other methods, and folders of single runs, stay with a
@@ -96,6 +97,7 @@ class Comparison(Evaluations):
         Args:
             folder: Made where it does not exist; files of the same names are replaced.
             command: What to run to get this report again, shown at its end.
+            with_draws: Whether to write the NetCDF files.
 
         Returns:
             The folder.
@@ -104,15 +106,24 @@ class Comparison(Evaluations):
             OutputError: If a file cannot be written.
         """
         from pyro_bnn import arviz_io
+        from pyro_bnn.report.output.html import render
         from pyro_bnn.report.output.netcdf import tree_of
+        from pyro_bnn.report.output.verdict_file import verdict_document
 
         folder = made_folder(folder)
-        files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
+        files = {}
+        if with_draws:
+            files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
         for name, file in files.items():
             arviz_io.save_netcdf(tree_of(self, name), folder / file)
         write_text(folder / "table.csv", self.table.to_csv())
-        self.to_html(folder / "index.html", command=command)
-        warn_of_others(folder, files.values())
+        write_text(folder / "verdicts.json", json.dumps(verdict_document(self), indent=2) + "\n")
+        names = ["table.csv", "verdicts.json", *files.values()]
+        tutorial = tutorial_from(folder)
+        page = render(self, command, [(name, name) for name in names], tutorial)
+        write_text(folder / "index.html", page)
+        if with_draws:
+            warn_of_others(folder, files.values())
         return folder
 
 

@@ -75,6 +75,7 @@ def test_saving_writes_page_table_and_a_netcdf_file_a_method(
         "nuts.nc",
         "shifted.nc",
         "table.csv",
+        "verdicts.json",
     ]
     assert "make report" in (folder / "index.html").read_text(encoding="utf-8")
     tree = arviz_io.load_netcdf(folder / "nuts.nc")

@@ -17,15 +17,15 @@ def test_each_comparison_offers_what_it_can_show(
     regression: Comparison, one_input: Comparison, classes: Comparison
 ) -> None:
     assert list(regression.figures) == [
-        "scores", "predictions", "pit", "reference", "elbo", "ranks", "khat",
+        "reference", "scores", "predictions", "pit", "elbo", "ranks",
     ]  # fmt: skip
     assert "band" in one_input.figures
     assert "reference" not in one_input.figures
     assert "reliability" in classes.figures
     assert "predictions" not in classes.figures
     assert "rejection" in classes.figures
-    assert len(classes.figures) == 7
-    assert repr(one_input.figures) == "Figures(scores, predictions, band, pit, khat)"
+    assert len(classes.figures) == 6
+    assert repr(one_input.figures) == "Figures(scores, predictions, band, pit)"
 
 
 def test_a_figure_is_drawn_once_and_only_when_asked_for(
@@ -70,7 +70,7 @@ def test_every_figure_draws_and_says_what_it_shows(
 
 def test_pyplot_holds_no_figure(regression: Comparison) -> None:
     before = open_figures()
-    assert isinstance(regression.figures["khat"], Figure)
+    assert isinstance(regression.figures["elbo"], Figure)
     assert open_figures() == before
 
 

@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
-from pyro_bnn.diagnostics.khat import khat_threshold
-from pyro_bnn.plotting.numbers import with_error
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.plots.fit import ess_within, rank_counts
 from tests.report.conjugate import LinearPosterior, losses
@@ -68,30 +66,6 @@ def test_rank_plots_have_a_panel_a_chain(regression: Comparison, classes: Compar
     apart = classes.figures["ranks"].axes[0]
     band = apart.patches[0].get_extents().transformed(apart.transData.inverted())
     assert heights(apart.patches[-1]).max() > band.y1  # chains that disagree leave the band
-
-
-def test_khats_are_written_beside_their_dots(regression: Comparison) -> None:
-    (ax,) = regression.figures["khat"].axes
-    found = [entry.checks for entry in regression.ranked if not np.isnan(entry.checks.khat)]
-    texts = [text.get_text() for text in ax.texts]
-    assert texts == [
-        "above 1" if checks.khat > 1 else with_error(checks.khat, checks.khat_error)
-        for checks in found
-    ]
-    assert "above 1" in texts
-    assert len(texts) == 3
-    assert ax.get_xlim()[1] < 1.5  # those above 1 stand at one place
-
-
-def test_words_of_khat_count_those_below_the_limit_and_do_not_order_the_rest(
-    regression: Comparison,
-) -> None:
-    shapes = regression.table["khat"].dropna()
-    limit = khat_threshold(regression.num_draws)
-    words = regression.figures.alternative("khat")
-    draws = f"the limit for {regression.num_draws:,} draws"
-    below = f"k-hat is below {limit:.2f}, {draws}, for {(shapes < limit).sum()} of 3 guides"
-    assert words == f"{below}; above 1, where values order nothing: shifted."
 
 
 def test_words_of_ranks_give_the_worst_chain_statistics(regression: Comparison) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.plotting.numbers import decimals_of, number, percent, with_error
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,18 @@ def test_a_number_has_the_decimals_of_its_error(value: float, error: float, text
 def test_percent() -> None:
     assert percent(0.8636) == "86.4\xa0%"
     assert percent(float("nan")) == ""
+
+
+def test_a_column_has_one_number_of_decimals() -> None:
+    values, errors = [-5.43, -5.439, -1200.0], [0.11, 0.0, 0.091]
+    assert decimals_of(values, errors) == 2  # of 0.11, so that 0.091 reads 0.09
+    assert decimals_of([31.4, 7.24, 140.1]) == 1
+    assert decimals_of([float("nan")]) is None
+    texts = [with_error(v, e, decimals=2) for v, e in zip(values[:2], errors[:2], strict=True)]
+    assert [text.replace("\xa0", " ") for text in texts] == ["−5.43 ± 0.11", "−5.44"]
+    assert number(1234.56, decimals=1) == "1,234.6"
+
+
+def test_sizes_far_apart_keep_their_own_decimals() -> None:
+    assert decimals_of([1.0, 1.0], [1e-4, 2.0]) is None
+    assert decimals_of([1e12, 1.0]) is None

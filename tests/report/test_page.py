@@ -6,6 +6,7 @@ import pytest
 
 from pyro_bnn.report.output.page import Table, render_page, sort_key, versions
 from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.verdicts.answer import USE
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_another_page_can_use_the_parts() -> None:
         title="wins", unit="of 5", cell=lambda row: f"{row['wins']:.0f}", meaning="Won.", key="wins"
     )
     numbers = pd.DataFrame({"wins": [3.0]}, index=["AutoNormal @ x"])
-    table = Table("Over seeds", [column], numbers, tags={"AutoNormal @ x": ["best"]})
+    table = Table("Over seeds", [column], numbers, tags={"AutoNormal @ x": [USE]})
     page = render_page(
         "runs.html", data_name="boston", headline="one run", results=["good"], warnings=["odd"],
         tables=[table], runs=[], command="pyro-bnn compare",
@@ -39,7 +40,7 @@ def test_another_page_can_use_the_parts() -> None:
         '<h2 id="over-seeds">Over seeds</h2>',
         '<td data-value="3.0">3</td>',
         "<dt>wins</dt><dd>Won.</dd>",
-        '<span class="tag">best</span>',
+        '<span class="tag good">Use</span>',
         "<li>odd</li>",
         "<code>pyro-bnn compare</code>",
     ):

@@ -15,7 +15,7 @@ from tests.report.drawn import bar_ends, xs
 
 
 def test_scores_show_paired_differences_with_two_standard_errors(regression: Comparison) -> None:
-    (ax,) = regression.figures["scores"].axes
+    ax, times = regression.figures["scores"].axes
     labels = [label.get_text().replace("\n", "") for label in ax.get_yticklabels()]
     assert labels == [place.name for place in regression.ranking]
     for container, place in zip(ax.containers, regression.ranking, strict=True):
@@ -26,6 +26,11 @@ def test_scores_show_paired_differences_with_two_standard_errors(regression: Com
     assert texts[0] == "best"
     assert sum("tied" in text for text in texts) == 3
     assert texts[4].endswith("behind")
+    at = [float(xs(line)[-1]) for line in times.lines if xs(line).size == 2]
+    assert_allclose(
+        at, [regression.table.loc[place.name, "seconds"] for place in regression.ranking]
+    )
+    assert times.get_xscale() == "log"
 
 
 def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> None:
@@ -43,7 +48,7 @@ def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> N
         | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
     drawn = scores(comparison)
-    (ax,) = drawn.figure.axes
+    ax, _ = drawn.figure.axes
     assert len(ax.containers) == 4
     assert "−∞" in drawn.words
 

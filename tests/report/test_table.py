@@ -132,7 +132,7 @@ def test_rhat_has_the_digits_that_its_limit_needs() -> None:
 
 def test_a_number_that_is_blank_is_of_no_other_model() -> None:
     row = {"sd_ratio_se": 0.1, "sd_ratio_low": 0.3, "sd_ratio_high": 1, "reference_model": "other"}
-    expected = "0.50 ± 0.10 (0.30 to 1.0) (other model)"
+    expected = "0.50 ± 0.10 (0.30 to 1.00) (other model)"
     assert _cell("epistemic sd ratio", sd_ratio=0.5, **row) == expected
     assert _cell("epistemic sd ratio", sd_ratio=np.nan, **row) == ""
 

@@ -7,8 +7,11 @@ import matplotlib as mpl
 import pytest
 
 from pyro_bnn.plotting.theme import (
+    BAD,
+    GOOD,
     INK,
     METHODS,
+    MUTED,
     ON_BLACK,
     PAPER,
     canvas,
@@ -62,8 +65,18 @@ def test_a_picture_has_dark_colours_in_dark_surroundings_and_ids_of_its_own() ->
     assert (root.get("width"), root.get("height")) == ("216pt", "144pt")
 
 
-def test_the_palette_is_okabe_and_ito() -> None:
-    assert set(METHODS) == {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"}
+def _luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2.2."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("colour", [*METHODS, GOOD, BAD, INK, MUTED])
+def test_every_colour_has_a_contrast_of_three_to_one(colour: str) -> None:
+    for drawn, paper in ((colour, PAPER), (ON_BLACK[colour], ON_BLACK[PAPER])):
+        low, high = sorted((_luminance(drawn), _luminance(paper)))
+        assert (high + 0.05) / (low + 0.05) >= 3
 
 
 @pytest.mark.parametrize("count", range(1, 10))

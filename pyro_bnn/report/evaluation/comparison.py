@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.plotting.numbers import decimals_of
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.tables.metrics import METRICS
 from pyro_bnn.report.tables.table import make_table
+from pyro_bnn.report.verdicts.answer import Answer, Facts, answer
 from pyro_bnn.report.verdicts.verdict import Verdict
-from pyro_bnn.report.verdicts.verdicts import verdicts
+from pyro_bnn.report.verdicts.verdicts import RULES, verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,10 +78,24 @@ class Evaluations:
         """The verdicts with the rule that each comes from."""
         return verdicts(list(self.evaluations.values()), self.ranking, self.reference)
 
+    @cached_property
+    def answer(self) -> Answer:
+        """Which posterior to use, why, what it costs, and what would change that."""
+        return answer(
+            Facts(
+                list(self.evaluations.values()), self.ranking, self.reference, self.findings, RULES
+            )
+        )
+
     @property
     def verdicts(self) -> list[str]:
         """What the numbers carry in plain words, each with its threshold and the next step."""
         return [finding.text for finding in self.findings]
+
+    def decimals(self, key: str) -> int | None:
+        """Decimal places of a number's column in the table; None where each has its own."""
+        error = next((metric.error for metric in METRICS if metric.key == key), "")
+        return decimals_of(list(self.table[key]), list(self.table[error]) if error else None)
 
     @property
     def shares_model(self) -> bool:

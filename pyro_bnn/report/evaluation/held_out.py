@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
 NAN = float("nan")
+NUMBERS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class HeldOut:
             too few draws to tell.
         reliability: Accuracy against confidence.
         rejection_area: Area under the accuracy-rejection curve by entropy.
+        epistemic_share: Share of the predictive variance that is of the function, every row and
+            target or class ``[N O]`` or ``[N]``; empty where a variance does not exist.
         targets: Scores of each of several targets; none where there is one.
         has_mean: Whether the predictive mean exists; Cauchy tails have none.
         notes: What limits the numbers.
@@ -101,6 +104,7 @@ class HeldOut:
     ece_high: float = NAN
     reliability: Reliability | None = None
     rejection_area: float = NAN
+    epistemic_share: Float[np.ndarray, " M"] = field(default_factory=lambda: np.zeros(0))
     targets: tuple[TargetScores, ...] = ()
     has_mean: bool = True
     notes: tuple[str, ...] = ()
@@ -204,6 +208,7 @@ def _score_regression(
             LEVEL,
             of_targets,
         ),
+        epistemic_share=_share_of_variance(f[..., : shape[1]], z_sd, split),
         has_mean=has_mean,
         notes=_missing_moments(has_mean, has_sd)
         + _no_band("coverage", np.isnan(covered.low), len(draws)),
@@ -262,8 +267,37 @@ def _score_classes(
         ece_high=upper_limit(errors),
         reliability=curve,
         rejection_area=rejection_curve(total, probs.argmax(1) == y).area,
+        epistemic_share=_share_of_classes(f, probs),
         notes=_no_band("reliability", bool(np.isnan(curve.low).all()), len(simulated)),
     )
+
+
+def _share_of_variance(
+    f: Float[np.ndarray, "S N O"], sd: Float[np.ndarray, "N O"], split: Split
+) -> Float[np.ndarray, " M"]:
+    """Variance of the mean of y given a draw, over the variance of y.
+
+    None where that mean is not f itself, as of counts, or the variance does not exist.
+    """
+    if split.train.target is None or np.isnan(sd).any():
+        return np.zeros(0)
+    return np.asarray((f.var(0, dtype=float) / np.square(sd)).ravel().clip(max=1.0))
+
+
+def _share_of_classes(
+    f: Float[np.ndarray, "S N F"], probs: Float[np.ndarray, "N C"]
+) -> Float[np.ndarray, " N"]:
+    """The same of the indicators of all classes together, a few rows at a time."""
+    found = np.zeros(len(probs))
+    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
+    for start in range(0, len(probs), at_once):
+        rows = slice(start, start + at_once)
+        p = marginals(f[:, rows].astype(float), "classification", 1)  # [S, n, C], or [S, n, 1]
+        copies = 2 if p.shape[-1] == 1 else 1  # of two classes both vary alike
+        found[rows] = copies * p.var(0).sum(-1)
+    total = (probs * (1 - probs)).sum(-1)  # [N]
+    share = np.divide(found, total, out=np.zeros_like(found), where=total > 0)
+    return np.asarray(share.clip(max=1.0))
 
 
 def marginals(

@@ -1,54 +1,91 @@
-"""The report as one self-contained HTML page: verdicts, tables, figures, how to get it again."""
+"""The report as one self-contained HTML page: the answer, its evidence, the rest folded."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.plotting.theme import svg
-from pyro_bnn.report.output.page import Picture, Table, render_page
-from pyro_bnn.report.plots.figures import PLOTS, Figures
-from pyro_bnn.report.tables.table import sections, shown
+from pyro_bnn.report.output.page import KINDS, Picture, Table, render_page, slug
+from pyro_bnn.report.plots.figures import FIRST, PLOTS, Figures
+from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
 from pyro_bnn.report.tables.target_tables import target_sections
 from pyro_bnn.report.tables.text import headline
+from pyro_bnn.report.verdicts.answer import WORDS
 
 if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
+SUMMARY = "Side by side"
+CONTENTS = {
+    "Figures": "evidence", "Table": slug(SUMMARY), "Verdicts": "verdicts",
+    "All numbers": "numbers", "More figures": "figures", "Models": "models",
+    "Files and command": "again",
+}  # fmt: skip
 
-def render(comparison: Evaluations, command: str = "") -> str:
+
+def render(
+    comparison: Evaluations,
+    command: str = "",
+    files: Sequence[tuple[str, str]] = (),
+    tutorial: str = "",
+) -> str:
     """Renders a comparison as HTML with nothing to load from elsewhere.
 
     Args:
         comparison: The comparison.
         command: What to run to get the report again; not shown if empty.
+        files: Title and address of what stands beside the page.
+        tutorial: Address of the notebook that explains the verdicts; named only if empty.
     """
+    pictures = _pictures(comparison)
+    shared, fits = _fits(comparison)
+    statuses = set(comparison.answer.status.values())
     return render_page(
         "report.html",
         headline=headline(comparison),
         split=comparison.split,
+        answer=comparison.answer,
+        words=WORDS.items(),
+        contents=CONTENTS.items(),
+        statuses=[(label, kind) for label, kind in KINDS.items() if label in statuses],
         results=[finding.text for finding in comparison.findings if not finding.is_warning],
         warnings=[finding.text for finding in comparison.findings if finding.is_warning],
+        summary=_summary(comparison),
         tables=_tables(comparison),
         notes=_notes(comparison),
-        pictures=_pictures(comparison),
-        fits=_fits(comparison),
+        first=[picture for picture in pictures if picture.name in FIRST],
+        pictures=[picture for picture in pictures if picture.name not in FIRST],
+        shared_options=shared,
+        fits=fits,
         comparison=comparison,
         command=command,
+        files=list(files),
+        tutorial=tutorial,
     )
+
+
+def _summary(comparison: Evaluations) -> Table:
+    """The one table that is read first."""
+    table, status = comparison.table, comparison.answer.status
+    tags = {
+        str(name): [status[str(name)]] + ["reference"] * (name == comparison.reference)
+        for name in table.index
+    }
+    columns = summary_columns(table, comparison.units, comparison.split.task)
+    return Table(SUMMARY, columns, table, ordered_by="to the best", tags=tags)
 
 
 def _tables(comparison: Evaluations) -> list[Table]:
     table = comparison.table
-    tags = {
-        str(name): ["reference"] * (name == comparison.reference) + ["one draw"] * (draws == 1)
-        for name, draws in table["draws"].items()
-    }
-    groups = sections(comparison.units, comparison.split.task)
-    return [
-        *(Table(title, columns, table, tags=tags) for title, columns in shown(table, groups)),
-        *(Table(*found, ordered_by="") for found in target_sections(comparison)),
-    ]
+    tags = {str(name): ["one draw"] for name, draws in table["draws"].items() if draws == 1}
+    found = []
+    for title, columns in shown(table, sections(comparison.units, comparison.split.task)):
+        rows = own_rows(table, columns)
+        own, caption = settings(rows, columns)
+        found.append(Table(title, own, rows, ordered_by="", tags=tags, caption=caption))
+    return [*found, *(Table(*target, ordered_by="") for target in target_sections(comparison))]
 
 
 def _notes(comparison: Evaluations) -> list[tuple[str, str]]:
@@ -68,14 +105,34 @@ def _pictures(comparison: Evaluations) -> list[Picture]:
     return found
 
 
-def _fits(comparison: Evaluations) -> list[dict[str, Any]]:
-    return [
+def _fits(comparison: Evaluations) -> tuple[str, list[dict[str, Any]]]:
+    """Options that all fits share which have them, and those of each fit that differ."""
+    options = {name: dict(one.options) for name, one in comparison.posteriors.items()}
+    shared = _shared(list(options.values()))
+    fits = [
         {
             "name": name,
             "method": posterior.method,
             "engine": posterior.engine,
             "seed": posterior.seed,
-            "options": json.dumps(dict(posterior.options), sort_keys=True, default=str),
+            "options": _as_json(
+                {key: value for key, value in options[name].items() if key not in shared}
+            ),
         }
         for name, posterior in comparison.posteriors.items()
     ]
+    return _as_json(shared) if shared else "", fits
+
+
+def _shared(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options that several fits have and that are equal in all of these."""
+    found = {}
+    for key in dict.fromkeys(key for own in options for key in own):
+        values = [own[key] for own in options if key in own]
+        if len(values) > 1 and all(value == values[0] for value in values):
+            found[key] = values[0]
+    return found
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    return json.dumps(dict(options), sort_keys=True, default=str)

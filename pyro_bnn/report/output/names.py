@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from pyro_bnn.errors import BNNWarning
 
+TUTORIAL = "tutorials/01_compare_guides.ipynb"
 OF_A_RUN = ("*.nc", "split-*-seed-*/")
 
 
@@ -28,6 +30,21 @@ def warn_of_others(folder: Path, own: Collection[str]) -> None:
             BNNWarning,
             stacklevel=3,
         )
+
+
+def tutorial_from(folder: Path) -> str:
+    """Address of the notebook that explains the verdicts; empty where the package has none.
+
+    Args:
+        folder: Folder of the page.
+    """
+    notebook = Path(__file__).parents[3] / TUTORIAL
+    if not notebook.exists():
+        return ""
+    try:
+        return Path(os.path.relpath(notebook, folder.resolve())).as_posix()
+    except ValueError:  # on another drive
+        return ""
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:

@@ -13,10 +13,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.plotting.theme import name_parts, name_words
 from pyro_bnn.report.tables.metrics import BEYOND, Column
+from pyro_bnn.report.verdicts.answer import (
+    AGAIN,
+    AGREES,
+    CHEAPER,
+    NOT,
+    PREDICT,
+    UNJUDGED,
+    USE,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
+KINDS = {
+    USE: "good", PREDICT: "good", CHEAPER: "plain", NOT: "bad", AGAIN: "again", AGREES: "fine",
+    UNJUDGED: "plain",
+}  # fmt: skip
+"""Class of a label of the answer, or of a status, that says its colour."""
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy", "arviz", "matplotlib")
 
 
@@ -29,6 +43,7 @@ class Table(NamedTuple):
         numbers: A row a method, in the order they are shown in.
         ordered_by: Title of the column by which the rows fall from the first to the last, if any.
         tags: What is to know of a method, in a word each.
+        caption: What is the same in all rows, or empty.
     """
 
     title: str
@@ -36,6 +51,7 @@ class Table(NamedTuple):
     numbers: pd.DataFrame
     ordered_by: str = "log score"
     tags: Mapping[str, Sequence[str]] = MappingProxyType({})
+    caption: str = ""
 
     def cells(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         """Each row: its name, and of each cell what people read and what it is sorted by."""
@@ -105,10 +121,22 @@ def render_page(template: str, **values: Any) -> str:
         "script": script,
         "script_hash": f"sha256-{digest}",
         "versions": versions(),
+        "kinds": KINDS,
+        "slug": slug,
         "name_words": name_words,
         "name_parts": name_parts,
     }
     return environment.get_template(template).render(**values)
+
+
+def slug(title: str) -> str:
+    """The id of a section.
+
+    Example:
+        >>> slug("All numbers")
+        'all-numbers'
+    """
+    return title.lower().replace(" ", "-")
 
 
 def versions() -> list[tuple[str, str]]:

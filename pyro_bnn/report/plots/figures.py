@@ -9,11 +9,9 @@ from pyro_bnn.errors import UnknownNameError
 from pyro_bnn.report.plots.calibration import pit_histograms, rejection, reliability
 from pyro_bnn.report.plots.fit import (
     elbo_traces,
-    khats,
     rank_plots,
     with_chains,
     with_elbo,
-    with_khat,
 )
 from pyro_bnn.report.plots.panels import Drawn
 from pyro_bnn.report.plots.predictive import band, has_one_input, is_regression, predictions
@@ -40,7 +38,8 @@ class Plot(NamedTuple):
 
 
 PLOTS = {
-    "scores": Plot("Held-out log score, difference to the best",
+    "reference": Plot("Against the reference", has_distances, against_reference),
+    "scores": Plot("Score and cost",
                    lambda comparison: len(comparison.ranking) > 1, scores),
     "predictions": Plot("Prediction against observation", is_regression, predictions),
     "band": Plot("Predictive band", has_one_input, band),
@@ -49,12 +48,13 @@ PLOTS = {
                         lambda comparison: not is_regression(comparison), reliability),
     "rejection": Plot("Accuracy when uncertain rows are rejected",
                       lambda comparison: not is_regression(comparison), rejection),
-    "reference": Plot("Against the reference", has_distances, against_reference),
     "elbo": Plot("ELBO during the fit", with_elbo, elbo_traces),
     "ranks": Plot("Do the chains agree? Ranks of the function", with_chains, rank_plots),
-    "khat": Plot("k-hat: can draws of the guides be reweighted to the posterior?", with_khat,
-                 khats),
 }  # fmt: skip
+
+
+FIRST = ("reference", "scores")
+"""Figures that the answer is read from."""
 
 
 class Figures(Mapping[str, "Figure"]):

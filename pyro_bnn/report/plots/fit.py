@@ -1,4 +1,4 @@
-"""Figures of the checks of the fits: ELBO traces, ranks of chains, k-hat."""
+"""Figures of the checks of the fits: ELBO traces, ranks of chains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from jaxtyping import Float
 
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.plotting.theme import (
-    BAND,
     canvas,
     hide_unused,
-    name_rows,
-    rows_height,
     show_counts,
     wrap_name,
 )
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
-BEYOND = 1.1  # where k-hat above 1 is drawn, whatever it is
 
 
 def elbo_traces(comparison: Evaluations) -> Drawn:
@@ -137,50 +133,6 @@ def rank_plots(comparison: Evaluations) -> Drawn:
     )
 
 
-def khats(comparison: Evaluations) -> Drawn:
-    """k-hat of every guide with its error and the limit; values above 1 all at one place."""
-    entries = with_khat(comparison)
-    styles = styles_of(comparison)
-    with canvas(6.6, rows_height([entry.name for entry in entries]) + 1.2) as (
-        figure,
-        (ax,),
-    ):
-        low = min(0.0, *(entry.checks.khat - entry.checks.khat_error for entry in entries))
-        for place, entry in enumerate(entries):
-            shape, error, style = entry.checks.khat, entry.checks.khat_error, styles[entry.name]
-            if shape > 1:
-                ax.plot(BEYOND, place, ">", ms=8, color=style.colour)
-                text, end = "above 1", BEYOND
-            else:
-                end = min(shape + error, BEYOND)
-                ax.plot([shape - error, end], [place, place], color=style.colour, lw=2.2)
-                ax.plot(shape, place, style.mark, ms=7, color=style.colour)
-                text = with_error(shape, error)
-            ax.annotate(text, (end, place), xytext=(9, 0), textcoords="offset points", va="center")
-        room = 0.03 * (BEYOND - low)
-        limit = entries[0].checks.khat_limit
-        ax.set_xlim(low - room, BEYOND + 9 * room)
-        ax.axvspan(low - room, limit, color=BAND, lw=0, zorder=0)
-        name_rows(ax, [entry.name for entry in entries])
-        ax.set_xlabel(f"k-hat (grey: below {number(limit, 2)}, draws can be reweighted)")
-    below = sum(entry.checks.khat < limit for entry in entries)
-    draws = f"{entries[0].num_draws:,} draws"
-    beyond = [entry.name for entry in comparison.evaluations.values() if entry.checks.khat > 1]
-    rest = f"; above 1, where values order nothing: {', '.join(beyond)}" if beyond else ""
-    words = (
-        f"k-hat is below {number(limit, 2)}, the limit for {draws}, for {below} of {len(entries)} "
-        f"guide{'' if len(entries) == 1 else 's'}{rest}."
-    )
-    return Drawn(
-        figure,
-        "Pareto k-hat of the importance ratios between posterior and guide over ALL weights, with "
-        "its error over draws: below its limit the guide's draws can be reweighted to the "
-        "posterior around them. Modes that a guide lacks do not show in it, and copies of a mode "
-        f"change nothing; a large value need not mean poor predictions. {words}",
-        words,
-    )
-
-
 def rank_counts(draws: Float[np.ndarray, "C S"]) -> Float[np.ndarray, "C B"]:
     """Counts of each chain's draws in bins of their rank among all chains.
 
@@ -233,11 +185,6 @@ def with_elbo(comparison: Evaluations) -> list[Evaluation]:
         for entry in comparison.ranked
         if entry.checks.losses.size and objective_of(entry.posterior) == ELBO
     ]
-
-
-def with_khat(comparison: Evaluations) -> list[Evaluation]:
-    """Methods with a k-hat, the best first."""
-    return [entry for entry in comparison.ranked if not np.isnan(entry.checks.khat)]
 
 
 def with_chains(comparison: Evaluations) -> list[Evaluation]:

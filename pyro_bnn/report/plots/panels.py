@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyro_bnn.plotting.theme import Style, canvas, grid_shape, hide_unused, styles, wrap_name
+from pyro_bnn.plotting.theme import (
+    BAD,
+    GOOD,
+    INK,
+    MUTED,
+    Style,
+    canvas,
+    grid_shape,
+    hide_unused,
+    styles,
+    wrap_name,
+)
+from pyro_bnn.report.verdicts.answer import AGAIN, AGREES, NOT, UNJUDGED, USE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +26,16 @@ if TYPE_CHECKING:
 
     from pyro_bnn.report.evaluation.comparison import Evaluations
     from pyro_bnn.report.evaluation.evaluate import Evaluation
+
+
+STATUS = {
+    USE: Style(GOOD, "o", "-"),
+    AGREES: Style(GOOD, "P", "-"),
+    UNJUDGED: Style(INK, "s", "-"),
+    NOT: Style(BAD, "^", "-"),
+    AGAIN: Style(MUTED, "D", "-"),
+}
+"""How methods are drawn where the answer is read from: by what the verdicts say of them."""
 
 
 class Drawn(NamedTuple):
@@ -41,6 +63,11 @@ class Panel(NamedTuple):
 def styles_of(comparison: Evaluations) -> dict[str, Style]:
     """The style of every method, the same in all figures."""
     return styles(list(comparison.posteriors), comparison.reference)
+
+
+def status_of(comparison: Evaluations) -> dict[str, Style]:
+    """The style of every method by its status in the answer."""
+    return {name: STATUS[status] for name, status in comparison.answer.status.items()}
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +19,15 @@ from pyro_bnn.plotting.theme import (
     rows_height,
 )
 from pyro_bnn.report.plots.captions import span
-from pyro_bnn.report.plots.panels import Drawn, styles_of
+from pyro_bnn.report.plots.panels import Drawn, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
 BAR_STANDARD_ERRORS = 2.0  # of one pair alone
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
@@ -37,51 +39,85 @@ def has_distances(comparison: Evaluations) -> bool:
 
 
 def scores(comparison: Evaluations) -> Drawn:
-    """Paired differences of the log score to the best, with 2 standard errors."""
+    """Paired differences of the log score to the best, with 2 standard errors, beside the cost."""
     ranking = comparison.ranking
-    styles = styles_of(comparison)
+    times = {e.name: float(e.posterior.wall_time) for e in comparison.ranked}
+    known = {name: time for name, time in times.items() if time > 0}
     height = rows_height([row.name for row in ranking]) + 1.2
-    with canvas(6.6, height) as (figure, (ax,)):
-        ax.axvline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
-        for place, row in enumerate(ranking):
-            style, difference = styles[row.name], row.difference
-            if np.isfinite(difference.mean):
-                error = BAR_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
-                ax.errorbar(
-                    difference.mean, place, xerr=error, fmt=style.mark, ms=7, lw=2.2,
-                    color=style.colour,
-                )  # fmt: skip
-            verdict = "best" if place == 0 else "behind" if row.is_behind else "tied"
-            gap = with_error(difference.mean, difference.standard_error) if place else ""
-            text = f"{gap}  {verdict}".strip()
-            ax.annotate(
-                text, (1.02, place), xycoords=("axes fraction", "data"), va="center",
-                color=INK, annotation_clip=False,
-            )  # fmt: skip
-        ax.annotate(
-            "difference ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
-            color=MUTED, annotation_clip=False, fontsize=9.5,
-        )  # fmt: skip
-        ax.locator_params(axis="x", nbins=4)
-        name_rows(ax, [row.name for row in ranking])
-        ax.set_xlabel(
-            f"difference to the best ± {BAR_STANDARD_ERRORS:g} se, nats per held-out row "
-            "(better to the right)"
-        )
+    widths = (3, 2) if known else (1,)
+    with canvas(
+        7.4 if known else 6.6, height, 1, len(widths), sharey=True, width_ratios=widths
+    ) as (figure, axes):  # fmt: skip
+        _draw_differences(axes[0], comparison)
+        if known:
+            _draw_times(axes[1], comparison, known)
     best, *others = ranking
     tied = [row.name for row in others if not row.is_behind]
     last = others[-1]
+    cost = (
+        " Right: wall time of the fit, on a scale of powers of ten; fits that ran beside others "
+        "took longer for it."
+    )
     return Drawn(
         figure,
-        f"Difference to {best.name}, paired over held-out rows, with {BAR_STANDARD_ERRORS:g} "
-        "standard errors over rows and draws, of this pair alone. Behind or tied is what the test "
-        "over all pairs at once says: of many bars one misses the dashed line by chance more "
-        "often.",
+        f"Left: difference to {best.name}, paired over held-out rows, with "
+        f"{BAR_STANDARD_ERRORS:g} standard errors over rows and draws, of this pair alone. Behind "
+        "or tied is what the test over all pairs at once says: of many bars one misses the dashed "
+        f"line by chance more often.{cost if known else ''}",
         f"Dot plot of the held-out log score, a row a method: {best.name} is best with "
         f"{with_error(best.score, best.standard_error)} nats per row; tied with it: "
         f"{', '.join(tied) or 'none'}; last is {last.name}, "
-        f"{with_error(last.difference.mean, last.difference.standard_error)} to the best.",
+        f"{with_error(last.difference.mean, last.difference.standard_error)} to the best."
+        f"{f' Seconds of the fits: {span(known)}.' if known else ''}",
     )
+
+
+def _draw_differences(ax: Axes, comparison: Evaluations) -> None:
+    styles, decimals = status_of(comparison), comparison.decimals("difference")
+    ax.axvline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
+    for place, row in enumerate(comparison.ranking):
+        style, difference = styles[row.name], row.difference
+        if np.isfinite(difference.mean):
+            error = BAR_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
+            ax.errorbar(
+                difference.mean, place, xerr=error, fmt=style.mark, ms=7, lw=2.2,
+                color=style.colour,
+            )  # fmt: skip
+        verdict = "best" if place == 0 else "behind" if row.is_behind else "tied"
+        gap = ""
+        if place:
+            gap = with_error(difference.mean, difference.standard_error, decimals=decimals)
+        ax.annotate(
+            f"{gap}  {verdict}".strip(), (1.02, place), xycoords=("axes fraction", "data"),
+            va="center", color=INK, annotation_clip=False, fontsize=10,
+        )  # fmt: skip
+    ax.annotate(
+        "difference ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
+        color=MUTED, annotation_clip=False, fontsize=9.5,
+    )  # fmt: skip
+    ax.locator_params(axis="x", nbins=4)
+    name_rows(ax, [row.name for row in comparison.ranking])
+    ax.set_xlabel(f"to the best ± {BAR_STANDARD_ERRORS:g} se, nats a row\n(better to the right)")
+
+
+def _draw_times(ax: Axes, comparison: Evaluations, times: Mapping[str, float]) -> None:
+    styles, low = status_of(comparison), min(times.values()) / 2
+    for place, row in enumerate(comparison.ranking):
+        if row.name not in times:
+            continue
+        time, style = times[row.name], styles[row.name]
+        ax.plot([low, time], [place, place], color=style.colour, lw=2.2)
+        ax.plot(time, place, style.mark, ms=7, color=style.colour)
+        ax.annotate(
+            f"{number(time, 2)} s", (time, place), xytext=(8, 0), textcoords="offset points",
+            va="center", color=INK, fontsize=10,
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlim(low, 3 * max(times.values()))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_formatter("")
+    ax.set_xlabel("seconds of the fit\n(better to the left)")
+    hide_left(ax)
 
 
 def against_reference(comparison: Evaluations) -> Drawn:
@@ -92,7 +128,7 @@ def against_reference(comparison: Evaluations) -> Drawn:
     """
     elsewhere = not_judged(comparison)
     entries = [(e, e.at_rows) for e in comparison.ranked if e.at_rows is not None]
-    styles = styles_of(comparison)
+    styles = status_of(comparison)
     height = rows_height([entry.name for entry, _ in entries]) + 1.5
     unit = "probability" if comparison.split.task == "classification" else "sds of y"
     with canvas(6.6, height, 1, 2, sharey=True) as (figure, axes):
@@ -117,9 +153,9 @@ def against_reference(comparison: Evaluations) -> Drawn:
         left.set_xlabel(f"distance, {unit}")
         right.axvline(1, color=MUTED, lw=1, ls=(0, (4, 3)))
         right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=BAND, lw=0, zorder=0)
-        right.set_xlim(left=-0.02)
+        right.set_xlim(left=-0.08 * right.get_xlim()[1])
         right.set_title(f"grey: {SD_RATIO_THRESHOLD} to {SD_RATIO_UPPER}, alike", fontsize=10)
-        right.set_xlabel("epistemic sd ratio: 5 %, median, 95 % of rows")
+        right.set_xlabel("epistemic sd ratio")
         name_rows(left, [entry.name for entry, _ in entries])
         hide_left(right)
     distances = {entry.name: at.distance.value for entry, at in entries}

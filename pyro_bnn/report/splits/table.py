@@ -18,6 +18,7 @@ from pyro_bnn.report.splits.statistics import (
     paired,
 )
 from pyro_bnn.report.tables.metrics import (
+    CHAINS,
     COST,
     FIT,
     ON_PAGE,
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 NOTHING = OverSplits(mean=NAN)
-SUMMARY = {SCORES: "Scores", FIT: "Fits", REFERENCE: "Fits", COST: "Fits"}  # sections by section
+SUMMARY = {
+    SCORES: "Scores", CHAINS: "Fits", FIT: "Fits", REFERENCE: "Fits", COST: "Fits",
+}  # fmt: skip
 LARGEST = tuple(metric.key for metric in ON_PAGE if metric.runs and metric.over is largest)
 
 

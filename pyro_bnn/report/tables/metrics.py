@@ -7,15 +7,17 @@ runs are walks along that list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.diagnostics.ranking import Ranked
-from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.plotting.numbers import decimals_of, number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
 from pyro_bnn.report.evaluation.fit_checks import is_biased_sampler
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pyro_bnn.arviz_io.loo import LooResult
     from pyro_bnn.diagnostics.calibration import Coverage
     from pyro_bnn.diagnostics.convergence import ChainChecks
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.target_scores import TargetScores
 
 LOW, HIGH = 0.05, 0.95  # quantiles over rows
-SCORES, FIT, REFERENCE, COST = (
-    "Held-out scores", "Checks of the fit", "Against the reference", "Cost",
+SCORES, CHAINS, FIT, REFERENCE, COST = (
+    "Held-out scores", "Checks of chains", "Checks of fits", "Against the reference", "Cost",
 )  # fmt: skip
 REGRESSION, CLASSES = ("regression",), ("classification",)
 OF_Y, OF_F = "of y", "of f"  # units that go by the data
@@ -86,6 +88,9 @@ class Column:
         cell: Text of the cell from a row of the table.
         meaning: One sentence for the legend.
         key: The number of the table it shows; it is left out where all are blank.
+        places: Text of the cell with so many decimal places; None where it has its own.
+        error: Name of the number's error, by which places go; empty where it has none.
+        is_setting: Whether it goes to the caption where it is the same in all rows.
     """
 
     title: str
@@ -93,6 +98,18 @@ class Column:
     cell: Callable[[Record], str]
     meaning: str
     key: str
+    places: Callable[[Record, int | None], str] | None = None
+    error: str = ""
+    is_setting: bool = False
+
+    def of(self, table: pd.DataFrame) -> Column:
+        """The column with the decimal places that all its numbers in a table share."""
+        places = self.places
+        if places is None:
+            return self
+        errors = list(table[self.error]) if self.error else None
+        decimals = decimals_of(list(table[self.key]), errors)
+        return replace(self, cell=lambda row: places(row, decimals))
 
 
 def spread(row: Record, key: str) -> float:
@@ -131,6 +148,9 @@ class Metric:
         where: Section of the page.
         tasks: Tasks that it applies to.
         text: The cell of the number and of what belongs to it.
+        brief: The cell in the table that is read first, of the number and its error; that of
+            all else where there is none.
+        is_setting: Whether it goes to the caption where it is the same in all rows.
         is_distance: Whether a cell says that the reference is of another model.
         after: Name of the number that it stands behind on the page, if not where it stands here.
         runs: Its meaning over several runs; it is not shown there if empty.
@@ -148,6 +168,8 @@ class Metric:
     where: str = SCORES
     tasks: tuple[str, ...] = (*REGRESSION, *CLASSES)
     text: Callable[..., str] = number
+    brief: Callable[..., str] | None = None
+    is_setting: bool = False
     is_distance: bool = False
     after: str = ""
     runs: str = ""
@@ -160,16 +182,42 @@ class Metric:
         found = {name: value(method) for name, value in values.items()}
         return {name: float("nan") if value is None else value for name, value in found.items()}
 
-    def cell(self, row: Record) -> str:
+    @property
+    def error(self) -> str:
+        """Name of its error; empty where it has none."""
+        return next((name for name in self.more if "_se" in name or name.endswith("_error")), "")
+
+    def cell(self, row: Record, decimals: int | None = None) -> str:
         """The cell of a comparison, or of one target."""
-        text = self.text(*(row[name] for name in (self.key, *self.more)))
+        values = (row[name] for name in (self.key, *self.more))
+        fixed = self.text in WITH_PLACES and decimals is not None
+        return self._marked(self.text(*values, **({"decimals": decimals} if fixed else {})), row)
+
+    def in_brief(self, row: Record, decimals: int | None = None) -> str:
+        """The cell of the table that is read first."""
+        if self.brief is None:
+            return self.cell(row, decimals)
+        if not self.error:
+            return self.brief(row[self.key])
+        return self._marked(self.brief(row[self.key], row[self.error], decimals=decimals), row)
+
+    def _marked(self, text: str, row: Record) -> str:
         is_marked = self.is_distance and text and row["reference_model"] == "other"
         return f"{text} (other model)" if is_marked else text
+
+    def first_column(self, units: Mapping[str, str]) -> Column:
+        """The column of the table that is read first."""
+        places = self.in_brief if self.brief or self.text in WITH_PLACES else None
+        return replace(self.column(units, self.meaning), cell=self.in_brief, places=places)
 
     def column(self, units: Mapping[str, str], meaning: str, *, over: bool = False) -> Column:
         """The column with this meaning; ``over`` several runs, or of one comparison."""
         cell = (lambda row: self.over(row, self.key)) if over else self.cell
-        return Column(self.title, units.get(self.unit, self.unit), cell, meaning, self.key)
+        places = None if over or self.text not in WITH_PLACES else self.cell
+        return Column(
+            self.title, units.get(self.unit, self.unit), cell, meaning, self.key, places,
+            self.error, self.is_setting,
+        )  # fmt: skip
 
 
 def _khat(value: float, error: float) -> str:
@@ -192,14 +240,20 @@ def _effective(value: float, is_biased: bool) -> str:
     return _count(value) and f"{_count(value)}{BIASED * is_biased}"
 
 
+def _mean_share(scores: HeldOut) -> float | None:
+    return float(scores.epistemic_share.mean()) if scores.epistemic_share.size else None
+
+
 def _is_biased(method: Method) -> bool:
     return is_biased_sampler(method.entry.posterior)
 
 
-def _difference(mean: float, error: float, _: float, is_tied: bool, _p: float) -> str:
+def _difference(
+    mean: float, error: float, _: float, is_tied: bool, _p: float, decimals: int | None = None
+) -> str:
     if mean == 0 and error == 0 and is_tied:
         return "best"
-    text = with_error(mean, error)
+    text = with_error(mean, error, decimals=decimals)
     return f"{text} (tied)" if is_tied else text
 
 
@@ -210,8 +264,8 @@ def _difference_over(row: Record, key: str) -> str:
     return f"{text} (tied)" if text and row["tied"] else text
 
 
-def _loo(value: float, error: float, num_bad: float) -> str:
-    text = with_error(value, error)
+def _loo(value: float, error: float, num_bad: float, decimals: int | None = None) -> str:
+    text = with_error(value, error, decimals=decimals)
     return f"{text} ({round(num_bad)} bad)" if text and num_bad else text
 
 
@@ -225,14 +279,18 @@ def _coverage(share: float, low: float, high: float) -> str:
     return f"{percent(share, 0)} ({ends})"
 
 
-def _shift(value: float, error: float, high: float) -> str:
-    text = with_error(value, error)
-    return text and f"{text} (to {number(high, 2)})"
+def _shift(value: float, error: float, high: float, decimals: int | None = None) -> str:
+    text = with_error(value, error, decimals=decimals)
+    return text and f"{text} (to {number(high, decimals=2)})"
 
 
-def _ratio(value: float, error: float, low: float, high: float) -> str:
-    text = with_error(value, error)
-    return text and f"{text} ({number(low, 2)} to {number(high, 2)})"
+def _ratio(value: float, error: float, low: float, high: float, decimals: int | None = None) -> str:
+    text = with_error(value, error, decimals=decimals)
+    return text and f"{text} ({number(low, decimals=2)} to {number(high, decimals=2)})"
+
+
+WITH_PLACES = (number, with_error, _difference, _loo, _shift, _ratio)
+"""Texts that take the decimal places of their column."""
 
 
 def _against(suffix: str, rows: str) -> list[Metric]:
@@ -255,20 +313,20 @@ def _against(suffix: str, rows: str) -> list[Metric]:
                runs="Distance of the function to the reference." * is_at_rows),
         Metric(f"distance_floor{suffix}", of(lambda at: at.distance.floor), "floor",
                "The same between two halves of the reference." * is_at_rows,
-               unit=OF_F, where=REFERENCE),
+               unit=OF_F, where=REFERENCE, is_setting=True),
         Metric(f"mean_shift{suffix}", of(lambda at: at.mean_shift.value), f"mean shift{where}",
                "Distance of the mean of the function from that of the reference over the "
                f"reference's epistemic sd: median and 95 % quantile over {rows}.",
                more={f"mean_shift_se{suffix}": of(lambda at: at.mean_shift.standard_error),
                      f"mean_shift_high{suffix}": of(lambda at: at.mean_shift.quantile(HIGH)[0])},
-               unit="sds of the reference", where=REFERENCE, text=_shift, is_distance=True),
+               unit="reference sds", where=REFERENCE, text=_shift, is_distance=True),
         Metric(f"sd_ratio{suffix}", of(lambda at: at.sd_ratio.value), f"epistemic sd ratio{where}",
                "Spread of the function over that of the reference, below 1 is too sure: median, "
                f"5 % and 95 % quantile over {rows}.",
                more={f"sd_ratio_se{suffix}": of(lambda at: at.sd_ratio.standard_error),
                      f"sd_ratio_low{suffix}": of(lambda at: at.sd_ratio.quantile(LOW)[0]),
                      f"sd_ratio_high{suffix}": of(lambda at: at.sd_ratio.quantile(HIGH)[0])},
-               where=REFERENCE, text=_ratio, is_distance=True,
+               where=REFERENCE, text=_ratio, brief=with_error, is_distance=True,
                runs="Spread of the function over that of the reference." * is_at_rows),
     ]  # fmt: skip
 
@@ -311,7 +369,8 @@ METRICS = [
            "the limit that 1 % exceed, over classes drawn from the posterior itself, all rows from "
            "one draw of the function.",
            more={"ece_floor": lambda m: m.entry.held_out.ece_floor,
-                 "ece_high": lambda m: m.entry.held_out.ece_high}, tasks=CLASSES, text=_ece),
+                 "ece_high": lambda m: m.entry.held_out.ece_high}, tasks=CLASSES, text=_ece,
+           brief=number),
     Metric("ece", title="ECE", tasks=CLASSES, runs="Expected calibration error."),
     Metric("ece_floor", title="ECE floor", tasks=CLASSES,
            runs="Mean ECE of classes drawn from the method's own posterior: if it is exact."),
@@ -336,11 +395,15 @@ METRICS = [
            "drawn from the method's own posterior, all rows from one draw of the function.",
            more={"coverage_low": lambda m: m.band and m.band.low,
                  "coverage_high": lambda m: m.band and m.band.high},
-           tasks=REGRESSION, text=_coverage, over=mean_share,
+           tasks=REGRESSION, text=_coverage, brief=percent, over=mean_share,
            runs="Share of held-out values inside the 95 % interval.",
            targets="Share of held-out values of this target inside the 95 % interval, and what it "
            "is in 99 % of data sets drawn from the method's own posterior, all rows from one draw "
            "of the function."),
+    Metric("epistemic_share", lambda m: _mean_share(m.entry.held_out), "epistemic share",
+           "Share of the predictive variance that is of the function and not of noise, mean over "
+           "test rows: where it is small the log score hardly sees how large it is.",
+           text=percent),
     Metric("runs", title="runs", where=FIT, runs="Runs that ended with a posterior.",
            over=lambda row, key: f"{row[key]} of {row['all_runs']}"),
     Metric("elbo", lambda m: m.entry.checks.elbo, "ELBO",
@@ -352,30 +415,31 @@ METRICS = [
     Metric("rhat", lambda m: m.chains and m.chains.worst_rhat, "worst R-hat",
            "Of the function at every test row, the log likelihood and every scale; at most 1.01. "
            "Of a biased sampler: whether it has settled, not on what.",
-           more={"biased": _is_biased}, where=FIT, text=_rhat, over=largest,
+           more={"biased": _is_biased}, where=CHAINS, text=_rhat, over=largest,
            runs="Of f, the log likelihood and scales; at most 1.01."),
     Metric("rhat_within", lambda m: m.entry.checks.rhat_within, "R-hat within members",
            "Of the function in one member of an ensemble that samples, of the worst; the worst "
-           "R-hat is then that over members.", where=FIT, text=_rhat_alone),
+           "R-hat is then that over members.", where=CHAINS, text=_rhat_alone),
     Metric("khat", title="worst k-hat", where=FIT, over=largest,
            runs="The largest of a run; above 1 values order nothing."),
     Metric("ess", lambda m: m.chains and m.chains.smallest_ess, "smallest ESS",
            "Effective draws of the worst of these, in the bulk; at least 400. Those of a biased "
            "sampler are of another distribution, and do not compare with those of an exact one.",
-           more={"biased": _is_biased}, where=FIT, text=_effective),
+           more={"biased": _is_biased}, where=CHAINS, text=_effective),
     Metric("ess_tail", lambda m: m.chains and m.chains.smallest_ess_tail, "in the tails",
            "Effective draws of the worst 5 % or 95 % quantile of these; at least 400.",
-           more={"biased": _is_biased}, where=FIT, text=_effective),
+           more={"biased": _is_biased}, where=CHAINS, text=_effective),
     Metric("sampler_bias", lambda m: m.entry.checks.sampler_bias, "bias of variances",
            "Relative error of variances that the energy errors of a sampler without a test of "
            "acceptance imply, were all directions equally stiff; at most 10 %.",
-           where=FIT, text=percent),
+           where=CHAINS, text=percent),
     Metric("divergent", lambda m: m.entry.checks.num_divergent, "divergent",
-           "Draws after divergent trajectories.", where=FIT, text=_count),
+           "Draws after divergent trajectories.", where=CHAINS, text=_count),
     Metric("saturated", lambda m: m.chains and m.chains.saturated, "full trees",
-           "Trajectories that max_tree_depth stopped; at most 1 %.", where=FIT, text=percent),
+           "Trajectories that max_tree_depth stopped; at most 1 %.", where=CHAINS, text=percent),
     Metric("ebfmi", lambda m: m.chains and m.chains.ebfmi, "E-BFMI",
-           "How far a new momentum moves the energy, of the worst chain; at least 0.3.", where=FIT),
+           "How far a new momentum moves the energy, of the worst chain; at least 0.3.",
+           where=CHAINS),
     Metric("khat", lambda m: m.entry.checks.khat, "k-hat",
            "Below 1 - 1/log10(draws), and 0.7, draws of the guide can be reweighted to the "
            "posterior around them; with its error over draws. Blind to modes that the guide lacks; "
@@ -387,7 +451,7 @@ METRICS = [
            "cannot be reweighted to it, in brackets the rows with too large a k-hat.",
            more={"loo_se": lambda m: m.loo and m.loo.se / len(m.loo.pointwise),
                  "loo_bad": lambda m: m.loo and m.loo.num_bad},
-           unit=NATS, where=FIT, text=_loo, after="ess_tail"),
+           unit=NATS, text=_loo, after="gaussian_log_score"),
     *_against("", "test rows"),
     *_against("_off_data", "probes, rows off the data made of the training inputs: points between "
               "two of them in the largest gaps, points along the first principal components up to "
@@ -399,10 +463,11 @@ METRICS = [
     Metric("seconds", lambda m: m.entry.posterior.wall_time, "fit", "Wall time of the fit.",
            unit="s", where=COST, runs="Wall time of one fit."),
     Metric("threads", lambda m: m.entry.posterior.threads, "threads",
-           "CPU threads that the fit used.", where=COST, text=_count,
+           "CPU threads that the fit used.", where=COST, text=_count, is_setting=True,
            runs="Most CPU threads that one fit used.", over=largest),
     Metric("processes", lambda m: m.entry.posterior.processes, "processes",
            "Fits that ran at a time, each in a process of its own.", where=COST, text=_count,
+           is_setting=True,
            runs="Most fits that ran at a time, each in a process.", over=largest),
     Metric("parameters", lambda m: m.entry.posterior.num_parameters, "parameters",
            "Numbers that were fitted.", where=COST, text=_count),

@@ -10,6 +10,7 @@ from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.shared_models import same_evidence, shared_evidences, shared_models
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.tables.metrics import (
+    CHAINS,
     COST,
     FIT,
     METRICS,
@@ -21,6 +22,11 @@ from pyro_bnn.report.tables.metrics import (
     Column,
     Method,
 )
+
+FIRST = (
+    "difference", "log_score", "rmse", "accuracy", "coverage_95", "ece",
+    "sd_ratio", "sd_ratio_off_data", "seconds",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,18 +111,42 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
             for metric in ON_PAGE
             if metric.meaning and task in metric.tasks and metric.where == where
         ]
-        for where in (SCORES, FIT, REFERENCE, COST)
+        for where in (SCORES, CHAINS, FIT, REFERENCE, COST)
     }
 
 
 def shown(
     table: pd.DataFrame, groups: Mapping[str, Sequence[Column]]
 ) -> Iterator[tuple[str, list[Column]]]:
-    """Sections and columns that have a number in the table."""
+    """Sections and columns that have a number in the table, with the places that they share."""
     for title, columns in groups.items():
-        found = [column for column in columns if not table[column.key].isna().all()]
+        found = [column.of(table) for column in columns if not table[column.key].isna().all()]
         if found:
             yield title, found
+
+
+def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Column]:
+    """The columns that are read first, the difference to the best before all."""
+    metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
+    in_words = units_in_words(_unit(units), task)
+    columns = [metrics[key].first_column(in_words) for key in FIRST if key in metrics]
+    return next(found for _, found in shown(table, {"": columns}))
+
+
+def own_rows(table: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """The rows that have a number in one of the columns, beside that of their model."""
+    keys = [column.key for column in columns if column.key != "model_number"]
+    return table[table[keys].notna().any(axis=1)]
+
+
+def settings(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[Column], str]:
+    """The columns that differ, and in words those settings that are the same in all rows."""
+    rows = table.to_dict("records")
+    texts = {c.key: {c.cell(row) for row in rows} - {""} for c in columns if c.is_setting}
+    same = [c for c in columns if len(rows) > 1 and len(texts.get(c.key, ())) == 1]
+    words = [f"{c.title} {next(iter(texts[c.key]))}{f' {c.unit}' if c.unit else ''}" for c in same]
+    found = [column for column in columns if column not in same]
+    return found, f"The same for all: {', '.join(words)}." if words else ""
 
 
 def units_in_words(of_y: str, task: str) -> dict[str, str]:

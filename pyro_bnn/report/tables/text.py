@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.report.tables.metrics import Column
-from pyro_bnn.report.tables.table import sections, shown
+from pyro_bnn.report.tables.table import own_rows, sections, shown
 from pyro_bnn.report.tables.target_tables import target_sections
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def text_summary(comparison: Evaluations) -> str:
         lines.extend(textwrap.wrap(line, WIDTH, subsequent_indent="  "))
     columns = sections(comparison.units, comparison.split.task)
     for title, found in shown(comparison.table, columns):
-        lines += ["", *grid(title, found, comparison.table)]
+        lines += ["", *grid(title, found, own_rows(comparison.table, found))]
     for title, found, scores in target_sections(comparison):
         lines += ["", *grid(title, found, scores)]
     return "\n".join([*lines, "", *marked(comparison.findings)])

@@ -16,7 +16,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.held_out import LEVEL
 from pyro_bnn.report.evaluation.shared_models import same_model
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Judged, Rule, Said
 
 OF_ITSELF = (
     f"what {percent(BAND_PROBABILITY, 0)} of data sets drawn from the method's own posterior give, "
@@ -81,11 +81,14 @@ def ece(judged: Judged) -> Iterator[Said]:
 
 CALIBRATION = [
     Rule("coverage", "95 % coverage outside what the method's own posterior allows",
-         "Look at the likelihood and its noise scale, or try a richer posterior", coverage),
+         "Look at the likelihood and its noise scale, or try a richer posterior", coverage,
+         "intervals of y too narrow or too wide", PREDICTIONS),
     Rule("pit", "PIT histogram outside what the method's own posterior allows",
-         "Look at the likelihood, or try a richer posterior", pit),
+         "Look at the likelihood, or try a richer posterior", pit,
+         "PIT values not uniform", PREDICTIONS),
     Rule("ece", "Calibration error above what the method's own posterior allows",
-         "Look at the prior and the network, or try a richer posterior", ece),
+         "Look at the prior and the network, or try a richer posterior", ece,
+         "probabilities not calibrated", PREDICTIONS),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pyro_bnn.diagnostics.energy_error import MAX_BIAS
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import REFIT, Judged, Rule, Said
 
 
 def divergences(entry: Evaluation) -> str | None:
@@ -76,6 +76,21 @@ def sampler_bias(entry: Evaluation) -> str:
     )
 
 
+def passed(entry: Evaluation) -> str:
+    """What chains without a defect have passed, with the numbers and their limits."""
+    checks = entry.checks.sampling
+    if checks is None:
+        return "it is the posterior itself, in closed form"
+    draws = entry.posterior.num_stored_draws
+    divergent = entry.checks.num_divergent
+    counted = "" if divergent is None else f", {divergent} of {draws:,} draws divergent"
+    return (
+        f"R-hat {checks.worst_rhat:.3f} (at most {RHAT_THRESHOLD}), {checks.smallest_ess:,.0f} "
+        f"effective draws, {checks.smallest_ess_tail:,.0f} in the tails (at least "
+        f"{MIN_ESS}){counted}"
+    )
+
+
 def reference(judged: Judged) -> Iterator[Said]:
     """A reference that cannot judge others, with its defects."""
     entry = judged.reference
@@ -96,7 +111,7 @@ def reference(judged: Judged) -> Iterator[Said]:
 
 
 def of_chains(
-    kind: str, what: str, step: str, find: Callable[[ChainChecks], str], meaning: str
+    kind: str, what: str, step: str, find: Callable[[ChainChecks], str], meaning: str, short: str
 ) -> Rule:
     """A rule on the chains of one method.
 
@@ -106,13 +121,14 @@ def of_chains(
         step: What to do next.
         find: What is wrong, with its number; empty where nothing is.
         meaning: What follows from it.
+        short: What it finds in a few words.
     """
 
     def say(entry: Evaluation) -> str:
         found = "" if entry.checks.sampling is None else find(entry.checks.sampling)
         return found and f"{found}{meaning}"
 
-    return Rule.of_each(kind, what, step, say)
+    return Rule.of_each(kind, what, step, say, short=short, against=REFIT)
 
 
 def _worst_rhat(checks: ChainChecks) -> str:
@@ -154,23 +170,27 @@ def _energies(checks: ChainChecks) -> str:
 
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-                 rhat),
+                 rhat, short="chains disagree", against=REFIT),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
-                 "compare with NUTS", members),
+                 "compare with NUTS", members, short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
-                 "lower energy_variance, or use MAMS or NUTS", sampler_bias),
+                 "lower energy_variance, or use MAMS or NUTS", sampler_bias,
+                 short="steps too long", against=REFIT),
     of_chains("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
               lambda checks: " and ".join(_few_draws(checks)),
               f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
-              "judge others"),
+              "judge others", "too few effective draws"),
     Rule.of_each("divergences", "Divergent trajectories",
-                 "raise target_accept, or use a non-centred prior", divergences),
+                 "raise target_accept, or use a non-centred prior", divergences,
+                 short="divergent trajectories", against=REFIT),
     of_chains("saturated trees", "Trees as large as max_tree_depth allows", "raise max_tree_depth",
               _saturated,
-              ": trajectories end before they turn, so that neighbouring draws are alike"),
+              ": trajectories end before they turn, so that neighbouring draws are alike",
+              "trees as large as allowed"),
     of_chains("energy", f"E-BFMI below {MIN_EBFMI}",
               "use another parametrisation, such as a non-centred prior", _energies,
-              ": the chains move slowly between energies and may not have reached the tails"),
+              ": the chains move slowly between energies and may not have reached the tails",
+              "low E-BFMI"),
 ]  # fmt: skip
 REFERENCE = Rule("reference", "A reference that cannot judge",
                  "use longer NUTS chains as the reference, or mend what its report names",

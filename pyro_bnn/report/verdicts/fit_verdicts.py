@@ -11,7 +11,7 @@ from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import objective_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
 
 LONGER = "raise num_steps, or lower learning_rate"
 COMPARE = "Raise num_steps, or compare with a longer fit of the same guide"
@@ -27,6 +27,18 @@ def trend(entry: Evaluation) -> str | None:
         f"not converged, its smoothed {objective_of(entry.posterior)} still rose by "
         f"{with_error(found.gain, found.standard_error)} nats over the last {found.num_steps:,} "
         f"steps, threshold {STANDARD_ERRORS:g} standard errors and {MIN_GAIN:g} nats"
+    )
+
+
+def ended(entry: Evaluation) -> str:
+    """What is known of the end of a fit that no rule speaks of."""
+    found = entry.checks.trend
+    if found is None:
+        return "it ended by itself"
+    return (
+        f"no rise of its {objective_of(entry.posterior)} was found over the last "
+        f"{found.num_steps:,} steps, where one of {number(found.largest, 2)} nats cannot be "
+        "excluded"
     )
 
 
@@ -105,10 +117,11 @@ def containment(judged: Judged) -> Iterator[Said]:
 
 
 FITS = [
-    Rule.of_each("trend", "Objective still rising at the end", "raise num_steps", trend),
+    Rule.of_each("trend", "Objective still rising at the end", "raise num_steps", trend,
+                 short="still improving", against=REFIT),
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
-         unchecked),
+         unchecked, "convergence not judged", UNCHECKED),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
-         LONGER, containment),
+         LONGER, containment, "ELBO below that of a fit within its reach", REFIT),
     Rule("khat", "k-hat at or above its limit", RICHER, khat),
 ]  # fmt: skip

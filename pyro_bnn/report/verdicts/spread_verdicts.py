@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from pyro_bnn.diagnostics.row_by_row import RowByRow
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.evaluation.evaluate import AgainstReference
-from pyro_bnn.report.verdicts.verdict import Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import FUNCTION, Judged, Rule, Said
 
 SHARE = 0.1  # of rows, from which a fault is one of the method
 MEAN_SHIFT_THRESHOLD = 0.5  # sds of the reference: its 95 % interval then holds 92 %
@@ -41,6 +41,8 @@ def of_places(
     is_wrong: Callable[[AgainstReference], bool],
     words: Callable[[AgainstReference, str], str],
     text: str,
+    short: str,
+    against: str = "",
 ) -> Rule:
     """A rule on functions that have a spread, at the test rows and at the probes off the data.
 
@@ -51,6 +53,8 @@ def of_places(
         is_wrong: Whether it speaks of some rows.
         words: What it says of them, from the name of the judge.
         text: All that it says, ``{parts}`` of every method and place, held against ``{judge}``.
+        short: What it finds in a few words.
+        against: What it speaks against.
     """
 
     def find(judged: Judged) -> Iterator[Said]:
@@ -66,7 +70,7 @@ def of_places(
         if found:
             yield text.format(judge=judge, parts="; ".join(parts)), found
 
-    return Rule(kind, what, step, find)
+    return Rule(kind, what, step, find, short, against)
 
 
 def points(judged: Judged) -> Iterator[Said]:
@@ -169,20 +173,23 @@ NARROW = of_places(
     "Too sure of its function; try a guide with spread and correlations", is_narrow, _narrow,
     f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of {{judge}} at "
     f"{ENOUGH}: {{parts}}. Try a guide with correlations.",
+    "too sure of the function", FUNCTION,
 )  # fmt: skip
 SPREAD = [
     of_places(SHIFT, f"Mean of the function off {AT_ENOUGH}", ELSEWHERE, is_shifted, _shift,
               f"Mean of the function off that of {{judge}} by more than {MEAN_SHIFT_THRESHOLD} of "
               f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread: "
-              f"{ELSEWHERE}."),
+              f"{ELSEWHERE}.", "mean function off the reference's", FUNCTION),
     replace(NARROW, find=lambda judged: [*points(judged), *NARROW.find(judged)]),
     of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
               "Less sure of the function than the posterior: epistemic sd above "
               f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {TRUST} there, or "
-              "raise num_steps for a guide with correlations."),
+              "raise num_steps for a guide with correlations.",
+              "less sure of the function than the reference"),
     of_places("distance", "Another function than that of the reference, with its mean and spread",
               MARGINALS, is_far, _far,
               "Another function than that of {judge}, though mean and spread agree within their "
               f"thresholds: {{parts}}; threshold {FLOORS:g} times the distance between halves and "
-              f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}."),
+              f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}.",
+              "another shape than the reference"),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyro_bnn.diagnostics.temperature import MIN_DRAWS, MOST_OFF, temperature_of
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.verdicts.verdict import Rule
+from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Rule
 
 NAMES = ("kinetic_temperature", "configurational_temperature")
 
@@ -45,4 +45,6 @@ TEMPERATURE = Rule.of_each(
     "Not the posterior, but hotter or colder: as it was asked for, or by steps and batches",
     "set temperature=1, lower step_size, raise batch_size, or use control variates",
     temperature,
+    short="not the posterior: another temperature",
+    against=PREDICTIONS,
 )

@@ -61,6 +61,15 @@ class Judged(NamedTuple):
 
 Said: TypeAlias = tuple[str, Sequence[Evaluation]]
 
+REFIT = "refit"
+"""A verdict after which a fit is run again before its numbers count."""
+UNCHECKED = "unchecked"
+"""A verdict that it is not known whether the fit ended."""
+FUNCTION = "function"
+"""A verdict against the uncertainty of the function, which the predictions of y may bear."""
+PREDICTIONS = "predictions"
+"""A verdict against the uncertainty of the predictions themselves."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -71,16 +80,28 @@ class Rule:
         what: What it finds, where several runs are counted.
         step: What to do next.
         find: Texts of its verdicts, each with the methods that it is about.
+        short: What it finds in a few words, for the answer; empty where that says nothing of it.
+        against: What it speaks against in a method: ``REFIT``, ``UNCHECKED``, ``FUNCTION`` or
+            ``PREDICTIONS``; empty where the method may be used for all.
     """
 
     kind: str
     what: str
     step: str
     find: Callable[[Judged], Iterable[Said]]
+    short: str = ""
+    against: str = ""
 
     @classmethod
     def of_each(
-        cls, kind: str, what: str, step: str, say: Callable[[Evaluation], str | None]
+        cls,
+        kind: str,
+        what: str,
+        step: str,
+        say: Callable[[Evaluation], str | None],
+        *,
+        short: str = "",
+        against: str = "",
     ) -> Rule:
         """A rule on one method at a time.
 
@@ -89,6 +110,8 @@ class Rule:
             what: What it finds.
             step: What to do next, in small letters.
             say: What is wrong with a method, with number and threshold; None where nothing is.
+            short: What it finds in a few words.
+            against: What it speaks against.
         """
 
         def find(judged: Judged) -> Iterator[Said]:
@@ -96,7 +119,7 @@ class Rule:
                 if text := say(entry):
                     yield f"{entry.name}: {text}; {step}.", [entry]
 
-        return cls(kind, what, step, find)
+        return cls(kind, what, step, find, short, against)
 
     def verdicts(self, judged: Judged) -> Iterator[Verdict]:
         """What it finds in a comparison."""

@@ -1,0 +1,52 @@
+"""The answer and the verdicts of a comparison as a document for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyro_bnn.report.evaluation.comparison import Evaluations
+
+VERSION = 1
+
+
+def verdict_document(comparison: Evaluations) -> dict[str, Any]:
+    """What ``verdicts.json`` holds: the answer, the status of each method, and all verdicts.
+
+    Args:
+        comparison: The comparison.
+
+    Returns:
+        ``version``; ``data`` with its name, split and rows; ``reference``, ``num_draws`` and
+        ``seed``; ``headline``; ``answer``, each statement with its label, text and methods;
+        ``status`` by method; ``verdicts``, each with the kind of its rule, its text, whether it
+        warns, and the methods that it is about (none: the comparison).
+    """
+    split, answer = comparison.split, comparison.answer
+    return {
+        "version": VERSION,
+        "data": {
+            "name": split.name,
+            "split": split.index,
+            "training_rows": len(split.train),
+            "held_out_rows": len(split.test),
+        },
+        "reference": comparison.reference,
+        "num_draws": comparison.num_draws,
+        "seed": comparison.seed,
+        "headline": answer.headline,
+        "answer": [
+            {"label": part.label, "text": part.text, "methods": list(part.methods)}
+            for part in answer.statements
+        ],
+        "status": dict(answer.status),
+        "verdicts": [
+            {
+                "kind": finding.kind,
+                "text": finding.text,
+                "is_warning": finding.is_warning,
+                "methods": list(finding.methods),
+            }
+            for finding in comparison.findings
+        ],
+    }

@@ -1,0 +1,482 @@
+"""The answer: which posterior to use, why, what it costs, and what would change that.
+
+It says nothing of its own. A method is used, or kept from something, by the verdicts on it
+(`Rule.against`); who is behind in score is what the ranking says; the rest is numbers of the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
+from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
+from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.shared_models import same_evidence
+from pyro_bnn.report.verdicts.chain_verdicts import passed
+from pyro_bnn.report.verdicts.fit_verdicts import ended
+from pyro_bnn.report.verdicts.verdict import (
+    FUNCTION,
+    PREDICTIONS,
+    REFIT,
+    UNCHECKED,
+    Judged,
+    Rule,
+    Verdict,
+)
+
+POINT = "a point estimate: its intervals hold noise only"
+GAP = 0.01  # nats a row, whose rows are counted
+WRONG = 2.0  # times or part of the epistemic sd, whose cost in score is told
+USE, PREDICT, CHEAPER, NOT, AGAIN, TIE, COST, CHANGE = (
+    "Use", "To predict", "Cheaper", "Not for uncertainty", "Refit first", "Why the tie",
+    "What it costs", "What would change this",
+)  # fmt: skip
+
+
+WORDS = {
+    "Held-out log score": "log of the density that a method gave to a row it had not seen, in nats "
+    "(natural logarithm), mean over such rows; higher is better. 0.01 nats are 1 % of density.",
+    "Tied, behind": "a method is behind if another is better by a test over all pairs of methods "
+    "at once; if some are as good as the best, the chance that any of these is called behind is "
+    "5 % at most. All others are tied, which does not show that they are equal.",
+    "Epistemic sd": "standard deviation of the network's function over draws of the posterior: "
+    "what the data leave open. Noise of single observations is not in it.",
+    "Reference": "the posterior that the others' functions are held against. It judges only where "
+    "it is exact, or its Markov chains pass every check.",
+    "R-hat": "spread between Markov chains over that within them; 1 if they agree.",
+    "Effective draws": "independent draws that a chain's draws are worth.",
+    "ELBO": "what a guide's fit maximises, a lower bound of the log evidence; a fit whose ELBO "
+    "still rises is not finished.",
+    "Guide": "a family of distributions of the weights, Auto..., in which the nearest to the "
+    "posterior is sought. AutoNormal: independent weights. AutoDelta: one point.",
+}
+"""Meaning of the words that a reader of the answer needs."""
+AGREES, UNJUDGED = "No fault found", "Spread not judged"
+"""Status of a method that was held against a judge without a fault, and of one that was not."""
+
+
+class Statement(NamedTuple):
+    """One line of the answer.
+
+    Attributes:
+        label: The question it answers.
+        text: The answer, with its numbers.
+        methods: Names of the methods it is about.
+    """
+
+    label: str
+    text: str
+    methods: tuple[str, ...] = ()
+
+
+class Answer(NamedTuple):
+    """What a reader is to take from a comparison.
+
+    Attributes:
+        headline: In one or two sentences.
+        statements: The reasons.
+        status: Of every method what decides: ``USE``, ``AGAIN``, ``NOT``, ``AGREES`` or
+            ``UNJUDGED``.
+    """
+
+    headline: str
+    statements: tuple[Statement, ...]
+    status: dict[str, str]
+
+
+class Facts:
+    """What the answer is taken from.
+
+    Args:
+        evaluations: One a method.
+        ranking: By held-out log score, best first.
+        reference: Name of the reference, or None.
+        findings: The verdicts on them.
+        rules: The rules that gave these.
+    """
+
+    def __init__(
+        self,
+        evaluations: Sequence[Evaluation],
+        ranking: Sequence[Ranked],
+        reference: str | None,
+        findings: Sequence[Verdict],
+        rules: Sequence[Rule],
+    ) -> None:
+        self.entries = {entry.name: entry for entry in evaluations}
+        self.ranking = ranking
+        self.places = {place.name: place for place in ranking}
+        self.judged = Judged(evaluations, self.entries.get(reference or ""))
+        self.judge = self.judged.judge
+        self.findings = findings
+        self.rules = {rule.kind: rule for rule in rules}
+        self.used = self._used()
+
+    def against(self, name: str, *what: str) -> list[Rule]:
+        """Rules that spoke against something in a method; its caveats for an empty word."""
+        found = [f.kind for f in self.findings if f.is_warning and name in f.methods]
+        rules = [self.rules[kind] for kind in dict.fromkeys(found) if kind in self.rules]
+        return [rule for rule in rules if rule.short and rule.against in what]
+
+    def is_point(self, name: str) -> bool:
+        """Whether a method is a point estimate."""
+        return self.entries[name].held_out.is_point
+
+    def bars_uncertainty(self, name: str) -> list[str]:
+        """Why the uncertainty of a method is not to be used, in a few words each."""
+        if self.is_point(name):
+            return [POINT]
+        rules = self.against(name, FUNCTION, PREDICTIONS, "")
+        return [rule.short for rule in rules] if any(rule.against for rule in rules) else []
+
+    def is_fit(self, name: str) -> bool:
+        """Whether a fit ended, as far as was checked; the judge has passed its own checks."""
+        is_judge = self.judge is not None and self.judge.name == name
+        return is_judge or not self.against(name, REFIT, UNCHECKED)
+
+    def is_judged(self, name: str) -> bool:
+        """Whether the spread of a method was held against the judge's, of the same model."""
+        return self.judge is not None and same_evidence(
+            self.entries[name].posterior, self.judge.posterior
+        )
+
+    def seconds(self, name: str) -> float:
+        """Wall time of a fit; NaN where it is not known."""
+        return float(self.entries[name].posterior.wall_time)
+
+    def difference(self, name: str, other: str) -> PairedDifference:
+        """Of the log scores of two methods, paired over rows."""
+        own, its = self.entries[name].held_out, self.entries[other].held_out
+        errors = own.log_score_error, its.log_score_error
+        return paired_difference(own.log_score, its.log_score, monte_carlo=errors)
+
+    def _used(self) -> Evaluation | None:
+        """The judge; else the best score of those that no verdict bars; else none."""
+        if self.judge is not None:
+            return self.judge
+        for place in self.ranking:
+            name = place.name
+            if not place.is_behind and self.is_fit(name) and not self.bars_uncertainty(name):
+                return self.entries[name]
+        return None
+
+
+def answer(facts: Facts) -> Answer:
+    """The answer of a comparison.
+
+    Args:
+        facts: Its numbers and verdicts.
+    """
+    found = (
+        _use(facts), _predict(facts), _cheaper(facts), _not(facts), _again(facts), _tie(facts),
+        _cost(facts), _change(facts),
+    )  # fmt: skip
+    status = {name: _status(facts, name) for name in facts.entries}
+    return Answer(_headline(facts), tuple(part for part in found if part is not None), status)
+
+
+def _status(facts: Facts, name: str) -> str:
+    if facts.used is not None and facts.used.name == name:
+        return USE
+    if not facts.is_fit(name):
+        return AGAIN
+    if facts.bars_uncertainty(name):
+        return NOT
+    return AGREES if facts.is_judged(name) else UNJUDGED
+
+
+def _headline(facts: Facts) -> str:
+    used, judge = facts.used, facts.judge
+    if used is None:
+        first = "Trust none of these fits yet."
+    elif judge is None:
+        first = f"No posterior is confirmed here; {used.name} is the best supported."
+    elif facts.places[judge.name].is_behind:
+        first = f"Trust {judge.name} for the posterior of its model; another predicts better."
+    elif wrong := [rule.short for rule in facts.against(judge.name, PREDICTIONS)]:
+        first = f"Trust {judge.name} for the posterior of its model; but {_listed(wrong)}."
+    else:
+        first = f"Trust {judge.name} here."
+    behind = sum(place.is_behind for place in facts.ranking)
+    count, rows = len(facts.ranking), len(next(iter(facts.entries.values())).held_out.log_score)
+    if count == 1:
+        return first
+    if not behind:
+        return f"{first} These {rows:,} rows cannot rank the {count} methods by score."
+    if behind == count - 1:
+        return (
+            f"{first} {facts.ranking[0].name} has the best held-out score, the others are behind."
+        )
+    return f"{first} By held-out score {behind} of {count} methods are behind, the others are tied."
+
+
+def _use(facts: Facts) -> Statement:
+    used, judge = facts.used, facts.judge
+    if used is None:
+        return Statement(USE, "None yet: every fit has a verdict against it.")
+    score = _score(facts, used.name)
+    if judge is not None:
+        text = f"{used.name}, the reference. Checks passed: {passed(used)}. {score}"
+    else:
+        text = (
+            f"{used.name}: {ended(used) if used.checks.sampling is None else passed(used)}. "
+            f"{score} No reference could judge it: whether its spread is the posterior's is "
+            "not known."
+        )
+    words = [rule.short for rule in facts.against(used.name, REFIT, FUNCTION, PREDICTIONS, "")]
+    return Statement(USE, f"{text}{f' But: {_listed(words)}.' if words else ''}", (used.name,))
+
+
+def _score(facts: Facts, name: str) -> str:
+    """Where a method stands in the ranking."""
+    place, best = facts.places[name], facts.ranking[0]
+    score = with_error(place.score, place.standard_error)
+    if len(facts.ranking) == 1:
+        return f"Held-out log score {score} nats a row."
+    if place is best:
+        return f"It has the highest held-out log score, {score} nats a row."
+    gap = with_error(place.difference.mean, place.difference.standard_error)
+    stands = "behind another method" if place.is_behind else f"tied with {best.name}"
+    return f"Its held-out log score is {stands} ({gap} nats a row to {best.name})."
+
+
+def _predict(facts: Facts) -> Statement | None:
+    """Where the judge is behind: its model does not fit, or an approximation predicts better."""
+    if facts.judge is None or not facts.places[facts.judge.name].is_behind:
+        return None
+    best = facts.ranking[0]
+    score = with_error(best.score, best.standard_error)
+    words = [*dict.fromkeys(_faults(facts, best.name))]
+    return Statement(
+        PREDICT,
+        f"{best.name}, the highest held-out log score, {score} nats a row"
+        f"{f' ({_listed(words)})' if words else ''}. Where a posterior predicts worse than another "
+        "method, look at its model.",
+        (best.name,),
+    )
+
+
+def _faults(facts: Facts, name: str) -> list[str]:
+    rules = facts.against(name, REFIT, UNCHECKED, FUNCTION, PREDICTIONS, "")
+    return [POINT] * facts.is_point(name) + [rule.short for rule in rules]
+
+
+def _cheaper(facts: Facts) -> Statement | None:
+    """A fit that took less time, ended and is not behind; one that was judged before others."""
+    used = facts.used
+    if used is None or len(facts.entries) == 1:
+        return None
+    own = facts.seconds(used.name)
+    faster = [name for name in facts.entries if facts.seconds(name) < own]
+    if not faster:
+        return Statement(CHEAPER, f"None: {used.name} took the least time.", (used.name,))
+    able = [
+        name
+        for name in faster
+        if not facts.places[name].is_behind
+        and facts.is_fit(name)
+        and not facts.against(name, PREDICTIONS)
+    ]
+    if not able:
+        return Statement(
+            CHEAPER,
+            "None that may be used: each fit that took less time is behind in score, has to be "
+            "run again, or has intervals that are off.",
+        )
+    name = min(
+        able,
+        key=lambda name: (
+            facts.is_point(name), not facts.is_judged(name), bool(facts.bars_uncertainty(name)),
+            facts.seconds(name),
+        ),
+    )  # fmt: skip
+    gap = facts.difference(name, used.name)
+    text = (
+        f"{name}, {_time(facts.seconds(name))} in place of {_time(own)}. Its score is not shown to "
+        f"be worse ({with_error(gap.mean, gap.standard_error)} nats a row to {used.name}). "
+    )
+    return Statement(CHEAPER, f"{text}{_spread(facts, name)}", (name,))
+
+
+def _spread(facts: Facts, name: str) -> str:
+    """What is known of the spread of a method against the judge."""
+    entry, judge = facts.entries[name], facts.judge
+    if facts.is_point(name):
+        return "Take its predictions of y only: it is a point estimate."
+    if judge is None or entry.at_rows is None:
+        return "Its spread was not held against a reference."
+    if not facts.is_judged(name):
+        return f"Its spread was not judged: {judge.name} answers under another model."
+    ratios = [f"at the test rows {_ratio(entry.at_rows.sd_ratio)}"]
+    if entry.off_data is not None:
+        ratios.append(f"off the data {_ratio(entry.off_data.sd_ratio)}")
+    words = [rule.short for rule in facts.against(name, FUNCTION, "")]
+    verdict = ", ".join(words) or "no difference beyond the thresholds was found"
+    use = "Take its predictions of y only: its" if facts.bars_uncertainty(name) else "Its"
+    return f"{use} epistemic sd is {' and '.join(ratios)} times that of {judge.name}; {verdict}."
+
+
+def _ratio(ratio: object) -> str:
+    return with_error(ratio.value, ratio.standard_error)  # type: ignore[attr-defined]
+
+
+def _not(facts: Facts) -> Statement | None:
+    """Methods whose fits ended and whose uncertainty a verdict speaks against, and points."""
+    reasons = {
+        name: facts.bars_uncertainty(name)
+        for name in facts.places
+        if name != (facts.used.name if facts.used else "")
+        and (facts.is_fit(name) or facts.is_point(name))
+    }
+    return _grouped(NOT, {name: words for name, words in reasons.items() if words})
+
+
+def _again(facts: Facts) -> Statement | None:
+    """Fits that did not end, or were not checked, with what to do."""
+    rules = {
+        name: facts.against(name, REFIT, UNCHECKED)
+        for name in facts.places
+        if not facts.is_fit(name)
+    }
+    if not rules:
+        return None
+    steps = dict.fromkeys(rule.step.lower() for own in rules.values() for rule in own)
+    needed = [step for step in steps if not any(step in other for other in steps if other != step)]
+    found = _grouped(AGAIN, {name: [r.short for r in own] for name, own in rules.items()})
+    assert found is not None
+    return found._replace(text=f"{found.text} To do: {'; '.join(needed)}.")
+
+
+def _grouped(label: str, reasons: dict[str, list[str]]) -> Statement | None:
+    """Methods with one set of reasons together."""
+    together: dict[str, list[str]] = {}
+    for name, words in reasons.items():
+        together.setdefault(_listed(words), []).append(name)
+    parts = [f"{_listed(names)} ({words})" for words, names in together.items()]
+    return Statement(label, f"{'; '.join(parts)}.", tuple(reasons)) if parts else None
+
+
+def _tie(facts: Facts) -> Statement | None:
+    """Why scores do not tell methods apart: what a wrong spread costs beside the error."""
+    tied = [place for place in facts.ranking if not place.is_behind]
+    others = [place for place in tied if place is not facts.ranking[0]]
+    errors = [place.difference.standard_error for place in others]
+    if not others or not all(map(math.isfinite, errors)):
+        return None
+    shares = {
+        place.name: own
+        for place in tied
+        if (own := facts.entries[place.name].held_out.epistemic_share).size
+        and not facts.is_point(place.name)
+    }
+    rows = len(next(iter(facts.entries.values())).held_out.log_score)
+    error = f"{number(float(np.median(errors)), 2)} nats a row"
+    basis = facts.used.name if facts.used and facts.used.name in shares else next(iter(shares), "")
+    if not basis:
+        return Statement(
+            TIE, f"With {rows:,} rows the standard error of a difference is {error} (median)."
+        )
+    means = {name: float(share.mean()) for name, share in shares.items()}
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    span = f"{percent(means[low], 0)} ({low})"
+    if low != high:
+        span = f"{span} to {percent(means[high], 0)} ({high})"
+    return Statement(
+        TIE,
+        f"Uncertainty of the function is {span} of the predictive variance, the rest is noise. "
+        f"{_wrong_spread(facts, basis)}With {rows:,} rows the standard error of a difference is "
+        f"{error} (median).",
+    )
+
+
+def _wrong_spread(facts: Facts, basis: str) -> str:
+    """What half or twice the epistemic sd would cost in score, of Gaussian predictives."""
+    scores = facts.entries[basis].held_out
+    if scores.probs is not None:
+        return ""
+    half, twice = (
+        cost_of_wrong_spread(scores.epistemic_share, ratio) for ratio in (1 / WRONG, WRONG)
+    )
+    return (
+        f"Were {basis} right, a method with half its epistemic sd would lose {number(half, 2)} "
+        f"nats a row, and one with twice {number(twice, 2)} (Gaussian predictives). "
+    )
+
+
+def _cost(facts: Facts) -> Statement | None:
+    used = facts.used
+    times = {name: facts.seconds(name) for name in facts.entries if facts.seconds(name) > 0}
+    if used is None or used.name not in times:
+        return None
+    posterior = used.posterior
+    at_once = f", {posterior.processes} fits at a time" if posterior.processes > 1 else ""
+    threads = (
+        ""
+        if posterior.threads is None
+        else f" on {posterior.threads} thread" + ("s" * (posterior.threads > 1))
+    )
+    text = f"{_time(times.pop(used.name))} for {used.name}{threads}{at_once}"
+    if times:
+        low, high = min(times, key=times.__getitem__), max(times, key=times.__getitem__)
+        span = f"{_time(times[low])} ({low})"
+        text += f"; the others {span}" + (
+            f" to {_time(times[high])} ({high})" if high != low else ""
+        )
+    return Statement(COST, f"{text}.", (used.name,))
+
+
+def _change(facts: Facts) -> Statement:
+    """What the answer hangs on."""
+    return Statement(CHANGE, " ".join(_changes(facts)))
+
+
+def _changes(facts: Facts) -> Iterator[str]:
+    if facts.judge is None:
+        found = next((f.text for f in facts.findings if f.kind == "reference"), "")
+        yield found or "A reference: long NUTS chains would judge the spreads."
+    if any(not facts.is_fit(name) for name in facts.places):
+        yield "The fits to be run again."
+    if facts.judge is not None:
+        elsewhere = [name for name in facts.entries if not facts.is_judged(name)]
+        if elsewhere:
+            yield (
+                f"A reference for {_listed(elsewhere)}, of another model than {facts.judge.name}: "
+                "here only their scores compare."
+            )
+    if len(facts.ranking) > 1:
+        yield from _more_rows(facts)
+        yield "Other splits and seeds (--splits, --seeds): scores here speak for this split alone."
+
+
+def _more_rows(facts: Facts) -> Iterator[str]:
+    """How many rows would show a small difference, by the error that these rows leave."""
+    tied = [place for place in facts.ranking[1:] if not place.is_behind]
+    for place in tied[:1]:
+        rows = len(facts.entries[place.name].held_out.log_score)
+        error = place.difference.standard_error
+        if math.isfinite(error) and 2 * error > GAP:
+            needed = number(float(f"{rows * (2 * error / GAP) ** 2:.1e}"), 2)
+            yield (
+                f"More test rows: some {needed} in place of {rows:,} would show a difference of "
+                f"{GAP} nats a row between {facts.ranking[0].name} and {place.name}."
+            )
+
+
+def _time(seconds: float) -> str:
+    return f"{number(seconds, 2)} s"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words with commas and an "and".
+
+    Example:
+        >>> _listed(["a", "b", "c"]), _listed(["a"])
+        ('a, b and c', 'a')
+    """
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

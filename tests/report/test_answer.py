@@ -1,0 +1,240 @@
+"""The answer says what the verdicts and the ranking carry, and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import integrate, stats
+
+from pyro_bnn.data import Split, from_arrays
+from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.output.verdict_file import verdict_document
+from pyro_bnn.report.verdicts.answer import (
+    AGAIN,
+    AGREES,
+    CHANGE,
+    CHEAPER,
+    COST,
+    NOT,
+    POINT,
+    PREDICT,
+    TIE,
+    UNJUDGED,
+    USE,
+)
+from tests.report.conjugate import NOISE, LinearPosterior, losses, regression_split
+
+
+def said(comparison: Comparison) -> dict[str, str]:
+    """Texts of the answer by label, with plain spaces."""
+    return {part.label: part.text.replace("\xa0", " ") for part in comparison.answer.statements}
+
+
+def chains(split: Split, **options: Any) -> LinearPosterior:
+    """Chains that pass every check, at a cost of 30 s."""
+    return LinearPosterior(
+        split, "NUTS", "NUTS", stored=4_000, num_chains=4, wall_time=30.0, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    """Rows whose noise is that of the model: of variance 1, of which 3/4 are the function's."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(240, 3))
+    return from_arrays(x, x.sum(1) / 2 + NOISE * rng.normal(size=240), test_fraction=0.25)
+
+
+@pytest.fixture(scope="module")
+def judged(split: Split) -> Comparison:
+    return compare(
+        {
+            "MAP": LinearPosterior(
+                split, "AutoDelta", spread=0.0, losses=losses(seed=2), wall_time=1.0
+            ),
+            "narrow": LinearPosterior(split, "AutoNormal", spread=0.4, losses=losses()),
+            "good": LinearPosterior(split, losses=losses(seed=1), wall_time=5.0),
+            "rising": LinearPosterior(split, losses=losses(slope=0.05), wall_time=2.0),
+            "short": LinearPosterior(split, losses=losses(50), wall_time=0.5),
+            "NUTS": chains(split),
+        },
+        split,
+        reference="NUTS",
+    )
+
+
+def test_a_reference_that_may_judge_is_used_with_what_it_passed(judged: Comparison) -> None:
+    use, row = said(judged)[USE], judged.table.loc["NUTS"]
+    assert judged.answer.headline.startswith("Trust NUTS here.")
+    assert f"R-hat {row['rhat']:.3f} (at most 1.01), {row['ess']:,.0f} effective draws" in use
+    assert "0 of 4,000 draws divergent" in use
+    assert "tied with" in use or "highest held-out log score" in use
+
+
+def test_every_method_has_the_status_of_its_verdicts(judged: Comparison) -> None:
+    assert judged.answer.status == {
+        "MAP": NOT, "narrow": NOT, "good": AGREES, "rising": AGAIN, "short": AGAIN, "NUTS": USE,
+    }  # fmt: skip
+    barred = {name for f in judged.findings if f.kind == "sd ratio" for name in f.methods}
+    assert barred == {"MAP", "narrow"}
+    text = said(judged)[NOT]
+    assert f"MAP ({POINT})" in text
+    assert "narrow (too sure of the function)" in text
+    again = said(judged)[AGAIN]
+    assert "rising (still improving)" in again
+    assert "short (convergence not judged)" in again
+
+
+def test_the_cheaper_one_ended_is_judged_and_not_behind(judged: Comparison) -> None:
+    text = said(judged)[CHEAPER]
+    assert text.startswith("good, 5.0 s in place of 30 s.")  # not MAP of 1 s, nor rising of 2 s
+    row = judged.table.loc["good"]
+    assert f"at the test rows {row['sd_ratio']:.3f}" in text
+    assert "no difference beyond the thresholds was found" in text
+    own = judged.evaluations["good"].held_out.log_score
+    reference = judged.evaluations["NUTS"].held_out.log_score
+    assert f"({(own - reference).mean():.4f}".replace("-", "−")[:7] in text
+
+
+def test_costs_are_those_of_the_table(judged: Comparison) -> None:
+    assert said(judged)[COST] == (
+        "30 s for NUTS on 2 threads; the others 0.50 s (short) to 5.0 s (good)."
+    )
+
+
+def test_without_a_judge_nothing_is_confirmed(split: Split) -> None:
+    comparison = compare(
+        {
+            "rising": LinearPosterior(split, losses=losses(slope=0.05)),
+            "good": LinearPosterior(split, losses=losses(seed=1), wall_time=5.0),
+            "MAP": LinearPosterior(split, "AutoDelta", spread=0.0),
+        },
+        split,
+    )
+    assert comparison.answer.headline.startswith(
+        "No posterior is confirmed here; good is the best supported."
+    )
+    assert "whether its spread is the posterior's is not known" in said(comparison)[USE]
+    assert comparison.answer.status["rising"] == AGAIN
+    assert "A reference: long NUTS chains" in said(comparison)[CHANGE]
+    unjudged = compare({"a": LinearPosterior(split, losses=losses())}, split)
+    assert unjudged.answer.status == {"a": USE}
+
+
+def test_a_reference_with_defects_judges_nobody(split: Split) -> None:
+    posteriors = {
+        "good": LinearPosterior(split, losses=losses()),
+        "narrow": LinearPosterior(split, "AutoNormal", spread=0.4, losses=losses()),
+        "NUTS": chains(split, num_divergent=40),
+    }
+    comparison = compare(posteriors, split, reference="NUTS")
+    assert comparison.answer.status["NUTS"] == AGAIN
+    assert "NUTS (divergent trajectories)" in said(comparison)[AGAIN]
+    assert "No posterior is confirmed" in comparison.answer.headline
+    assert NOT not in said(comparison)  # the spread of none was judged
+    assert "1.00 % of draws divergent, above 0.1 %" in said(comparison)[CHANGE]
+
+
+def test_where_every_fit_has_a_verdict_none_is_used(split: Split) -> None:
+    comparison = compare({"a": LinearPosterior(split, losses=losses(slope=0.05))}, split)
+    assert comparison.answer.headline == "Trust none of these fits yet."
+    assert said(comparison)[USE] == "None yet: every fit has a verdict against it."
+
+
+def test_methods_of_another_model_are_unjudged(split: Split) -> None:
+    posteriors = {
+        "other": LinearPosterior(split, spread=0.4, losses=losses(), model="another"),
+        "NUTS": chains(split),
+    }
+    comparison = compare(posteriors, split, reference="NUTS")
+    assert comparison.answer.status["other"] == UNJUDGED
+    assert "Its spread was not judged" in said(comparison)[CHEAPER]
+    assert "A reference for other, of another model than NUTS" in said(comparison)[CHANGE]
+
+
+def test_a_reference_that_is_behind_is_not_said_to_predict_best(split: Split) -> None:
+    posteriors = {
+        "better": LinearPosterior(split, losses=losses(), model="another"),
+        "NUTS": chains(split, shift=12.0),
+    }
+    comparison = compare(posteriors, split, reference="NUTS")
+    assert comparison.ranking[1].is_behind
+    assert comparison.answer.headline.startswith("Trust NUTS for the posterior of its model;")
+    assert said(comparison)[PREDICT].startswith("better, the highest held-out log score")
+    assert "behind another method" in said(comparison)[USE]
+
+
+def test_a_reference_whose_intervals_are_off_points_at_the_model() -> None:
+    off = regression_split()  # of more noise than the model has
+    comparison = compare({"NUTS": chains(off)}, off, reference="NUTS")
+    assert comparison.answer.headline == (
+        "Trust NUTS for the posterior of its model; but intervals of y too narrow or too wide."
+    )
+    assert "But: intervals of y too narrow or too wide." in said(comparison)[USE]
+
+
+def test_ties_are_explained_by_the_share_of_the_variance(judged: Comparison) -> None:
+    text, table = said(judged)[TIE], judged.table
+    entry = judged.evaluations["good"].held_out
+    f = entry.function_draws[..., 0]  # noise of 0.5 in standardised units
+    share = f.var(0) / (f.var(0) + 0.25)
+    assert_allclose(entry.epistemic_share, share, rtol=1e-6)
+    assert_allclose(table.loc["good", "epistemic_share"], share.mean(), rtol=1e-6)
+    assert table.loc["MAP", "epistemic_share"] < 1e-20
+    assert "(narrow) to" in text
+    assert "Were NUTS right, a method with half its epistemic sd would lose" in text
+    errors = [p.difference.standard_error for p in judged.ranking[1:] if not p.is_behind]
+    assert f"{np.median(errors):.2g}" in text
+
+
+def test_shares_of_classes_add_over_the_classes(classes: Comparison) -> None:
+    entry = classes.evaluations["wide"].held_out
+    f = entry.function_draws
+    p = np.exp(f - f.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    assert entry.probs is not None
+    expected = p.var(0).sum(-1) / (entry.probs * (1 - entry.probs)).sum(-1)
+    assert_allclose(entry.epistemic_share, expected, rtol=1e-5)
+    assert classes.evaluations["MAP"].held_out.epistemic_share.max() < 1e-6
+    assert "Gaussian" not in said(classes).get(TIE, "")
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0, 1.0])
+def test_the_cost_of_a_wrong_spread_is_a_divergence_of_gaussians(ratio: float) -> None:
+    share = 0.3
+    right, wrong = stats.norm(0, 1), stats.norm(0, np.sqrt(1 + share * (ratio**2 - 1)))
+    expected, _ = integrate.quad(
+        lambda y: right.pdf(y) * (right.logpdf(y) - wrong.logpdf(y)), -12, 12, epsabs=1e-12
+    )
+    assert_allclose(cost_of_wrong_spread(np.array([share]), ratio), expected, atol=1e-10)
+    mixed = cost_of_wrong_spread(np.array([share, 0.0]), ratio)
+    assert_allclose(mixed, expected / 2, atol=1e-10)  # a row without a spread loses nothing
+    assert cost_of_wrong_spread(np.ones(1), 0.0) == np.inf
+
+
+def test_the_rows_that_a_difference_needs_go_with_the_square(split: Split) -> None:
+    posteriors = {
+        "a": LinearPosterior(split, losses=losses(), spread=0.9),
+        "b": LinearPosterior(split, losses=losses(), shift=1.5),
+    }
+    comparison = compare(posteriors, split)
+    error = comparison.ranking[1].difference.standard_error
+    needed = float(f"{len(split.test) * (2 * error / 0.01) ** 2:.1e}")
+    assert f"some {needed:,.0f} in place of 60" in said(comparison)[CHANGE]
+
+
+def test_the_document_holds_what_the_page_says(judged: Comparison, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(verdict_document(judged)))
+    assert document["headline"] == judged.answer.headline
+    assert [part["text"] for part in document["answer"]] == [
+        part.text for part in judged.answer.statements
+    ]
+    assert [one["text"] for one in document["verdicts"]] == judged.verdicts
+    assert document["status"]["NUTS"] == USE
+    assert document["data"]["held_out_rows"] == len(judged.split.test)
