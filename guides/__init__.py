@@ -15,6 +15,7 @@ from pyro_bnn.guides.flow import AutoFlow
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.guides.guide_mixture import AutoGuideMixture  # noqa: F401  # of an Ensemble
 from pyro_bnn.guides.k_tied_normal import AutoKTiedNormal
+from pyro_bnn.guides.kronecker import AutoKroneckerBasis  # noqa: F401  # of Laplace
 from pyro_bnn.guides.low_rank import AutoLowRankMultivariateNormal
 from pyro_bnn.guides.low_rank_precision import (  # noqa: F401  # known by name; SLANG makes it
     AutoLowRankPrecision,
@@ -25,6 +26,7 @@ from pyro_bnn.guides.normal import AutoNormal
 from pyro_bnn.guides.normal_mixture import AutoNormalMixture
 from pyro_bnn.guides.radial import AutoRadial
 from pyro_bnn.guides.rank1_mixture import AutoRank1Mixture
+from pyro_bnn.guides.subset_normal import AutoSubsetNormal  # noqa: F401  # of Laplace
 
 __all__ = [
     "AutoComposite",

@@ -43,6 +43,9 @@ OF_A_GUIDE: dict[str, Any] = {
     "CAVI": CAVI(),
     "Exact": Exact(),
     "Laplace": Laplace(num_steps=9),
+    "Laplace, kron": Laplace(num_steps=9, structure="kron"),
+    "Laplace, last layer": Laplace(num_steps=9, subset="last_layer"),
+    "Laplace, entries": Laplace(num_steps=9, subset=2),
     "Laplace, diagonal": Laplace(num_steps=9, structure="diagonal"),
     "Laplace, low rank": Laplace(num_steps=9, structure="low_rank"),
 }

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.guides.kronecker import layers_with_bias
+from pyro_bnn.infer.laplace.kronecker import Factors, Kronecker, factors_of
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
-from pyro_bnn.infer.natural.gaussian_prior import normal_entries
 from pyro_bnn.infer.natural.options import NewtonCurvature
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank
 from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.infer.natural.slang import largest
 
-Structure: TypeAlias = Literal["full", "diagonal", "low_rank"]
+Structure: TypeAlias = Literal["full", "kron", "diagonal", "low_rank"]
 DENSE = 5_000  # entries of z, above which a matrix of all is too much
 ROOTS = 1 << 27  # numbers of the roots of all rows that are kept together
 
@@ -51,7 +52,6 @@ class CurvatureOf:
                 '"low_rank" or "diagonal", or subset="last_layer"'
             )
         self._entries, self._curvature = entries, curvature
-        self._others = normal_entries(program)[1].isnan()  # priors that bend
         self._terms = RowTermsOf(
             program,
             curvature,
@@ -70,9 +70,11 @@ class CurvatureOf:
         """
         return self.with_prior(self.of_data(z), z, is_mode=is_mode)
 
-    def of_data(self, z: Tensor) -> Tensor:
-        """Curvature of the data: ``[P', P']``, ``[P']``, or of low rank a factor ``[P', R]``."""
+    def of_data(self, z: Tensor) -> Any:
+        """Curvature of the data: ``[P', P']``, ``[P']``, a factor ``[P', R]``, or Kronecker's."""
         at, rows = z.to(self.objective.program.dtype), self.objective.rows
+        if self.structure == "kron":
+            return factors_of(layers_with_bias(self._sites()), self._terms.roots(at, rows))
         if self.structure == "low_rank":
             parts, count = [], 0
             for roots in self._terms.roots(at, rows):
@@ -96,10 +98,12 @@ class CurvatureOf:
         return found.double()
 
     def with_prior(
-        self, of_data: Tensor, z: Tensor, *, is_mode: bool = True
-    ) -> Dense | Diagonal | LowRank:
+        self, of_data: Any, z: Tensor, *, is_mode: bool = True
+    ) -> Dense | Diagonal | LowRank | Kronecker:
         """The precision of a curvature of the data, with the prior's at z; see :meth:`__call__`."""
         prior, bend = self.prior_precision(z)
+        if isinstance(of_data, Factors):
+            return Kronecker(of_data, prior)
         if self.structure == "full":
             matrix = of_data + prior.diag()
             if bend is not None:
@@ -110,11 +114,21 @@ class CurvatureOf:
             return LowRank(prior, of_data)
         return Diagonal(_positive(of_data + prior, is_mode=is_mode))
 
+    def _sites(self) -> list[tuple[str, tuple[int, ...], int]]:
+        """Names, shapes and first of the ``P'`` entries of the sites that it is over."""
+        found, start = [], 0
+        taken = None if self._entries is None else set(self._entries.tolist())
+        for site in self.objective.program.sites:
+            if taken is None or site.start in taken:
+                found.append((site.name, tuple(site.shape), start))
+                start += site.stop - site.start
+        return found
+
     def prior_precision(self, z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Curvature of minus the log prior ``[P']``, and where it is no diagonal the rest."""
         objective = self.objective
         prior = objective.factors * objective.precision
-        where = self._others.nonzero()[:, 0]
+        where = objective.others.nonzero()[:, 0]
         bend = None
         if len(where):
             hessian = objective.prior_curvature(z, where)

@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from torch import Tensor
+
 from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, Guide
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
 from pyro_bnn.infer.laplace.mode import FARTHEST, MinusLogJoint, Mode, polish
+from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide, widest
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NewtonCurvature
 from pyro_bnn.infer.problem import Problem
@@ -30,11 +34,14 @@ from pyro_bnn.program.random_state import isolated
 logger = logging.getLogger("pyro_bnn")
 
 NUM_STEPS = 10_000
+FEW = 1_000  # entries of z, up to which all correlations lead to the mode
 Predictive: TypeAlias = Literal["linearised", "weights"]
+PriorScales: TypeAlias = Literal["model", "evidence"]
 FAMILIES: Mapping[str, str] = {
     "full": "AutoMultivariateNormal",
     "diagonal": "AutoNormal",
     "low_rank": "AutoLowRankPrecision",
+    "kron": "AutoKroneckerBasis",
 }
 
 
@@ -59,12 +66,20 @@ class Laplace(Engine[GuidePosterior]):
     it exactly.
 
     Args:
-        structure: ``"full"``, all correlations, for at most 5,000 entries of z; ``"low_rank"``, the
-            R largest eigenvectors of the data's curvature, and the prior for the rest;
+        structure: ``"full"``, all correlations, for at most 5,000 entries of z; ``"kron"``,
+            Kronecker factors of each fully connected layer, bias included; ``"low_rank"``, the R
+            largest eigenvectors of the data's curvature, and the prior for the rest;
             ``"diagonal"``.
+        subset: What the Gaussian is over, ``"all"``, ``"last_layer"``, a pattern of sites such as
+            ``"layers.1.*"``, or, with ``"full"``, a number of entries of z: those of the largest
+            variances by ``"diagonal"``. The others are held at the mode.
         predictive: ``"linearised"`` or ``"weights"``.
         curvature: ``"ggn"``, as above, of Gaussian noise, classes and counts; ``"hessian"`` of any
             likelihood, with ``"full"`` or ``"diagonal"``.
+        prior_scales: ``"model"``; ``"evidence"`` gives the prior of each site the scale at which
+            the evidence is largest, by MacKay's fixed point, as
+            ``posterior.options["found_scales"]`` tells, in units of the model's. The mode is then
+            that of another prior: write it into the model where the ELBO is to be read.
         rank: Rank R of ``"low_rank"``.
         num_steps: Steps of Adam to the mode; None for 10,000, or none where ``init`` is a point
             estimate or a Laplace approximation.
@@ -94,9 +109,11 @@ class Laplace(Engine[GuidePosterior]):
     trains_params: ClassVar[bool] = True
 
     structure: Structure = "full"
+    subset: Subset = "all"
     predictive: Predictive = "linearised"
     curvature: NewtonCurvature = "ggn"
     rank: int = 20
+    prior_scales: PriorScales = "model"
     num_steps: int | None = None
     learning_rate: float = LEARNING_RATE
     batch_size: int | None = None
@@ -106,7 +123,14 @@ class Laplace(Engine[GuidePosterior]):
         check_choice("structure", self.structure, Structure)
         check_choice("predictive", self.predictive, Predictive)
         check_choice("curvature", self.curvature, NewtonCurvature)
+        check_choice("prior_scales", self.prior_scales, PriorScales)
         check_positive_int("rank", self.rank)
+        if not isinstance(self.subset, str):
+            check_positive_int("subset", self.subset)
+        if self.prior_scales == "evidence" and self.subset != "all":
+            raise OptionError(
+                'prior_scales="evidence" needs the spread of all entries: take subset="all"'
+            )
         if self.num_steps is not None:
             check_positive_int("num_steps", self.num_steps, minimum=0)
         if self.curvature == "hessian" and self.structure not in ("full", "diagonal"):
@@ -129,7 +153,9 @@ class Laplace(Engine[GuidePosterior]):
     @classmethod
     def family(cls, options: Mapping[str, Any]) -> str:
         """Name of the guide that posteriors of these options are."""
-        return FAMILIES[options["structure"]]
+        if options["subset"] == "all":
+            return FAMILIES[options["structure"]]
+        return "AutoSubsetNormal" if isinstance(options["subset"], int) else "AutoComposite"
 
     def start(self, problem: Problem) -> Start:
         """Check the prior, and start at ``init``; see the base class.
@@ -149,15 +175,29 @@ class Laplace(Engine[GuidePosterior]):
         num_steps = self.num_steps
         if num_steps is None:
             num_steps = 0 if _is_at_a_mode(problem.init) else NUM_STEPS
-        self._curvature_of(MinusLogJoint(program, problem.rows, prior))  # refuses what is not built
+        entries = entries_of(program, self.subset, self.structure)
+        objective = MinusLogJoint(program, problem.rows, prior)
+        if not isinstance(self.subset, int):
+            self.curvature_of(objective, entries)  # or is refused
 
         def make(saves: Checkpoint, progress: bool) -> LaplaceRun:  # noqa: ARG001
-            return LaplaceRun(self, num_steps, guide, problem, prior, saves)
+            return LaplaceRun(self, num_steps, guide, problem, prior, entries, saves)
 
         return Start(problem, asdict(self) | {"num_steps": num_steps}, make)
 
-    def _curvature_of(self, objective: MinusLogJoint) -> CurvatureOf:
-        return CurvatureOf(objective, self.structure, self.curvature, self.rank)
+    def curvature_of(self, objective: MinusLogJoint, entries: Tensor | None) -> CurvatureOf:
+        """The precision of these options at any point, over given entries or all.
+
+        Raises:
+            OptionError: If it is too large, or the likelihood has no such curvature.
+        """
+        return CurvatureOf(objective, self.structure, self.curvature, self.rank, entries)
+
+    def curvature_on_the_way(self, objective: MinusLogJoint) -> CurvatureOf:
+        """The precision by which the mode is found, over all of z."""
+        size = objective.program.num_latents
+        cheap: Structure = "diagonal" if self.subset != "all" else self.structure
+        return CurvatureOf(objective, "full" if size <= FEW else cheap, self.curvature, self.rank)
 
 
 def _check_hierarchies(problem: Problem) -> None:
@@ -194,6 +234,7 @@ class LaplaceRun(Training):
         guide: The point that they move.
         problem: Model and data.
         prior: The Gaussian part of the prior.
+        entries: Entries ``[P']`` of z that the Gaussian is over; None for all, or to be found.
         saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
@@ -207,6 +248,7 @@ class LaplaceRun(Training):
         guide: AutoDelta,
         problem: Problem,
         prior: GaussianPrior,
+        entries: Tensor | None,
         saves: Checkpoint,
     ) -> None:
         super().__init__(
@@ -218,7 +260,7 @@ class LaplaceRun(Training):
             compile_path=saves.compile_path,
         )
         self.engine, self.num_steps, self.title = engine, num_steps, type(engine).__name__
-        self._problem, self._prior = problem, prior
+        self._problem, self._prior, self._entries = problem, prior, entries
         self.found: tuple[Guide, dict[str, Any]] | None = None
         if not num_steps:
             self.compile_path = "eager"
@@ -230,24 +272,48 @@ class LaplaceRun(Training):
             DivergenceError: If it is no mode.
         """
         super().finish()
-        program = self.program
+        engine, program, entries = self.engine, self.program, self._entries
         objective = MinusLogJoint(program, self._problem.rows, self._prior)
-        precision_at = self.engine._curvature_of(objective)
-        mode = polish(objective, precision_at, self.guide.centre().double())
+        on_the_way = engine.curvature_on_the_way(objective)
+        mode = polish(objective, on_the_way, self.guide.centre().double())
+        scales: dict[str, float] = {}
+        if engine.prior_scales == "evidence":
+            mode, scales = self._with_evidence(objective, on_the_way, mode)
         self._require_mode(mode)
-        q = precision_at(mode.z, is_mode=True)
+        if isinstance(engine.subset, int):
+            diagonal = CurvatureOf(objective, "diagonal", engine.curvature, engine.rank)
+            entries = widest(diagonal(mode.z).variance(), engine.subset)
+        q = engine.curvature_of(objective, entries)(mode.z, is_mode=True)
         with isolated():
-            guide = q.make_guide(self._problem.model)
+            guide = guide_of(q, engine.subset, entries, self._problem.model)
             set_up(guide, program)
-        q.set(guide, mode.z)
-        log_evidence = -float(mode.minus_log_joint) - 0.5 * float(q.log_det())
-        log_evidence += 0.5 * len(mode.z) * math.log(2 * math.pi)
+        set_guide(guide, q, entries, mode.z)
+        size = len(mode.z) if entries is None else len(entries)
         told = {
             "newton_decrement": mode.decrement,
             "polish_gain": mode.gain,
-            "log_evidence": log_evidence,
+            "log_evidence": _log_evidence(mode, q, size),
         }
-        self.found = guide, told
+        self.found = guide, told | ({"found_scales": scales} if scales else {})
+
+    def _with_evidence(
+        self, objective: MinusLogJoint, precision_at: CurvatureOf, mode: Mode
+    ) -> tuple[Mode, dict[str, float]]:
+        """The mode under the priors' scales at which the evidence is largest, and these."""
+        blocks, since = evidence.blocks_of(objective), 0
+        best = -math.inf, mode, objective.factors
+        for _ in range(evidence.ROUNDS):
+            self._require_mode(mode)
+            q = self.engine.curvature_of(objective, None)(mode.z, is_mode=True)
+            value, factors = _log_evidence(mode, q, len(mode.z)), objective.factors.clone()
+            since = since + 1 if value < best[0] else 0
+            best = max(best, (value, mode, factors), key=lambda found: found[0])
+            change = evidence.improve(objective, blocks, mode.z, q.variance())
+            if change < evidence.CONVERGED or since == evidence.PATIENCE:
+                break
+            mode = polish(objective, precision_at, mode.z)
+        _, mode, objective.factors = best
+        return mode, evidence.scales_of(objective, blocks)
 
     def _require_mode(self, mode: Mode) -> None:
         if mode.is_mode:
@@ -278,3 +344,9 @@ class LaplaceRun(Training):
             losses=self.losses,
         )
         return LaplacePosterior(self.program, guide, provenance)
+
+
+def _log_evidence(mode: Mode, q: Any, size: int) -> float:
+    """Laplace's approximation of it, of a precision over so many entries of z; nats."""
+    of_volume = size * math.log(2 * math.pi) - float(q.log_det())
+    return 0.5 * of_volume - float(mode.minus_log_joint)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, normal_entries
 from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -27,7 +27,7 @@ ROUNDS = 60  # of a new precision each
 STEPS = 30  # of L-BFGS in each
 PAIRS = 20  # steps that it remembers
 HALVINGS = 12  # of a step that does not go down
-SETTLED = 1e-3  # nats that a round gains where it is as low as it comes
+SETTLED = 5e-3  # nats that a round gains where it is as low as it comes
 IDLE = 5  # steps that gain a tenth of it, in a row
 PROBES = 12  # products with the Hessian, by which a direction of negative curvature is looked for
 NEGATIVE = -0.01  # curvature, in units of the precision, that is no rounding
@@ -55,12 +55,14 @@ class MinusLogJoint:
 
     Attributes:
         factors: Of the precisions of that part ``[P]``, 1 for the model's own.
+        others: Which entries ``[P]`` have a prior that is no Gaussian.
     """
 
     def __init__(self, program: Program, rows: Batch, prior: GaussianPrior) -> None:
         self.program, self.rows = program, rows
         self.loc, self.precision = prior.loc.double(), prior.precision.double()
         self.factors = torch.ones_like(self.precision)
+        self.others = normal_entries(program)[1].isnan()
         self._params = {name: value.detach() for name, value in program.params.items()}
         self._terms = RowTermsOf(program, "none", rows, 1, is_captured=False)
 
