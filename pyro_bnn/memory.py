@@ -18,7 +18,16 @@ WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
 _PROBE_ROWS = 64
 
 
-class CountBytes(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """What sees every operation on tensors."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: where it is True, torch imports Dynamo, for a second, at the first operation."""
+        return False
+
+
+class CountBytes(Mode):
     """Adds up the sizes of all storages that operations make, a bound on what they hold at once.
 
     What they read was there before, and costs nothing, nor do views of it.

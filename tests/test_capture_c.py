@@ -14,6 +14,7 @@ from torch.nn import functional
 from pyro_bnn.capture import c_library
 from pyro_bnn.capture.c_library import CGraph, compile_c
 from pyro_bnn.capture.captured import Captured
+from pyro_bnn.capture.compilers import NotInCError, compiler_of
 from pyro_bnn.errors import CaptureError
 
 Outputs = Callable[..., Sequence[Tensor]]
@@ -121,6 +122,43 @@ def test_views_are_places_in_what_they_view() -> None:
         ]
 
     check(views, normal(3, 5, 7), torch.tensor([2.0]))
+
+
+def test_pieces_that_are_put_in_their_places() -> None:
+    def pieces(x: Tensor, row: Tensor) -> list[Tensor]:
+        square = x[:, :, :5]
+        return [
+            *(x.tril(), x.tril(-1), x.transpose(1, 2).tril(2), x.repeat(2, 1, 3)),
+            *(x[0].repeat(2, 2, 1, 1), row.repeat(4), row @ (2 * row)),
+            torch.select_scatter(x, x[:, 1] + 1, 1, -2),
+            torch.select_scatter(row, x.sum(), 0, 3),
+            *(torch.diagonal(x, 1, 0, 2) + 1, torch.diagonal(x, -2, 1, 2) + 1, x[0].diagonal() * 2),
+            torch.diagonal_scatter(square, square[..., 0] * 3, 0, -2, -1),
+        ]
+
+    check(pieces, normal(3, 5, 7), normal(7))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (3, 4, 4)])
+def test_a_factorisation_and_its_gradient(shape: tuple[int, ...]) -> None:
+    """Torch's backward pass of a Cholesky factorisation has triangular systems of both kinds."""
+
+    def factorised(x: Tensor, b: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            a = x.detach().requires_grad_()
+            factor = torch.linalg.cholesky(a @ a.mT + torch.eye(shape[-1]).double())
+            value = factor.diagonal(dim1=-2, dim2=-1).log().sum() + factor.square().sum() / 3
+            (slope,) = torch.autograd.grad(value, a)
+        solve = torch.linalg.solve_triangular
+        return [
+            *(factor.detach(), slope, solve(factor.detach(), b, upper=False)),
+            *(
+                solve(factor.detach().mT, b, upper=True),
+                solve(factor.detach(), b.mT, upper=False, left=False),
+            ),
+        ]
+
+    check(factorised, normal(*shape).double(), normal(*shape[:-1], 2).double())
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
@@ -291,7 +329,10 @@ def test_a_step_in_threads_has_the_bits_of_one_alone() -> None:
 @pytest.mark.parametrize(
     ("step", "what"),
     [
-        (lambda z: (torch.linalg.cholesky(z),), "linalg_cholesky"),
+        (lambda z: (torch.linalg.eigvalsh(z),), "linalg_eigh"),
+        (lambda z: (z.cholesky_inverse(),), "cholesky_inverse"),
+        (lambda z: (torch.linalg.cholesky(z.repeat(11, 11)),), "33 columns"),
+        (lambda z: (torch.linalg.cholesky(z, upper=True),), "this form of a Cholesky"),
         (lambda z: (z.half().float(),), "float16"),
         (lambda z: (z.cumsum(0),), "cumsum"),
     ],
@@ -301,7 +342,9 @@ def test_what_is_not_written_in_c_is_named(step: Outputs, what: str) -> None:
         compile_c(lambda z: tuple(step(z)), [torch.eye(3)], num_state=1)
 
 
-def test_large_products_are_left_to_a_library() -> None:
+def test_large_products_and_many_numbers_are_left_to_others() -> None:
+    with pytest.raises(NotInCError, match="524,289 numbers are more than 524,288"):
+        compiler_of(is_long=False)(double, [torch.empty(2**19 + 1)])
     large = torch.empty(400, 400)
     with pytest.raises(CaptureError, match=r"aten\.mm"):
         compile_c(lambda z: (z @ z,), [large], num_state=1)

@@ -27,12 +27,18 @@ def star_imports(path: Path) -> list[str]:
 
 def loaded_by(statement: str, cwd: Path) -> set[str]:
     """Top-level packages in ``sys.modules`` of a fresh interpreter after one statement."""
+    return {name.partition(".")[0] for name in modules_after(statement, cwd)}
+
+
+def modules_after(statement: str, cwd: Path) -> list[str]:
+    """``sys.modules`` of a fresh interpreter after one statement."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return modules
 
 
 def through_the_lazy_package(folder: Path) -> list[str]:
@@ -205,6 +211,18 @@ def test_no_utils_and_no_star_imports(folder: str) -> None:
 def test_importing_the_package_is_cheap() -> None:
     heavy = {"torch", "pyro", "arviz", "matplotlib", "sklearn", "pandas", "scipy", "typer"}
     assert loaded_by("import pyro_bnn", ROOT) & heavy == set()
+
+
+SHORT_FIT = """
+import torch, pyro_bnn as bnn
+x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=5, compile=True)
+svi.run(bnn.models.MLP(1, hidden=(3,)), (x, x[:, 0]), progress=False).predict(x).mean"""
+
+
+def test_a_fit_of_a_small_network_imports_none_of_torchs_compiler() -> None:
+    compiler = {"torch._dynamo", "torch._inductor.compile_fx", "sympy"}
+    assert compiler.isdisjoint(modules_after(SHORT_FIT, ROOT))
 
 
 @pytest.mark.parametrize("module", ["arviz_io", "errors"])

@@ -108,6 +108,7 @@ VIEWS = frozenset(
         aten.t,
         aten.permute,
         aten.select,
+        aten.diagonal,
         aten.slice,
         aten.expand,
         aten.alias,

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pyro_bnn.capture.c_decompositions import decompositions
 from pyro_bnn.capture.c_graph import strides_of
-from pyro_bnn.capture.c_source import FUNCTION, WRITTEN, Source, c_source
+from pyro_bnn.capture.c_source import FUNCTION, Source, c_source
 from pyro_bnn.capture.record import Graph, Known, TensorFunction, record
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.errors import CaptureError
@@ -111,7 +112,7 @@ def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0)
     """
     if any(not value.is_cpu for value in args):
         raise CaptureError("only tensors on the CPU are worked on in C")
-    graph = record(fn, args, _decompositions())
+    graph = record(fn, args, decompositions())
     simplify(graph)
     results = cast(Sequence[Node], graph.graph.output_node().args[0])
     returned = [node.meta["val"] for node in results[: len(results) - num_state]]
@@ -125,18 +126,6 @@ def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0)
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[value.data_ptr() for value in tensors])
-
-
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Of operations that are not written in C as they are."""
-    table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
-    return {
-        operation: rule
-        for operation, rule in table.items()
-        if rule.__module__ == "torch._decomp.decompositions"  # in terms of others of ATen
-        and getattr(operation, "overloadpacket", operation) not in WRITTEN
-    }
 
 
 def _layout(value: Tensor) -> tuple[object, ...]:

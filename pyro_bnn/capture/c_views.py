@@ -61,6 +61,18 @@ def view(loops: Loops, node: Node, packet: Any) -> View | Memory:
                 ),
             )
         return View(source, lambda place: (*place[:dim], Index(start), *place[dim:]))
+    if packet is aten.diagonal:
+        offset, *dims = [int(number) for number in (*rest, *(0, 0, 1)[len(rest) :])]
+        row, column = dims[0] % len(old), dims[1] % len(old)
+        shifts = {row: Index(max(0, -offset)), column: Index(max(0, offset))}
+
+        def on_diagonal(place: Place) -> Place:
+            others = iter(place[:-1])
+            return tuple(
+                place[-1].plus(shifts[d]) if d in shifts else next(others) for d in range(len(old))
+            )
+
+        return View(source, on_diagonal)
     if packet is aten.expand:
         return View(source, lambda place: broadcast(place, old))
     if packet in (aten.alias, aten.detach, aten.lift_fresh_copy):

@@ -13,6 +13,8 @@ from pyro_bnn.capture.inductor import compile_graph
 from pyro_bnn.capture.record import Graph, TensorFunction
 from pyro_bnn.errors import CaptureError
 
+MAX_NUMBERS = 1 << 19  # of all that a step in C takes; more gain from a library and from all cores
+
 logger = logging.getLogger("pyro_bnn")
 
 
@@ -40,9 +42,15 @@ def _compile(
     num_state: int = 0,
 ) -> Graph:
     try:
+        _check_few(args)
         return compile_c(fn, args, num_state=num_state)
     except CaptureError as error:
         logger.debug("a step is not written in C: %s", error)
         if not is_long:
             raise NotInCError(str(error)) from error
     return compile_graph(fn, args, rows=rows, num_state=num_state)
+
+
+def _check_few(args: Sequence[Tensor]) -> None:
+    if (count := sum(value.numel() for value in args)) > MAX_NUMBERS:
+        raise CaptureError(f"its {count:,} numbers are more than {MAX_NUMBERS:,}")

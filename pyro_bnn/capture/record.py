@@ -21,11 +21,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_bnn.capture.simplify import memory_of, simplify
 from pyro_bnn.errors import CaptureError
+from pyro_bnn.memory import Mode
 from pyro_bnn.program.handlers import without_validation
 
 if TYPE_CHECKING:  # with sympy half a second, for graphs of several numbers of rows alone
@@ -160,17 +160,12 @@ class Known(NamedTuple):
     device: torch.device
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(Mode):
     """Notes every operation on tensors as a node of a graph.
 
     What no input leads to is a constant, which may be read as a number; what depends on an input,
     or is drawn at random, may not.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: where it is True, torch imports Dynamo, for a second, at the first operation."""
-        return False
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

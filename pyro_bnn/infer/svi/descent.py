@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pyro_bnn.capture.inductor import without_dynamo
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.svi.adam import Adam, clip, without_traces
 
@@ -52,7 +53,8 @@ class Descent:
         self._parameters = list(parameters)
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm
         if optimizer is None:
-            made: object = torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)
+            with without_dynamo():
+                made: object = torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)
         elif takes_learning_rate(optimizer):
             made = optimizer(self._parameters, lr=learning_rate)
         else:
