@@ -43,6 +43,7 @@ DESCENT = 1 / 3  # of the warm-up
 DESCENT_RATE = 0.02  # of Adam at its start
 LOOKS = (0, 1 / 3, 2 / 3)  # shares of the rest of the warm-up at which the step is found
 SETTLED = 1 / 2  # share of it from which on its mean is taken
+NEAR_A_MODE = 0.1  # squared slope of an anchor, beside that of draws, up to which it is at a mode
 NUM_BATCHES = 16  # that the variance of the gradient is estimated by
 DRAWS = "pyro-bnn-sgmcmc-draws.bin"  # in the folder of a checkpoint
 STATISTICS = ("configurational_temperature", "kinetic_temperature", "step_size")
@@ -107,7 +108,7 @@ class Chains(Run[DrawsPosterior]):
         goes_down = problem.init is None or method.control == "mode"
         self.num_descent = round(DESCENT * method.warmup_steps) if goes_down else 0
         self.num_burn_in = method.warmup_steps - self.num_descent
-        self._looks = {round(share * self.num_burn_in) for share in LOOKS}
+        self._looks = {self._look_at(share) for share in LOOKS}
         self.program, self._whole, self._seed = problem.program, problem.rows, problem.seed
         self._potential = potential_of(problem.program)
         z = find_starts(
@@ -271,18 +272,37 @@ class Chains(Run[DrawsPosterior]):
         """Start the method where the chains are, in coordinates that suit them."""
         z = self._z.detach().clone()
         scale = curvature = torch.ones_like(z[0])
-        if self.method.step_size is None or self.method.has_own_scale:
-            curvature = coordinate_curvatures(
-                self._slope_of_all, z, self.program.sites, self._probes()
-            )
-            if not self.method.has_own_scale:
-                scale, curvature = curvature.rsqrt(), scale
+        needs_scale = self.method.step_size is None or self.method.has_own_scale
+        if needs_scale or self.method.control == "mode":
+            found = coordinate_curvatures(self._slope_of_all, z, self.program.sites, self._probes())
+            if self.method.has_own_scale:
+                curvature = found
+            elif needs_scale:
+                scale = found.rsqrt()
         normal = torch.empty_like(z).normal_(generator=self._generator)
         state = self.method.begin(z / scale, self.method.temperature**0.5 * normal, curvature)
         self.now = {name: value.clone() for name, value in state.items()}
         self.found = self.found._replace(scale=scale, centre=z / scale)
         if self.method.control is not None:
             self._set_anchor()
+        if self.method.control == "mode":
+            self._warn_of_no_mode(found)
+
+    def _warn_of_no_mode(self, curvature: Tensor) -> None:
+        """Warn where the anchor is farther from a mode than draws of the posterior are.
+
+        A draw has :math:`E g_j^2 = H_{jj} T`, at most :math:`D_j T`, and a mode g = 0.
+        """
+        squares = self.found.anchor_slope.square() / curvature  # [C, P]
+        excess = float(squares.mean(-1).max()) / self.method.temperature
+        logger.info("step %d: the anchor's squared slope is %.3g of a draw's", self.step, excess)
+        if excess > NEAR_A_MODE:
+            logger.warning(
+                "control='mode': the descent of %d steps ended where the squared slope is %.3g "
+                "times that of a draw, so not near a mode, and control variates take little noise "
+                "away. Raise warmup_steps or batch_size, start from init=, or take control='svrg'",
+                *(self.num_descent, excess),
+            )
 
     def _set_anchor(self) -> None:
         """Take the control variates from where the chains are."""
@@ -296,6 +316,16 @@ class Chains(Run[DrawsPosterior]):
 
     def _slope_of_all(self, z: Tensor) -> Tensor:
         return slope_of_all(lambda *args: self._slope(*args)[0], z, self._whole)
+
+    def _look_at(self, share: float) -> int:
+        """The step at a share of the burn-in; with SVRG in the middle of an epoch.
+
+        The noise of its gradient grows from one anchor to the next.
+        """
+        step, epoch = round(share * self.num_burn_in), self.batches.per_epoch
+        middle = step - step % epoch + epoch // 2
+        renews = self.method.control == "svrg" and step > 0
+        return middle if renews and middle < self.num_burn_in else step
 
     def _look(self, *, is_first: bool) -> None:
         """Find the step, and the variance of the gradient, where they are asked for."""
@@ -313,7 +343,11 @@ class Chains(Run[DrawsPosterior]):
                 self._probes(),
             )
             mean = float((variance * units.square()).mean()) / method.temperature
-            self.step_size = method.largest_step(curvature, mean)
+            largest = method.largest_step(curvature, mean)
+            if method.control == "svrg" and self.step_size is not None:
+                # variance seen at the old step; it grows with the step, as chains leave the anchor
+                largest = min(largest, (largest * self.step_size) ** 0.5)
+            self.step_size = largest
             logger.info(
                 "step %d: curvature %.3g, variance of the gradient %.3g, so step_size %.3g",
                 *(self.step, curvature, mean, self.step_size),
