@@ -78,6 +78,7 @@ class Recorder:
 
     STATISTICS = ("acceptance_rate",)
     AIM = "acceptance_rate"
+    ORDER = None
     UNIFORMS = 2
 
     @staticmethod

@@ -22,6 +22,7 @@ from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.diagnostics.test_sbc_nuts import X, network
 from tests.infer.chains import all_draws, quick
 from tests.infer.densities import scales
+from tests.infer.isokinetic_laws import isotropic
 from tests.infer.scores import moment_scores, z_scores
 from tests.oracle import LinearGaussian
 
@@ -76,30 +77,32 @@ def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> Non
     assert (run.sample_stats["n_gradients"] == 8).all()
 
 
-def unadjusted(energy_variance: float, integrator: str = "leapfrog") -> tuple[Any, dict[str, Any]]:
-    """Whitened draws ``[C, S, P]`` of a standard normal of 100 dimensions, and statistics."""
-    density = scales(*[1.0] * 100)
+def unadjusted(
+    energy_variance: float, num_latents: int, integrator: str = "leapfrog", seed: int = 0
+) -> tuple[Any, dict[str, Any]]:
+    """Whitened draws ``[C, S, P]`` of a standard normal, and statistics."""
+    density = scales(*[1.0] * num_latents)
     starts = density.draws(32, seed=1)
-    kernel = Unadjusted(integrator, energy_variance)
+    kernel = Unadjusted(integrator)
     chains = Lockstep(
         kernel,
         density.potential,
         (),
         starts,
-        Mass(torch.ones(100).double()),
+        Mass(torch.ones(num_latents).double()),
         limit=12,
-        target_accept=0.5**0.5,
-        seed=0,
+        target_accept=energy_variance,
+        seed=seed,
         name="a density",
-        compiled=False,
+        compiled=True,
         strict=True,
     )
     run = Sampling(
         chains,
-        warmup_steps=60,  # of two windows, whose mass matrix is near the unit one
+        warmup_steps=150,
         num_samples=400,
         limit=12,
-        progress=Progress("", 32, 460, show=False),
+        progress=Progress("", 32, 550, show=False),
         last={"parts": PARTS},
     )
     run.begin()
@@ -110,34 +113,31 @@ def unadjusted(energy_variance: float, integrator: str = "leapfrog") -> tuple[An
     return result.z, {name: result.stats[..., i] for i, name in enumerate(names)}
 
 
-@pytest.mark.slow("samples chains")
-@pytest.mark.xfail(
-    strict=True,
-    reason="the law is of Langevin steps: velocities that are kept in part err less on a sphere",
-)
+@pytest.mark.slow("compiles and samples chains")
 @pytest.mark.parametrize("energy_variance", [5e-3, 0.05])
 def test_the_bias_is_what_the_energy_error_says(energy_variance: float) -> None:
-    """A standard normal, equally stiff everywhere: r by E, and r = u / (1 - u) by the step."""
-    z, stats = unadjusted(energy_variance)
+    """A standard normal, equally stiff everywhere: r and E by the step; a bound on r by E."""
+    z, stats = unadjusted(energy_variance, 400)
     found = mean_energy_variance(stats["energy_variance"], stats["diverging"] > 0)
-    u = (stats["step_size"].mean() / 10) ** 2 / 4  # a step of sqrt(P) is one of HMC's of 1
-    expected = u / (1 - u)
-    assert variance_bias(found) == pytest.approx(expected, rel=0.05)
+    expected, energy = isotropic(stats["step_size"].mean(), 400)
+    assert found == pytest.approx(energy, rel=0.05)
+    assert expected < variance_bias(found)
     # sums of squares of a draw, whose mean over P entries is the variance, up to 1 / P
     scores = z_scores(z.square().mean(-1), 1 + expected)
     error = float(z.square().mean((1, 2)).std()) / 32**0.5
     assert scores.max() < 4 + 0.02 * expected / error + 0.01 / error
 
 
-@pytest.mark.slow("samples chains")
-@pytest.mark.xfail(
-    strict=True,
-    reason="steps are tuned with velocities drawn anew, which err five times as much as kept ones",
+@pytest.mark.slow("compiles and samples chains")
+@pytest.mark.parametrize(
+    ("integrator", "wanted"),
+    [("leapfrog", 5e-3), ("minimal_norm", 5e-4), ("minimal_norm", 5e-3)],
 )
-def test_the_energy_variance_is_as_wanted() -> None:
-    _, stats = unadjusted(5e-3)
+def test_the_energy_variance_is_as_wanted(integrator: str, wanted: float) -> None:
+    """To 10 %, the standard deviation over seeds of what so many draws tell."""
+    _, stats = unadjusted(wanted, 100, integrator)
     found = mean_energy_variance(stats["energy_variance"], stats["diverging"] > 0)
-    assert found == pytest.approx(5e-3, rel=0.15)
+    assert found == pytest.approx(wanted, rel=0.15)
 
 
 # --- ranks of simulated truths -------------------------------------------------------------------

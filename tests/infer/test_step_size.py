@@ -85,6 +85,55 @@ def test_a_short_warm_up_reaches_the_target_through_noise(num_updates: int, firs
     assert 0.8 <= float(acceptance(step_size.final(state)).mean()) < 0.83
 
 
+# --- an error that grows as a power of the step size ---------------------------------------------
+
+
+def test_steps_by_an_errors_power_are_the_weighted_mean_of_all_errors() -> None:
+    """With weights (m + 3 choose 3): log eps = -log(sum w E / E* eps^-k) / k."""
+    generator = torch.Generator().manual_seed(0)
+    first, state = STEPS, step_size.start(STEPS)
+    errors, sizes, weights = [torch.full_like(first, 0.02)], [first], [1.0]
+    for m in range(1, 30):
+        sizes.append(state.log_step.exp())
+        errors.append(0.02 * 10 ** torch.randn(C, generator=generator).double().clamp(-3, 3))
+        everyone = torch.ones(C, dtype=torch.bool)
+        state = step_size.update_by_power(state, errors[-1], everyone, 0.02, 6)
+        weights.append((m + 1) * (m + 2) * (m + 3) / 6)
+        share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        at_one = torch.stack(errors) / 0.02 / torch.stack(sizes) ** 6
+        expected = (share @ at_one) ** (-1 / 6)
+        assert_close(state.log_step.exp(), expected, rtol=1e-10, atol=0)
+        assert_close(state.log_average, state.log_step, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("first", [0.1, 3.0])
+def test_steps_by_an_errors_power_settle_through_noise(first: float) -> None:
+    """E = 7 eps^6 chi^2_3 / 3: 50 errors a chain, of 1,000 chains that share what they found."""
+    generator = torch.Generator().manual_seed(0)
+    state = step_size.start(torch.full((1_000,), first).double())
+    for _ in range(50):
+        noise = torch.randn(1_000, 3, generator=generator).double().square().mean(1)
+        error = 7 * (6 * state.log_step).exp() * noise
+        everyone = torch.ones(1_000, dtype=torch.bool)
+        state = step_size.update_by_power(state, error, everyone, 5e-4, 6)
+    shared = step_size.shared(state, -6)
+    assert float(shared.max()) == float(shared.min())
+    assert 7 * float(shared[0]) ** 6 == pytest.approx(5e-4, rel=0.05)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+def test_an_error_beyond_all_counts_as_a_thousand_wanted_ones(bad: float) -> None:
+    state, everyone = step_size.start(STEPS), torch.ones(C, dtype=torch.bool)
+    new = step_size.update_by_power(state, torch.full_like(STEPS, bad), everyone, 0.1, 6)
+    expected = step_size.update_by_power(state, torch.full_like(STEPS, 100.0), everyone, 0.1, 6)
+    assert_close(list(new), list(expected), rtol=1e-12, atol=0)
+    assert (new.log_step < state.log_step).all()
+    none = step_size.update_by_power(state, torch.zeros_like(STEPS), everyone, 0.1, 6)
+    assert bool((none.log_step - state.log_step < 0.3).all())  # one small error is not trusted
+    idle = step_size.update_by_power(state, torch.zeros_like(STEPS), ~everyone, 0.1, 6)
+    assert_close(list(idle), list(state), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_inactive_chains_stay_to_the_bit(dtype: torch.dtype) -> None:
     state = step_size.start(STEPS.to(dtype))

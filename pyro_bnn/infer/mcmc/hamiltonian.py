@@ -198,7 +198,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
 
     def _board(self, num_chains: int, title: str, *, show: bool) -> Progress:
         num_draws = self.warmup_steps + self.num_samples
-        return Progress(title, num_chains, num_draws, show=show)
+        return Progress(title, num_chains, num_draws, show=show, aim=self._kernel.AIM)
 
     def _sampling(
         self,

@@ -37,6 +37,7 @@ from pyro_bnn.infer.mcmc.mass import Mass
 
 STATISTICS = ("lp", "energy", "n_steps", "acceptance_rate", "diverging")
 AIM = "acceptance_rate"
+ORDER = None
 UNIFORMS = 2  # that a step uses of each chain: acceptance, length of a trajectory that it begins
 
 

@@ -24,7 +24,11 @@ class Kernel(Protocol):
 
     @property
     def AIM(self) -> str:  # noqa: N802
-        """Which of these, in [0, 1], step sizes are tuned by: it falls as they grow."""
+        """Which of these step sizes are tuned by."""
+
+    @property
+    def ORDER(self) -> int | None:  # noqa: N802
+        """Power of the step size that ``AIM`` grows as; None of a rate in [0, 1], which falls."""
 
     @property
     def UNIFORMS(self) -> int:  # noqa: N802

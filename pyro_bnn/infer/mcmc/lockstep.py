@@ -18,6 +18,7 @@ same for every number of threads.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -313,10 +314,16 @@ class Lockstep:
             self._turn.copy_((turn - 1).clamp(min=0))  # what these steps choose is not used
             self._advance(1)
             self._turn.copy_(turn)
-            accepted = self._state.stats[:, self._aim]
-            return -torch.where(self._state.ended, accepted, self._state.accept_sum).log()
+            of_draws = self._state.stats[:, self._aim]
+            found = torch.where(self._state.ended, of_draws, self._state.accept_sum)
+            if self._kernel.ORDER is None:
+                return -found.log()
+            return -math.log(averaging.CROSSING) * found / self._target  # crosses at the target
 
         step_size = averaging.reasonable(energy_error, self.step_size.clone())
+        if self._kernel.ORDER is not None and not self._own_inputs:
+            # of one step's error, which may be small by chance; too long a step is not rejected
+            step_size = torch.minimum(step_size, step_size.median())
         self._begin(everyone, start, self._normal(len(everyone)), step_size)
         self._momenta.copy_(self._supply())
         for old, new in zip(self._averages, averaging.start(step_size), strict=True):
@@ -340,11 +347,10 @@ class Lockstep:
     def fix(self, places: NDArray[np.int64]) -> None:
         """End the adaptation of the step sizes of chains at places in the batch.
 
-        Chains of one density share what they have found. Those that are in a trajectory, with a
-        step size that changes, begin another one.
+        Those that are in a trajectory, with a step size that changes, begin another one.
         """
-        at, final = self._at(places), averaging.final if self._own_inputs else averaging.shared
-        self.step_size[at] = final(self._averages)[at]
+        at = self._at(places)
+        self.step_size[at] = self._final()[at]
         self._adapting[at] = False
         if self.is_apart:
             start = self._kernel.position(self._state, at)
@@ -456,7 +462,7 @@ class Lockstep:
         uniform = uniforms[chains, turn]
         state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
         moved = state.ended & adapting
-        averages = averaging.update(averages, state.stats[:, self._aim], moved, self._target)
+        averages = self._adapted(averages, state.stats[:, self._aim], moved)
         step_size = torch.where(moved, averages.log_step.exp(), step_size)
         if self.block > 1:
             place = chains, torch.where(state.ended, log.num_drawn, self.block)
@@ -468,6 +474,20 @@ class Lockstep:
                 None if log.grad is None else log.grad.index_put(place, grad),
             )
         return (*state, *averages, step_size, turn + 1, *_given(log))
+
+    def _adapted(self, averages: DualAveraging, aim: Tensor, moved: Tensor) -> DualAveraging:
+        """Averages after trajectories of the chains that moved, by their ``AIM`` ``[C]``."""
+        order = self._kernel.ORDER
+        if order is None:
+            return averaging.update(averages, aim, moved, self._target)
+        return averaging.update_by_power(averages, aim, moved, self._target, order)
+
+    def _final(self) -> Tensor:
+        """Step sizes as adapted so far ``[C]``; chains of one density share what they found."""
+        if self._own_inputs:
+            return averaging.final(self._averages)
+        order = self._kernel.ORDER
+        return averaging.shared(self._averages, 2 if order is None else -order)
 
     def _begin(
         self,

@@ -34,7 +34,6 @@ from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Potential
 from pyro_bnn.infer.mcmc.mass import Mass
 
 PARTS = 4  # draws of the unadjusted sampler within the memory of a velocity
-AT_TARGET = 0.5**0.5  # E exp(-d^2 / 2 s^2) of d from N(0, s^2)
 
 
 class Flight(NamedTuple):
@@ -46,7 +45,7 @@ class Flight(NamedTuple):
         start_z: Where the trajectory started, ``[C, P]``, with ``start_grad``, ``start_potential``.
         error_sum: Sum of the energy errors of the steps ``[C]``; of their squares ``square_sum``.
         accept_sum: Of the adjusted sampler the acceptance probability of the newest point ``[C]``;
-            of the other the sum over steps of what steps are tuned by.
+            of the other the mean square of the energy errors so far, a dimension.
         num_steps: Steps so far ``[C]``.
         length: Steps of the whole trajectory ``[C]``, drawn at the first of them.
         parts: Draws within the memory of a velocity ``[C]``; 1 where it is drawn anew for each.
@@ -149,6 +148,7 @@ class Adjusted(_Microcanonical):
         "diverging",
     )  # fmt: skip
     AIM: ClassVar[str] = "acceptance_rate"
+    ORDER: ClassVar[int | None] = None
 
     def step(
         self,
@@ -215,23 +215,18 @@ class Adjusted(_Microcanonical):
 class Unadjusted(_Microcanonical):
     r"""MCLMC: draws whose bias the step size sets.
 
-    Step sizes are tuned by the mean over steps of
-    :math:`\exp(-\Delta E^2 / (2 P E^*))`, which is :math:`1 / \sqrt 2` where the energy errors are
-    normal and of the wanted variance :math:`E^*` a dimension; unlike the square itself it is
-    bounded, whatever a step far too long does.
+    Step sizes are tuned by the variance of a step's energy error a dimension, which grows as
+    :math:`\epsilon^6`.
 
     Args:
         integrator: Name of the step, one of ``INTEGRATORS``.
-        energy_variance: The wanted variance :math:`E^*`.
     """
 
-    energy_variance: float
-
     STATISTICS = (
-        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "step_score",
-        "diverging",
+        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "diverging",
     )  # fmt: skip
-    AIM: ClassVar[str] = "step_score"
+    AIM: ClassVar[str] = "energy_variance"
+    ORDER: ClassVar[int | None] = 6
 
     def step(
         self,
@@ -265,8 +260,7 @@ class Unadjusted(_Microcanonical):
         num_latents = state.z.shape[-1]
         error_sum = state.error_sum + new.error
         square_sum = state.square_sum + new.error.square()
-        score = (-new.error.square() / (2 * num_latents * self.energy_variance)).exp()
-        score_sum = state.accept_sum + torch.where(diverging, 0.0, score)
+        variance = square_sum / (num_steps * num_latents)
         ended = diverging | (num_steps >= length)
         is_kept = ended & ~diverging
         z = choose(is_kept, new.z, state.start_z)
@@ -275,10 +269,9 @@ class Unadjusted(_Microcanonical):
         stats = _table(
             -value,
             error_sum,
-            square_sum / (num_steps * num_latents),
+            variance,
             num_steps,
             self._gradients(num_steps),
-            score_sum / num_steps,
             diverging,
         )
         kept_v = refresh(new.v, momentum, num_steps.to(z.dtype) / limit)
@@ -293,7 +286,7 @@ class Unadjusted(_Microcanonical):
             start_potential=value,
             error_sum=torch.where(ended, 0.0, error_sum),
             square_sum=torch.where(ended, 0.0, square_sum),
-            accept_sum=torch.where(ended, 0.0, score_sum),
+            accept_sum=variance,
             num_steps=torch.where(ended, 0, num_steps),
             length=length,
             parts=state.parts,

@@ -107,6 +107,7 @@ class Tree(NamedTuple):
 
 STATISTICS = ("lp", "energy", "tree_depth", "n_steps", "acceptance_rate", "diverging")
 AIM = "acceptance_rate"
+ORDER = None
 UNIFORMS = 3  # that a step uses of each chain: choice in the subtree, choice at a join, direction
 
 

@@ -15,17 +15,27 @@ SECONDS = 0.1  # between two looks at the chains
 
 
 class Progress:
-    """Draws, divergences, acceptance and step size of chains that run side by side.
+    """Draws, divergences, what steps are tuned by, and step size of chains that run side by side.
 
     Args:
         title: Name in front of the bar.
         num_chains: Number of chains C.
         num_draws: Draws of each chain, warm-up included.
         show: Whether there is a bar.
+        aim: What step sizes are tuned by.
     """
 
-    def __init__(self, title: str, num_chains: int, num_draws: int, *, show: bool) -> None:
+    def __init__(
+        self,
+        title: str,
+        num_chains: int,
+        num_draws: int,
+        *,
+        show: bool,
+        aim: str = "acceptance_rate",
+    ) -> None:
         self._bar = tqdm(total=num_chains * num_draws, disable=not show, desc=title, unit="draw")
+        self._aim = aim.removesuffix("_rate").replace("_", " ")
         self._next = 0.0
         self._num_draws = num_draws
         self._drawn = np.zeros(num_chains, np.int64)
@@ -89,7 +99,7 @@ class Progress:
     def _update(self) -> None:
         if self._count:
             self._bar.set_postfix_str(
-                f"{self._divergences} divergences, acceptance {self._accepted / self._count:.2f}, "
+                f"{self._divergences} divergences, {self._aim} {self._accepted / self._count:.2g}, "
                 f"step {self._step_size:.2g}",
                 refresh=False,
             )
