@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +23,10 @@ from pyro_bnn.infer.mcmc.isokinetic import (
     refresh,
     unit,
 )
-from tests.infer.densities import banana, gaussian, rotated
+from tests.infer.blackjax_steps import STORED
+from tests.infer.densities import banana, gaussian, rotated, with_gradient
 from tests.infer.drive import diagonal, low_rank, normal, uniform
+from tests.infer.isokinetic_laws import isotropic, variances
 
 EVERY_INTEGRATOR = pytest.mark.parametrize("integrator", INTEGRATORS)
 
@@ -163,6 +167,30 @@ def test_the_constant_of_minimal_norm_is_mclachlans() -> None:
     assert pytest.approx(0.5 - root / 12 + 1 / (6 * root), abs=1e-15) == MINIMAL_NORM
 
 
+# --- BlackJAX ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", json.loads(STORED.read_text())["steps"])
+def test_a_step_is_that_of_blackjax(case: dict[str, Any]) -> None:
+    """One step of the quartic potential that ``blackjax_steps`` writes down for JAX."""
+
+    def energy(z: Tensor) -> Tensor:
+        quartic = 0.25 * z**4 + 0.5 * (z - 0.3).square()
+        return quartic.sum(-1) + 0.4 * z[:, 0] * z[:, 1] * z[:, 2]
+
+    z, v, new_z, new_v = (
+        torch.tensor([case[name]], dtype=torch.float64) for name in ("z", "v", "new_z", "new_v")
+    )
+    potential = with_gradient(energy)
+    value, grad = potential(z)
+    mass = diagonal(*[variance**0.5 for variance in case["variances"]])
+    size = torch.tensor([case["size"]], dtype=torch.float64)
+    found = INTEGRATORS[case["integrator"]].step(z, v, grad, value, size, potential, mass)
+    torch.testing.assert_close(found.z, new_z, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found.v, new_v, rtol=1e-11, atol=1e-11)
+    assert float(found.error) == pytest.approx(case["error"], rel=1e-10, abs=1e-10)
+
+
 # --- bias by the energy error --------------------------------------------------------------------
 
 
@@ -180,6 +208,67 @@ def test_the_bias_is_that_of_leapfrog_steps_of_a_gaussian(h: float) -> None:
     covariance = np.diag([variance, 1.0])
     energy_variance = 2 * np.trace(form @ covariance @ form @ covariance)
     assert variance_bias(energy_variance) == pytest.approx(variance - 1, rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.25, math.inf])
+def test_variances_and_energy_errors_of_unequal_directions(share: float) -> None:
+    """By velocities kept in part and fresh ones alike; the energy error to leading order in h."""
+    curvature = torch.cat([torch.full((200,), 0.4), torch.full((200,), 1.6)]).double()
+    h, num_chains = 0.4, 48
+    size = torch.full((num_chains,), h * 399**0.5).double()
+    expected = variances(curvature, float(size[0]))
+
+    def potential(z: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.5 * (curvature * z.square()).sum(-1), curvature * z
+
+    z = normal(num_chains, 400, seed=0) * (expected / curvature).sqrt()
+    v, (value, grad) = velocities(num_chains, 400, seed=1), potential(z)
+    mass, squares, errors = diagonal(*[1.0] * 400), [], []
+    for i in range(240):
+        z, v, grad, value, error = INTEGRATORS["leapfrog"].step(
+            z, v, grad, value, size, potential, mass
+        )
+        squares.append(curvature * z.square())
+        errors.append(error.square().mean() / 400)
+        if i % 3 == 2:
+            noise = normal(num_chains, 400, seed=2 + i)
+            kept = share < math.inf
+            v = refresh(v, noise, torch.full_like(size, share)) if kept else unit(noise)
+    found = torch.stack(squares).mean((0, 1)).reshape(2, 200).mean(1)
+    # 1 / P = 0.0025 of the limit, and 0.002 of chance
+    torch.testing.assert_close(found, expected[[0, -1]], rtol=0, atol=0.005)
+    r = expected - 1
+    law = h**2 * (curvature * r.square()).mean()
+    assert float(torch.stack(errors).mean()) == pytest.approx(float(law), rel=0.1)
+
+
+def test_the_law_of_equal_directions_is_that_of_all() -> None:
+    for step_size in (1.0, 5.0, 10.0):
+        r, _ = isotropic(step_size, 100)
+        found = variances(torch.ones(100).double(), step_size)
+        torch.testing.assert_close(found, torch.full_like(found, 1 + r), rtol=1e-9, atol=0)
+    r, energy = isotropic(0.1, 101)
+    assert energy == pytest.approx(12 * r**3, rel=1e-3)
+    assert r == pytest.approx(1e-4 / 12, rel=1e-3)
+
+
+def test_the_root_mean_square_error_is_bounded_by_the_energy_variance() -> None:
+    """The bound is met where 9 of 14 directions are equally stiff and the others flat."""
+    step_size, least = 1e-2, (8 / 3) ** 2 * 4 / 9 / (2 / 3) ** 1.5
+    assert least == pytest.approx(5.8, rel=2e-3)
+    spectra = [torch.rand(140, generator=torch.Generator().manual_seed(i)) ** i for i in range(9)]
+    spectra.append(torch.cat([torch.ones(90), torch.zeros(50)]))
+    over = []
+    for spectrum in spectra:
+        curvature = spectrum.double() / spectrum.double().mean()
+        r = variances(curvature, step_size) - 1
+        energy = step_size**2 / 139 * (curvature * r.square()).mean()
+        over.append(float(energy / r.square().mean() ** 1.5))
+        bound = variance_bias(float(energy))
+        assert float(r.square().mean().sqrt()) < bound
+    assert min(over) == pytest.approx(least, rel=1e-3)
+    assert over[-1] == min(over)
+    assert over[0] == pytest.approx(12, rel=1e-3)
 
 
 def test_the_bias_of_no_error_of_an_infinite_one_and_of_none_known() -> None:
