@@ -362,6 +362,51 @@ def sgmcmc(found: Result) -> str:
     return f"{of_steps}\n\n{of_draws}"
 
 
+def ensembles(found: Result) -> str:
+    """Members' cost, ensembles' scores, and what five directions gain, one under the other."""
+    by_part: dict[str, list[Any]] = {"cost": [], "uci": [], "subspace": []}
+    for r in found["rows"]:
+        by_part[r["part"]].append(r)
+    of_cost = markdown(
+        ["10-50-1, 128 rows a step", "CPU seconds (range)", "over one fit"],
+        [
+            [
+                r["contender"],
+                f"{r['seconds']:.2f} ({r['low']:.2f} to {r['high']:.2f})",
+                f"{r['ratio']:.2f}",
+            ]
+            for r in by_part["cost"]
+        ],
+    )
+    of_uci = markdown(
+        ["data, splits", "RMSE", "band of RMSE", "log score"],
+        [
+            [
+                f"{r['case']}, {r['splits']}",
+                f"{r['rmse']:.3f} ± {r['rmse_se']:.3f}",
+                f"{r['band'][0]:g} to {r['band'][1]:g}",
+                f"{r['log_score']:.3f} ± {r['log_score_se']:.3f}",
+            ]
+            for r in by_part["uci"]
+        ],
+    )
+    of_subspace = markdown(
+        ["boston, 1x50", "splits", "CPU seconds", "over NUTS", "log score", "gain over AutoDelta"],
+        [
+            [
+                r["contender"],
+                str(r["splits"]),
+                f"{r['seconds']:.1f}",
+                f"{r['share']:.3f}",
+                f"{r['log_score']:.3f}",
+                f"{r['gain']:.3f} ± {r['gain_se']:.3f}" if r["splits"] > 1 else f"{r['gain']:.3f}",
+            ]
+            for r in by_part["subspace"]
+        ],
+    )
+    return f"{of_cost}\n\n{of_uci}\n\n{of_subspace}"
+
+
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-fits": default_fits,
     "default-elbo": default_elbo,
@@ -375,6 +420,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "estimators": estimators,
     "natural": natural,
     "sgmcmc": sgmcmc,
+    "ensembles": ensembles,
 }
 
 

@@ -34,6 +34,7 @@ from benchmarks import (
     _tables,
     _timing,
     cold,
+    ensembles,
     estimators,
     natural,
     nuts,
@@ -59,6 +60,7 @@ MODULES = {
     "estimators": estimators,
     "natural": natural,
     "sgmcmc": sgmcmc,
+    "ensembles": ensembles,
 }
 
 

@@ -54,6 +54,7 @@ def members_start(
             f"a member is a guide or an engine that ends at one, not {name_of(engine)}, whose "
             "chains are several already: set num_chains there, or take MILE"
         )
+    require_weights(engine)
     engine.check_batches(problem.data)
     trained = [name for name, p in problem.program.params.items() if p.requires_grad]
     if trained and engine.trains_params:
@@ -164,6 +165,19 @@ class GuidesRun(Run[GuidePosterior]):
             losses=losses,
         )
         return GuidePosterior(problem.program, guide, provenance)
+
+
+def require_weights(engine: Engine[Any]) -> None:
+    """Refuse an engine whose predictions are not those of the network at draws of z.
+
+    Raises:
+        OptionError: If it predicts by the linearised network, as ``Laplace`` does by default.
+    """
+    if getattr(engine, "predictive", "weights") != "weights":
+        raise OptionError(
+            f"{name_of(engine)} predicts by a linearised network, and what is made of it here by "
+            'draws of the weights: take predictive="weights", or another engine'
+        )
 
 
 def _common(found: Sequence[GuidePosterior]) -> dict[str, Any]:

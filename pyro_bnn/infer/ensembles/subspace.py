@@ -18,6 +18,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.ensembles.members import require_weights
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
 from pyro_bnn.infer.ensembles.swag import BATCH_SIZE, SWAG
 from pyro_bnn.infer.mcmc.nuts import NUTS
@@ -120,6 +121,7 @@ class Subspace(Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Check the model; the directions are found when the run is made."""
+        require_weights(self.engine)
         self.engine.check_batches(problem.data)
         if self.rank > problem.program.num_latents:
             raise OptionError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyro_bnn.capture.captured import Captured
+from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.checks import check_positive, check_positive_int, check_share
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal
@@ -20,7 +22,7 @@ from pyro_bnn.guides.guide import LOG_JOINT
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
-from pyro_bnn.infer.compiling import check_compile, is_compiled
+from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.iterates import Iterates
 from pyro_bnn.infer.inputs import set_up
@@ -224,14 +226,14 @@ class SWAGRun(GradientRun[GuidePosterior]):
             value, slope = potential(z.unsqueeze(0), x, y)
             return value.squeeze(0), slope.squeeze(0)
 
-        automatic = is_compiled(engine.compile, num_steps, len(z))
+        of_sizes = functools.partial(is_compiled, engine.compile, num_steps, len(z))
         self._gradient = Captured(
             one,
             f"{self.title} on {model_name(problem.model)}",
             enabled=compile_path != "eager",
-            compiled=automatic if compile_path is None else compile_path == "compiled",
-            rows={1: 0, 2: 0} if batches.rows_vary else {},
+            compiled=of_sizes(C_TIME) if compile_path is None else compile_path == "compiled",
             strict=engine.compile is True,
+            compiler=compiler_of(is_long=of_sizes()),
         )
 
     def go(self) -> None:

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_bnn as bnn
-from pyro_bnn import NUTS, SVI, SWAG, VON, Ensemble, guides, likelihoods, models
+from pyro_bnn import NUTS, SVI, SWAG, VON, Ensemble, Laplace, Subspace, guides, likelihoods, models
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides.guide_mixture import AutoGuideMixture
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
@@ -192,6 +192,9 @@ def test_options_that_have_no_effect_are_refused() -> None:
 def test_members_are_guides() -> None:
     with pytest.raises(OptionError, match="whose chains are several already"):
         fit(NUTS(num_chains=2))
+    for engine in (Ensemble(member=Laplace()), Subspace(Laplace(), rank=2)):
+        with pytest.raises(OptionError, match="Laplace predicts by a linearised network"):
+            engine.run(network(), (X, Y), progress=False)
     guide = guides.AutoNormal(network())
     for member in (guide, SVI(guide), network, "AutoNormal"):
         with pytest.raises(OptionError, match="a member is a guide class"):
