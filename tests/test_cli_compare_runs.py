@@ -53,7 +53,7 @@ def test_every_run_has_a_report_and_a_page_over_all_links_them(four: tuple[Resul
     }  # fmt: skip
     for name in names:
         assert {path.name for path in (folder / name).iterdir()} == {
-            "index.html", "table.csv", "auto-normal.nc", "auto-delta.nc",
+            "index.html", "table.csv", "verdicts.json", "auto-normal.nc", "auto-delta.nc",
         }  # fmt: skip
     page = (folder / "index.html").read_text("utf-8")
     assert re.findall(r'href="([^"]*)"', page) == [f"{name}/index.html" for name in names]
@@ -102,7 +102,7 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
     code, _, err = run(*MOONS, *METHODS, "--splits", "1", "--seed", "5", "--quiet", "--out", alone)
     assert (code, err) == (0, "")
     assert {path.name for path in alone.iterdir()} == {
-        "index.html", "table.csv", "auto-normal.nc", "auto-delta.nc",
+        "index.html", "table.csv", "verdicts.json", "auto-normal.nc", "auto-delta.nc",
     }  # fmt: skip
     own, other = (
         pd.read_csv(path / "table.csv", index_col="method").drop(columns="seconds")

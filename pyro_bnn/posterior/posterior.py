@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +20,7 @@ from pyro_bnn.errors import DataError, OptionError, OutputError, ShapeError, Sit
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT
 from pyro_bnn.memory import GIB
+from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
@@ -564,6 +566,20 @@ class Posterior(ABC):
         if self.program.x_dtype.is_floating_point:
             rows = cast(rows, self.program.x_dtype, "x")
         return self.program.inputs(rows)
+
+    def _repr_html_(self) -> str:
+        """How it came about, as a notebook shows it."""
+        facts = {
+            "method": f"{self.method} by {self.engine}",
+            "model": describe(self.model),
+            "weights": f"{self.program.num_latents:,}",
+            "fitted numbers": f"{self.num_parameters:,}",
+            "draws": f"{self.num_stored_draws:,} stored" if self.num_stored_draws else "any number",
+            "time": f"{self.wall_time:.1f} s, seed {self.seed}",
+            "options": ", ".join(f"{name}={value!r}" for name, value in self.options.items()),
+        }
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
+        return f"<table>{''.join(rows)}</table>"
 
     def __repr__(self) -> str:
         stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""

@@ -17,6 +17,7 @@ from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
 
+SHOWN = 8  # rows in a notebook
 PREDICTED = "predicted"  # how the columns of predictions begin
 
 if TYPE_CHECKING:
@@ -264,6 +265,18 @@ class Prediction:
 
         return pd.DataFrame(self.columns(level), index=self._names.rows)
 
+    def _repr_html_(self) -> str:
+        """Moments of the first rows, as a notebook shows a prediction."""
+        import pandas as pd
+
+        if self._stored["means"] is None:
+            columns = self._class_columns()
+        else:
+            names = ("mean", "sd", "sd_epistemic", "sd_aleatoric")
+            columns = self._by_target({name: getattr(self, name) for name in names})
+        frame = pd.DataFrame(columns, index=self._names.rows)
+        return f"<p>Prediction of {len(frame):,} rows</p>{frame.head(SHOWN).to_html()}"
+
     def columns(self, level: float) -> dict[str, np.ndarray[Any, Any]]:
         """The columns of :meth:`to_frame`, ``[N]`` each."""
         require_level(level)
@@ -279,9 +292,13 @@ class Prediction:
             "sd_epistemic": self.sd_epistemic,
             "sd_aleatoric": self.sd_aleatoric,
         }
-        targets = self._names.targets
-        if targets is None and median.shape[1] > 1:
-            targets = tuple(f"y{o}" for o in range(median.shape[1]))
+        return self._by_target(values)
+
+    def _by_target(self, values: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+        """Numbers ``[N, O]`` by name as columns ``[N]``, those of a target side by side."""
+        targets, num_targets = self._names.targets, next(iter(values.values())).shape[1]
+        if targets is None and num_targets > 1:
+            targets = tuple(f"y{o}" for o in range(num_targets))
         return {
             f"{start}_{name}": _array(value[:, o])
             for o, start in enumerate(column_starts(targets))

@@ -67,6 +67,11 @@ class Comparison(Evaluations):
     def __repr__(self) -> str:
         return self.summary()
 
+    def _repr_html_(self) -> str:
+        from pyro_bnn.report.output.html import render_fragment
+
+        return render_fragment(self)
+
     def to_html(self, path: str | Path, *, command: str = "") -> Path:
         """Writes the report as one self-contained page.
 

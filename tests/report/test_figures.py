@@ -17,14 +17,14 @@ def test_each_comparison_offers_what_it_can_show(
     regression: Comparison, one_input: Comparison, classes: Comparison
 ) -> None:
     assert list(regression.figures) == [
-        "reference", "scores", "predictions", "pit", "elbo", "ranks",
+        "reference", "scores", "spread", "predictions", "pit", "elbo", "ranks",
     ]  # fmt: skip
     assert "band" in one_input.figures
     assert "reference" not in one_input.figures
     assert "reliability" in classes.figures
     assert "predictions" not in classes.figures
     assert "rejection" in classes.figures
-    assert len(classes.figures) == 6
+    assert len(classes.figures) == 7
     assert repr(one_input.figures) == "Figures(scores, predictions, band, pit)"
 
 

@@ -42,7 +42,9 @@ def test_elbos_of_different_models_are_said_not_to_compare(regression: Compariso
         name: LinearPosterior(regression.split, losses=losses(), model=name) for name in "ab"
     }
     warning = "compare shapes, not heights"
-    assert warning in compare(posteriors, regression.split).figures.describe("elbo")
+    figures = compare(posteriors, regression.split).figures
+    assert warning in figures.describe("elbo")
+    assert len(figures["elbo"].axes) == 2  # a panel each
     assert warning not in regression.figures.describe("elbo")
 
 

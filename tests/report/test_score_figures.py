@@ -11,7 +11,7 @@ from pyro_bnn.plotting.theme import PAPER
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.plots.score import against_reference, scores
 from tests.report.conjugate import LinearPosterior, regression_split
-from tests.report.drawn import bar_ends, xs
+from tests.report.drawn import bar_ends, xs, ys
 
 
 def test_scores_show_paired_differences_with_two_standard_errors(regression: Comparison) -> None:
@@ -121,3 +121,20 @@ def test_words_of_the_reference_give_both_ends(regression: Comparison) -> None:
         values = regression.table[key].dropna()
         assert f"({values.idxmin()}) to " in words
         assert f"({values.idxmax()})" in words
+
+
+def test_epistemic_sds_are_drawn_row_by_row(regression: Comparison) -> None:
+    figure = regression.figures["spread"]
+    titles = [ax.get_title(loc="left").replace("\n", "") for ax in figure.axes if ax.get_visible()]
+    expected = [e.name for e in regression.ranked if e.name not in ("MAP", "NUTS")]
+    assert titles == expected  # a point has no spread
+    across = regression.evaluations["NUTS"].held_out.function_draws.std(0).ravel()
+    for ax, name in zip(figure.axes, titles, strict=False):
+        (marks,) = [line for line in ax.lines if len(xs(line)) == 60]
+        own = regression.evaluations[name].held_out.function_draws.std(0).ravel()
+        assert_allclose(xs(marks), across, rtol=1e-6)
+        assert_allclose(ys(marks), own, rtol=1e-6)
+    share = (
+        regression.evaluations["shifted"].held_out.function_draws.std(0).ravel() > across
+    ).mean()
+    assert f"to {100 * share:.1f}\xa0% (shifted)." in regression.figures.alternative("spread")

@@ -66,6 +66,11 @@ def render(
     )
 
 
+def render_fragment(comparison: Evaluations) -> str:
+    """The answer and the first table alone, as a notebook shows a comparison."""
+    return render_page("fragment.html", answer=comparison.answer, table=_summary(comparison))
+
+
 def _summary(comparison: Evaluations) -> Table:
     """The one table that is read first."""
     table, status = comparison.table, comparison.answer.status

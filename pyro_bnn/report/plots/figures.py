@@ -15,7 +15,13 @@ from pyro_bnn.report.plots.fit import (
 )
 from pyro_bnn.report.plots.panels import Drawn
 from pyro_bnn.report.plots.predictive import band, has_one_input, is_regression, predictions
-from pyro_bnn.report.plots.score import against_reference, has_distances, scores
+from pyro_bnn.report.plots.score import (
+    against_reference,
+    has_distances,
+    scores,
+    spread_by_row,
+    with_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +47,7 @@ PLOTS = {
     "reference": Plot("Against the reference", has_distances, against_reference),
     "scores": Plot("Score and cost",
                    lambda comparison: len(comparison.ranking) > 1, scores),
+    "spread": Plot("Uncertainty of the function, row by row", with_spread, spread_by_row),
     "predictions": Plot("Prediction against observation", is_regression, predictions),
     "band": Plot("Predictive band", has_one_input, band),
     "pit": Plot("Calibration: PIT histograms", is_regression, pit_histograms),

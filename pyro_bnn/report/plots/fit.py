@@ -21,6 +21,9 @@ from pyro_bnn.report.plots.captions import span
 from pyro_bnn.report.plots.panels import Drawn, styles_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
 NUM_RANK_BINS = 12
@@ -29,39 +32,64 @@ MAX_CHAINS = 8
 
 
 def elbo_traces(comparison: Evaluations) -> Drawn:
-    """Smoothed ELBO traces; the legend names them from the highest end to the lowest."""
+    """Smoothed ELBO traces, a panel for each evidence; legends go from the highest end down."""
     entries = with_elbo(comparison)
-    styles = styles_of(comparison)
+    by_name = {entry.name: entry for entry in entries}
+    groups = [
+        [by_name[name] for name in by_name if name in names]  # best first
+        for names in comparison.evidences
+    ]
+    groups = [group for group in groups if group]
     names = [wrap_name(entry.name) for entry in entries]
     num_lines = max(name.count("\n") + 1 for name in names) * -(-len(names) // 2)
-    with canvas(6.6, 3.6 + 0.19 * num_lines) as (figure, (ax,)):
-        settled, ends, heights = [], [], {}
-        for entry, name in zip(entries, names, strict=True):
-            losses, style = entry.checks.losses, styles[entry.name]
-            steps, smooth = _smooth(-losses)
-            settled.append(smooth[len(smooth) // 4 :])
-            thin = slice(None, None, max(1, losses.size // 1500))
-            ax.plot(
-                np.arange(1, losses.size + 1)[thin], -losses[thin], color=style.colour,
-                alpha=0.18, lw=0.6,
-            )  # fmt: skip
-            (line,) = ax.plot(steps, smooth, color=style.colour, ls=style.dashes, lw=2, label=name)
-            ends.append((smooth[-1], line))
-            heights[entry.name] = float(smooth[-1])
-        low = min(float(part.min()) for part in settled)
-        high = max(float(part.max()) for part in settled)
-        room = 0.15 * (high - low) or 1.0
-        ax.set_ylim(low - room, high + room)
-        ax.set_xlim(0, max(entry.checks.losses.size for entry in entries))
-        ax.set_xlabel("step")
-        ax.set_ylabel("ELBO, nats (smoothed)")
-        ordered = [line for _, line in sorted(ends, key=lambda end: -float(end[0]))]
-        figure.legend(handles=ordered, loc="outside lower left", ncols=2, handlelength=3.2)
+    heights: dict[str, float] = {}
+    with canvas(
+        6.6, 2.6 * len(groups) + 1.0 + 0.19 * num_lines, len(groups), 1, sharex=True
+    ) as (figure, axes):  # fmt: skip
+        lines = [
+            line
+            for ax, group in zip(axes, groups, strict=True)
+            for line in _draw_traces(ax, group, comparison, heights)
+        ]
+        axes[0].set_xlim(0, max(entry.checks.losses.size for entry in entries))
+        axes[-1].set_xlabel("step")
+        figure.supylabel("ELBO, nats (smoothed)", fontsize=11)
+        figure.legend(handles=lines, loc="outside lower left", ncols=2, handlelength=3.2)
     return Drawn(
         figure,
         _describe_elbo(comparison, entries),
         f"ELBO over the steps of the fit, a line a method: at the end {span(heights)} nats.",
     )
+
+
+def _draw_traces(
+    ax: Axes, entries: Sequence[Evaluation], comparison: Evaluations, heights: dict[str, float]
+) -> list[Line2D]:
+    """The traces of one evidence on axes of their own; the ends go to ``heights``.
+
+    Returns:
+        Their lines, the highest end first.
+    """
+    styles, settled, ends = styles_of(comparison), [], []
+    for entry in entries:
+        losses, style = entry.checks.losses, styles[entry.name]
+        steps, smooth = _smooth(-losses)
+        settled.append(smooth[len(smooth) // 4 :])
+        thin = slice(None, None, max(1, losses.size // 1500))
+        ax.plot(
+            np.arange(1, losses.size + 1)[thin], -losses[thin], color=style.colour,
+            alpha=0.18, lw=0.6,
+        )  # fmt: skip
+        (line,) = ax.plot(
+            steps, smooth, color=style.colour, ls=style.dashes, lw=2, label=wrap_name(entry.name)
+        )
+        ends.append((float(smooth[-1]), line))
+        heights[entry.name] = float(smooth[-1])
+    low = min(float(part.min()) for part in settled)
+    high = max(float(part.max()) for part in settled)
+    room = 0.15 * (high - low) or 1.0
+    ax.set_ylim(low - room, high + room)
+    return [line for _, line in sorted(ends, key=lambda end: -end[0])]
 
 
 def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> str:
@@ -79,7 +107,7 @@ def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> st
             )
     apart = "" if len(comparison.evidences) == 1 else (
         "Methods of different models, or with different point estimates, bound different "
-        "evidences: compare shapes, not heights. "
+        "evidences, each in a panel of its own: compare shapes, not heights. "
     )  # fmt: skip
     return (
         "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.plotting.theme import (
     BAND,
     INK,
     MUTED,
     PAPER,
     canvas,
+    grid_shape,
     hide_left,
+    hide_unused,
     name_rows,
     rows_height,
+    wrap_name,
 )
+from pyro_bnn.report.evaluation.held_out import marginals
 from pyro_bnn.report.plots.captions import span
 from pyro_bnn.report.plots.panels import Drawn, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.evaluation.evaluate import Evaluation
 
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
 
@@ -175,6 +180,59 @@ def against_reference(comparison: Evaluations) -> Drawn:
         f"{ratios}{f'; off the data {off}' if off else ''}."
         f"{f' Of another model, not judged: {names}.' if names else ''}",
     )
+
+
+def spread_by_row(comparison: Evaluations) -> Drawn:
+    """Epistemic sd of every held-out row against that of the reference, one panel a method."""
+    entries = with_spread(comparison)
+    styles, elsewhere = status_of(comparison), not_judged(comparison)
+    own = comparison.evaluations[str(comparison.reference)]
+    across = _sds(comparison, own)
+    rows, columns = grid_shape(len(entries))
+    shares = {}
+    with canvas(3.1 * columns + 0.4, 2.7 * rows + 0.4, rows, columns, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
+        for ax, entry in zip(axes, entries, strict=False):
+            style, sds = styles[entry.name], _sds(comparison, entry)
+            inside = PAPER if entry.name in elsewhere else style.colour
+            ax.axline((across.mean(), across.mean()), slope=1, color=MUTED, lw=1, ls=(0, (4, 3)))
+            ax.plot(across, sds, style.mark, ms=4, color=style.colour, mfc=inside, alpha=0.8)
+            ax.set_title(wrap_name(entry.name), fontweight="bold")
+            shares[entry.name] = float((sds > across).mean())
+        axes[0].set_xlim(left=0)
+        axes[0].set_ylim(bottom=0)
+        hide_unused(axes, len(entries), columns)
+        unit = "probability" if comparison.split.task == "classification" else "standardised"
+        figure.supxlabel(f"epistemic sd of {comparison.reference}, {unit}", fontsize=11)
+        figure.supylabel("epistemic sd of the method", fontsize=11)
+    return Drawn(
+        figure,
+        "Each mark is a held-out row (and an output or class, where there are several). On the "
+        f"dashed line a method is as sure of the function as {comparison.reference}, above it less "
+        f"sure.{' Open marks are of another model.' if elsewhere else ''}",
+        f"Scatter plots of epistemic sds at {len(comparison.split.test):,} held-out rows over "
+        f"those of {comparison.reference}, a panel a method: share of rows where the method's is "
+        f"larger {span(shares, percent)}.",
+    )
+
+
+def with_spread(comparison: Evaluations) -> list[Evaluation]:
+    """Methods with a spread that was held against a reference, best first."""
+    return [
+        entry
+        for entry in comparison.ranked
+        if entry.at_rows is not None and not entry.held_out.is_point
+    ]
+
+
+def _sds(comparison: Evaluations, entry: Evaluation) -> np.ndarray:
+    """Epistemic sds of what distances are measured on, at all rows and outputs."""
+    split = comparison.split
+    num_targets = 1 if split.test.y.ndim == 1 else int(split.test.y.shape[1])
+    f = entry.held_out.function_draws
+    return np.asarray(marginals(f, split.task, num_targets).std(0, dtype=float).ravel())
 
 
 def not_judged(comparison: Evaluations) -> list[str]:
