@@ -409,6 +409,7 @@ def ensembles(found: Result) -> str:
 
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-fits": default_fits,
+    "default-wide": default_fits,
     "default-elbo": default_elbo,
     "default-phases": default_phases,
     "default-low-rank": default_low_rank,
@@ -488,6 +489,7 @@ def nuts_goals(found: Result) -> Iterator[list[str]]:
 
 GOALS: Mapping[str, Callable[[Result], Iterator[list[str]]]] = {
     "default-fits": default_fits_goals,
+    "default-wide": default_fits_goals,
     "default-phases": default_phases_goals,
     "svi": svi_goals,
     "cold": cold_goals,
