@@ -407,6 +407,48 @@ def ensembles(found: Result) -> str:
     return f"{of_cost}\n\n{of_uci}\n\n{of_subspace}"
 
 
+def laplace(found: Result) -> str:
+    """Log scores beside those of a point estimate, then seconds."""
+    head = ["data", "splits", "log score of the point", "linearised, gain", "weights, gain"]
+
+    def gain(row: Mapping[str, Any], name: str) -> str:
+        return f"{row[name]:+.3f} ± {row[f'{name}_error']:.3f}"
+
+    scores = markdown(
+        head,
+        [
+            [
+                r["case"],
+                f"{r['splits']}",
+                f"{r['point']:.3f}",
+                gain(r, "linearised"),
+                gain(r, "weights"),
+            ]
+            for r in found["rows"]
+            if r["part"] == "uci"
+        ],
+    )
+    costs = markdown(
+        [
+            "network",
+            "contender",
+            "CPU time of fit and predictive",
+            "precision, largest relative difference",
+        ],
+        [
+            [
+                r["case"],
+                r["contender"],
+                f"{duration(r['seconds'])} ({duration(r['low'])} to {duration(r['high'])})",
+                "" if r["gap"] is None else f"{r['gap']:.1g}",
+            ]
+            for r in found["rows"]
+            if r["part"] == "cost"
+        ],
+    )
+    return f"{scores}\n\n{costs}"
+
+
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-fits": default_fits,
     "default-wide": default_fits,
@@ -422,6 +464,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "natural": natural,
     "sgmcmc": sgmcmc,
     "ensembles": ensembles,
+    "laplace": laplace,
 }
 
 

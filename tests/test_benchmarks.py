@@ -36,6 +36,7 @@ from benchmarks import (
     cold,
     ensembles,
     estimators,
+    laplace,
     natural,
     nuts,
     predict,
@@ -61,6 +62,7 @@ MODULES = {
     "natural": natural,
     "sgmcmc": sgmcmc,
     "ensembles": ensembles,
+    "laplace": laplace,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import SVI, Laplace, guides, likelihoods, models, priors
+from pyro_bnn import SVI, Laplace, bayesian, guides, likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
 from pyro_bnn.infer.inputs import as_dataset, program_of
 from pyro_bnn.infer.laplace.mode import MinusLogJoint, polish
@@ -269,6 +270,33 @@ def test_what_has_no_mode_is_refused_by_name() -> None:
     with pytest.raises(DivergenceError, match="found no mode") as found:
         fit(model, (X[:2], torch.zeros(2, dtype=torch.float64)), num_steps=10)
     assert isinstance(found.value.posterior, Posterior)  # the point that was reached
+
+
+def test_what_is_not_near_a_mode_is_refused_with_its_distance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyro_bnn.infer.laplace.mode.ROUNDS", 1)
+    monkeypatch.setattr("pyro_bnn.infer.laplace.mode.STEPS", 1)
+    with pytest.raises(DivergenceError, match=r"would still gain .* nats.*most of layers\."):
+        fit(network(), num_steps=1)
+
+
+def test_a_pretrained_network_gets_a_head() -> None:
+    """The frozen layers are no sites, so that the Gaussian is over the head alone."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(2, 5), nn.Tanh()), nn.Linear(5, 1)
+    net = nn.Sequential(OrderedDict(body=body, head=head)).double()
+    body.requires_grad_(requires_grad=False)
+    prior = {"head.*": priors.Normal(1.0)}
+    model = bayesian(net, prior=prior, likelihood=likelihoods.Normal(0.25))
+    posterior = fit(model, num_steps=20)
+    assert [site.name for site in posterior.program.sites] == ["head.weight", "head.bias"]
+    a = torch.cat([body(X), torch.ones(20, 1)], -1)
+    precision = a.T @ a / 0.25**2 + torch.eye(6)
+    found = posterior.guide.get_posterior()
+    assert_close(found.precision_matrix.detach(), precision, rtol=1e-9, atol=1e-9)
+    mean = torch.linalg.solve(precision, a.T @ Y / 0.25**2)
+    assert_close(posterior.guide.centre(), mean, rtol=1e-9, atol=1e-9)
 
 
 def test_kinks_are_modes_though_their_gradient_does_not_vanish() -> None:

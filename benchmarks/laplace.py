@@ -1,0 +1,171 @@
+"""Laplace's approximation: what linearising gains, and what it costs after the point estimate.
+
+``uci``: on each split one point estimate, then the full precision there; held-out log scores of the
+point, of the linearised network and of draws of weights, the last two as differences from the
+first. ``cost``: 10-50-1 tanh on 1,000 rows with Gaussian noise of fixed scale; CPU seconds of the
+fit from the point estimate on and of 1,000 predictive draws at 1,000 rows, in interleaved rounds;
+beside it laplace-torch on the same weights where it is installed, exact moments in its case, and
+the largest relative difference between the two precisions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import pyro_bnn as bnn
+from benchmarks import _settings, _tables
+from benchmarks._settings import Settings
+
+ROUNDS, SPLITS, ROWS = 5, 2, 1_000
+SETS = ("boston", "concrete", "energy", "wine-red", "yacht")
+NOISE = 0.25
+HIDDEN = (50,)
+Row = dict[str, Any]
+
+
+def log_score(posterior: Any, rows: Any) -> float:
+    """Mean log density of held-out rows, in the standardised units of y."""
+    return float(posterior.predict(rows.x, 1_000).log_prob(rows.y).mean())
+
+
+def uci_rows(settings: Settings) -> Iterator[Row]:
+    """A row a data set."""
+    names, steps, splits = (("energy",), 1_000, 1) if settings.quick else (SETS, 3_000, SPLITS)
+    for name in names:
+        found: dict[str, list[float]] = {"point": [], "linearised": [], "weights": []}
+        for number in range(splits):
+            split = bnn.data.load(f"uci/{name}", split=number)
+            hidden = (3,) if settings.quick else HIDDEN
+            model = bnn.models.MLP(split.train.x.shape[1], hidden=hidden)
+            svi = bnn.SVI(bnn.guides.AutoDelta, num_steps=steps, compile=False)
+            point = svi.run(model, split.train, seed=number, progress=False)
+            found["point"].append(log_score(point, split.test))
+            for predictive in ("linearised", "weights"):
+                engine = bnn.Laplace(predictive=predictive)
+                posterior = engine.run(model, split.train, init=point, progress=False)
+                found[predictive].append(log_score(posterior, split.test))
+        row: Row = {"part": "uci", "case": f"uci/{name}", "splits": splits}
+        row["point"] = float(np.mean(found["point"]))
+        for predictive in ("linearised", "weights"):
+            gains = np.subtract(found[predictive], found["point"])
+            row[predictive] = float(gains.mean())
+            row[f"{predictive}_error"] = (
+                float(gains.std(ddof=1) / splits**0.5) if splits > 1 else 0.0
+            )
+        yield row
+
+
+def point_of(
+    num_rows: int, steps: int, hidden: tuple[int, ...]
+) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+    """A network, its point estimate, and its rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_rows, 10, generator=generator)
+    y = x[:, 0].sin() + x[:, 1] * x[:, 2] + NOISE * torch.randn(num_rows, generator=generator)
+    likelihood, prior = bnn.likelihoods.Normal(NOISE), bnn.priors.Normal(1.0)
+    model = bnn.models.MLP(10, hidden=hidden, activation="tanh", likelihood=likelihood, prior=prior)
+    svi = bnn.SVI(bnn.guides.AutoDelta, num_steps=steps, compile=False)
+    return model, svi.run(model, (x, y), progress=False), x, y
+
+
+def cost_rows(settings: Settings) -> Iterator[Row]:
+    """A row a contender."""
+    num_rows, steps = (200, 500) if settings.quick else (ROWS, 3_000)
+    hidden = (3,) if settings.quick else HIDDEN
+    model, point, x, y = point_of(num_rows, steps, hidden)
+    own: Any = bnn.Laplace().run(model, (x, y), init=point, progress=False)
+
+    def ours() -> None:
+        posterior = bnn.Laplace().run(model, (x, y), init=point, progress=False)
+        assert bool(posterior.predict(x, 1_000).sd.isfinite().all())
+
+    contenders: dict[str, Any] = {"pyro_bnn": ours}
+    ours()
+    gap = None
+    if importlib.util.find_spec("laplace") is not None:
+        theirs = laplace_torch(own, x, y)
+        contenders["laplace-torch"] = theirs
+        precision = theirs().posterior_precision.double()
+        exact = own.guide.get_posterior().precision_matrix.detach().double()
+        gap = float((precision - exact).abs().max() / exact.abs().max())
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(settings.rounds):
+        for name, run in contenders.items():
+            start = time.process_time()
+            run()
+            taken[name].append(time.process_time() - start)
+    for name, seconds in taken.items():
+        yield {
+            "part": "cost",
+            "case": f"10-{hidden[0]}-1, {num_rows:,} rows",
+            "contender": name,
+            "seconds": float(np.median(seconds)),
+            "low": min(seconds),
+            "high": max(seconds),
+            "gap": gap if name != "pyro_bnn" else None,
+        }
+
+
+def laplace_torch(own: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """The fit and the predictive of laplace-torch, at the same weights."""
+    from laplace import Laplace
+    from torch.utils.data import DataLoader, TensorDataset
+
+    width = own.program.sites[0].shape[0]
+    values = own.program.constrain(own.guide.centre())
+    net = nn.Sequential(nn.Linear(10, width), nn.Tanh(), nn.Linear(width, 1))
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), values.values(), strict=True):
+            parameter.copy_(value)
+    loader = DataLoader(TensorDataset(x, y.unsqueeze(-1)), batch_size=len(x))
+
+    def run() -> Any:
+        la = Laplace(
+            net,
+            "regression",
+            subset_of_weights="all",
+            hessian_structure="full",
+            sigma_noise=NOISE,
+            prior_precision=1.0,
+        )
+        la.fit(loader)
+        la(x)
+        return la
+
+    return run
+
+
+PARTS = {"uci": uci_rows, "cost": cost_rows}
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure, print, and write ``laplace.json``."""
+    settings = _settings.parse("laplace", __doc__, argv, rounds=ROUNDS, parts=tuple(PARTS))
+    path = None if settings.out is None else settings.out / "laplace.json"
+    kept = [] if path is None or not path.exists() else json.loads(path.read_text())["rows"]
+    rows = []
+    for part, make in PARTS.items():
+        if part not in settings.parts:
+            rows += [row for row in kept if row["part"] == part]
+            continue
+        for row in make(settings):
+            print(row, flush=True)
+            rows.append(row)
+    found = _settings.result("laplace", settings, rows)
+    print(_tables.laplace(found))
+    if settings.out is not None:
+        _settings.write(found, settings.out)
+        _tables.update(settings.out)
+    return found
+
+
+if __name__ == "__main__":
+    main()
