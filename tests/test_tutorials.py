@@ -69,6 +69,7 @@ def test_the_tutorials_are_there() -> None:
         "08_product_matrices",
         "09_in_between",
         "10_natural_gradients",
+        "11_sampling_networks",
         "12_around_a_mode",
         "13_write_your_own_guide",
         "14_stochastic_gradient_mcmc",
