@@ -110,6 +110,7 @@ def uci_rows(settings: Settings) -> Iterator[Row]:
         yield {
             "part": "uci",
             "case": data,
+            "contender": "Ensemble",
             "splits": len(found),
             "rmse": rmse[0],
             "rmse_se": rmse[1],
@@ -123,7 +124,7 @@ def subspace_rows(settings: Settings) -> Iterator[Row]:
     """NUTS in five directions on boston beside a point and NUTS over all weights."""
     quick: dict[str, Any] = {"num_chains": 2, "warmup_steps": 3, "num_samples": 4}
     nuts = bnn.NUTS(**(quick if settings.quick else {}))
-    steps = {"num_steps": 20} if settings.quick else {}
+    steps: dict[str, Any] = {"num_steps": 20} if settings.quick else {}
     engines: dict[str, Any] = {
         "AutoDelta": bnn.SVI(bnn.guides.AutoDelta, **steps),
         "SWAG": bnn.SWAG(**steps),

@@ -52,7 +52,7 @@ def uci_rows(settings: Settings) -> Iterator[Row]:
                 engine = bnn.Laplace(predictive=predictive)
                 posterior = engine.run(model, split.train, init=point, progress=False)
                 found[predictive].append(log_score(posterior, split.test))
-        row: Row = {"part": "uci", "case": f"uci/{name}", "splits": splits}
+        row: Row = {"part": "uci", "case": f"uci/{name}", "contender": "Laplace", "splits": splits}
         row["point"] = float(np.mean(found["point"]))
         for predictive in ("linearised", "weights"):
             gains = np.subtract(found[predictive], found["point"])
@@ -116,7 +116,7 @@ def cost_rows(settings: Settings) -> Iterator[Row]:
 
 def laplace_torch(own: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     """The fit and the predictive of laplace-torch, at the same weights."""
-    from laplace import Laplace
+    from laplace import Laplace  # type: ignore[import-not-found]
     from torch.utils.data import DataLoader, TensorDataset
 
     width = own.program.sites[0].shape[0]

@@ -213,6 +213,11 @@ def test_engines_run_on_a_conditioned_and_reparameterised_network(name: str) -> 
     if name == "cyclical":  # around a method, which has the options
         own = registry.entries("engine")["baoab"]
         options = {"engine": own(**{k: few[k] for k in few if k in own.__dataclass_fields__})}
+    if name == "subspace":
+        short = {"num_steps": 8, "num_iterates": 4, "rank": 2, "compile": False}
+        nuts = {key: few[key] for key in ("warmup_steps", "num_samples", "num_chains", "compile")}
+        engines = registry.entries("engine")
+        options = {"engine": engines["nuts"](**nuts), "rank": 2, "around": engines["swag"](**short)}
     inner = poutine.reparam(
         models.MLP(3, hidden=(4,)), config={"layers.0.weight": LocScaleReparam(0.0)}
     )

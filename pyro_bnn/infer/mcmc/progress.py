@@ -98,9 +98,10 @@ class Progress:
 
     def _update(self) -> None:
         if self._count:
+            mean = self._accepted / self._count
+            told = f"{mean:.2f}" if self._aim == "acceptance" else f"{mean:.2g}"
             self._bar.set_postfix_str(
-                f"{self._divergences} divergences, {self._aim} {self._accepted / self._count:.2g}, "
-                f"step {self._step_size:.2g}",
+                f"{self._divergences} divergences, {self._aim} {told}, step {self._step_size:.2g}",
                 refresh=False,
             )
         drawn = np.minimum(self._drawn, self._num_draws).sum()
