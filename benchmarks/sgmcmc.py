@@ -205,8 +205,7 @@ def diabetes_rows(settings: Settings) -> Iterator[Row]:
     few: dict[str, Any] = {"warmup_steps": 20, "num_samples": 20}
     quick = settings.quick
     reference = nuts(split, *((4, 8) if quick else (300, 1_000)), seconds=1e6)
-    methods: tuple[Any, ...] = (bnn.BAOAB,) if quick else (bnn.BAOAB, bnn.SGLD)
-    for cls in methods:
+    for cls in METHODS[:1] if quick else METHODS:
         engine = cls(num_chains=CHAINS, **(few if quick else {}))
         yield distance_row("diabetes", "diabetes, all of 398 rows", engine, split, reference)
 

@@ -187,6 +187,28 @@ def test_a_guide_contains_what_engines_find_in_its_family(
     assert not contains(found, dataclasses.replace(found))
 
 
+@pytest.mark.parametrize(
+    ("guide", "own", "engine", "options", "expected"),
+    [
+        ("AutoLowRankMultivariateNormal", {"rank": 20}, "SWAG", {"rank": 20}, True),
+        ("AutoLowRankMultivariateNormal", {"rank": 21}, "SWAG", {"rank": 20}, True),
+        ("AutoLowRankMultivariateNormal", {"rank": 5}, "SWAG", {"rank": 20}, False),
+        ("AutoLowRankMultivariateNormal", {"rank": 20, "block": "layer"}, "SWAG", {"rank": 20},
+         False),
+        ("AutoLowRankMultivariateNormal", {"rank": 1}, "VOGN", {}, True),  # of rank 0
+        ("AutoNormal", {"init_scale": 0.1}, "VOGN", {}, True),
+        ("AutoComposite", {"parts": {"2.*": "AutoNormal"}}, "Laplace", {"subset": "last_layer"},
+         False),  # its parts are other guides
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_guide_contains_an_engines_find_of_its_size_alone(
+    guide: str, own: dict[str, Any], engine: str, options: dict[str, Any], expected: bool
+) -> None:
+    fitted = LinearPosterior(SPLIT, guide, options=own)
+    assert contains(fitted, LinearPosterior(SPLIT, engine, engine, options=options)) is expected
+
+
 def test_of_several_special_cases_the_best_is_named() -> None:
     posteriors = {
         "full": LinearPosterior(SPLIT, "AutoMultivariateNormal", spread=0.4),

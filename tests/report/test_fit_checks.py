@@ -51,6 +51,25 @@ def test_loo_is_shown_where_draws_can_be_reweighted() -> None:
     assert abs(exact.loo.elpd - close.loo.elpd) < 1.0  # both estimate the exact posterior's
 
 
+def test_a_linearised_network_has_no_loo_and_says_what_its_khat_is_of() -> None:
+    checks = _checks(LinearPosterior(regression_split(), options={"predictive": "linearised"}))
+    assert checks.khat < checks.khat_limit  # of the weights, which could be reweighted
+    assert checks.loo is None
+    assert checks.notes[-2:] == (
+        "predicts by the linearised network; ELBO and k-hat are of the network itself at draws of "
+        "the weights",
+        "no PSIS-LOO: rows have the likelihood of the linearised network",
+    )
+
+
+def test_steps_to_a_mode_that_is_found_afterwards_have_no_trend() -> None:
+    rising = 100.0 - 0.01 * np.arange(4_000.0)
+    for more, is_rising in (({}, True), ({"newton_decrement": 1e-6}, False)):
+        checks = _checks(LinearPosterior(regression_split(), losses=rising, options=more))
+        assert (checks.trend is not None and checks.trend.is_rising) is is_rising
+        assert not checks.unchecked
+
+
 def test_loo_is_blank_with_the_reason_elsewhere() -> None:
     split = regression_split()
     far = _checks(LinearPosterior(split, shift=6.0))
@@ -145,6 +164,10 @@ def test_an_early_stop_has_used_only_the_first_learning_rates() -> None:
     assert_allclose(rates[-1], 0.5)
     posterior.options = {"schedule": "constant"}
     assert learning_rates(posterior, 501) is None
+    posterior.options = {"schedule": "power"}
+    rates = learning_rates(posterior, 501)
+    assert rates is not None
+    assert_allclose(rates[[0, 31]], [1.0, 32**-0.55])  # as of SLANG's authors
 
 
 def test_a_loo_that_fails_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

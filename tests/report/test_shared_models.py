@@ -169,6 +169,11 @@ NUTS: dict[str, Any] = {"method": "NUTS", "engine": "NUTS", "stored": 1_200, "nu
             "holds other values of the point estimates",
             "those values",
         ),
+        (
+            {"options": {"found_scales": {"w": 2.0}}},
+            "answers under other scales of the priors",
+            "these scales",
+        ),
     ],
 )
 def test_a_reference_of_another_model_is_shown_and_does_not_judge(

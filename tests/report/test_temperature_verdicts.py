@@ -55,17 +55,21 @@ def test_another_temperature_is_not_the_posterior(
     (text,) = texts(comparison, "temperature")
     assert text == (
         f"BAOAB: run at temperature {written}, not 1: what it gives is not the posterior but "
-        f"{how}; set temperature=1, lower step_size, raise batch_size, or use control variates."
+        f"{how}; set temperature=1; against heat lower step_size, raise batch_size or use control "
+        "variates; against cold raise warmup_steps and num_samples."
     )
 
 
 def test_draws_that_are_too_hot_or_too_cold_are_named_with_their_number() -> None:
     (text,) = texts(compared(configurational=1.3), "temperature")
     assert re.match(r"BAOAB: configurational temperature 1\.(29|30)\d* ± ", text)
-    assert "for 1.00, off by more than 10 % and 3 standard errors: its draws are too wide" in text
+    assert (
+        "for 1.00, off by more than 10 % and 3 standard errors: its draws are too wide, by its"
+        in text
+    )
     (text,) = texts(compared(kinetic=0.8), "temperature")
     assert re.search(r"BAOAB: kinetic temperature 0\.(79|80)\d* ± ", text)
-    assert "its draws are too narrow" in text
+    assert "too narrow: on Gaussians steps and batches only heat, so its chains may not" in text
 
 
 def test_chains_with_a_bias_judge_nobody() -> None:

@@ -197,7 +197,11 @@ class MembersRun(Training):
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The members as they are."""
         reached = super().posterior(problem, saves)
-        options: dict[str, Any] = {**self.engine.describe(), "compiled": self.is_compiled}
+        options: dict[str, Any] = {
+            **self.engine.describe(),
+            "schedule": self.engine._svi().schedule,
+            "compiled": self.is_compiled,
+        }
         provenance = problem.provenance(
             saves,
             method=problem.engine,

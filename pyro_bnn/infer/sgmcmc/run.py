@@ -9,6 +9,7 @@ and the variance of the gradient over batches.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture import Captured
+from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
-from pyro_bnn.infer.compiling import is_compiled
+from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.mcmc.starts import find_starts
 from pyro_bnn.infer.mcmc.store import DrawStore
 from pyro_bnn.infer.problem import Problem
@@ -143,7 +145,11 @@ class Chains(Run[DrawsPosterior]):
 
     def _make_graphs(self, path: str | None, model: str) -> None:
         method, name = self.method, f"the {self.title} step of {model}"
-        automatic = is_compiled(method.compile, self.num_steps or 0, self._z.numel())
+        of_sizes = functools.partial(
+            is_compiled, method.compile, self.num_steps or 0, self._z.numel()
+        )
+        # Inductor's graph alone serves several numbers of rows
+        automatic = of_sizes() if self.batches.rows_vary else of_sizes(C_TIME)
         self._slope = Captured(
             lambda *args: (self._potential(*args)[1],), name, enabled=path != "eager"
         )
@@ -156,6 +162,7 @@ class Chains(Run[DrawsPosterior]):
             rows={x: 1, x + 1: 1} if self.batches.rows_vary else {},
             num_state=len(self.now),
             strict=method.compile is True,
+            compiler=None if self.batches.rows_vary else compiler_of(is_long=of_sizes()),
         )
 
     # How it is driven

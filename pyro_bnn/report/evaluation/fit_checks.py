@@ -21,6 +21,7 @@ from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bia
 from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
 from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
+from pyro_bnn.infer.natural.options import POWER
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
@@ -106,6 +107,11 @@ def fit_checks(
         elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
     shape = _khat(posterior, split, num_draws, seed, notes)
     notes += run.notes
+    if is_linearised(posterior):
+        notes.append(
+            "predicts by the linearised network; ELBO and k-hat are of the network itself at draws "
+            "of the weights"
+        )
     loo = _loo(posterior, split, num_draws, seed, shape, is_point, notes)
     return replace(
         run,
@@ -135,7 +141,9 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
     losses = to_numpy(posterior.losses).astype(float)
-    trend = objective_trend(losses, learning_rates(posterior, len(losses))) if losses.size else None
+    trend = None
+    if losses.size and not is_at_mode(posterior):
+        trend = objective_trend(losses, learning_rates(posterior, len(losses)))
     unchecked = _unchecked(posterior, trend, len(losses))
     if unchecked:
         notes.append(f"convergence not judged: {unchecked}")
@@ -169,7 +177,8 @@ def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) ->
     """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
     is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
-    if not is_fit or trend is not None or (sweeps is not None and num_steps < sweeps):
+    ends_itself = is_at_mode(posterior) or (sweeps is not None and num_steps < sweeps)
+    if not is_fit or trend is not None or ends_itself:
         return ""
     if not num_steps:
         return "it has no trace of its objective"
@@ -193,6 +202,16 @@ def is_biased_sampler(posterior: PosteriorLike) -> bool:
 def has_members(posterior: PosteriorLike) -> bool:
     """Whether its chains are members of an ensemble, each in a mode of its own, as of MILE."""
     return bool(posterior.sample_stats) and "num_members" in posterior.options
+
+
+def is_at_mode(posterior: PosteriorLike) -> bool:
+    """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
+    return "newton_decrement" in posterior.options
+
+
+def is_linearised(posterior: PosteriorLike) -> bool:
+    """Whether it predicts by a network that is linear in its weights, as Laplace does."""
+    return posterior.options.get("predictive") == "linearised"
 
 
 def sampler_bias(posterior: PosteriorLike) -> float:
@@ -289,9 +308,13 @@ def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray
     r"""Relative learning rate of every step, from the options of the engine.
 
     A cosine schedule is :math:`(1 + \cos(\pi t / T)) / 2` over the planned number of steps, of
-    which an early stop may have used only the first.
+    which an early stop may have used only the first; that of powers is
+    :math:`(t + 1)^{-0.55}`.
     """
-    if posterior.options.get("schedule") != "cosine":
+    schedule = posterior.options.get("schedule")
+    if schedule == "power":
+        return np.asarray(np.arange(1, num_steps + 1.0) ** -POWER)
+    if schedule != "cosine":
         return None
     planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
     return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
@@ -348,6 +371,9 @@ def _loo(
         return None
     elif is_point:
         notes.append("no PSIS-LOO: a point has no importance weights")
+        return None
+    elif is_linearised(posterior):
+        notes.append("no PSIS-LOO: rows have the likelihood of the linearised network")
         return None
     elif shape < khat_threshold(max(num_draws, 2)):
         estimate = arviz_io.loo_approximate

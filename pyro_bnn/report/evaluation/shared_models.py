@@ -84,6 +84,14 @@ def same_evidence(a: PosteriorLike, b: PosteriorLike) -> bool:
     )
 
 
+def same_posterior(a: PosteriorLike, b: PosteriorLike) -> bool:
+    """Whether two methods approach one posterior: of one evidence, at equal scales of its priors.
+
+    `Laplace(prior_scales="evidence")` finds scales of its own; its ELBO is under the model's.
+    """
+    return same_evidence(a, b) and a.options.get("found_scales") == b.options.get("found_scales")
+
+
 def point_estimates(posterior: PosteriorLike) -> dict[str, np.ndarray]:
     """Values of the model's parameters that a posterior holds as point estimates, by name."""
     params: Mapping[str, Any] = getattr(posterior, "params", {})  # a file's posterior has none

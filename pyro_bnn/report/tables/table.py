@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.shared_models import same_evidence, shared_evidences, shared_models
+from pyro_bnn.report.evaluation.shared_models import (
+    same_posterior,
+    shared_evidences,
+    shared_models,
+)
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.tables.metrics import (
     CHAINS,
@@ -90,7 +94,7 @@ def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[st
             found[name]["evidence"] = evidence
     for entry in evaluations:
         is_measured = reference is not None and entry.at_rows is not None
-        is_same = is_measured and same_evidence(entry.posterior, posteriors[str(reference)])
+        is_same = is_measured and same_posterior(entry.posterior, posteriors[str(reference)])
         found[entry.name]["reference_model"] = (
             "" if not is_measured else "same" if is_same else "other"
         )

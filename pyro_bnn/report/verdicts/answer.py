@@ -16,7 +16,7 @@ from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_differ
 from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.shared_models import same_evidence
+from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.chain_verdicts import passed
 from pyro_bnn.report.verdicts.fit_verdicts import ended
 from pyro_bnn.report.verdicts.verdict import (
@@ -141,7 +141,7 @@ class Facts:
 
     def is_judged(self, name: str) -> bool:
         """Whether the spread of a method was held against the judge's, of the same model."""
-        return self.judge is not None and same_evidence(
+        return self.judge is not None and same_posterior(
             self.entries[name].posterior, self.judge.posterior
         )
 

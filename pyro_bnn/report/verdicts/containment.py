@@ -40,7 +40,11 @@ def contains(guide: PosteriorLike, other: PosteriorLike) -> bool:
     if guide.method == other.method:
         is_guide = guide.method != guide.engine  # an engine with a guide of its own has its name
         return is_guide and _holds(_own_options(guide), _own_options(other))
-    return family_of(other) in {guide.method, *special_cases(guide.method)}
+    family = family_of(other)
+    if family == guide.method:  # found by an engine, which has no other option of a family
+        size = {SIZE: other.options[SIZE]} if SIZE in other.options else {}
+        return _holds(_own_options(guide), size)
+    return family in special_cases(guide.method)
 
 
 def special_cases(name: str) -> set[str]:

@@ -12,6 +12,7 @@ from pyro_bnn.report.evaluation.shared_models import (
     point_estimates,
     same_evidence,
     same_model,
+    same_posterior,
     shared_evidences,
     shared_models,
 )
@@ -81,9 +82,15 @@ def _other_reference(evaluations: Sequence[Evaluation], reference: Evaluation) -
         for e in measured
         if same_model(e.posterior, judge) and not same_evidence(e.posterior, judge)
     ]
+    other_scales = [
+        e.name
+        for e in measured
+        if same_evidence(e.posterior, judge) and not same_posterior(e.posterior, judge)
+    ]
     for names, under, cause in (
         (elsewhere, "answers under another model", "the prior or the network"),
         (other_values, "holds other values of the point estimates", "those values"),
+        (other_scales, "answers under other scales of the priors", "these scales"),
     ):
         if names:
             yield Verdict(

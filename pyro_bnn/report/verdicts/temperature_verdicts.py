@@ -31,11 +31,16 @@ def temperature(entry: Evaluation) -> str:
             continue
         found = temperature_of(values, wanted)
         if found.is_off:
+            so = (
+                "wide, by its step or the noise of its batches"
+                if found.mean > wanted
+                else "narrow: on Gaussians steps and batches only heat, so its chains may not have "
+                "spread yet"
+            )
             parts.append(
                 f"{name.replace('_', ' ')} {with_error(found.mean, found.error)} for "
                 f"{number(wanted, 3)}, off by more than {percent(MOST_OFF, 0)} and 3 standard "
-                f"errors: its draws are too {'wide' if found.mean > wanted else 'narrow'}, by its "
-                "step or the noise of its batches"
+                f"errors: its draws are too {so}"
             )
     return "; ".join(parts)
 
@@ -43,7 +48,8 @@ def temperature(entry: Evaluation) -> str:
 TEMPERATURE = Rule.of_each(
     "temperature",
     "Not the posterior, but hotter or colder: as it was asked for, or by steps and batches",
-    "set temperature=1, lower step_size, raise batch_size, or use control variates",
+    "set temperature=1; against heat lower step_size, raise batch_size or use control variates; "
+    "against cold raise warmup_steps and num_samples",
     temperature,
     short="not the posterior: another temperature",
     against=PREDICTIONS,

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES, is_biased_sampler
-from pyro_bnn.report.evaluation.shared_models import same_evidence
+from pyro_bnn.report.evaluation.shared_models import same_posterior
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Judged(NamedTuple):
         return entry if checks is not None and checks.can_judge else None
 
     def against(self) -> tuple[str, list[Evaluation]]:
-        """Name of the judge and those whose difference to it is the guide's: of the same model."""
+        """Name of the judge and those whose difference to it is the guide's: of one posterior."""
         judge = self.judge
         if judge is None:
             return "", []
-        alike = [e for e in self.entries if same_evidence(judge.posterior, e.posterior)]
+        alike = [e for e in self.entries if same_posterior(judge.posterior, e.posterior)]
         return judge.name, alike
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import models
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer import BAOAB
+from pyro_bnn.infer.sgmcmc import gradient
 from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, OwnPasses
 from pyro_bnn.infer.sgmcmc.gradient import potential_of, slope_of_all
 from pyro_bnn.program.program import Program
@@ -59,7 +60,10 @@ def test_a_state_goes_on_with_the_same_rows(taken: int) -> None:
         other.restore({**one.state(), "place": 9})
 
 
-def test_the_mean_over_an_epoch_is_the_gradient_of_all_rows() -> None:
+def test_the_mean_over_an_epoch_is_the_gradient_of_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gradient, "ROWS_AT_ONCE", 7)  # all rows in parts of 7, 7 and 6
     oracle = linear_gaussian(num_rows=N)
     program = Program(oracle.model, oracle.x, oracle.y)
     whole = program.batch(oracle.x, oracle.y)

@@ -102,6 +102,21 @@ def test_temperatures_of_right_draws_are_t(oracle: LinearGaussian, cls: Any) -> 
         assert 0.5 - 5 * error < means.mean() < most + 5 * error, name
 
 
+def test_chains_that_have_not_spread_are_cold(oracle: LinearGaussian) -> None:
+    """Of SGLD from the mode, after t steps: T (1 - (1 - h l)^2t) / (1 - h l / 2) in a direction."""
+    values = torch.linalg.eigvalsh(oracle.precision)
+    h, t = 0.1 / float(values[-1]), 6
+    start = {"w": oracle.mean[:3].unsqueeze(-1), "b": oracle.mean[3:]}
+    sgld = SGLD(num_chains=CHAINS, warmup_steps=0, num_samples=1, thin=t + 1, step_size=h)
+    found = sgld.run(oracle.model, (oracle.x, oracle.y), init=start, progress=False)
+    seen = found.sample_stats["configurational_temperature"][:, 0]
+    each = (1 - (1 - h * values) ** (2 * t)) / (1 - h * values / 2)
+    expected = float(each.mean())
+    error = math.sqrt(2 * float(each.square().mean()) / 4 / CHAINS)  # of chi-squares over 4
+    assert abs(seen.mean() - expected) < 5 * error
+    assert expected < 0.9
+
+
 @each_method
 def test_the_seed_of_a_step_found_is_the_models_own(cls: Any) -> None:
     """Nobody sets a step: it is found, and told, and the same for a seed."""
@@ -184,6 +199,25 @@ def test_cycles_take_the_steps_of_their_engine() -> None:
     taken = found.sample_stats["step_size"][0]
     assert np.isclose(taken[:, None], possible, rtol=1e-12).any(1).all()
     assert len(set(taken)) > 1
+
+
+def test_a_cycle_explores_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    temperatures = []
+    advance = run.Chains._advance
+
+    def told(self: run.Chains, batch: Any, step_size: float, temperature: float) -> Any:
+        temperatures.append(temperature)
+        return advance(self, batch, step_size, temperature)
+
+    monkeypatch.setattr(run.Chains, "_advance", told)
+    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
+    inner = SGLD(
+        num_chains=1, warmup_steps=0, num_samples=4, thin=4, step_size=0.01, temperature=0.5
+    )
+    Cyclical(inner, num_cycles=2, exploration=0.5).run(
+        models.LinearRegression(1), (x, x[:, 0]), progress=False
+    )
+    assert temperatures == 2 * ([0.0] * 4 + [0.5] * 4)  # of cycles of 8 steps
 
 
 @pytest.mark.parametrize(
