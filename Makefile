@@ -7,10 +7,11 @@ JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.installed-docs
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PYTHONS = $(PYTHON) python3.11 python3.12 python3.13 python3.14 \
 	$(wildcard $(HOME)/.pyenv/versions/3.1[1-9]*/bin/python3)
-NOTEBOOKS = $(wildcard tutorials/*.ipynb)
+NOTEBOOKS = $(wildcard tutorials/*.ipynb tutorials/research/*.ipynb)
 BENCHMARKS = $(filter-out benchmarks.__init__ benchmarks._% benchmarks.verdicts, \
 	$(subst /,.,$(basename $(wildcard benchmarks/*.py))))
 BENCH_PYTHON ?= $(BIN)/python
@@ -18,7 +19,7 @@ METHODS := auto-delta,auto-normal,auto-low-rank-multivariate-normal,auto-multiva
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv report test quick test-arviz1 soak mutations check format coverage tutorials bench clean
+.PHONY: help .venv report test quick test-arviz1 soak mutations check format coverage tutorials docs bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[.a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +78,13 @@ tutorials: $(STAMP) ## Execute the notebooks of tutorials/ in place
 	@if [ -z "$(NOTEBOOKS)" ]; then echo "make tutorials: there is no notebook in tutorials/" >&2; exit 1; fi
 	$(BIN)/python tests/run_tutorials.py $(NOTEBOOKS)
 
+docs: $(DOCS_STAMP) ## The site of the documentation, in docs/_build/html; a warning or a broken link is an error
+	$(BIN)/python docs/build.py
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
 bench: $(STAMP) ## Run the comparisons in benchmarks/ (BENCH_PYTHON names the Python of an environment with peers)
 	@if [ -z "$(BENCHMARKS)" ]; then echo "make bench: there is no module in benchmarks/" >&2; exit 1; fi
 	@set -e; for module in $(BENCHMARKS); do \
@@ -84,5 +92,5 @@ bench: $(STAMP) ## Run the comparisons in benchmarks/ (BENCH_PYTHON names the Py
 	done
 
 clean: ## Remove what the other targets wrote; environments stay
-	rm -rf build dist report htmlcov .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist report docs/_build docs/reference/made htmlcov .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find pyro_bnn guides tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ TOP_FILES = (
     *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("Makefile", "constraints.txt"),
 )
-TEST_FOLDERS = (".ci", ".github", "benchmarks", "tests", "tutorials")  # and what tests read
+TEST_FOLDERS = (".ci", ".github", "benchmarks", "docs", "tests", "tutorials")  # and what tests read
 GUARD = "this folder is the package 'pyro_bnn.guides', not 'guides'"
 
 

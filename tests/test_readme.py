@@ -1,4 +1,4 @@
-"""The README's code runs as written, and its commands exist."""
+"""Code of the README and of the pages of ``docs/howto`` runs as written; their commands exist."""
 
 from __future__ import annotations
 
@@ -15,43 +15,49 @@ from tests import command_line
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+BLOCKS = {
+    f"{page.stem}-{number}": block
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+}
 SHELL_LINES = [
     line.split("#")[0].strip()
-    for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    for page in PAGES
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL)
     for line in block.splitlines()
 ]
 
 
 def test_there_are_blocks_to_run() -> None:
-    assert len(PYTHON_BLOCKS) >= 3
+    assert len(BLOCKS) >= 10
     assert "make report" in SHELL_LINES
     assert "make test" in SHELL_LINES
 
 
 @pytest.mark.slow("whole examples")
 @pytest.mark.usefixtures("short_trajectories")
-@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
+@pytest.mark.parametrize("name", BLOCKS)
 def test_python_block_runs_with_shorter_fits(
-    number: int,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As written but for the numbers of steps and draws; ``make soak`` takes those too."""
     monkeypatch.chdir(tmp_path)
-    shorter, num_fits = re.subn(r"num_steps=[\d_]+", "num_steps=20", PYTHON_BLOCKS[number])
+    shorter, num_fits = re.subn(r"num_steps=[\d_]+", "num_steps=20", BLOCKS[name])
     shorter = re.sub(r"(warmup_steps|num_samples)=[\d_]+", r"\1=4", shorter)  # trees are long here
     assert num_fits >= 1
-    exec(compile(shorter, f"README, block {number}", "exec"), {"__name__": "readme"})
+    exec(compile(shorter, name, "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
-def test_python_block_runs_as_written(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BLOCKS)
+def test_python_block_runs_as_written(name: str, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
-    script.write_text(PYTHON_BLOCKS[number])
+    script.write_text(BLOCKS[name])
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:__main__", str(script)],
         cwd=tmp_path,

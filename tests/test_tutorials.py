@@ -25,7 +25,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+NOTEBOOKS = [
+    *sorted((ROOT / "tutorials").glob("*.ipynb")),
+    *sorted((ROOT / "tutorials" / "research").glob("*.ipynb")),
+]
 RUNNER = ROOT / "tests" / "run_tutorials.py"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -65,14 +68,14 @@ def test_the_tutorials_are_there() -> None:
         "04_weight_uncertainty",
         "05_small_data",
         "06_which_guide",
-        "07_liberty_or_depth",
-        "08_product_matrices",
         "09_in_between",
         "10_natural_gradients",
         "11_sampling_networks",
         "12_around_a_mode",
         "13_write_your_own_guide",
         "14_stochastic_gradient_mcmc",
+        "07_liberty_or_depth",  # research
+        "08_product_matrices",
     ]
 
 

@@ -39,10 +39,10 @@ class SGLD(SGMCMC):
     Compare with NUTS, or with half the step, before the spread is trusted.
 
     Args:
-        num_chains, warmup_steps, num_samples, thin, batch_size, control, temperature, compile: As \
-of :class:`BAOAB`.
-        step_size: The step h, in units of z squared over a nat; default found in the warm-up, a \
-tenth of the largest stable one or less.
+        num_chains, warmup_steps, num_samples, thin, batch_size, control, temperature, compile: As
+            of :class:`BAOAB`.
+        step_size: The step h, in units of z squared over a nat; default found in the warm-up, a
+            tenth of the largest stable one or less.
         power: gamma of a step that falls as :math:`(1 + t / b)^{-\gamma}` after the warm-up, above
             1/2 and at most 1. Draws are then kept at equal sums of steps, not at equal numbers, so
             that all have the same weight. Default a constant step.

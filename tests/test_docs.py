@@ -1,0 +1,113 @@
+"""The documentation's site: every public name has a place in it, every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+import pyro_bnn
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "made" not in path.parts),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+    *sorted((ROOT / "tutorials").rglob("*.md")),
+    *sorted((ROOT / "tutorials").rglob("*.ipynb")),
+]
+INNER_ROOMS = {"cli", "registry", "memory", "errors"}
+"""Rooms whose names are not a user's, or that have none."""
+
+
+@pytest.fixture(scope="module")
+def generate() -> Any:
+    """``docs/generate.py``."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def public_rooms() -> dict[str, ModuleType]:
+    """Rooms that say which of their names are public."""
+    names = [module.name for module in pkgutil.iter_modules(pyro_bnn.__path__)]
+    rooms = {name: importlib.import_module(f"pyro_bnn.{name}") for name in names}
+    return {name: room for name, room in rooms.items() if getattr(room, "__all__", None)}
+
+
+def test_every_public_name_is_in_the_reference_once(generate: Any) -> None:
+    pages = generate.api()
+    described = re.findall(
+        r"^\.\. auto(?:class|function|data):: (.*)$", "\n".join(pages.values()), re.MULTILINE
+    )
+    assert len(described) == len(set(described)) > 200
+    for name, room in {"": pyro_bnn, **public_rooms()}.items():
+        if name in INNER_ROOMS:
+            continue
+        page = pages[name or "pyro_bnn"]
+        for each in room.__all__:
+            if not inspect.ismodule(getattr(room, each)):
+                assert re.search(rf"[.:` ]{each}\b", page), f"{name}.{each}"
+
+
+def test_every_rule_column_and_command_has_a_line(generate: Any) -> None:
+    from pyro_bnn.cli.main import app
+    from pyro_bnn.report.tables.metrics import METRICS
+    from pyro_bnn.report.verdicts.verdicts import RULES
+
+    verdicts, columns, commands = generate.verdicts(), generate.columns(), generate.command_line()
+    assert [r.kind for r in RULES if f"| {r.kind} | {r.what[:9]}" not in verdicts] == []
+    told = [metric for metric in METRICS if metric.meaning]
+    assert [metric.key for metric in told if f"`{metric.key}`" not in columns] == []
+    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in names if f"## pyro-bnn {name}" not in commands] == []
+
+
+def test_bibliography_has_the_papers_of_docstrings(generate: Any) -> None:
+    text = generate.bibliography()
+    assert "Leibig et al." in text  # one of several in a docstring
+    assert "https://arxiv.org/abs/1706.04599" in text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file(path: Path) -> None:
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        text = re.sub(r'"image/png": "[^"]*"', "", text)
+    for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text):
+        if path.suffix == ".md" or target.endswith((".ipynb", ".md")):
+            assert (path.parent / target).exists(), target
+
+
+def test_the_first_screens_ratios_are_those_of_the_stored_run() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "svi.json").read_text())["rows"]
+    small = {r["contender"]: r["ratio"] for r in rows if (r["net"], r["batch"]) == ("10-50-1", 128)}
+    screen = " ".join((ROOT / "README.md").read_text().partition("<!-- home ends -->")[0].split())
+    assert f"takes {small['pyro_bnn, AutoNormal']:.2f} times as long as" in screen
+    assert f"stock Pyro {small['Pyro, AutoNormal']:.0f} times" in screen
+
+
+@pytest.mark.soak
+def test_site_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "build.py"), str(tmp_path / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
