@@ -11,6 +11,7 @@ import pytest
 from benchmarks import verdicts
 from benchmarks.verdict_rates import spread
 from benchmarks.verdict_rates._rate import Rate
+from pyro_bnn.report.verdicts.answer import FOUND
 from pyro_bnn.report.verdicts.verdicts import RULES
 
 
@@ -27,6 +28,17 @@ def test_every_rule_of_the_report_has_a_rate_or_a_reason_not_to() -> None:
     assert kinds - with_rate == set(verdicts.WITHOUT_RATE)
     # what is no rule: the ranking, and the mark of new rows in predictions
     assert with_rate - kinds == {"behind", "behind, over splits", "new rows"}
+
+
+def test_what_the_answer_says_of_more_rows_is_what_the_ranking_finds() -> None:
+    """Nine of ten, where rows are many."""
+    words = f"behind by {FOUND:g} standard errors of a paired difference"
+    counted = json.loads((verdicts.FOLDER / "rates.json").read_text())["ranking"]
+    rates = [row for row in counted if row["verdict"] == "behind" and words in row["setting"]]
+    many = [row for row in rates if "200 rows" in row["setting"] or "2000 rows" in row["setting"]]
+    shares = [row["given"] / row["simulated"] for row in many]
+    assert len(shares) == 6
+    assert min(shares) > 0.89
 
 
 def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:

@@ -93,8 +93,9 @@ class LinearPosterior:
     ``spread`` scales its standard deviation (0 makes a point estimate), ``shift`` moves its mean
     by so many standard deviations; ``stored`` draws in ``num_chains`` chains make it a sampler,
     with ``chain_shift`` standard deviations between its first chain and the others, in the first
-    output, and ``stats`` beside which draws diverged; ``scales`` are draws of further latents, by
-    chain. ``moments`` says which predictive moments exist, as if the tails were Cauchy or Student;
+    output, and ``drift`` over the draws of each, and ``stats`` beside which draws diverged;
+    ``scales`` are draws of further latents, by chain. ``moments`` says which predictive moments
+    exist, as if the tails were Cauchy or Student;
     ``params`` are point estimates of its model.
     """
 
@@ -106,6 +107,7 @@ class LinearPosterior:
     stored: int | None = None
     num_chains: int = 1
     chain_shift: float = 0.0
+    drift: float = 0.0
     num_divergent: int = 0
     num_parameters: int = 12
     is_flat: bool = False  # its prior is improper
@@ -141,6 +143,7 @@ class LinearPosterior:
         if self.stored is not None:
             z = self._fresh(self.stored, 99).reshape(self.num_chains, -1, num_outputs, x.shape[1])
             z[0, :, 0] += self.chain_shift * sd[:, 0]
+            z += self.drift * sd.T * torch.linspace(-0.5, 0.5, z.shape[1])[:, None, None]
             self.z = z
 
     @property

@@ -225,7 +225,7 @@ def test_the_rows_that_a_difference_needs_go_with_the_square(split: Split) -> No
     }
     comparison = compare(posteriors, split)
     error = comparison.ranking[1].difference.standard_error
-    needed = float(f"{len(split.test) * (2 * error / 0.01) ** 2:.1e}")
+    needed = float(f"{len(split.test) * (4 * error / 0.01) ** 2:.1e}")
     assert f"some {needed:,.0f} in place of 60" in said(comparison)[CHANGE]
 
 

@@ -201,6 +201,7 @@ def test_a_biased_sampler_shows_the_bias_that_its_energy_errors_imply() -> None:
     assert np.isnan(bias["NUTS"])
     (text,) = texts(comparison, "sampler bias")
     assert text.startswith("MCLMC: its energy errors imply variances off by 20 %, threshold 10 %")
+    assert "(those of the median draw 20 %)" in text
 
 
 def test_a_small_bias_is_shown_and_not_blamed() -> None:
@@ -236,6 +237,15 @@ def test_r_hats_within_members_and_over_them_have_names_of_their_own() -> None:
     assert "over members, R-hat" in text
     assert "weigh alike" in text
     assert all("NUTS" in text or "within members" in text for text in texts(comparison, "rhat"))
+
+
+def test_members_that_differ_no_more_than_within_themselves_are_not_said_to_differ() -> None:
+    """All drift alike, so that halves of each are farther apart than members are."""
+    comparison = beside_nuts(1e-6, method="MILE", options={"num_members": 4}, drift=2.0)
+    row = comparison.table.loc["MCLMC"]
+    assert row["rhat_within"] > row["rhat"] > 1.01
+    assert texts(comparison, "members") == []
+    assert any("within members" in text for text in texts(comparison, "rhat"))
 
 
 # --- of the package's own chains -----------------------------------------------------------------

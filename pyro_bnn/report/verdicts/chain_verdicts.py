@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from pyro_bnn.diagnostics.convergence import (
     MAX_DIVERGENT,
     MAX_SATURATED,
@@ -14,7 +16,7 @@ from pyro_bnn.diagnostics.convergence import (
     RHAT_THRESHOLD,
     ChainChecks,
 )
-from pyro_bnn.diagnostics.energy_error import MAX_BIAS
+from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
@@ -54,13 +56,16 @@ def rhat(entry: Evaluation) -> str:
 
 
 def members(entry: Evaluation) -> str:
-    """Members of an ensemble that say different things."""
-    checks = entry.checks.sampling
+    """Members of an ensemble that say different things, by more than each says of itself."""
+    checks, within = entry.checks.sampling, entry.checks.rhat_within
     if checks is None or not has_members(entry.posterior) or not (worst := _worst_rhat(checks)):
         return ""
+    if checks.worst_rhat <= within:
+        return ""
     return (
-        f"over members, {worst}, threshold {RHAT_THRESHOLD}: members are in modes that differ, and "
-        "weigh alike whatever the mass of these: a mixture of local posteriors"
+        f"over members, {worst}, threshold {RHAT_THRESHOLD}, and {number(within, 4)} within them: "
+        "members are in modes that differ, and weigh alike whatever the mass of these: a mixture "
+        "of local posteriors"
     )
 
 
@@ -69,10 +74,11 @@ def sampler_bias(entry: Evaluation) -> str:
     bias = entry.checks.sampler_bias
     if not bias > MAX_BIAS:
         return ""
+    usual = variance_bias(float(np.median(entry.posterior.sample_stats["energy_variance"])))
     return (
         f"its energy errors imply variances off by {percent(bias, 0)}, threshold "
-        f"{percent(MAX_BIAS, 0)}, were all directions equally stiff: an unadjusted sampler with "
-        "too long a step"
+        f"{percent(MAX_BIAS, 0)}, were all directions equally stiff (those of the median draw "
+        f"{percent(usual, 0)}): an unadjusted sampler with too long a step, everywhere or in places"
     )
 
 

@@ -188,8 +188,8 @@ SPREAD = [
               "less sure of the function than the reference"),
     of_places("distance", "Another function than that of the reference, with its mean and spread",
               MARGINALS, is_far, _far,
-              "Another function than that of {judge}, though mean and spread agree within their "
-              f"thresholds: {{parts}}; threshold {FLOORS:g} times the distance between halves and "
+              "Another function than that of {judge}, though neither mean nor spread is off beyond "
+              f"its error: {{parts}}; threshold {FLOORS:g} times the distance between halves and "
               f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}.",
               "another shape than the reference"),
 ]  # fmt: skip
