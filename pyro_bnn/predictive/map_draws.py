@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +71,10 @@ class Chunks:
         with torch.no_grad(), CountBytes() as counter:
             z = next(draws.blocks())
         z = z[:1]
+        count = len(rows)
+        rows = (*rows, *self.program.for_all_draws(rows[0], params))
+        if len(rows) > count:
+            fn = functools.partial(_given, self.program, fn, count)
         key = (name, _shapes(z, *rows))
         if key not in self._costs:
             stored, axes = _stored(fn, z, rows, params)  # first calls may do more: not counted
@@ -235,6 +240,14 @@ class Pass:
             raise OptionError(refusal)
         left = memory - kept * len(self.draws)
         return collected(self, self.blocks(left), left)
+
+
+def _given(
+    program: Program, fn: Function, count: int, z: Tensor, rows: Rows, params: Params
+) -> tuple[Tensor, ...]:
+    """The function of rows, of which those after ``count`` are what the program takes as given."""
+    with program.given(rows[count:]):
+        return fn(z, rows[:count], params)
 
 
 def collected(whole: Pass, blocks: Iterable[Pass], left: int) -> tuple[Tensor, ...]:

@@ -93,7 +93,7 @@ def predict(
         with torch.no_grad(), isolated(seed):
             f, *values = of.together(memory, kept=kept(of))
         given = Conditional(at_rows(fn, of.num_rows), values, units, has_moments)
-        (x,) = of.rows
+        x = of.rows[0]
 
         def batch(y: Tensor) -> Batch:
             if is_number:

@@ -3,7 +3,8 @@ r"""A model whose network is linear in z, its tangent at one point.
 .. math:: f(x; z) \to f(x; m) + J_x(m)\,(z - m)
 
 What y is given f stays as the model has it, and so do the sites that f does not depend on, such as
-a noise scale. The Jacobian is never made: each draw takes one product with it.
+a noise scale. The Jacobian is made once for all draws where it is small and rows do not depend on
+each other; else each draw takes one product with it.
 
 References:
     Immer, Korzepa & Bauer, "Improving predictions of Bayesian neural nets via local linearization",
@@ -13,15 +14,21 @@ References:
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from pyro_bnn.errors import ModelError
-from pyro_bnn.program.handlers import Evaluate
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.distributions import distribution_tensors
+from pyro_bnn.program.handlers import Evaluate, with_gradients
+from pyro_bnn.program.program import Program, without_vmap_warnings
 from pyro_bnn.program.terms import Params
+
+JACOBIAN = 1 << 24  # numbers of one that is made
+ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
 
 
 class LinearisedProgram(Program):
@@ -38,39 +45,99 @@ class LinearisedProgram(Program):
     def __init__(self, program: Program, centre: Tensor) -> None:
         self.__dict__.update(program.__dict__)  # a view of it: nothing is traced again
         self._predictive_is_checked = False
+        self._tangent: tuple[Tensor, ...] = ()
         self.centre = centre.detach().to(program.initial)
         with warnings.catch_warnings():  # torch compiles rules of its own before its first product
             warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
             torch.func.jvp(torch.sin, (self.centre,), (self.centre,))
-        self._check_output()
+        self._values = self.constrain(self.centre)
+        self._beside_f = self._check_output()
 
     def _run(
         self, z: Tensor | None, x: Tensor, y: Tensor | None, params: Params | None
     ) -> Evaluate:
         if z is None:
             return super()._run(z, x, y, params)
-
-        def f(z: Tensor) -> Tensor:
-            return cast(Tensor, self._run_at(self.constrain(z), x, None, params).f)
-
-        at_centre, slope = cast(
-            tuple[Tensor, Tensor], torch.func.jvp(f, (self.centre,), (z - self.centre,))
-        )
-        return self._run_at(self.constrain(z), x, y, params, output=at_centre + slope)
-
-    def _check_output(self) -> None:
-        """See whether another f makes another distribution of y."""
-        x, y = self.example
-        values = self.constrain(self.centre)
-        with torch.no_grad():
-            f = cast(Tensor, self._run_at(values, x, None, None).f)
-            own, other = (
-                self._log_likelihood(self._run_at(values, x, y, None, output=output))[0]
-                for output in (f, f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f))
+        values = self.constrain(z)
+        if not self._tangent:
+            at_centre, slope = cast(
+                tuple[Tensor, Tensor],
+                torch.func.jvp(lambda z: self._f(z, x, params), (self.centre,), (z - self.centre,)),
             )
-        if torch.equal(own, other):
+            return self._run_at(values, x, y, params, output=at_centre + slope)
+        at_centre, jacobian = self._tangent  # [N, F] and [N, F, P]
+        slope = (jacobian.flatten(0, 1) @ (z - self.centre)).reshape(at_centre.shape)
+        values = {k: values[k] if k in self._beside_f else v for k, v in self._values.items()}
+        run = self._run_at(values, x, y, params, output=at_centre + slope)
+        run.latent.clear()  # they are not those of z
+        return run
+
+    def _f(self, z: Tensor, x: Tensor, params: Params | None) -> Tensor:
+        """The network's own f ``[N, F]``."""
+        return cast(Tensor, self._run_at(self.constrain(z), x, None, params).f)
+
+    def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:
+        """F ``[N, F]`` and its Jacobian ``[N, F, P]`` at the point; none where that is too large.
+
+        Nor where f of a row depends on the others, or the model cannot be batched over rows.
+        """
+        size = len(x) * self.num_function_outputs * self.num_latents
+        if size > JACOBIAN or not self.is_batched:
+            return ()
+
+        def of_row(z: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            f = self._f(z, row.unsqueeze(0), params)[0]
+            return f, f
+
+        with torch.no_grad(), without_vmap_warnings():
+            f = self._f(self.centre, x, params)
+            try:
+                jacobian, by_row = torch.func.vmap(
+                    torch.func.jacrev(of_row, has_aux=True), (None, 0)
+                )(self.centre, x)
+            except RuntimeError:
+                return ()
+        scale = float(f.abs().max())
+        return (f, jacobian) if torch.allclose(f, by_row, ROUNDING, ROUNDING * scale) else ()
+
+    @contextmanager
+    def given(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:
+        """Take what :meth:`for_all_draws` gave for these rows."""
+        before, self._tangent = self._tangent, of_rows
+        try:
+            yield
+        finally:
+            self._tangent = before
+
+    def _check_predictive(self, params: Params | None) -> None:
+        with self.given(()):  # it is of other rows
+            super()._check_predictive(params)
+
+    def _check_output(self) -> set[str]:
+        """See whether another f makes another distribution of y.
+
+        Returns:
+            Names of the sites that it depends on beside f, such as the noise scale.
+
+        Raises:
+            ModelError: If it does not.
+        """
+        x, y = self.example
+        with torch.no_grad():
+            f = self._f(self.centre, x, None)
+        other = f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f)
+        with with_gradients():
+            values = {k: v.detach().requires_grad_() for k, v in self._values.items()}
+            runs = [self._run_at(values, x, y, None, output=output) for output in (f, other)]
+            own, moved = (self._log_likelihood(run)[0] for run in runs)
+            made = [own, *distribution_tensors(runs[0].observed["fn"])]
+            slopes: Sequence[Tensor | None] = (None,) * len(values)
+            if sums := [value.sum() for value in made if value.requires_grad]:
+                slopes = torch.autograd.grad(sums, list(values.values()), allow_unused=True)
+        if torch.equal(own, moved):
             raise ModelError(
                 "the network cannot be linearised, as y does not depend on the recorded f: use "
                 'what it returns, as in f = pyro.deterministic("f", f), or take '
                 'predictive="weights"'
             )
+        return {name for name, slope in zip(values, slopes, strict=True) if slope is not None}

@@ -266,6 +266,15 @@ class Program:
         with self._naming_columns(x):
             return self._at(z, x, None, params, lambda run, _: cast(Tensor, run.f))
 
+    def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """What is computed of rows x once for all draws, ``[N, ...]`` each: nothing."""
+        return ()
+
+    @contextmanager
+    def given(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:  # noqa: ARG002
+        """Take what :meth:`for_all_draws` gave for these rows."""
+        yield
+
     # The distribution of y
 
     def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Predictive:

@@ -33,6 +33,9 @@ class CurvatureOf:
 
     Raises:
         OptionError: If the structure is too large, or not built for this curvature or likelihood.
+
+    Attributes:
+        objective, structure, entries: As they were given.
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class CurvatureOf:
                 f'structure="full" is a matrix of {size:,} x {size:,} numbers: take "kron", '
                 '"low_rank" or "diagonal", or subset="last_layer"'
             )
-        self._entries, self._curvature = entries, curvature
+        self.entries, self._curvature = entries, curvature
+        self._last: tuple[Tensor, Any] | None = None  # the point asked for last, and its answer
         self._terms = RowTermsOf(
             program,
-            curvature,
+            "roots" if curvature == "ggn" else curvature,
             rows,
             1,
             is_full=structure == "full",
@@ -62,22 +66,34 @@ class CurvatureOf:
             entries=entries,
         )
 
+    @property
+    def chunk(self) -> int:
+        """How many rows are computed at once."""
+        return self._terms.chunk
+
     def __call__(self, z: Tensor, *, is_mode: bool = False) -> Any:
         """The precision at z ``[P]``; on the way to a mode with positive eigenvalues for others.
 
         Raises:
             DivergenceError: If it is not positive definite at a mode; names the eigenvalue.
         """
-        return self.with_prior(self.of_data(z), z, is_mode=is_mode)
+        if self._last is None or self._last[0] is not z:
+            self._last = z, self.of_data(z)
+        return self.with_prior(self._last[1], z, is_mode=is_mode)
 
     def of_data(self, z: Tensor) -> Any:
         """Curvature of the data: ``[P', P']``, ``[P']``, a factor ``[P', R]``, or Kronecker's."""
         at, rows = z.to(self.objective.program.dtype), self.objective.rows
+        if self._curvature == "hessian":
+            found = self._terms(at.unsqueeze(0), rows).curvature
+            assert found is not None
+            return found.double()
+        each = self._terms.roots(at, rows)  # [B, K, P'] of some rows
         if self.structure == "kron":
-            return factors_of(layers_with_bias(self._sites()), self._terms.roots(at, rows))
+            return factors_of(layers_with_bias(self._sites()), each)
         if self.structure == "low_rank":
             parts, count = [], 0
-            for roots in self._terms.roots(at, rows):
+            for roots in each:
                 parts.append(roots.flatten(0, 1))
                 count += parts[-1].numel()
                 if count > ROOTS:
@@ -87,15 +103,11 @@ class CurvatureOf:
                     )
             W = torch.cat(parts).double().mT  # [P', N K]
             return largest(W, min(self.rank, *W.shape))
-        if self.structure == "full" and self._curvature == "ggn":  # summed in float64
-            total = at.new_zeros((), dtype=torch.float64)
-            for roots in self._terms.roots(at, rows):
-                some = roots.flatten(0, 1).double()
-                total = total + some.mT @ some
-            return total
-        found = self._terms(at.unsqueeze(0), rows).curvature
-        assert found is not None
-        return found.double()
+        total = at.new_zeros((), dtype=torch.float64)
+        for roots in each:  # summed in float64
+            some = roots.flatten(0, 1).double()
+            total = total + (some.mT @ some if self.structure == "full" else some.square().sum(0))
+        return total
 
     def with_prior(
         self, of_data: Any, z: Tensor, *, is_mode: bool = True
@@ -109,7 +121,10 @@ class CurvatureOf:
             if bend is not None:
                 where, more = bend
                 matrix = matrix.index_put((where[:, None], where[None, :]), more, accumulate=True)
-            return Dense(_positive(matrix, is_mode=is_mode))
+            try:
+                return Dense(matrix)
+            except DivergenceError:
+                return Dense(_positive(matrix, is_mode=is_mode))
         if self.structure == "low_rank":
             return LowRank(prior, of_data)
         return Diagonal(_positive(of_data + prior, is_mode=is_mode))
@@ -117,7 +132,7 @@ class CurvatureOf:
     def _sites(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Names, shapes and first of the ``P'`` entries of the sites that it is over."""
         found, start = [], 0
-        taken = None if self._entries is None else set(self._entries.tolist())
+        taken = None if self.entries is None else set(self.entries.tolist())
         for site in self.objective.program.sites:
             if taken is None or site.start in taken:
                 found.append((site.name, tuple(site.shape), start))
@@ -134,9 +149,9 @@ class CurvatureOf:
             hessian = objective.prior_curvature(z, where)
             prior = prior.index_put((where,), hessian.diagonal())
             bend = where, hessian - hessian.diagonal().diag()
-        if self._entries is None:
+        if self.entries is None:
             return prior, bend
-        return prior[self._entries], None
+        return prior[self.entries], None
 
 
 def _positive(precision: Tensor, *, is_mode: bool) -> Tensor:
@@ -148,16 +163,14 @@ def _positive(precision: Tensor, *, is_mode: bool) -> Tensor:
     is_matrix = precision.ndim == 2
     if not bool(precision.isfinite().all()):
         raise DivergenceError("Laplace found no mode: the curvature is not finite")
-    if is_matrix and int(torch.linalg.cholesky_ex(precision).info) == 0:
-        return precision
     if not is_matrix and bool((precision > 0).all()):
         return precision
     values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
     if is_mode:
         raise DivergenceError(
-            f"Laplace found no mode: the curvature has an eigenvalue {float(values.min()):.3g}, so "
-            'that no Gaussian has it. Take curvature="ggn", which is never negative, or raise '
-            "num_steps"
+            f"Laplace found no mode: the curvature has an eigenvalue {float(values.min()):.3g} "
+            f"beside one of {float(values.max()):.3g}, so that no Gaussian has it. Take "
+            'curvature="ggn", which is never negative, or raise num_steps'
         )
     values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
     return values if vectors is None else (vectors * values) @ vectors.mT

@@ -177,11 +177,15 @@ class Laplace(Engine[GuidePosterior]):
             num_steps = 0 if _is_at_a_mode(problem.init) else NUM_STEPS
         entries = entries_of(program, self.subset, self.structure)
         objective = MinusLogJoint(program, problem.rows, prior)
+        on_the_way = self.curvature_on_the_way(objective)
+        objective.chunk = on_the_way.chunk
+        at_mode: CurvatureOf | None = None
         if not isinstance(self.subset, int):
-            self.curvature_of(objective, entries)  # or is refused
+            is_same = entries is None and on_the_way.structure == self.structure
+            at_mode = on_the_way if is_same else self.curvature_of(objective, entries)
 
         def make(saves: Checkpoint, progress: bool) -> LaplaceRun:  # noqa: ARG001
-            return LaplaceRun(self, num_steps, guide, problem, prior, entries, saves)
+            return LaplaceRun(self, num_steps, guide, problem, on_the_way, at_mode, saves)
 
         return Start(problem, asdict(self) | {"num_steps": num_steps}, make)
 
@@ -233,8 +237,8 @@ class LaplaceRun(Training):
         num_steps: Steps of Adam.
         guide: The point that they move.
         problem: Model and data.
-        prior: The Gaussian part of the prior.
-        entries: Entries ``[P']`` of z that the Gaussian is over; None for all, or to be found.
+        on_the_way: The precision by which the mode is found.
+        at_mode: That of the Gaussian; None where its entries are to be found.
         saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
@@ -247,8 +251,8 @@ class LaplaceRun(Training):
         num_steps: int,
         guide: AutoDelta,
         problem: Problem,
-        prior: GaussianPrior,
-        entries: Tensor | None,
+        on_the_way: CurvatureOf,
+        at_mode: CurvatureOf | None,
         saves: Checkpoint,
     ) -> None:
         super().__init__(
@@ -260,7 +264,7 @@ class LaplaceRun(Training):
             compile_path=saves.compile_path,
         )
         self.engine, self.num_steps, self.title = engine, num_steps, type(engine).__name__
-        self._problem, self._prior, self._entries = problem, prior, entries
+        self._problem, self._on_the_way, self._at_mode = problem, on_the_way, at_mode
         self.found: tuple[Guide, dict[str, Any]] | None = None
         if not num_steps:
             self.compile_path = "eager"
@@ -272,18 +276,13 @@ class LaplaceRun(Training):
             DivergenceError: If it is no mode.
         """
         super().finish()
-        engine, program, entries = self.engine, self.program, self._entries
-        objective = MinusLogJoint(program, self._problem.rows, self._prior)
-        on_the_way = engine.curvature_on_the_way(objective)
-        mode = polish(objective, on_the_way, self.guide.centre().double())
+        engine, program, objective = self.engine, self.program, self._on_the_way.objective
+        mode = polish(objective, self._on_the_way, self.guide.centre().double())
         scales: dict[str, float] = {}
         if engine.prior_scales == "evidence":
-            mode, scales = self._with_evidence(objective, on_the_way, mode)
+            mode, scales = self._with_evidence(objective, mode)
         self._require_mode(mode)
-        if isinstance(engine.subset, int):
-            diagonal = CurvatureOf(objective, "diagonal", engine.curvature, engine.rank)
-            entries = widest(diagonal(mode.z).variance(), engine.subset)
-        q = engine.curvature_of(objective, entries)(mode.z, is_mode=True)
+        q, entries = self._precision_of(mode)
         with isolated():
             guide = guide_of(q, engine.subset, entries, self._problem.model)
             set_up(guide, program)
@@ -296,22 +295,31 @@ class LaplaceRun(Training):
         }
         self.found = guide, told | ({"found_scales": scales} if scales else {})
 
-    def _with_evidence(
-        self, objective: MinusLogJoint, precision_at: CurvatureOf, mode: Mode
-    ) -> tuple[Mode, dict[str, float]]:
+    def _precision_of(self, mode: Mode) -> tuple[Any, Tensor | None]:
+        """The precision at a mode, and the entries ``[P']`` that it is over, None for all."""
+        engine, at_mode = self.engine, self._at_mode
+        if at_mode is None:
+            assert isinstance(engine.subset, int)
+            objective = self._on_the_way.objective
+            diagonal = CurvatureOf(objective, "diagonal", engine.curvature, engine.rank)
+            entries = widest(diagonal(mode.z).variance(), engine.subset)
+            at_mode = engine.curvature_of(objective, entries)
+        return at_mode(mode.z, is_mode=True), at_mode.entries
+
+    def _with_evidence(self, objective: MinusLogJoint, mode: Mode) -> tuple[Mode, dict[str, float]]:
         """The mode under the priors' scales at which the evidence is largest, and these."""
         blocks, since = evidence.blocks_of(objective), 0
         best = -math.inf, mode, objective.factors
         for _ in range(evidence.ROUNDS):
             self._require_mode(mode)
-            q = self.engine.curvature_of(objective, None)(mode.z, is_mode=True)
+            q, _ = self._precision_of(mode)
             value, factors = _log_evidence(mode, q, len(mode.z)), objective.factors.clone()
             since = since + 1 if value < best[0] else 0
             best = max(best, (value, mode, factors), key=lambda found: found[0])
             change = evidence.improve(objective, blocks, mode.z, q.variance())
             if change < evidence.CONVERGED or since == evidence.PATIENCE:
                 break
-            mode = polish(objective, precision_at, mode.z)
+            mode = polish(objective, self._on_the_way, mode.z)
         _, mode, objective.factors = best
         return mode, evidence.scales_of(objective, blocks)
 

@@ -9,16 +9,17 @@ References:
 
 from __future__ import annotations
 
-import functools
+import math
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from pyro_bnn.capture.captured import Captured
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, normal_entries
-from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -26,8 +27,9 @@ FARTHEST = 0.01  # nats that a mode may be away
 ROUNDS = 60  # of a new precision each
 STEPS = 30  # of L-BFGS in each
 PAIRS = 20  # steps that it remembers
-HALVINGS = 12  # of a step that does not go down
+TRIES = 12  # lengths of a step that does not go down
 SETTLED = 5e-3  # nats that a round gains where it is as low as it comes
+ROUNDING = 10  # of the log joint density, in the last digits of its dtype
 IDLE = 5  # steps that gain a tenth of it, in a row
 PROBES = 12  # products with the Hessian, by which a direction of negative curvature is looked for
 NEGATIVE = -0.01  # curvature, in units of the precision, that is no rounding
@@ -54,42 +56,76 @@ class MinusLogJoint:
         prior: The Gaussian part of its prior.
 
     Attributes:
+        chunk: How many rows are computed at once; all, unless it is set.
         factors: Of the precisions of that part ``[P]``, 1 for the model's own.
         others: Which entries ``[P]`` have a prior that is no Gaussian.
     """
 
     def __init__(self, program: Program, rows: Batch, prior: GaussianPrior) -> None:
-        self.program, self.rows = program, rows
+        self.program, self.rows, self.chunk = program, rows, len(rows.x)
         self.loc, self.precision = prior.loc.double(), prior.precision.double()
         self.factors = torch.ones_like(self.precision)
         self.others = normal_entries(program)[1].isnan()
         self._params = {name: value.detach() for name, value in program.params.items()}
-        self._terms = RowTermsOf(program, "none", rows, 1, is_captured=False)
+        self._replayed = Captured(self._with_slope, f"{model_name(program.model)}, all of it")
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``[]`` and gradient ``[P]`` at z ``[P]``."""
+        """Value ``[]`` and gradient ``[P]`` at z ``[P]``, by a graph that many calls repay."""
         at = z.to(self.program.dtype)
-        terms = self._terms(at.unsqueeze(0), self.rows)
-        slope, of_prior = torch.func.grad_and_value(self._minus_log_prior)(at)
+        return self._summed([self._replayed(at, *chunk) for chunk in self._chunks()], z)
+
+    def expanded(self, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Value, gradient, and what gives the Hessian times v ``[P]``, at z ``[P]``."""
+        at = z.to(self.program.dtype)
+        first, *others = self._chunks()
+        held = self._derivatives(at, *first)  # those of all chunks might not fit the memory
+        parts = [held[:2], *(self._derivatives(at, *chunk)[:2] for chunk in others)]
+        value, gradient = self._summed(parts, z)
+
+        def hessian_times(v: Tensor) -> Tensor:
+            total, along = (self.factors - 1) * self.precision * v, v.to(at)
+            total = total + held[2](along).double()
+            for chunk in others:
+                total = total + self._derivatives(at, *chunk)[2](along).double()
+            return total
+
+        return value, gradient, hessian_times
+
+    def _chunks(self) -> list[tuple[Tensor, Tensor]]:
+        x, y = self.rows
+        return list(zip(x.split(self.chunk), y.split(self.chunk), strict=True))
+
+    def _derivatives(
+        self, z: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Value and gradient of a chunk, and its Hessian as a product, which is symmetric."""
+
+        def slope_of(z: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope = self._with_slope(z, x, y)
+            return slope, value
+
+        found = cast(tuple[Any, ...], torch.func.vjp(slope_of, z, has_aux=True))
+        slope, times, value = found
+        return value.detach(), slope.detach(), lambda v: times(v)[0]
+
+    def _with_slope(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``[]`` and gradient ``[P]`` of a chunk, which has its share of the prior."""
+        share = len(x) / len(self.rows.x)  # each chunk's likelihood is scaled by N/B
+
+        def value(z: Tensor) -> Tensor:
+            return -share * self.program.log_joint(z, Batch(x, y), self._params)
+
+        slope, at = torch.func.grad_and_value(value)(z)
+        return at, slope
+
+    def _summed(self, parts: Sequence[tuple[Tensor, ...]], z: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of what chunks have, with the factors of the prior."""
         error, more = z - self.loc, (self.factors - 1) * self.precision
-        value = terms.nll[0].double() + of_prior.double() + 0.5 * (more * error.square()).sum()
-        value = value - 0.5 * self.factors.log().sum()
-        return value, terms.gradient[0].double() + slope.double() + more * error
-
-    def hessian_times(self, z: Tensor, v: Tensor) -> Tensor:
-        """The Hessian at z times v ``[P]``."""
-        at, along = z.to(self.program.dtype), v.to(self.program.dtype)
-        total = (self.factors - 1) * self.precision * v
-        size = self._terms.chunk
-        for x, y in zip(self.rows.x.split(size), self.rows.y.split(size), strict=True):
-            share = len(x) / len(self.rows.x)  # each chunk's likelihood is scaled by N/B
-            value = functools.partial(self._minus_share, some=Batch(x, y), share=share)
-            product = torch.func.grad(lambda z, value=value: torch.func.grad(value)(z) @ along)(at)
-            total = total + product.double()
-        return total
-
-    def _minus_share(self, z: Tensor, some: Batch, share: float) -> Tensor:
-        return -share * self.program.log_joint(z, some, self._params)
+        value = 0.5 * ((more * error.square()).sum() - self.factors.log().sum())
+        gradient = more * error
+        for of_value, slope in parts:
+            value, gradient = value + of_value.double(), gradient + slope.double()
+        return value, gradient
 
     def prior_curvature(self, z: Tensor, where: Tensor) -> Tensor:
         """Hessian ``[r, r]`` of minus the log prior in some entries ``[r]`` at z."""
@@ -112,7 +148,7 @@ class Mode(NamedTuple):
         z: The point ``[P]``.
         minus_log_joint: Minus the log joint density there, ``[]``.
         steps: Newton's step at z for each entry times its gradient, over 2, ``[P]``: nats.
-        gain: What the last round of L-BFGS gained, nats.
+        gain: What the last round of L-BFGS gained, nats; 0 where rounding hides all gains.
     """
 
     z: Tensor
@@ -136,18 +172,27 @@ class Mode(NamedTuple):
 
 
 def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor) -> Mode:
-    """Go down from z ``[P]`` until no step gains anything, beyond saddles."""
-    tolerance = 10 * torch.finfo(objective.program.dtype).eps
-    for _ in range(ROUNDS):
+    """Go down from z ``[P]`` until no step gains anything, beyond saddles.
+
+    What is a mode already stays where it is: nothing to gain is what its rounding hides.
+    """
+    gain, is_settled = math.inf, False
+    for left in range(ROUNDS, -1, -1):
         precision = precision_at(z)
-        z, gain = descend(objective, precision, z, tolerance)
-        if gain < SETTLED:
-            lower = _beyond_saddle(objective, precision, z)
+        value, gradient, hessian_times = objective.expanded(z)
+        mode = Mode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
+        rounding = ROUNDING * torch.finfo(objective.program.dtype).eps * float(1 + value.abs())
+        if mode.decrement < rounding:
+            mode, is_settled = mode._replace(gain=0.0), True
+        if is_settled:
+            lower = _beyond_saddle(objective, precision, hessian_times, z)
             if lower is None:
                 break
-            z = lower
-    value, gradient = objective(z)
-    return Mode(z, value, 0.5 * gradient * precision_at(z).solve(gradient), gain)
+            z, is_settled = lower, False
+        elif left:
+            z, gain = descend(objective, precision, z, rounding)
+            is_settled = gain < SETTLED
+    return mode
 
 
 def descend(
@@ -170,11 +215,13 @@ def descend(
         slope = gradient @ direction
         if float(slope) > -2 * tolerance or idle == IDLE:
             break
-        for halvings in range(HALVINGS):
-            step = direction * 0.5**halvings
+        size = 1.0
+        for _ in range(TRIES):
+            step = size * direction
             new, new_gradient = objective(z + step)
-            if bool(new <= value + 1e-4 * 0.5**halvings * slope + rounding):
+            if bool(new <= value + 1e-4 * size * slope + rounding):
                 break
+            size *= _shorter(float(new - value), size * float(slope))
         else:
             break
         change = new_gradient - gradient
@@ -185,9 +232,24 @@ def descend(
     return z, float(start - value)
 
 
-def _beyond_saddle(objective: MinusLogJoint, precision: Solves, z: Tensor) -> Tensor | None:
+def _shorter(rise: float, slope: float) -> float:
+    """The share of a step to the least of the parabola of what it rose by and of its first slope.
+
+    References:
+        Nocedal & Wright, section 3.5.
+    """
+    share = -slope / (2 * (rise - slope)) if math.isfinite(rise) else 0.0
+    return min(max(share, 0.1), 0.5)
+
+
+def _beyond_saddle(
+    objective: MinusLogJoint,
+    precision: Solves,
+    hessian_times: Callable[[Tensor], Tensor],
+    z: Tensor,
+) -> Tensor | None:
     """A lower point along a direction of negative curvature; None where there is none."""
-    curvature, direction = _smallest_curvature(objective, precision, z)
+    curvature, direction = _smallest_curvature(hessian_times, precision, z)
     if curvature > NEGATIVE:
         return None
     here = float(objective(z)[0]) - SETTLED
@@ -211,7 +273,7 @@ def _inverse_times(
 
 
 def _smallest_curvature(
-    objective: MinusLogJoint, precision: Solves, z: Tensor
+    hessian_times: Callable[[Tensor], Tensor], precision: Solves, z: Tensor
 ) -> tuple[float, Tensor]:
     """Smallest eigenvalue that Lanczos finds of the Hessian between roots of P^-1, its direction.
 
@@ -230,7 +292,7 @@ def _smallest_curvature(
     basis = [v / v.norm()]
     diagonal, beside = [], []
     for _ in range(min(PROBES, len(z))):
-        w = transposed(objective.hessian_times(z, precision.deviations(basis[-1][None])[0]))
+        w = transposed(hessian_times(precision.deviations(basis[-1][None])[0]))
         diagonal.append(w @ basis[-1])
         B = torch.stack(basis)
         w = w - B.mT @ (B @ w)

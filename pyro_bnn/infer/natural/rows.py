@@ -29,7 +29,7 @@ from pyro_bnn.program.terms import Batch
 
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
 
-Curvature: TypeAlias = Literal["none", "squared_gradients", "gradients", "ggn", "hessian"]
+Curvature: TypeAlias = Literal["none", "squared_gradients", "gradients", "ggn", "roots", "hessian"]
 PerDraw: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -56,7 +56,7 @@ class RowTermsOf:
 
     Args:
         program: The model as tensor functions; its point-estimated parameters are held fixed.
-        curvature: Which one, see the module.
+        curvature: Which one, see the module; ``"roots"`` for :meth:`roots` of ``"ggn"`` alone.
         batch: Rows of the data.
         num_draws: Draws S at once.
         is_full: Whether it is a matrix, of ``"ggn"`` and ``"hessian"``.
@@ -90,7 +90,7 @@ class RowTermsOf:
         values = program.constrain(program.initial)
         first = Batch(batch.x[:1], batch.y[:1])
         _, self._scale_of_one = program.row_log_likelihood(values, first, self._params)
-        if curvature == "ggn":
+        if curvature in ("ggn", "roots"):
             self._require_fisher(batch.x[:1])
         self._draws_at_once = 1 if is_full else num_draws
         own: PerDraw = getattr(self, f"_with_{curvature}")
@@ -219,6 +219,9 @@ class RowTermsOf:
         nll, gradient = self._with_none(z, x, y)
         roots = self._roots(z, x).flatten(0, 1)  # [B K, P']
         return nll, gradient, roots.mT @ roots if self._is_full else roots.square().sum(0)
+
+    def _with_roots(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002
+        return (self._roots(z, x),)
 
     def _roots(self, z: Tensor, x: Tensor) -> Tensor:
         """R^T J ``[B, K, P']`` of rows."""

@@ -22,6 +22,7 @@ from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.precision import Dense
 from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.posterior import Posterior
+from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from tests.oracle import linear_gaussian
 
@@ -189,6 +190,37 @@ def test_linearised_classes_have_the_tangents_logits() -> None:
     assert_close(posterior.predict(X, 40).probs, f.softmax(-1).mean(0), rtol=1e-6, atol=1e-6)
 
 
+def test_a_jacobian_for_all_draws_and_a_product_a_draw_are_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The noise scale, which y has beside f, is that of each draw."""
+    posterior = fit(network(likelihoods.Normal()))
+    of_all = posterior.predict(X, 40, seed=1)
+    log_scale = posterior.unconstrained(40, seed=1)[:, -1]
+    expected = (2 * log_scale).exp()[:, None, None].expand(40, 20, 1)
+    assert_close(of_all.variances, expected, rtol=1e-10, atol=0)
+    monkeypatch.setattr("pyro_bnn.program.linearised.JACOBIAN", 0)
+    each = posterior.predict(X, 40, seed=1)
+    assert_close(of_all.function_draws, each.function_draws, rtol=1e-10, atol=1e-10)
+    assert_close(of_all.draws, each.draws, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_that_depend_on_each_other_have_no_jacobian_for_all_draws() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    net = nn.Sequential(nn.Linear(2, 3), Centred(), nn.Linear(3, 1)).double()
+    model = bayesian(net, likelihood=likelihoods.Normal(0.25))
+    program = Program(model, X, Y)
+    linearised = LinearisedProgram(program, program.initial)
+    assert linearised.for_all_draws(X) == ()
+    plain = LinearisedProgram(Program(network(), X, Y), torch.zeros(17).double())
+    f, jacobian = plain.for_all_draws(X)
+    assert f.shape == (20, 1)
+    assert jacobian.shape == (20, 1, 17)
+
+
 def test_a_model_whose_y_is_not_given_f_is_not_linearised() -> None:
     def model(x: Tensor, y: Tensor | None = None) -> Tensor:
         w = pyro.sample("w", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
@@ -249,14 +281,24 @@ def test_a_saddle_is_left() -> None:
 
 
 def hessian_of(objective: MinusLogJoint, z: Tensor) -> Tensor:
-    rows = [objective.hessian_times(z, v) for v in torch.eye(len(z), dtype=z.dtype)]
+    _, _, hessian_times = objective.expanded(z)
+    rows = [hessian_times(v) for v in torch.eye(len(z), dtype=z.dtype)]
     return torch.stack(rows)
+
+
+def test_a_mode_stays_where_it_is() -> None:
+    model, data = network().float(), (X.float(), Y.float())
+    first = fit(model, data)
+    again = fit(model, data, init=first, num_steps=None)
+    assert_close(again.guide.centre(), first.guide.centre(), rtol=0, atol=0)
+    assert again.log_evidence == first.log_evidence
+    assert again.options["polish_gain"] == 0
 
 
 def test_products_with_the_hessian_are_those_of_the_matrix() -> None:
     program = Program(network(likelihoods.Normal()), X, Y)
     objective = MinusLogJoint(program, program.batch(X, Y), GaussianPrior.of(program, "the test"))
-    objective._terms.chunk = 7  # of 20 rows
+    objective.chunk = 7  # of 20 rows
     z = program.initial
     assert_close(hessian_of(objective, z), hessian(program, z), rtol=1e-8, atol=1e-8)
     value, gradient = objective(z)
