@@ -50,6 +50,7 @@ _NAMES = {
     "prior_predictive": "diagnostics.simulation.prior_predictive",
     "Comparison": "report",
     "compare": "report",
+    "trust": "report",
     "BNNError": "errors",
 }
 
@@ -103,6 +104,7 @@ __all__ = [
     "priors",
     "report",
     "sklearn",
+    "trust",
 ]
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ if TYPE_CHECKING:
     from pyro_bnn.posterior.posterior import Posterior
     from pyro_bnn.predictive.prediction import Prediction
     from pyro_bnn.program.program import Program
+    from pyro_bnn.report.beyond.trust import trust
     from pyro_bnn.report.compare import Comparison, compare
 
 

@@ -79,7 +79,7 @@ def test_help(args: tuple[str, ...]) -> None:
     assert "..." not in out.partition("\n")[2]  # no sentence is cut
 
 
-COMMANDS = ("compare", "fit", "predict", "prior", "sbc")
+COMMANDS = ("compare", "fit", "predict", "prior", "sbc", "trust")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -46,6 +46,7 @@ def _classes(package: str) -> Iterator[tuple[str, str]]:
 
 def _data_sets() -> Iterator[tuple[str, str]]:
     yield from ast.literal_eval(_value("pyro_bnn.data.idx_files", "MNIST_SETS")).items()
+    yield from ast.literal_eval(_value("pyro_bnn.data.fashion_mnist", "FASHION_SETS")).items()
     made = _value("pyro_bnn.data.sklearn_sets", "SKLEARN_SETS")
     assert isinstance(made, ast.Dict)
     for key, make in zip(made.keys, made.values, strict=True):

@@ -317,6 +317,89 @@ def predict(
         _wrote([out])
 
 
+@app.command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
+@opt.spread(hidden=("seed",))
+def trust(
+    context: typer.Context,
+    source: opt.Source,
+    trusted: opt.Trusted,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+) -> None:
+    """Fit a classifier by several methods and ask of each what its probabilities are worth.
+
+    On the held-out images: log score, calibration beside its floor, rejection. With --corrupt the
+    same under corruption, the noise of an image the same for every method; with --ood how well
+    uncertainty tells images of another data set; with --attack what a step against the prediction
+    does, beside as large a step at random. Every number has its standard error over images, paired
+    against the best method, and over seeds where --seeds names several. Methods are ranked by the
+    log score alone.
+
+    FOLDER gets index.html and the tables as CSV files.
+    """
+    import torch
+
+    from pyro_bnn.cli import networks, runs
+    from pyro_bnn.cli.methods import comma_parts, find_methods
+    from pyro_bnn.data import load
+    from pyro_bnn.report import trust as judge
+    from pyro_bnn.report.beyond.trust import check_trust
+
+    found = find_methods(trusted.methods)
+    engines = how.engines(context, found)
+    seeds = runs.one_or_several(context, "seed", trusted.seeds)
+    severities = [] if trusted.corrupt is None else runs.numbers(trusted.corrupt, "--corrupt")
+    example = "kinds are names separated by commas, such as rotate,jpeg"
+    kinds = None if trusted.kinds is None else comma_parts(trusted.kinds, example)
+    rows = networks.load_rows(source, network.likelihood)
+    unknown = None if trusted.ood is None else load(trusted.ood)
+    asked: dict[str, Any] = {
+        "ood": unknown,
+        "corruptions": severities,
+        "kinds": kinds,
+        "scale": trusted.scale,
+        "attack": trusted.attack,
+    }
+    check_trust(rows, **asked)
+    plan = runs.Plan(
+        methods=found,
+        engines=engines,
+        choice=network,
+        reference=None,
+        progress=how.progress,
+        say=how.say,
+        command=context.obj,
+        notes=plain_notes,
+    )
+    models = {seed: plan.models(rows, seed) for seed in seeds}
+    networks.check_layers(context, models[seeds[0]])
+    _check_writable(trusted.out)
+    for line in networks.describe(rows, models[seeds[0]], network):
+        how.say(line)
+    torch.set_num_threads(how.threads)
+    posteriors: dict[str, list[Any]] = {}
+    lost: list[str] = []
+    for seed in seeds:
+        fitted, without = plan.fit(models[seed], rows, seed, say=how.say)
+        lost += [f"{name}, seed {seed}: {why}" for name, why in without.items()]
+        for name, posterior in fitted.items():
+            posteriors.setdefault(name, []).append(posterior)
+    how.say("Judging ...")
+    page = judge(
+        posteriors,
+        rows,
+        **asked,
+        num_samples=trusted.draws,
+        num_rows=trusted.rows,
+        seed=seeds[0],
+    )
+    page.save(trusted.out, command=context.obj)
+    typer.echo(f"\n{page.summary()}\n")
+    _wrote([trusted.out / "index.html"])
+    if lost:
+        raise DivergenceError("; ".join(lost))
+
+
 @app.command(short_help="Check a method on data simulated from a network's prior.")
 @opt.spread(without=("chains", "max_rows"), hidden="5", steps=2_000, samples=500)
 def sbc(

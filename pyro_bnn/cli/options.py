@@ -296,6 +296,35 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trusted:
+    """What 'pyro-bnn trust' judges, beyond the test images as they are.
+
+    Args:
+        methods: As in 'pyro-bnn compare'.
+        out: Folder of the page; made where it does not exist.
+        ood: Data set of other images of the same size, whose held-out rows are unknown inputs.
+        corrupt: Severities of corruption, some of 1 to 5, such as 1,3,5.
+        kinds: Corruptions, such as gaussian-noise,rotate.
+        scale: Whose constants of corruptions, those of MNIST-C or of CIFAR-10-C.
+        attack: Step of an attack by the sign of the gradient, in units of the largest pixel.
+        seeds: Seeds of the fits, such as 0-2: errors over seeds need several.
+        rows: How many test images, the first ones, are corrupted and attacked.
+        draws: Draws of the posterior, the same for every method.
+    """
+
+    methods: str = option(..., "NAME,NAME,...")
+    out: Path = option(Path("trust"), "FOLDER")
+    ood: str | None = option(None, "NAME|PATH")
+    corrupt: str | None = option(None, "K,K,...")
+    kinds: str | None = option(None, "NAME,NAME,...", "eight usual ones")
+    scale: Literal["mnist", "cifar"] | None = option(None, None, "mnist for one channel")
+    attack: float | None = option(None, "STEP")
+    seeds: str = option("0", "N-N|N,N,...")
+    rows: int = option(1_000, "N", min=1)
+    draws: int = option(200, "N", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Simulated:
     """What 'pyro-bnn sbc' simulates, and where the ranks go.
 

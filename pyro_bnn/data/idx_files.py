@@ -68,7 +68,7 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
         _checked(folder / file, md5) for file, md5 in MNIST_MD5.items()
     )
     shape = (1, 28, 28) if name == "mnist-images" else (784,)
-    units = _units(x_train, shape)
+    units = pixel_units(x_train, shape)
     names = [f"row {r} column {c}" for r, c in np.ndindex(28, 28)] if len(shape) == 1 else None
 
     def part(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Dataset:
@@ -111,7 +111,7 @@ def _checked(path: Path, md5: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])
 
 
-def _units(images: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Standardiser:
+def pixel_units(images: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Standardiser:
     """One mean and sd of all pixels, exact by the count of each of the 256 values."""
     counts = np.bincount(images, minlength=PIXEL_VALUES).astype(float)
     share, values = counts / counts.sum(), np.arange(PIXEL_VALUES)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pyro_bnn.data.csv_file import Target, read_csv
+from pyro_bnn.data.fashion_mnist import FASHION_SETS, load_fashion
 from pyro_bnn.data.folders import load_folder
 from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
@@ -23,7 +24,7 @@ def names() -> list[str]:
         >>> "diabetes" in names(), "uci/yacht" in names()
         (True, True)
     """
-    return sorted([*MNIST_SETS, *SKLEARN_SETS, *uci_sets()])
+    return sorted([*FASHION_SETS, *MNIST_SETS, *SKLEARN_SETS, *uci_sets()])
 
 
 def load(
@@ -43,8 +44,8 @@ def load(
         name_or_path: A registered name (see :func:`names`), which goes before a file of that name;
             or the path of a CSV or TSV file with a header, of an NPZ file with arrays ``x`` and
             ``y`` (or ``x_train, y_train, x_test, y_test``), or of a folder in the UCI layout.
-            UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, MNIST is read from
-            ``$PYRO_BNN_DATA/mnist``, all by checksum.
+            UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, MNIST and a part of
+            Fashion-MNIST are read from there, all by checksum.
         target: Column of a CSV that is predicted, or several (``["a", "b"]`` or ``"a,b"``), which
             are numbers; the last one by default.
         task: ``"regression"``, ``"classification"`` or ``"counts"`` (whole numbers from 0 for a
@@ -103,6 +104,8 @@ def _registered(name: str, target: Target | None, task: Task | None, split: int)
         raise OptionError(f"{name} has its own target; target= is for a CSV")
     if name in MNIST_SETS:
         result = load_mnist(name, split)
+    elif name in FASHION_SETS:
+        result = load_fashion(name, split)
     else:
         result = load_sklearn(name, split) if name in SKLEARN_SETS else load_uci(name, split)
     if task not in (None, result.task):

@@ -18,6 +18,7 @@ from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 from pyro_bnn.errors import DataError
 
 ROUNDING = 1e-6  # by which a probability may leave [0, 1]
+EQUAL = 1e-12  # nats: two entropies that differ by less are those of equal draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,11 @@ def class_uncertainty(probs: Float[np.ndarray, "S N C"]) -> ClassUncertainty:
     probs = probs.clip(0, 1)
     total = special.entr(probs.mean(0)).sum(-1)  # [N]
     expected = special.entr(probs).sum(-1).mean(0)  # [N]
+    between = total - expected
     return ClassUncertainty(
         entropy=total,
         expected_entropy=expected,
-        mutual_information=np.maximum(total - expected, 0.0),  # rounding of equal draws
+        mutual_information=np.where(between > EQUAL, between, 0.0),
     )
 
 

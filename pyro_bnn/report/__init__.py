@@ -1,6 +1,7 @@
 """One comparison of posteriors on the same rows: evaluated, judged, drawn, written."""
 
 from pyro_bnn.files.atomic import check_writable
+from pyro_bnn.report.beyond.trust import Trust, trust
 from pyro_bnn.report.compare import Comparison, compare
 from pyro_bnn.report.saved.compare_files import compare_files
 from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs
@@ -10,8 +11,10 @@ __all__ = [
     "Comparison",
     "RepeatedComparison",
     "Run",
+    "Trust",
     "check_writable",
     "compare",
     "compare_files",
     "compare_runs",
+    "trust",
 ]

@@ -28,7 +28,8 @@ def csv(tmp_path: Path) -> Path:
 
 def test_the_names_are_those_of_the_documentation() -> None:
     assert data.names() == [
-        "breast-cancer", "diabetes", "digits", "mnist", "mnist-images", "moons",
+        "breast-cancer", "diabetes", "digits", "fashion-mnist",
+        "fashion-mnist-images", "mnist", "mnist-images", "moons",
         "uci/boston", "uci/concrete", "uci/energy", "uci/kin8nm", "uci/naval", "uci/power-plant",
         "uci/protein", "uci/wine-red", "uci/yacht",
         "wine-cultivars",

@@ -25,9 +25,9 @@ def test_entropy_is_expected_entropy_plus_the_mean_divergence_of_the_draws() -> 
 
 
 def test_draws_that_agree_have_no_epistemic_uncertainty() -> None:
-    found = class_uncertainty(np.tile([0.1, 0.2, 0.7], (7, 3, 1)))
-    assert_allclose(found.mutual_information, 0, atol=1e-15)
-    assert (found.mutual_information >= 0).all()
+    one = np.random.default_rng(0).dirichlet(np.ones(5), size=(1, 200))
+    found = class_uncertainty(np.tile(one, (7, 1, 1)))
+    assert (found.mutual_information == 0).all()  # rounding would put rows in an order
 
 
 def test_a_curve_by_hand() -> None:

@@ -41,12 +41,12 @@ class Attacked(NamedTuple):
 def fgsm(
     posterior: Posterior,
     data: Dataset | tuple[ArrayLike, ArrayLike],
-    epsilon: float,
+    epsilon: float | Tensor,
     *,
     num_samples: int | None = None,
     seed: int = 0,
-    low: float | None = None,
-    high: float | None = None,
+    low: float | Tensor | None = None,
+    high: float | Tensor | None = None,
 ) -> Attacked:
     """The fast gradient sign method against a posterior predictive, and its random control.
 
@@ -56,10 +56,12 @@ def fgsm(
     Args:
         posterior: What predicts.
         data: Rows x and what was observed there, in the model's units.
-        epsilon: Size of the step in every number of x, > 0, in the model's units.
+        epsilon: Size of the step in every number of x, > 0, in the model's units; a tensor of the
+            shape of a row where one step of the data's units is another one in each column.
         num_samples: Number of draws, the total over chains.
         seed: Seed of the draws and of the random signs.
-        low: Least value that x can have, such as 0 for images; None for no bound.
+        low: Least value that x can have, such as 0 for images, one or one a column; None for no
+            bound.
         high: Largest such value.
 
     Raises:
@@ -71,7 +73,8 @@ def fgsm(
         Goodfellow, Shlens & Szegedy, "Explaining and Harnessing Adversarial Examples", ICLR 2015,
         arXiv:1412.6572.
     """
-    check_positive("epsilon", epsilon)
+    for step in torch.as_tensor(epsilon).unique().tolist():
+        check_positive("epsilon", step)
     x, y = (data.x, data.y) if isinstance(data, Dataset) else data
     rows = posterior.program.batch(to_tensor(x, "x"), to_tensor(y, "y"))
     draws = posterior.draws(num_samples, seed)
@@ -80,12 +83,14 @@ def fgsm(
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, gradient.shape, generator=generator).to(gradient) * 2 - 1
     moved, control = (
-        (rows.x + epsilon * step).clamp(low, high)
-        if (low, high) != (None, None)
-        else rows.x + epsilon * step
-        for step in (gradient.sign(), signs)
+        _within(rows.x + epsilon * step, low, high) for step in (gradient.sign(), signs)
     )
     return Attacked(moved, control, gradient)
+
+
+def _within(x: Tensor, low: float | Tensor | None, high: float | Tensor | None) -> Tensor:
+    x = x if low is None else torch.maximum(x, torch.as_tensor(low).to(x))
+    return x if high is None else torch.minimum(x, torch.as_tensor(high).to(x))
 
 
 def _gradient(posterior: Posterior, draws: Tensor, batch: Batch) -> Tensor:

@@ -1,0 +1,77 @@
+"""The first images of Fashion-MNIST, from one NPZ file, by checksum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyro_bnn.data.dataset import Dataset
+from pyro_bnn.data.fetch import DATA_VARIABLE, check_sha256, local_path
+from pyro_bnn.data.idx_files import pixel_units
+from pyro_bnn.data.split import Split, check_index
+from pyro_bnn.errors import DataError
+
+FILE = "train_first3615.npz"
+SHA256 = "763b0d9dc66a99fa30cb8119f838b317293dab74b8744818c7aac52e3ba38e1f"
+NUM_TRAIN = 3_000
+CLASSES = (
+    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot",
+)  # fmt: skip
+
+FASHION_SETS = {
+    "fashion-mnist": "The first 3,615 training images of Fashion-MNIST as 784 inputs; 10 classes.",
+    "fashion-mnist-images": "The same with inputs [1, 28, 28], for convolutions.",
+}
+"""The two shapes of the inputs, with a sentence each."""
+
+
+def load_fashion(name: str = "fashion-mnist", index: int = 0) -> Split:
+    """Load a part of Fashion-MNIST: 3,000 training images and the next 615 to test.
+
+    The part is that of the file ``$PYRO_BNN_DATA/fashion_mnist/train_first3615.npz``. Pixels are
+    standardised by one mean and standard deviation, as MNIST's are.
+
+    Args:
+        name: A key of ``FASHION_SETS``, which says the shape of x.
+        index: Number of the split: 0, the only one.
+
+    Returns:
+        The split; x float in torch's default dtype, y int64.
+
+    Raises:
+        OptionError: If ``index`` is not 0.
+        DataError: If the variable is not set, the file is missing, or its checksum is another one.
+
+    References:
+        Xiao, Rasul & Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+        Learning Algorithms", 2017, arXiv:1708.07747.
+    """
+    check_index(index, 1, name)
+    path = local_path("fashion_mnist", FILE)
+    if path is None:
+        raise DataError(
+            f"{name} is read from $PYRO_BNN_DATA/fashion_mnist/{FILE}, and ${DATA_VARIABLE} is not "
+            "set: put the file there"
+        )
+    check_sha256(path, SHA256)
+    with np.load(path, allow_pickle=False) as file:
+        images, labels = file["x"], file["y"]
+    shape = (1, 28, 28) if name == "fashion-mnist-images" else (784,)
+    units = pixel_units(images[:NUM_TRAIN].ravel(), shape)
+
+    def part(rows: slice) -> Dataset:
+        own: np.ndarray[Any, Any] = images[rows]
+        x = torch.tensor(own).reshape(len(own), *shape)
+        return Dataset(
+            units.to(dtype=torch.get_default_dtype()).transform(x),
+            torch.tensor(labels[rows].astype(np.int64)),
+            units,
+            target_name="article",
+            class_names=CLASSES,
+        )
+
+    train, test = part(slice(NUM_TRAIN)), part(slice(NUM_TRAIN, None))
+    note = f"The first {len(labels):,} of 60,000 training images alone."
+    return Split(train, test, "classification", name, note=note)

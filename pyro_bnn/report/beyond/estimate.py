@@ -1,0 +1,117 @@
+r"""A number of a method with its standard errors, over images and over fits of other seeds.
+
+Every number is a function of rows. On B resamples b of the rows, drawn with replacement, averaged
+over fits r = 1..R,
+
+.. math:: \mathrm{se}_\text{images}^2 = \mathrm{var}_b(\theta_b), \qquad
+    \mathrm{se}_\text{seeds}^2 = \mathrm{var}_r(\theta_r) / R
+
+The resamples are the same for every method, so that the error of a difference is that of the
+differences on each: paired. A jackknife is no substitute: of the calibration error of a calibrated
+method, which is no smooth function of its rows, it says twice the error. A single fit has no error
+over seeds.
+
+References:
+    Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, sections 6 and 11.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+RESAMPLES = 100  # the error of an error is 7 % of it
+
+Rows = Int[np.ndarray, " n"]
+Statistic = Callable[[Rows], float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its errors.
+
+    Attributes:
+        value: Mean over fits.
+        images_error: Standard error over images.
+        seeds_error: Standard error over fits of other seeds; NaN of one fit.
+    """
+
+    value: float
+    images_error: float
+    seeds_error: float = float("nan")
+
+    @property
+    def error(self) -> float:
+        """Both together; of one fit that over images alone."""
+        return math.hypot(self.images_error, 0.0 if self.is_of_one_fit else self.seeds_error)
+
+    @property
+    def is_of_one_fit(self) -> bool:
+        """Whether nothing is known of other seeds."""
+        return math.isnan(self.seeds_error)
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A number of every fit of a method, of all rows and of each resample.
+
+    Attributes:
+        whole: Of all rows ``[R]``.
+        each: Of each resample ``[R, B]``.
+    """
+
+    whole: Float[np.ndarray, " R"]
+    each: Float[np.ndarray, "R B"]
+
+    @property
+    def estimate(self) -> Estimate:
+        """Its mean over fits, with errors."""
+        error = _sd(self.each.mean(0))
+        return Estimate(float(self.whole.mean()), error, _of_seeds(self.whole))
+
+    def minus(self, other: Resampled) -> Estimate:
+        """The paired difference to another method; fits are paired where they are as many."""
+        if len(self.whole) == len(other.whole):
+            seeds = _of_seeds(self.whole - other.whole)
+        else:
+            both = [_of_seeds(one.whole) for one in (self, other)]
+            seeds = math.hypot(*(0.0 if math.isnan(one) else one for one in both))
+        value = float(self.whole.mean() - other.whole.mean())
+        return Estimate(value, _sd(self.each.mean(0) - other.each.mean(0)), seeds)
+
+
+def resampled(statistics: Sequence[Statistic], num_rows: int) -> Resampled:
+    """A number of each fit, of all rows and of resamples of them.
+
+    Args:
+        statistics: Of each fit, what gives the number of some rows.
+        num_rows: Number of rows N.
+    """
+    every, others = np.arange(num_rows), resamples(num_rows)
+    return Resampled(
+        np.array([of(every) for of in statistics]),
+        np.array([[of(rows) for rows in others] for of in statistics]),
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def resamples(num_rows: int) -> list[Rows]:
+    """Rows drawn with replacement, in their order; the same whenever they are asked for."""
+    rng = np.random.default_rng(0)
+    return [np.sort(rng.integers(0, num_rows, num_rows)) for _ in range(RESAMPLES)]
+
+
+def _sd(values: Float[np.ndarray, " B"]) -> float:
+    with np.errstate(invalid="ignore"):  # impossible rows: NaN
+        return float(np.std(values, ddof=1))
+
+
+def _of_seeds(values: Float[np.ndarray, " R"]) -> float:
+    if len(values) < 2:
+        return float("nan")
+    return _sd(values) / math.sqrt(len(values))

@@ -1,0 +1,330 @@
+"""Numbers of classifiers on test rows, corrupted, unknown and attacked ones, with their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95
+from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
+from pyro_bnn.errors import DataError
+from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, resampled
+from pyro_bnn.report.beyond.images import Condition
+from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, floor
+from pyro_bnn.report.evaluation.units import to_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pyro_bnn.data.split import Split
+
+NAN = float("nan")
+
+
+class Attack(NamedTuple):
+    """Rows moved against a method, and as far at random, as the method sees them."""
+
+    moved: Scored
+    control: Scored
+
+
+class Fit(NamedTuple):
+    """All that one posterior says.
+
+    Attributes:
+        test: Of the test rows.
+        shifted: Of each corruption, in the order of the conditions.
+        unknown: Of inputs of another data set; None without.
+        attack: Of the attacked rows; None without.
+    """
+
+    test: Scored
+    shifted: Sequence[Scored]
+    unknown: Scored | None
+    attack: Attack | None
+
+
+class Judged:
+    """Classifiers on test rows, corrupted, unknown and attacked ones.
+
+    Methods are RANKED by the log score only; all else is shown with its error, and the paired
+    difference to the best.
+
+    Attributes:
+        names: Methods, the highest log score on the test rows first.
+        split: The data.
+        ood_name: Of the unknown inputs; None without.
+        conditions: Corruptions; none without.
+        epsilon: Step of the attack in units of the largest pixel; None without.
+        num_draws: Draws of every method.
+        labels: Classes of the test rows ``[N]``.
+        fits: What the fits of each method say.
+        ranking: By the log score of the test rows.
+        shifted_ranking: By the mean log score over the corruptions; none without.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        fits: Mapping[str, Sequence[Fit]],
+        *,
+        num_draws: int,
+        conditions: Sequence[Condition] = (),
+        ood_name: str | None = None,
+        epsilon: float | None = None,
+    ) -> None:
+        self.split = split
+        self.num_draws = num_draws
+        self.conditions = tuple(conditions)
+        self.ood_name, self.epsilon = ood_name, epsilon
+        self.labels = to_numpy(split.test.y).astype(int)
+        self.ranking = _ranking({n: [fit.test.log_score for fit in own] for n, own in fits.items()})
+        self.names = tuple(place.name for place in self.ranking)
+        self.fits = {name: tuple(fits[name]) for name in self.names}
+        self.shifted_ranking: list[Ranked] = []
+        if self.conditions:
+            self.shifted_ranking = _ranking(
+                {
+                    name: [np.mean([s.log_score for s in fit.shifted], axis=0) for fit in own]
+                    for name, own in self.fits.items()
+                }
+            )
+
+    @property
+    def num_fits(self) -> int:
+        """Largest number of fits of a method."""
+        return max(map(len, self.fits.values()))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Numbers of the test rows: a row a method, each with its error in ``<number>_se``.
+
+        ``log_score_gap`` is the paired difference to the first; ``floor`` is about what ``ece``
+        is where the probabilities are right; ``temperature`` is found on one half of the rows and
+        ``temperature_gain``, in nats a row, is what it gains on the other, both ways.
+        """
+        rows = len(self.labels)
+        numbers = self._numbers(
+            (*NUMBERS, *MORE), lambda fit, number: _on(fit.test, number, self.labels), rows
+        )
+        for name, own in self.fits.items():
+            error = 1 - numbers[name]["accuracy"]
+            scaled = [_scaled(fit.test, self.labels) for fit in own]
+            gain = resampled([_mean_of(gains) for _, gains in scaled], rows).estimate
+            numbers[name] |= {
+                "floor": float(np.mean([floor(fit.test) for fit in own])),
+                "augrc_random": error / 2,
+                "augrc_best": error**2 / 2,
+                "temperature": float(np.mean([t for t, _ in scaled])),
+                "temperature_gain": gain.value,
+                "temperature_gain_se": gain.error,
+                "fits": len(own),
+            }
+        return _frame(numbers)
+
+    @cached_property
+    def shifted(self) -> pd.DataFrame:
+        """The same numbers under corruption: the mean over kinds and severities of each."""
+        if not self.conditions:
+            return _frame({})
+        y = self.labels[: self._num_shifted]
+
+        def of(fit: Fit, number: Number) -> Callable[[Rows], float]:
+            each = [_on(scored, number, y) for scored in fit.shifted]
+            return lambda rows: float(np.mean([one(rows) for one in each]))
+
+        numbers = self._numbers(NUMBERS, of, len(y))
+        for name, own in self.fits.items():
+            floors = [floor(scored) for fit in own for scored in fit.shifted]
+            numbers[name]["floor"] = float(np.mean(floors))
+        return _frame(numbers).loc[[place.name for place in self.shifted_ranking]]
+
+    @cached_property
+    def by_condition(self) -> pd.DataFrame:
+        """Numbers of each corruption: a row a kind, severity and method."""
+        import pandas as pd
+
+        y, found = self.labels[: self._num_shifted], []
+
+        def at(place: int) -> Callable[[Fit, Number], Callable[[Rows], float]]:
+            return lambda fit, number: _on(fit.shifted[place], number, y)
+
+        for place, condition in enumerate(self.conditions):
+            numbers = self._numbers(NUMBERS[:1], at(place), len(y))
+            for name, own in self.fits.items():
+                scored = [fit.shifted[place] for fit in own]
+                more = {
+                    number.key: float(
+                        np.mean([_on(s, number, y)(np.arange(len(y))) for s in scored])
+                    )
+                    for number in NUMBERS[1:]
+                }
+                where = {"kind": condition.kind, "severity": condition.severity, "method": name}
+                floors = {"floor": float(np.mean([floor(s) for s in scored]))}
+                found.append(where | numbers[name] | more | floors)
+        return pd.DataFrame(found)
+
+    @cached_property
+    def unknown(self) -> pd.DataFrame:
+        """How well scores tell unknown inputs apart: a row a method and score.
+
+        ``auroc`` and both FPR at 95 %, named by what is taken as positive, with errors over images
+        of both data sets; ``auroc_gap`` is paired to the best method by the same score.
+        """
+        import pandas as pd
+
+        if self.ood_name is None:
+            return pd.DataFrame()
+        known = len(self.labels)
+        kinds = {
+            "auroc": auroc,
+            "fpr95_known": lambda a, b: fpr95(a, b, positive="known"),
+            "fpr95_unknown": lambda a, b: fpr95(a, b, positive="unknown"),
+        }
+        found = []
+        first = next(iter(self.fits.values()))[0]
+        for score in first.test.novelty:
+            of: dict[str, dict[str, Resampled]] = {}
+            for name, own in self.fits.items():
+                of[name] = {}
+                for kind, measure in kinds.items():
+                    each = [_told_apart(fit, score, measure, known) for fit in own]
+                    total = known + _num_unknown(own[0])
+                    of[name][kind] = resampled(each, total)
+            best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
+            for name in self.names:
+                row: dict[str, Any] = {"method": name, "score": score}
+                for kind, one in of[name].items():
+                    row |= {kind: one.estimate.value, f"{kind}_se": one.estimate.error}
+                gap = of[name]["auroc"].minus(of[best]["auroc"])
+                row |= {"auroc_gap": gap.value, "auroc_gap_se": gap.error if name != best else 0.0}
+                found.append(row)
+        return pd.DataFrame(found)
+
+    @cached_property
+    def attacked(self) -> pd.DataFrame:
+        """Log scores and accuracy of the attacked rows, and where they were moved at random."""
+        if self.epsilon is None:
+            return _frame({})
+        found: dict[str, dict[str, float]] = {}
+        for name, own in self.fits.items():
+            attacks = [fit.attack for fit in own if fit.attack is not None]
+            count = len(attacks[0].moved.log_score)
+            y = self.labels[:count]
+            row: dict[str, float] = {}
+            every = {
+                "before": [fit.test for fit in own],
+                "control": [attack.control for attack in attacks],
+                "moved": [attack.moved for attack in attacks],
+            }
+            samples = {}
+            for key, scored in every.items():
+                samples[key] = resampled([_on(s, NUMBERS[0], y) for s in scored], count)
+                row |= _pair(key, samples[key].estimate)
+                row[f"{key}_accuracy"] = float(
+                    np.mean([_on(s, NUMBERS[1], y)(np.arange(count)) for s in scored])
+                )
+            row |= _pair("lost", samples["moved"].minus(samples["control"]))
+            found[name] = row
+        return _frame(found)
+
+    @property
+    def _num_shifted(self) -> int:
+        return len(self.conditions[0].x) if self.conditions else 0
+
+    def _numbers(
+        self,
+        numbers: Sequence[Number],
+        of: Callable[[Fit, Number], Callable[[Rows], float]],
+        num_rows: int,
+    ) -> dict[str, dict[str, float]]:
+        """Of every method each number with its error, and its paired difference to the best.
+
+        The best is by the log score, whatever the number.
+        """
+        samples = {
+            name: {
+                number.key: resampled([of(fit, number) for fit in own], num_rows)
+                for number in numbers
+            }
+            for name, own in self.fits.items()
+        }
+        best = max(samples, key=lambda name: samples[name]["log_score"].estimate.value)
+        found: dict[str, dict[str, float]] = {}
+        for name, own in samples.items():
+            found[name] = {}
+            for key, one in own.items():
+                found[name] |= _pair(key, one.estimate)
+                found[name][f"{key}_seeds_se"] = one.estimate.seeds_error
+                gap = one.minus(samples[best][key])
+                found[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
+        return found
+
+
+def _ranking(scores: Mapping[str, Sequence[Float[np.ndarray, " N"]]]) -> list[Ranked]:
+    """By the mean over fits of each row's log score; the error over seeds is that of draws."""
+    monte_carlo = {}
+    for name, own in scores.items():
+        means = [float(one.mean()) for one in own]
+        monte_carlo[name] = float(np.std(means, ddof=1) / math.sqrt(len(own))) if own[1:] else 0.0
+    return rank({name: np.mean(own, axis=0) for name, own in scores.items()}, monte_carlo)
+
+
+def _on(scored: Scored, number: Number, y: Int[np.ndarray, " N"]) -> Callable[[Rows], float]:
+    return lambda rows: number.of(scored, y, rows)
+
+
+def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[Rows], float]:
+    return lambda rows: float(values[rows].mean())
+
+
+def _told_apart(
+    fit: Fit, score: str, measure: Callable[..., float], num_known: int
+) -> Callable[[Rows], float]:
+    assert fit.unknown is not None
+    known, unknown = fit.test.novelty[score], fit.unknown.novelty[score]
+    return lambda rows: measure(
+        known[rows[rows < num_known]], unknown[rows[rows >= num_known] - num_known]
+    )
+
+
+def _num_unknown(fit: Fit) -> int:
+    assert fit.unknown is not None
+    return len(fit.unknown.probs)
+
+
+def _scaled(scored: Scored, y: Int[np.ndarray, " N"]) -> tuple[float, Float[np.ndarray, " N"]]:
+    """Mean of the temperatures of two halves, and what each gains a row on the other one."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(scored.probs).clip(min=np.log(np.finfo(float).tiny))
+    halves = np.arange(len(y)) % 2 == 0
+    gains, found = np.full(len(y), np.nan), []
+    for half in (halves, ~halves):
+        try:
+            scale = temperature_scaling(logits[half], y[half])
+        except DataError:  # every row is right: no temperature is best
+            return NAN, gains
+        found.append(scale.temperature)
+        other = np.flatnonzero(~half)
+        with np.errstate(divide="ignore"):
+            after = np.log(scale.apply(logits[other])[np.arange(len(other)), y[other]])
+        gains[other] = after - logits[other, y[other]]
+    return float(np.mean(found)), gains
+
+
+def _pair(key: str, estimate: Estimate) -> dict[str, float]:
+    return {key: estimate.value, f"{key}_se": estimate.error}
+
+
+def _frame(numbers: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    import pandas as pd
+
+    table = pd.DataFrame.from_dict(numbers, orient="index")
+    table.index.name = "method"
+    return table

@@ -1,0 +1,172 @@
+"""The page of a `Judged`: the answer, its figures, tables with errors, and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.plotting.theme import svg
+from pyro_bnn.report.beyond.answer import answer
+from pyro_bnn.report.beyond.plots import drawn
+from pyro_bnn.report.output.page import Picture, Table, render_page
+from pyro_bnn.report.tables.metrics import Column, Record
+
+if TYPE_CHECKING:
+    from pyro_bnn.report.beyond.judged import Judged
+
+NATS = "nats a row"
+
+
+def _column(title: str, key: str, meaning: str = "", unit: str = "") -> Column:
+    """A number with its error where it has one."""
+
+    def cell(row: Record) -> str:
+        return with_error(row[key], row[f"{key}_se"]) if f"{key}_se" in row else number(row[key])
+
+    return Column(title, unit, cell, meaning, key)
+
+
+def _share(title: str, key: str, meaning: str = "") -> Column:
+    def cell(row: Record) -> str:
+        value, error = percent(row[key], 2), row.get(f"{key}_se", float("nan"))
+        return f"{value} ± {percent(error, 2)}" if error == error else value
+
+    return Column(title, "", cell, meaning, key)
+
+
+def _gap(key: str = "log_score_gap") -> Column:
+    return Column(
+        "to the best", NATS, lambda row: with_error(row[key], row[f"{key}_se"]) if row[key] else "",
+        "Paired difference to the method with the highest log score.", key,
+    )  # fmt: skip
+
+
+SCORE = _column("log score", "log_score", "Mean log probability of the observed class.", NATS)
+SEEDS = Column(
+    "over seeds", NATS, lambda row: number(row["log_score_seeds_se"], 2),
+    "The part of the error of fits of other seeds; none of one fit.", "log_score_seeds_se",
+)  # fmt: skip
+ACCURACY = _share("accuracy", "accuracy")
+BRIER = _column("Brier score", "brier", "0 to 2, lower is better.")
+ECE = _column("ECE", "ece", "Calibration error of the largest probability, equal-mass bins.")
+FLOOR = _column("floor", "floor", "About what ECE is where the probabilities are right.")
+AUGRC = _column(
+    "AUGRC", "augrc", "Joint risk over shares of rows kept by entropy; lower is better."
+)
+NEVER_RANKED = "Shown beside their errors, never ranked by; the floor is of the calibration error."
+
+
+def tables(found: Judged) -> Iterator[Table]:
+    """All tables, that of the test images first."""
+    own = [SCORE, _gap(), SEEDS, ACCURACY, BRIER, ECE, FLOOR, AUGRC]
+    if found.num_fits == 1:
+        own.remove(SEEDS)
+    rows = f"{len(found.split.test):,} images, {found.num_draws:,} draws, {_fits(found)}."
+    yield Table("Test images", own, found.table, caption=f"{rows} ± is one standard error.")
+    if found.conditions:
+        caption = (
+            f"Mean over {len(found.conditions)} corruptions (kinds and severities) of the number "
+            f"of each, of the first {len(found.conditions[0].x):,} test images. {NEVER_RANKED}"
+        )
+        yield Table("Corrupted", [*own[:2], *own[2:]], found.shifted, caption=caption)
+    more = [
+        ECE, FLOOR,
+        _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
+        _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
+        _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
+        Column("temperature", "", lambda row: number(row["temperature"]),
+               "The best one on one half of the rows, mean of both halves; above 1: too sure.",
+               "temperature"),
+        _column("its gain", "temperature_gain", "On the other half.", NATS),
+    ]  # fmt: skip
+    yield Table("Calibration", more, found.table, ordered_by="", caption=NEVER_RANKED)
+    rejection = [
+        ACCURACY, AUGRC, _column("at random", "augrc_random"), _column("at best", "augrc_best"),
+        _column("AURC", "aurc", "Mean error rate over shares kept."),
+    ]  # fmt: skip
+    yield Table("Rejection", rejection, found.table, ordered_by="", caption=NEVER_RANKED)
+    if found.ood_name is not None:
+        unknown = found.unknown
+        for score in dict.fromkeys(unknown["score"]):
+            part = unknown[unknown["score"] == score].set_index("method").drop(columns="score")
+            columns = [
+                _column("AUROC", "auroc"),
+                Column("to the best", "", lambda row: with_error(row["auroc_gap"], row[
+                    "auroc_gap_se"]) if row["auroc_gap"] else "", "Paired.", "auroc_gap"),
+                _column("FPR95, known found", "fpr95_known", "Unknown rows kept where 95 % of the "
+                        "known are (OpenOOD's)."),
+                _column("FPR95, unknown found", "fpr95_unknown", "Known rows refused where 95 % of "
+                        "the unknown are (TorchUncertainty's)."),
+            ]  # fmt: skip
+            yield Table(f"{found.ood_name} by {score}", columns, part, ordered_by="")
+    if found.epsilon is not None:
+        columns = [
+            _column("before", "before", "Log score of the rows as they are.", NATS),
+            _column("at random", "control", "Moved as far with random signs.", NATS),
+            _column("attacked", "moved", "Moved up the gradient of the mean over draws.", NATS),
+            _column("attack less random", "lost", "Paired.", NATS),
+            _share("accuracy before", "before_accuracy"),
+            _share("at random", "control_accuracy"),
+            _share("attacked", "moved_accuracy"),
+        ]
+        yield Table(
+            f"Attack of {found.epsilon:g} of the largest pixel", columns, found.attacked,
+            ordered_by="",
+        )  # fmt: skip
+    if found.conditions:
+        every = found.by_condition
+        for kind in dict.fromkeys(every["kind"]):
+            part = every[every["kind"] == kind].copy()
+            part.index = pd.Index(
+                [
+                    f"{m}, severity {s}"
+                    for m, s in zip(part["method"], part["severity"], strict=True)
+                ],
+                name="method",
+            )
+            columns = [SCORE, _gap(), ACCURACY, BRIER, ECE, FLOOR, AUGRC]
+            part = part.drop(columns=["kind", "severity", "method"])
+            yield Table(kind.replace("-", " ").capitalize(), columns, part, ordered_by="")
+
+
+def render(found: Judged, command: str, files: Sequence[str]) -> str:
+    """The page as HTML with nothing to load from elsewhere."""
+    title, statements = answer(found)
+    first, *folded = tables(found)
+    pictures = [
+        Picture(name, one.title, one.words, one.caption, svg(one.figure, name),
+                one.figure.get_figwidth())
+        for name, one in drawn(found).items()
+    ]  # fmt: skip
+    return render_page(
+        "trust.html",
+        data_name=found.split.name,
+        lead=_lead(found),
+        headline=title,
+        statements=statements,
+        pictures=pictures,
+        table=first,
+        tables=folded,
+        note=found.split.note,
+        files=list(files),
+        command=command,
+    )
+
+
+def _lead(found: Judged) -> str:
+    text = f"{len(found.names)} methods, {_fits(found)}, on {len(found.split.test):,} test images"
+    if found.conditions:
+        text += f", {len(found.conditions)} corruptions of {len(found.conditions[0].x):,} of them"
+    if found.ood_name is not None:
+        text += f", and {found.ood_name} as unknown inputs"
+    return f"{text}. Ranked only by the log score; a method is behind where a test over all pairs says so, at a family-wise error of 5 %"  # noqa: E501
+
+
+def _fits(found: Judged) -> str:
+    least, most = min(map(len, found.fits.values())), found.num_fits
+    if most == 1:
+        return "one fit each"
+    return f"{most} fits each" if least == most else f"{least} to {most} fits each"

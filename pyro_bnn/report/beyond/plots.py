@@ -1,0 +1,174 @@
+"""The figures of a `Judged`, each with its caption and its words for readers who cannot see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pyro_bnn.diagnostics.trust.selective import selective_risk
+from pyro_bnn.plotting.numbers import number
+from pyro_bnn.plotting.theme import (
+    INK,
+    MUTED,
+    canvas,
+    grid_shape,
+    hide_unused,
+    name_rows,
+    rows_height,
+    styles,
+    wrap_name,
+)
+from pyro_bnn.report.beyond.scored import ENTROPY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.report.beyond.judged import Judged
+
+MOST_POINTS = 400  # of a curve
+
+
+class Drawn(NamedTuple):
+    """A figure and its words."""
+
+    title: str
+    figure: Figure
+    caption: str
+    words: str
+
+
+def drawn(found: Judged) -> dict[str, Drawn]:
+    """The figures that there are numbers for, by name."""
+    figures = {"rejection": _rejection(found), "calibration": _calibration(found)}
+    if found.conditions:
+        figures["shift"] = _shift(found)
+    if found.ood_name is not None:
+        figures["unknown"] = _unknown(found)
+    return figures
+
+
+def _rejection(found: Judged) -> Drawn:
+    """Accuracy of the rows kept, of the first fit of each method."""
+    own = styles(found.names)
+    with canvas(6.2, 4.2) as (figure, (ax,)):
+        for name, fits in found.fits.items():
+            scored = fits[0].test
+            curve = selective_risk(scored.novelty[ENTROPY], scored.probs.argmax(1) == found.labels)
+            shown = np.unique(np.linspace(0, len(curve.kept) - 1, MOST_POINTS).astype(int))
+            style = own[name]
+            ax.plot(
+                curve.kept[shown], 1 - curve.risk[shown], color=style.colour, ls=style.dashes,
+                label=wrap_name(name, 30),
+            )  # fmt: skip
+        ax.set_xlabel("share of rows kept, the most certain ones by entropy")
+        ax.set_ylabel("accuracy of the rows kept")
+        ax.legend()
+    first = found.names[0]
+    return Drawn(
+        "Rejection",
+        figure,
+        "Rows are kept in the order of the entropy of the mean probabilities; at the right all of "
+        "them. Of the first fit of each method.",
+        f"Accuracy of the rows kept against their share. The joint risk (AUGRC) of {first} is "
+        f"{number(found.table.loc[first, 'augrc'])}.",
+    )
+
+
+def _calibration(found: Judged) -> Drawn:
+    """The calibration error beside what a calibrated method has."""
+    tables = {"test images": found.table}
+    if found.conditions:
+        tables["corrupted, mean"] = found.shifted.loc[list(found.names)]
+    own = styles(found.names)
+    size = 3.6 * len(tables) + 1.2, rows_height(found.names) + 1.0
+    with canvas(*size, 1, len(tables), sharey=True) as (figure, axes):
+        for ax, (title, table) in zip(axes, tables.items(), strict=True):
+            for row, (name, numbers) in enumerate(table.iterrows()):
+                style = own[str(name)]
+                ax.errorbar(
+                    numbers["ece"], row, xerr=2 * numbers["ece_se"], fmt=style.mark,
+                    color=style.colour,
+                )  # fmt: skip
+                ax.plot(numbers["floor"], row, marker="|", ms=16, mew=2, color=MUTED)
+            ax.set_title(title)
+            ax.set_xlabel("calibration error, equal-mass bins")
+            ax.set_xlim(left=0)
+            name_rows(ax, list(found.names))
+    first = found.table.iloc[0]
+    return Drawn(
+        "Calibration beside its floor",
+        figure,
+        "Bars are two standard errors; the grey line is the floor, about what the error is where "
+        "the probabilities are right, so that only what lies right of it is a fault. No ranking.",
+        f"{found.names[0]} has an error of {number(first['ece'])}, its floor is "
+        f"{number(first['floor'])}.",
+    )
+
+
+def _shift(found: Judged) -> Drawn:
+    """Log score of each corruption against its severity."""
+    table, own = found.by_condition, styles(found.names)
+    kinds = list(dict.fromkeys(table["kind"]))
+    rows, columns = grid_shape(len(kinds), 4)
+    with canvas(2.5 * columns + 0.6, 2.1 * rows + 1.0, rows, columns, sharex=True) as (
+        figure,
+        axes,
+    ):
+        for ax, kind in zip(axes, kinds, strict=False):
+            for name in found.names:
+                style = own[name]
+                part = table[(table["kind"] == kind) & (table["method"] == name)]
+                clean = found.table.loc[name, "log_score"]
+                ax.plot(
+                    [0, *part["severity"]], [clean, *part["log_score"]], color=style.colour,
+                    ls=style.dashes, marker=style.mark, ms=4, label=name,
+                )  # fmt: skip
+            ax.set_title(kind.replace("-", " "))
+            ax.set_xticks([0, *sorted(set(table["severity"]))])
+        hide_unused(axes, len(kinds), columns)
+        figure.supxlabel("severity; 0 are all test images as they are", fontsize=11, color=INK)
+        figure.supylabel("log score, nats a row", fontsize=11, color=INK)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles, [wrap_name(label, 30) for label in labels], loc="outside upper center", ncols=3
+        )
+    best = found.shifted_ranking[0]
+    return Drawn(
+        "Corruption",
+        figure,
+        "The same noise for every method. The standard errors are in the table of each corruption.",
+        f"Log scores fall with severity; over all corruptions {best.name} has the highest, "
+        f"{number(best.score)} nats a row.",
+    )
+
+
+def _unknown(found: Judged) -> Drawn:
+    """AUROC of each score and method."""
+    table, own = found.unknown, styles(found.names)
+    scores = list(dict.fromkeys(table["score"]))
+    rows, columns = grid_shape(len(scores), 2)
+    size = 3.6 * columns + 1.2, (rows_height(found.names) + 0.9) * rows
+    with canvas(*size, rows, columns, sharex=True, sharey=True) as (figure, axes):
+        for ax, score in zip(axes, scores, strict=False):
+            part = table[table["score"] == score].set_index("method")
+            for row, name in enumerate(found.names):
+                style, numbers = own[name], part.loc[name]
+                ax.errorbar(
+                    numbers["auroc"], row, xerr=2 * numbers["auroc_se"], fmt=style.mark,
+                    color=style.colour,
+                )  # fmt: skip
+            ax.axvline(0.5, color=MUTED, lw=1, ls=(0, (4, 3)))
+            ax.set_title(score)
+            ax.set_xlabel("AUROC")
+            name_rows(ax, list(found.names))
+        hide_unused(axes, len(scores), columns)
+    of = table[table["score"] == ENTROPY].set_index("method")["auroc"]
+    return Drawn(
+        "Unknown inputs",
+        figure,
+        f"How well each score tells {found.ood_name} from the test images: 1 is perfect, 0.5 (the "
+        "line) knows nothing. Bars are two standard errors over images of both data sets.",
+        f"By entropy the highest AUROC is {number(of.max())} ({of.idxmax()}), the lowest "
+        f"{number(of.min())} ({of.idxmin()}).",
+    )

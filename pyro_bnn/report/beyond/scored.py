@@ -1,0 +1,134 @@
+"""What one posterior says of rows of classes, and the numbers that are taken from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_bnn.diagnostics.scores import accuracy, brier
+from pyro_bnn.diagnostics.trust.calibration_error import (
+    classwise_ece,
+    debiased_squared_ece,
+    equal_mass_ece,
+    equal_mass_floor,
+    skce,
+)
+from pyro_bnn.diagnostics.trust.out_of_distribution import novelty_scores
+from pyro_bnn.diagnostics.trust.selective import selective_risk
+from pyro_bnn.report.beyond.estimate import Rows
+from pyro_bnn.report.evaluation.units import to_numpy
+
+if TYPE_CHECKING:
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+AT_ONCE = 1 << 22  # numbers of class probabilities
+SKCE_ROWS = 1_000  # all pairs are compared: one block, in which no order matters
+ENTROPY = "entropy"
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Rows as a posterior sees them.
+
+    Attributes:
+        probs: Predictive class probabilities ``[N, C]``, the mean over draws.
+        log_score: Log of that of the observed class ``[N]``, nats; NaN where none is given.
+        novelty: Scores ``[N]`` that are high where the input is unlike those of the training.
+    """
+
+    probs: Float[np.ndarray, "N C"]
+    log_score: Float[np.ndarray, " N"]
+    novelty: Mapping[str, Float[np.ndarray, " N"]]
+
+
+def score_rows(
+    posterior: PosteriorLike, x: Tensor, y: Tensor | None, num_draws: int, seed: int
+) -> Scored:
+    """Predict rows a part at a time, by the same draws of the weights.
+
+    Args:
+        posterior: Of a classifier.
+        x: Inputs ``[N, ...]`` in the model's units.
+        y: Classes ``[N]``; None where there are none.
+        num_draws: Draws S.
+        seed: Of the draws.
+    """
+    first = posterior.predict(x[:1], num_samples=num_draws, seed=seed)
+    at_once = max(1, AT_ONCE // (num_draws * first.probs.shape[-1]))
+    parts = []
+    for start in range(0, len(x), at_once):
+        rows = slice(start, start + at_once)
+        prediction = posterior.predict(x[rows], num_samples=num_draws, seed=seed)
+        f = to_numpy(prediction.function_draws).astype(float)
+        draws = class_draws(f)
+        novelty = novelty_scores(draws, f if f.shape[-1] > 1 else None)
+        found = draws.mean(0)
+        observed = np.full(len(found), np.nan)
+        if y is not None:
+            observed = to_numpy(prediction.log_prob(y[rows])).astype(float)
+        parts.append(Scored(found, observed, novelty))
+    return Scored(
+        np.concatenate([part.probs for part in parts]),
+        np.concatenate([part.log_score for part in parts]),
+        {name: np.concatenate([part.novelty[name] for part in parts]) for name in parts[0].novelty},
+    )
+
+
+def class_draws(f: Float[np.ndarray, "S N F"]) -> Float[np.ndarray, "S N C"]:
+    """Class probabilities of network outputs: of one output by the logistic function."""
+    from scipy import special
+
+    if f.shape[-1] > 1:
+        return np.asarray(special.softmax(f, axis=-1))
+    p = special.expit(f)
+    return np.concatenate([1 - p, p], -1)
+
+
+class Number(NamedTuple):
+    """One number of a table: what rows give it.
+
+    Attributes:
+        key: Its column in the data frame.
+        of: From what a posterior says of all rows, the classes, and which rows count.
+    """
+
+    key: str
+    of: Callable[[Scored, Int[np.ndarray, " N"], Rows], float]
+
+
+def _rejection(scored: Scored, y: Int[np.ndarray, " N"], rows: Rows) -> tuple[float, float]:
+    correct = scored.probs[rows].argmax(1) == y[rows]
+    found = selective_risk(scored.novelty[ENTROPY][rows], correct)
+    return found.augrc, found.aurc
+
+
+def _skce(scored: Scored, y: Int[np.ndarray, " N"], rows: Rows) -> float:
+    rows = rows[rows < SKCE_ROWS]
+    return skce(scored.probs[rows], y[rows])
+
+
+NUMBERS = (
+    Number("log_score", lambda s, _, rows: float(s.log_score[rows].mean())),
+    Number("accuracy", lambda s, y, rows: accuracy(s.probs[rows], y[rows])),
+    Number("brier", lambda s, y, rows: float(brier(s.probs[rows], y[rows]).mean())),
+    Number("ece", lambda s, y, rows: equal_mass_ece(s.probs[rows], y[rows])),
+    Number("augrc", lambda s, y, rows: _rejection(s, y, rows)[0]),
+)
+"""Numbers of the test rows and of corrupted ones."""
+MORE = (
+    Number("classwise_ece", lambda s, y, rows: classwise_ece(s.probs[rows], y[rows])),
+    Number("debiased_ece2", lambda s, y, rows: debiased_squared_ece(s.probs[rows], y[rows])),
+    Number("skce", _skce),
+    Number("aurc", lambda s, y, rows: _rejection(s, y, rows)[1]),
+)
+"""Numbers of the test rows alone."""
+
+
+def floor(scored: Scored) -> float:
+    """About what the calibration error is if the probabilities are right."""
+    return equal_mass_floor(scored.probs)

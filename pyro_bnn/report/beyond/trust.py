@@ -1,0 +1,213 @@
+"""Classifiers beyond one log score: calibration, rejection, corruption, unknown inputs, attack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.diagnostics.trust.corruptions import Scale
+from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.report.beyond.answer import answer, text_summary
+from pyro_bnn.report.beyond.images import Pixels, corrupted, unknown_inputs
+from pyro_bnn.report.beyond.judged import Attack, Fit, Judged
+from pyro_bnn.report.beyond.scored import Scored, score_rows
+from pyro_bnn.report.compare import common_draws
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+NUM_DRAWS = 200
+SHIFTED_ROWS = 1_000
+
+
+class Trust(Judged):
+    """Classifiers on test rows, corrupted, unknown and attacked ones; made by `trust`.
+
+    Methods are RANKED by the log score only; all else is shown with its error, and the paired
+    difference to the best. Printing it gives a summary. Numbers and tables are those of `Judged`.
+    """
+
+    @cached_property
+    def answer(self) -> tuple[str, list[tuple[str, str]]]:
+        """A headline, and statements with a label each; none is below its standard error."""
+        return answer(self)
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; matplotlib without pyplot."""
+        from pyro_bnn.report.beyond.plots import drawn
+
+        return {name: one.figure for name, one in drawn(self).items()}
+
+    def summary(self) -> str:
+        """The answer and the main table for a terminal."""
+        return text_summary(self)
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def save(self, folder: str | Path, *, command: str = "") -> Path:
+        """Writes ``index.html`` and the tables as CSV files.
+
+        Args:
+            folder: Made where it does not exist; files of the same names are replaced.
+            command: What to run to get this page again, shown at its end.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        from pyro_bnn.report.beyond.page import render
+
+        folder = made_folder(folder)
+        tables = {"table.csv": self.table, "shifted.csv": self.shifted}
+        tables |= {"conditions.csv": self.by_condition, "unknown.csv": self.unknown}
+        tables |= {"attacked.csv": self.attacked}
+        kept = {name: table for name, table in tables.items() if len(table)}
+        for name, table in kept.items():
+            write_text(folder / name, table.to_csv(index=table.index.name == "method"))
+        write_text(folder / "index.html", render(self, command, list(kept)))
+        return folder
+
+
+def trust(
+    posteriors: Mapping[str, PosteriorLike | Sequence[PosteriorLike]],
+    split: Split,
+    *,
+    ood: Split | None = None,
+    corruptions: Sequence[int] = (),
+    kinds: Sequence[str] | None = None,
+    scale: Scale | None = None,
+    attack: float | None = None,
+    num_samples: int = NUM_DRAWS,
+    num_rows: int = SHIFTED_ROWS,
+    seed: int = 0,
+) -> Trust:
+    """Judges classifiers on test rows, and on corrupted, unknown and attacked ones.
+
+    Every figure has its standard error over images and, of several fits of a method, over their
+    seeds; differences are paired over images. Methods are ranked by the log score alone.
+
+    Args:
+        posteriors: By the name of the method, a posterior or one a seed.
+        split: Classes; test rows in the units of the models.
+        ood: A data set of other images, of which the test rows count as unknown inputs.
+        corruptions: Severities of corruption, some of 1 to 5.
+        kinds: Names of corruptions, of ``pyro_bnn.diagnostics.KINDS``; None for eight usual ones.
+        scale: Whose constants: ``"mnist"`` or ``"cifar"``; None by the number of channels.
+        attack: Step of the fast gradient sign method in units of the largest pixel.
+        num_samples: Draws of every method.
+        num_rows: The first test rows are those that are corrupted and attacked, at most so many.
+        seed: Of draws, noise and random signs.
+
+    Raises:
+        OptionError: If there is no posterior, or a number is not allowed.
+        ShapeError: If the unknown inputs have another number of pixels.
+        DataError: If the data are no classes, or the inputs no images where these are needed.
+
+    References:
+        Ovadia et al., "Can You Trust Your Model's Uncertainty? Evaluating Predictive Uncertainty
+        Under Dataset Shift", NeurIPS 2019, arXiv:1906.02530.
+    """
+    fitted = {name: _several(own) for name, own in posteriors.items()}
+    if not fitted or not all(fitted.values()):
+        raise OptionError("nothing to judge: give at least one posterior by the name of its method")
+    check_trust(split, attack=attack, corruptions=corruptions, kinds=kinds, scale=scale, ood=ood)
+    check_positive_int("num_samples", num_samples)
+    check_positive_int("num_rows", num_rows)
+    num_draws = common_draws([fit for own in fitted.values() for fit in own], num_samples)
+    conditions = []
+    if corruptions:
+        conditions = corrupted(
+            split, corruptions, kinds=kinds, scale=scale, num_rows=num_rows, seed=seed
+        )
+    unknown = None if ood is None else unknown_inputs(split, ood)
+
+    def fit_of(posterior: PosteriorLike) -> Fit:
+        def scored(x: Any, y: Any) -> Scored:
+            return score_rows(posterior, x, y, num_draws, seed)
+
+        return Fit(
+            scored(split.test.x, split.test.y),
+            [scored(c.x, split.test.y[: len(c.x)]) for c in conditions],
+            None if unknown is None else scored(unknown, None),
+            None
+            if attack is None
+            else _attack(posterior, split, attack, num_rows, num_draws, seed),
+        )
+
+    return Trust(
+        split,
+        {name: [fit_of(posterior) for posterior in own] for name, own in fitted.items()},
+        num_draws=num_draws,
+        conditions=conditions,
+        ood_name=None if ood is None else ood.name,
+        epsilon=attack,
+    )
+
+
+def check_trust(
+    split: Split,
+    *,
+    ood: Split | None = None,
+    corruptions: Sequence[int] = (),
+    kinds: Sequence[str] | None = None,
+    scale: Scale | None = None,
+    attack: float | None = None,
+) -> None:
+    """Refuse what `trust` would, before anything is fitted.
+
+    Raises:
+        OptionError, ShapeError, DataError: As `trust`.
+    """
+    if split.task != "classification":
+        raise DataError(f"{split.name} is a {split.task} set: trust is judged of classes")
+    if attack is not None:
+        if not attack > 0:
+            raise OptionError(f"attack is a step > 0 in units of the largest pixel, not {attack}")
+        Pixels.of(split)
+    if corruptions:
+        corrupted(split, corruptions, kinds=kinds, scale=scale, num_rows=1)
+    elif kinds is not None or scale is not None:
+        raise OptionError("kinds and scale say which corruptions: give their severities as well")
+    if ood is not None:
+        unknown_inputs(split, ood)
+
+
+def _several(own: Any) -> list[Any]:
+    return list(own) if isinstance(own, Sequence) else [own]
+
+
+def _attack(
+    posterior: Any, split: Split, epsilon: float, num_rows: int, num_draws: int, seed: int
+) -> Attack:
+    from pyro_bnn.diagnostics.trust.attack import fgsm
+
+    pixels = Pixels.of(split)
+    x, y = split.test.x[:num_rows], split.test.y[:num_rows]
+    scale = 1.0 if pixels.units is None else pixels.units.scale.to(x)
+    low, high = (pixels.inputs(np.full((1, *pixels.shape), value), x)[0] for value in (0.0, 1.0))
+    found = fgsm(
+        posterior,
+        (x, y),
+        epsilon * pixels.largest / scale,
+        num_samples=num_draws,
+        seed=seed,
+        low=low,
+        high=high,
+    )
+    moved, control = (
+        score_rows(posterior, moved, y, num_draws, seed) for moved in (found.x, found.control)
+    )
+    return Attack(moved, control)

@@ -1,0 +1,82 @@
+"""Errors of numbers: a mean's by hand, of differences paired, over seeds."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from pyro_bnn.diagnostics import equal_mass_ece
+from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Statistic, resampled
+
+
+def of(values: np.ndarray) -> Resampled:
+    """The mean of rows, of one fit."""
+    return resampled([lambda rows: float(values[rows].mean())], len(values))
+
+
+def fits(*values: float) -> Resampled:
+    """Fits whose numbers do not depend on the rows."""
+
+    def of_fit(value: float) -> Statistic:
+        return lambda _: value
+
+    return resampled([of_fit(value) for value in values], 10)
+
+
+def test_the_error_of_a_mean_is_that_of_the_textbook() -> None:
+    # relative error of a standard deviation from B resamples: 1 / sqrt(2 (B - 1))
+    values = np.random.default_rng(0).normal(2.0, 3.0, size=400)
+    found = of(values).estimate
+    assert_allclose(found.value, values.mean(), rtol=1e-12)
+    assert_allclose(found.images_error, values.std() / math.sqrt(400), rtol=4 / math.sqrt(2 * 99))
+    assert found.is_of_one_fit
+    assert found.error == found.images_error
+
+
+def test_a_difference_is_paired() -> None:
+    values = np.random.default_rng(1).normal(size=100)
+    shifted = of(values + 0.5).minus(of(values))
+    assert_allclose((shifted.value, shifted.error), (0.5, 0.0), atol=1e-12)
+
+
+def test_the_error_over_seeds() -> None:
+    found = fits(1.0, 2.0, 4.0).estimate
+    assert_allclose(found.value, 7 / 3)
+    assert_allclose(found.seeds_error, math.sqrt(7 / 3 / 3))  # variance of 1, 2, 4 is 7/3
+    assert_allclose(found.images_error, 0.0, atol=1e-12)
+    assert_allclose(found.error, found.seeds_error)
+
+
+def test_fits_are_paired_by_their_seeds() -> None:
+    a, b = fits(1.0, 2.0, 4.0), fits(0.0, 1.0, 3.0)
+    assert_allclose((a.minus(b).value, a.minus(b).seeds_error), (1.0, 0.0), atol=1e-12)
+    one = fits(0.0)
+    assert_allclose(a.minus(one).seeds_error, a.estimate.seeds_error)
+    assert math.isnan(one.minus(one).seeds_error)
+
+
+def test_both_errors_add_in_squares() -> None:
+    assert_allclose(Estimate(0.0, 3.0, 4.0).error, 5.0)
+
+
+def calibration(probs: np.ndarray, y: np.ndarray) -> Resampled:
+    """The calibration error of one fit."""
+    return resampled([lambda rows: equal_mass_ece(probs[rows], y[rows])], len(y))
+
+
+@pytest.mark.parametrize("power", [1.0, 1.6])
+def test_the_error_of_a_calibration_error_is_its_spread_over_data_sets(power: float) -> None:
+    # of a calibrated method the error is far from a linear statistic: a jackknife says twice it
+    rng = np.random.default_rng(0)
+    values, errors = [], []
+    for _ in range(30):
+        f = 2.5 * rng.normal(size=(400, 5))
+        p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+        y = (p.cumsum(1) > rng.uniform(size=(400, 1))).argmax(1)
+        q = p**power / (p**power).sum(1, keepdims=True)
+        found = calibration(q, y).estimate
+        values.append(found.value)
+        errors.append(found.images_error)
+    ratio = np.mean(errors) / np.std(values, ddof=1)
+    assert 0.6 < ratio < 1.5  # 1 / sqrt(2 * 29) = 0.13 is the error of the denominator

@@ -1,0 +1,199 @@
+"""Trust on classifiers of which every number is known."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch import Tensor
+
+import pyro_bnn as bnn
+from pyro_bnn.diagnostics import auroc, fpr95, novelty_scores
+from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
+from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.report import Trust
+from pyro_bnn.report.beyond.images import Pixels
+from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Scored, class_draws
+from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
+
+SPLIT = images()
+Y = SPLIT.test.y
+
+
+def judged(fits: Any, split: bnn.Split = SPLIT, **options: Any) -> Trust:
+    """What is made of classifiers that have no more than trust asks of them."""
+    return bnn.trust(fits, split, **options)
+
+
+def test_numbers_of_a_constant_classifier() -> None:
+    table = judged({"sure": constant(0.8, Y), "less": constant(0.7, Y)}, SPLIT).table
+    assert list(table.index) == ["sure", "less"]
+    assert_allclose(table["log_score"], np.log([0.8, 0.7]))
+    assert_allclose(table["log_score_gap"], [0, math.log(0.7 / 0.8)])
+    assert_allclose(table["log_score_gap_se"], 0, atol=1e-12)
+    assert_allclose(table["accuracy"], 1)
+    assert_allclose(table["brier"], [2 * 0.2**2, 2 * 0.3**2])
+    assert_allclose(table["ece"], [0.2, 0.3])
+    # one bin of all rows, sqrt(2 / pi) sqrt(p (1 - p) / N)
+    floor = math.sqrt(2 / math.pi) * np.sqrt(np.array([0.16, 0.21]) / NUM_TEST)
+    assert_allclose(table["floor"], floor)
+    assert_allclose(table["augrc"], 0, atol=1e-12)
+    assert table["temperature"].isna().all()  # right in every row: no temperature is best
+
+
+def test_errors_over_seeds_and_their_pairs() -> None:
+    fits = {"a": [constant(p, Y) for p in (0.8, 0.9)], "b": [constant(p, Y) for p in (0.4, 0.45)]}
+    table = judged(fits, SPLIT).table
+    a = np.log([0.8, 0.9])
+    assert_allclose(table.loc["a", "log_score"], a.mean())
+    assert_allclose(table.loc["a", "log_score_seeds_se"], a.std(ddof=1) / math.sqrt(2))
+    assert_allclose(table.loc["b", "log_score_gap"], -math.log(2))  # of each seed
+    assert_allclose(table.loc["b", "log_score_gap_se"], 0, atol=1e-12)
+    assert_allclose(table["fits"], 2)
+
+
+def test_a_difference_within_its_error_is_not_told() -> None:
+    rng = np.random.default_rng(0)
+    base = -rng.uniform(0.1, 0.6, size=NUM_TEST)
+    noise = 0.05 * rng.normal(size=NUM_TEST)
+    noise -= noise.mean() - 0.003  # half a standard error ahead
+    found = judged({"a": scattered(base, Y), "b": scattered(base - noise, Y)}, SPLIT)
+    title, statements = found.answer
+    assert title == "Not behind on the test images: a and b; these images cannot rank them"
+    assert "not shown to be behind it: b" in dict(statements)["Test images"]
+    clear = judged({"a": scattered(base, Y), "b": scattered(base - 0.1, Y)}, SPLIT)
+    assert clear.answer[0] == "Trust a here, by the log score on the test images"
+    assert "behind: b by 0.1" in dict(clear.answer[1])["Test images"]
+
+
+def brightness(x: Tensor) -> Tensor:
+    """Mean pixel in [0, 1]."""
+    return torch.as_tensor(Pixels.of(SPLIT).images(x)).mean((1, 2, 3))
+
+
+def test_corruption_is_the_mean_of_the_number_of_each_condition() -> None:
+    def probs(x: Tensor) -> Tensor:
+        right = 0.5 + 0.4 * brightness(x)
+        p = (1 - right).repeat(2, 1).T.clone()
+        p[torch.arange(len(x)), Y[: len(x)]] = right
+        return p.unsqueeze(0)
+
+    method = Known(probs)
+    found = judged(
+        {"a": method}, SPLIT, corruptions=(1, 5), kinds=("inverse", "brightness"), num_rows=30
+    )
+    means = [float(torch.log(0.5 + 0.4 * brightness(c.x)).mean()) for c in found.conditions]
+    assert_allclose(found.by_condition["log_score"], means, rtol=1e-6)
+    assert_allclose(found.shifted.loc["a", "log_score"], np.mean(means), rtol=1e-6)
+    eces = found.by_condition["ece"]
+    assert_allclose(found.shifted.loc["a", "ece"], eces.mean())  # and not of the pooled rows
+    assert_allclose(found.shifted_ranking[0].score, np.mean(means), rtol=1e-6)
+    assert all(len(x) in (1, 30, NUM_TEST) for x in method.seen)
+
+
+def test_every_method_sees_the_same_noise() -> None:
+    a, b = constant(0.8, Y), constant(0.6, Y)
+    judged({"a": a, "b": b}, SPLIT, corruptions=(3,), kinds=("shot-noise",))
+    assert all(torch.equal(one, other) for one, other in zip(a.seen, b.seen, strict=True))
+    assert not torch.equal(a.seen[-1], SPLIT.test.x)
+
+
+def test_unknown_inputs_are_told_apart_by_a_method_that_knows_them() -> None:
+    other = images(40, seed=5)
+    known = {tuple(row.tolist()) for row in SPLIT.test.x}
+
+    def told(x: Tensor) -> Tensor:
+        sure = torch.tensor([0.9 if tuple(row.tolist()) in known else 0.6 for row in x])
+        return torch.stack([sure, 1 - sure], -1).double().unsqueeze(0)
+
+    found = judged({"told": Known(told), "blind": constant(0.7, Y)}, SPLIT, ood=other).unknown
+    of = found[found["score"] == "entropy"].set_index("method")
+    assert_allclose(of["auroc"].loc[["told", "blind"]], [1.0, 0.5])
+    assert_allclose(of.loc["told", ["fpr95_known", "fpr95_unknown"]].astype(float), 0)
+    assert_allclose(of.loc["blind", "auroc_gap"], -0.5)
+    assert_allclose(of.loc["blind", ["auroc_se", "auroc_gap_se"]].astype(float), 0, atol=1e-12)
+
+
+def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+
+    def attack(*args: Any, **options: Any) -> Attacked:
+        moved.append(fgsm(*args, **options))
+        return moved[-1]
+
+    monkeypatch.setattr("pyro_bnn.diagnostics.trust.attack.fgsm", attack)
+    model = bnn.models.MLP(16, hidden=(3,), likelihood=bnn.likelihoods.Categorical(2))
+    fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=50, compile=False)
+    posterior = fit.run(model, SPLIT.train, progress=False)
+    found = judged({"map": posterior}, attack=0.1, num_rows=25)
+    row = found.attacked.loc["map"]
+    assert row["moved"] < row["control"]
+    assert_allclose(row["lost"], row["moved"] - row["control"])
+    (own,) = found.fits["map"]
+    assert own.attack is not None
+    assert len(own.attack.moved.probs) == 25
+    # by a tenth of the largest pixel, or up to black or white
+    before, after = (Pixels.of(SPLIT).images(x) for x in (SPLIT.test.x[:25], moved[0].x))
+    step = np.abs(after - before)
+    assert_allclose(step[(before > 0.11) & (before < 0.89)], 0.1, atol=1e-6)
+    assert step.max() < 0.1 + 1e-6
+
+
+def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
+    other = images(20, seed=2)
+    fits = {"a": [constant(0.8, Y), constant(0.7, Y)], "b": [constant(0.6, Y)]}
+    found = judged(fits, SPLIT, ood=other, corruptions=(2,), kinds=("rotate", "inverse"))
+    found.save(tmp_path, command="pyro-bnn trust ...")
+    text = (tmp_path / "index.html").read_text()
+    for words in (
+        found.answer[0],
+        "pyro-bnn trust ...",
+        "1 to 2 fits each",
+        "Rotate",
+        "over seeds",
+    ):
+        assert words in text
+    for name, table in (("table", found.table), ("shifted", found.shifted)):
+        read = pd.read_csv(tmp_path / f"{name}.csv", index_col="method")
+        pd.testing.assert_frame_equal(read, table, check_dtype=False)
+    assert len(pd.read_csv(tmp_path / "unknown.csv")) == len(found.unknown)
+    assert not (tmp_path / "attacked.csv").exists()
+    assert "Trust a here" in repr(found)
+    assert set(found.figures) == {"rejection", "calibration", "shift", "unknown"}
+
+
+def test_ten_thousand_rows_and_a_hundred_draws_take_seconds() -> None:
+    # the numbers alone, not their errors; two seconds on a quiet core
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(100, 10_000, 10)) + 3 * np.eye(10)[rng.integers(0, 10, 10_000)]
+    y = rng.integers(0, 10, 10_000)
+    start = time.process_time()
+    draws = class_draws(f)
+    probs = draws.mean(0)
+    scored = Scored(probs, np.log(probs[np.arange(len(y)), y]), novelty_scores(draws, f))
+    numbers = {n.key: n.of(scored, y, np.arange(len(y))) for n in (*NUMBERS, *MORE)}
+    of = scored.novelty["entropy"]
+    auroc(of[:5_000], of[5_000:]), fpr95(of[:5_000], of[5_000:], positive="known")
+    assert all(np.isfinite(list(numbers.values())))
+    assert time.process_time() - start < 8
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    one = {"a": constant(0.8, Y)}
+    with pytest.raises(OptionError, match="nothing to judge"):
+        judged({}, SPLIT)
+    with pytest.raises(OptionError, match="nothing to judge"):
+        judged({"a": []}, SPLIT)
+    with pytest.raises(DataError, match="diabetes is a regression set"):
+        judged(one, bnn.data.load("diabetes"))
+    with pytest.raises(OptionError, match="attack is a step > 0"):
+        judged(one, SPLIT, attack=0.0)
+    with pytest.raises(OptionError, match="give their severities as well"):
+        judged(one, SPLIT, kinds=("rotate",))

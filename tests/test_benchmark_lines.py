@@ -1,0 +1,156 @@
+"""Benchmarks of many fits: lines that a run goes on from, and pages that say what these carry."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from benchmarks import _jsonl, _rank1_page, _uci_page
+
+Row = dict[str, Any]
+
+
+def fit(task: Row) -> Row:
+    """A fit of no time."""
+    if task["method"] == "bad":
+        raise ValueError("no such method")
+    return {"twice": 2 * task["split"], "seconds": 1.0}
+
+
+def run(path: Path, tasks: list[Row], **options: Any) -> list[str]:
+    how: dict[str, Any] = {"minutes": 5, "longest": 100, "seconds": lambda task, rows: None}
+    return list(_jsonl.fits(tasks, fit, path, keys=("method", "split"), jobs=1, **(how | options)))
+
+
+@pytest.mark.slow("starts a process")
+def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"method": "a", "split": 0, "twice": 7}\n{"method": "a", "spl')
+    tasks = [{"method": m, "split": k} for k in (0, 1) for m in ("a", "bad")]
+    run(path, tasks)
+    rows = _jsonl.read(path)
+    assert [(r["method"], r["split"]) for r in rows] == [
+        ("a", 0), ("bad", 0), ("a", 1), ("bad", 1),
+    ]  # fmt: skip
+    assert (rows[0]["twice"], rows[2]["twice"]) == (7, 2)  # the first one was not fitted again
+    assert rows[1]["error"] == "no such method"
+    before = path.read_text()
+    assert run(path, tasks) == []
+    assert path.read_text() == before
+
+
+def test_no_fit_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
+    path, tasks = tmp_path / "lines.jsonl", [{"method": "a", "split": 0}]
+    for options in ({"seconds": lambda *_: 101.0}, {"minutes": 0.0}):
+        (line,) = run(path, tasks, **options)
+        assert line.startswith("a 0: left out")
+    assert _jsonl.read(path) == []
+
+
+def uci_rows(scores: dict[str, list[float]], data: str = "uci/yacht") -> list[Row]:
+    return [
+        {
+            "data": data, "split": k, "method": method, "log_score": value, "rmse": 1.0,
+            "coverage": 0.95, "width": 2.0, "seconds": seconds, "train_rows": 90, "test_rows": 10,
+        }
+        for seconds, (method, values) in enumerate(scores.items(), start=1)
+        for k, value in enumerate(values)
+    ]  # fmt: skip
+
+
+SCORES = {
+    "near": [-1.0, -2.1, -1.4, -1.1, -1.6, -1.3],
+    "best": [-0.9, -2.0, -1.5, -1.0, -1.5, -1.2],
+    "far": [-3.0, -4.1, -3.5, -3.0, -3.6, -3.2],
+}
+
+
+def test_differences_over_splits_have_the_corrected_error() -> None:
+    compared = _uci_page.Compared(_uci_page.by_set(uci_rows(SCORES))["uci/yacht"])
+    d = np.array(SCORES["near"]) - np.array(SCORES["best"])
+    mean, error = compared.to_best("near")
+    assert_allclose(mean, d.mean())
+    assert_allclose(error, d.std(ddof=1) * math.sqrt(1 / 6 + 10 / 90))  # Nadeau and Bengio
+    assert list(compared.fits) == ["best", "near", "far"]
+    assert [compared.is_behind(name) for name in compared.fits] == [False, False, True]
+    assert_allclose(compared.ranks()["near"], (2 + 2 + 1 + 2 + 2 + 2) / 6)
+
+
+def test_the_answer_names_the_cheapest_of_those_that_are_not_behind() -> None:
+    sets = {
+        name: _uci_page.Compared(fits)
+        for data in ("uci/yacht", "uci/boston")
+        for name, fits in _uci_page.by_set(uci_rows(SCORES, data)).items()
+    }
+    text = _uci_page.answer(sets)
+    assert "Of 3 methods on all 2 sets, 2 are behind on none" in text
+    assert "`near` (1 s), `best` (2 s)" in text
+    assert "`far` on 2" in text
+    assert "6 splits are too few to name one to start with" in text
+    many = {name: values * 2 for name, values in SCORES.items()}
+    rows = _uci_page.by_set(uci_rows(many))["uci/yacht"]
+    assert "Start with the cheapest of them, `near`." in _uci_page.answer(
+        {"uci/yacht": _uci_page.Compared(rows)}
+    )
+
+
+def test_two_splits_carry_no_answer() -> None:
+    few = {name: values[:2] for name, values in SCORES.items()}
+    rows = uci_rows(few)
+    assert "No set has 3 splits yet" in _uci_page.answer(
+        {"uci/yacht": _uci_page.Compared(_uci_page.by_set(rows)["uci/yacht"])}
+    )
+    page = _uci_page.page([*rows, {"data": "uci/yacht", "split": 0, "method": "x", "error": "y"}])
+    for words in ("1 fits failed: x on uci/yacht: y", "6 fits", "1.58 (.48)", "0.6 to 1.6"):
+        assert words in page
+
+
+def rank1_rows(method: str, shift: float, seeds: tuple[float, ...]) -> list[Row]:
+    groups = np.linspace(-1, 1, 50)
+    return [
+        {
+            "data": "mnist", "epochs": 2, "train_rows": 100, "method": method, "seed": s,
+            "log_score": shift + own, "groups": (groups + shift + own).tolist(),
+            "accuracy": 0.5, "ece": 0.1, "floor": 0.1, "seconds": 1.0, "passes": 4, "draws": 16,
+        }
+        for s, own in enumerate(seeds)
+    ]  # fmt: skip
+
+
+def test_differences_over_images_and_seeds() -> None:
+    a, b = rank1_rows("a", -0.5, (0.0, 0.1, 0.3)), rank1_rows("b", -1.0, (0.0, 0.1, 0.0))
+    fits = {row["seed"]: row for row in a}, {row["seed"]: row for row in b}
+    mean, error, each = _rank1_page.mean_with_error(*fits, "groups", "log_score")
+    assert_allclose(each, [0.5, 0.5, 0.8])
+    assert_allclose(mean, 0.6)
+    assert_allclose(error, np.std(each, ddof=1) / math.sqrt(3))  # images differ by nothing
+    alone = _rank1_page.mean_with_error(fits[0], None, "groups", "log_score")
+    images = np.linspace(-1, 1, 50).std(ddof=1) / math.sqrt(50)
+    seeds = np.std([0.0, 0.1, 0.3], ddof=1) / math.sqrt(3)
+    assert_allclose(alone[1], math.hypot(images, seeds))
+
+
+def test_beating_asks_for_two_errors_and_every_seed() -> None:
+    base = {row["seed"]: row for row in rank1_rows("b", -1.0, (0.0, 0.0, 0.0))}
+
+    def said(*seeds: float) -> str:
+        own = {row["seed"]: row for row in rank1_rows("a", -1.0, seeds)}
+        return _rank1_page.verdict("a", "b", {"a": own, "b": base})
+
+    assert "a beats b" in said(0.5, 0.6, 0.7)
+    assert "a is behind b" in said(-0.5, -0.6, -0.7)
+    assert "a cannot be told from b" in said(0.9, 0.9, -0.01)  # two errors, but not each seed
+    assert "a cannot be told from b" in said(0.01, 0.6, 0.01)
+
+
+def test_the_page_of_rank_1_says_what_was_not_run() -> None:
+    rows = rank1_rows("deterministic", -1.0, (0.0, 0.1)) + rank1_rows("rank-1 Gaussian", 0, (0, 0))
+    tables = {"deterministic": "methods", "rank-1 Gaussian": "methods", "SWAG": "methods"}
+    page = _rank1_page.page(rows, tables)
+    assert "rank-1 Gaussian beats deterministic" in page
+    assert "Not run yet: SWAG" in page
