@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.testing import assert_allclose
 from pyro_bnn import arviz_io, report
 from pyro_bnn.cli import runs as repeats
 from pyro_bnn.cli.methods import make_engines
+from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, DivergenceError
 from tests.command_line import Result, run
 
@@ -261,3 +263,32 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
         err == "pyro-bnn: split 0, seed 1: AutoDelta: the scores of 'AutoDelta' hold 3 NaN of 20\n"
     )
     assert "AutoDelta has 1 of 2 runs" in out
+
+
+@pytest.mark.usefixtures("plain_pages")
+def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkpoints(
+    tmp_path: Path,
+) -> None:
+    command = [*MOONS, *METHODS, "--out"]
+    alone = run(*command, tmp_path / "alone", "--splits", "0-1", "--jobs", "1")
+    own = ("--backend", "loky", "--jobs", "2", "--checkpoint", tmp_path / "saved")
+    beside = run(*command, tmp_path / "beside", "--splits", "0-1", *own)
+    assert (alone.code, beside.code, beside.err) == (0, 0, "")
+    assert re.search(r"Run 2 of 2: AutoDelta +\d", beside.out)
+    first, second = (pd.read_csv(tmp_path / name / "runs.csv") for name in ("alone", "beside"))
+    clock = ["seconds", "processes"]
+    pd.testing.assert_frame_equal(first.drop(columns=clock), second.drop(columns=clock))
+    one = run(*command, tmp_path / "one", "--backend", "loky", "--jobs", "2")
+    assert one.code == 0
+    tables = [
+        pd.read_csv(path / "table.csv").drop(columns=clock)
+        for path in (tmp_path / "one", tmp_path / "alone" / "split-0-seed-0")
+    ]
+    pd.testing.assert_frame_equal(*tables)
+    # a task that is begun again, as where its worker was lost, goes on from what there is
+    plan = repeats.Plan(
+        methods={}, engines={}, choice=None, reference=None, progress=True,  # type: ignore[arg-type]
+        say=str, command="", saves=Saves(checkpoint=tmp_path / "saved"), backend=nullcontext,
+    ).again()  # fmt: skip
+    assert (plan.backend, plan.progress, plan.saves.resume) == (None, False, True)
+    assert plan.saves.checkpoint == tmp_path / "saved"

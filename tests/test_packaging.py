@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -199,7 +200,10 @@ def test_constraints_pin_every_dependency() -> None:
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert {str(pin.specifier)[:2] for pin in pins} == {"=="}
     project = CONFIG["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = [
+        *project["dependencies"],
+        *itertools.chain(*project["optional-dependencies"].values()),
+    ]
     for version in ("3.11", "3.12", "3.13"):
         environment = {"python_version": version}
         found = {

@@ -130,7 +130,9 @@ def compare(
     splits = runs.one_or_several(context, "split", compared.splits)
     seeds = runs.one_or_several(context, "seed", compared.seeds)
     num_runs = len(splits) * len(seeds)
-    processes = runs.number_of_jobs(compared.num_jobs, engines, num_runs, how.threads)
+    processes = runs.number_of_jobs(
+        compared.num_jobs, engines, num_runs, how.threads, is_here=compared.backend is None
+    )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
     data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
     plan = runs.Plan(
@@ -143,6 +145,7 @@ def compare(
         command=context.obj,
         saves=saves,
         notes=plain_notes,
+        backend=compared.make_backend(),
     )
     runs.check_saves(plan, data_of, seeds)
     rows = data_of[splits[0]]

@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -224,6 +225,10 @@ class Compared:
         seeds: Seeds on each split, such as 0-2 or 0,1,2.
         num_jobs: Fits at a time, or runs over splits and seeds where there are several, each in a
             process of its own with the threads of --threads; the numbers are the same.
+        backend: What does them in place of processes that this command starts, a backend of
+            joblib: dask, the workers of DASK_SCHEDULER_ADDRESS or of a cluster started here, ray,
+            or loky. Workers write --out and --checkpoint, on a disk of all; a fit whose worker is
+            lost goes on elsewhere from its checkpoint.
     """
 
     methods: str = option(..., "NAME,NAME,...")
@@ -240,6 +245,15 @@ class Compared:
         "--jobs",
         min=1,
     )
+    backend: str | None = option(None, "NAME", "processes here")
+
+    def make_backend(self) -> Callable[[], AbstractContextManager[None]] | None:
+        """What makes the backend; None where there is none."""
+        if self.backend is None:
+            return None
+        from pyro_bnn.infer.parallel.tasks import backend
+
+        return functools.partial(backend, self.backend, self.num_jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

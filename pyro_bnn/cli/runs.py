@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import typer
@@ -20,15 +20,18 @@ from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.methods import Method, comma_parts
 from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saves import Saves
+from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import given
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
 from pyro_bnn.infer.engine import Engine
+from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
 from pyro_bnn.report.output.names import file_names
 
+T = TypeVar("T")
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
 STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
 
@@ -47,6 +50,7 @@ class Plan:
         command: What to run to get the reports again.
         saves: Where the methods of a run are saved, each in a folder of its own.
         notes: Around the runs of another process, which shows there what is logged and warned of.
+        backend: Makes the backend of joblib that does the fits; None for processes here.
     """
 
     methods: Mapping[str, Method]
@@ -58,6 +62,7 @@ class Plan:
     command: str
     saves: Saves = dataclasses.field(default_factory=Saves)
     notes: Callable[[], AbstractContextManager[object]] = nullcontext
+    backend: Callable[[], AbstractContextManager[object]] | None = None
 
     def within(self, run: Run) -> Plan:
         """The plan of one run of several, which is saved in a folder of its own."""
@@ -109,7 +114,7 @@ class Plan:
         """
         with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:  # of what processes return
             done = None
-            if num_processes > 1:
+            if num_processes > 1 or self.backend is not None:
                 done = self.fit_side_by_side(models, rows, seed, Path(folder), num_processes)
             posteriors, diverged = self.fit(models, rows, seed, say=self.say, done=done)
             self.say("Comparing ...")
@@ -143,14 +148,41 @@ class Plan:
         names = sorted(seconds, key=lambda name: -seconds[name])
         stems = file_names(self.methods)
         paths = {name: folder / f"{stems[name]}.safetensors" for name in names}
-        reasons: dict[str, str | None] = side_by_side.run(
-            {name: partial(_fit_one, self, rows, seed, name, paths[name]) for name in names},
-            num_processes,
-            torch.get_num_threads(),
-            self.say,
-            progress=self.progress,
-        )
+        fit = _fit_one if self.backend is None else _fit_one_elsewhere
+        tasks: dict[str, Callable[[Say], str | bytes | None]] = {
+            name: partial(fit, self, rows, seed, name, paths[name]) for name in names
+        }
+        reasons: dict[str, str | None] = {}
+        for name, found in self.do(tasks, num_processes).items():
+            if isinstance(found, bytes):
+                paths[name].write_bytes(found)
+            reasons[name] = None if isinstance(found, bytes) else found
         return {name: partial(_outcome, paths[name], models[name], reasons[name]) for name in names}
+
+    def do(self, tasks: Mapping[str, Callable[[Say], T]], num_processes: int) -> dict[str, T]:
+        """What tasks return, side by side here, or done by the backend."""
+        if self.backend is None:
+            threads = torch.get_num_threads()
+            return side_by_side.run(tasks, num_processes, threads, self.say, progress=self.progress)
+        found: dict[str, T] = {}
+        with self.backend():
+            told = in_order(partial(_told, task) for task in tasks.values())
+            for name, (lines, value) in zip(tasks, told, strict=True):
+                found[name] = value
+                for line in lines:
+                    self.say(line)
+        return found
+
+    def again(self) -> Plan:
+        """The plan of a task that another machine does, and does again where a worker is lost."""
+        own = dataclasses.replace(self, backend=None, progress=False)
+        return dataclasses.replace(own, saves=self.saves.again())
+
+
+def _told(task: Callable[[Say], T]) -> tuple[list[str], T]:
+    lines: list[str] = []
+    value = task(lines.append)
+    return lines, value
 
 
 def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
@@ -159,9 +191,7 @@ def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
     return Posterior.load(path, model)
 
 
-def _fit_one(
-    plan: Plan, rows: Split, seed: int, name: str, path: Path, say: side_by_side.Say
-) -> str | None:
+def _fit_one(plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say) -> str | None:
     """One fit of a plan, saved to a file; the reason where there is none."""
     with plan.notes():
         try:
@@ -170,6 +200,16 @@ def _fit_one(
             return str(error).removeprefix(f"{name}: ")
     posteriors[name].save(path)
     return None
+
+
+def _fit_one_elsewhere(
+    plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say
+) -> str | bytes:
+    """As :func:`_fit_one`, but what it saves is returned: there may be no disk of both."""
+    with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:
+        own = Path(folder) / path.name
+        reason = _fit_one(plan.again(), rows, seed, name, own, say)
+        return own.read_bytes() if reason is None else reason
 
 
 def run_all(
@@ -198,20 +238,22 @@ def run_all(
         OptionError: If a checkpoint is of another run, or the processes have more threads together
             than there are cores.
     """
-    threads = require_cores(num_processes, torch.get_num_threads())
+    if plan.backend is None:
+        require_cores(num_processes, torch.get_num_threads())
     every = list(itertools.product(splits.values(), seeds))
     titled = {f"Run {i} of {len(every)}": run for i, run in enumerate(every, start=1)}
-    if num_processes == 1:
+    if num_processes == 1 and plan.backend is None:
         runs = []
         for title, (rows, seed) in titled.items():
             plan.say(f"{title}: {_description(rows, seed)}")
             runs.append(_run(plan, rows, seed, out))
     else:
+        own = plan if plan.backend is None else plan.again()
         tasks = {
-            title: partial(_run_beside, plan, title, *run, out) for title, run in titled.items()
+            title: partial(_run_beside, own, title, *run, out.resolve())
+            for title, run in titled.items()
         }
-        beside = side_by_side.run(tasks, num_processes, threads, plan.say, progress=plan.progress)
-        runs = list(beside.values())
+        runs = list(plan.do(tasks, num_processes).values())
     if not any(run.methods for run in runs):
         raise DivergenceError("; ".join(lost_lines(runs)))
     repeated = compare_runs(runs)
@@ -232,7 +274,12 @@ def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -
 
 
 def number_of_jobs(
-    asked: int | None, engines: Mapping[str, Any], num_runs: int, threads: int
+    asked: int | None,
+    engines: Mapping[str, Any],
+    num_runs: int,
+    threads: int,
+    *,
+    is_here: bool = True,
 ) -> int:
     """How many processes fit side by side: runs where there are several, else methods.
 
@@ -242,6 +289,7 @@ def number_of_jobs(
         engines: By name of the method.
         num_runs: Runs over splits and seeds.
         threads: CPU threads of each process.
+        is_here: Whether they are processes of this machine, and no other backend's.
 
     Raises:
         OptionError: If there are more jobs than fits, or than cores for the threads of each.
@@ -249,6 +297,8 @@ def number_of_jobs(
     from joblib import cpu_count
 
     num_tasks = num_runs if num_runs > 1 else len(engines)
+    if asked is None and not is_here:
+        return 1
     if asked is None:
         seconds = [fits.expected_seconds(engine) for engine in engines.values()]
         if num_runs > 1:
@@ -263,7 +313,8 @@ def number_of_jobs(
             f"{f'is 1 {what}' if num_tasks == 1 else f'are {num_tasks} {are}'}: leave it out, or "
             f"name more {'--splits or --seeds' if num_runs > 1 else '--methods'}"
         )
-    require_cores(asked, threads)
+    if is_here:
+        require_cores(asked, threads)
     return asked
 
 
@@ -284,9 +335,7 @@ def require_cores(num_processes: int, threads: int) -> int:
     return threads
 
 
-def _run_beside(
-    plan: Plan, title: str, rows: Split, seed: int, out: Path, say: side_by_side.Say
-) -> Run:
+def _run_beside(plan: Plan, title: str, rows: Split, seed: int, out: Path, say: Say) -> Run:
     """A run whose every line says which it is, as those of the others come between them."""
     plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
     with plan.notes():

@@ -44,6 +44,12 @@ class Saves:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
+    def again(self) -> Saves:
+        """Those of a task that may be begun twice, as where a worker is lost, in any folder."""
+        if self.checkpoint is None:
+            return self
+        return Saves(checkpoint=self.checkpoint.resolve(), resume=True)
+
     @property
     def place(self) -> str | None:
         """Where the run of the checkpoint stands, None if there is none.

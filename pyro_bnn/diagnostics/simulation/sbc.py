@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,6 +39,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
 from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.parallel.tasks import in_order, number_at_once
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
@@ -88,6 +90,9 @@ def simulation_based_calibration(
     still fail on data that the prior makes rarely. Errors of a small share of the draws need more
     simulations. Markov chains are thinned to ``num_draws``, and must hold that many effective
     draws; a verdict says where they do not.
+
+    Under ``joblib.parallel_config`` the runs go side by side, with the same results; those of an
+    engine with ``run_each``, as all samplers are, are one run on all cores as it is.
 
     Args:
         model: Pyro model with proper priors on all that is fitted.
@@ -218,55 +223,73 @@ def _run_all(
     if isinstance(engine, RunsEach):
         stored = getattr(engine, "num_samples", STORED_DRAWS)
         at_once = max(GIB // (stored * program.num_latents * x.element_size()), 1)
-        for number, some in enumerate(ys.split(at_once)):
-            run_seed = stream_seed(seed, ENGINE, number)
-            yield from _run_each(engine, program, x, some, run_seed, progress=progress)
-        return
-    for number, y in enumerate(tqdm(ys, disable=not progress, desc="SBC", unit="simulation")):
-        try:
-            posterior = engine.run(
-                program.model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
-            )
-        except DivergenceError:
-            yield None
-            continue
-        stored = posterior.num_stored_draws
-        z = posterior.unconstrained(
-            num_draws if stored is None else stored,
-            stream_seed(seed, DRAWS, number),
-            group_by_chain=True,
+        own_bar, progress = progress and number_at_once() == 1, False
+        run_each = partial(_run_each, engine, program.model, x, progress=own_bar)
+        tasks = [
+            partial(run_each, some, stream_seed(seed, ENGINE, number))
+            for number, some in enumerate(ys.split(at_once))
+        ]
+    else:
+        tasks = [
+            partial(_run_one, engine, program.model, x, y, num_draws, seed, number)
+            for number, y in enumerate(ys)
+        ]
+    with tqdm(total=len(ys), disable=not progress, desc="SBC", unit="simulation") as bar:
+        for runs in in_order(tasks):
+            bar.update(len(runs))
+            yield from runs
+
+
+def _run_one(
+    engine: Engine, model: Model, x: Tensor, y: Tensor, num_draws: int, seed: int, number: int
+) -> list[_Run | None]:
+    """One posterior, that of the simulation of a number."""
+    try:
+        posterior = engine.run(
+            model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
         )
-        stats = posterior.sample_stats
-        yield _Run(
-            z,
-            posterior.method,
-            is_independent=stored is None,
-            log_joint=stats.get("lp"),
-            num_diverging=int(np.sum(stats.get("diverging", 0))),
-        )
+    except DivergenceError:
+        return [None]
+    stored = posterior.num_stored_draws
+    z = posterior.unconstrained(
+        num_draws if stored is None else stored,
+        stream_seed(seed, DRAWS, number),
+        group_by_chain=True,
+    )
+    stats = posterior.sample_stats
+    run = _Run(
+        z,
+        posterior.method,
+        is_independent=stored is None,
+        log_joint=stats.get("lp"),
+        num_diverging=int(np.sum(stats.get("diverging", 0))),
+    )
+    return [run]
 
 
 def _run_each(
-    engine: RunsEach, program: Program, x: Tensor, ys: Tensor, seed: int, *, progress: bool
-) -> Iterator[_Run | None]:
+    engine: RunsEach, model: Model, x: Tensor, ys: Tensor, seed: int, *, progress: bool = False
+) -> list[_Run | None]:
     """Chains of all data sets; where one of them makes the engine fail, those of each half."""
     try:
-        z, stats = engine.run_each(program.model, x, ys, seed=seed, progress=progress)
+        z, stats = engine.run_each(model, x, ys, seed=seed, progress=progress)
     except DivergenceError:
         if len(ys) == 1:
-            yield None
-            return
+            return [None]
+        runs = []
         for half, part in enumerate(ys.tensor_split(2)):
             part_seed = stream_seed(seed, ENGINE, half)
-            yield from _run_each(engine, program, x, part, part_seed, progress=progress)
-        return
-    for place, chain in enumerate(z):
-        yield _Run(
+            runs += _run_each(engine, model, x, part, part_seed, progress=progress)
+        return runs
+    return [
+        _Run(
             chain[None],
             type(engine).__name__,
             log_joint=stats["lp"][place][None] if "lp" in stats else None,
             num_diverging=int(np.sum(stats["diverging"][place])) if "diverging" in stats else 0,
         )
+        for place, chain in enumerate(z)
+    ]
 
 
 def _thinned(z: Float[Tensor, "S P"], num_draws: int) -> Float[Tensor, "L P"]:

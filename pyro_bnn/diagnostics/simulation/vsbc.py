@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ from pyro_bnn.errors import CaptureError, DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.program.handlers import Model
@@ -82,7 +84,8 @@ def variational_calibration(
     the others are of draws. A histogram that is symmetric and even shows that no error was found
     at these x, averaged over the prior: a guide may still fail on data that the prior makes rarely.
 
-    The fits of SVI with its default optimiser are trained together, a step for all of them.
+    The fits of SVI with its default optimiser are trained together, a step for all of them; others
+    go side by side under ``joblib.parallel_config``, with the same results.
 
     Args:
         model: Pyro model with proper priors on all that is fitted.
@@ -180,20 +183,28 @@ def _fits(
             for guide in itertools.chain([first], together):
                 yield None if guide is None else (type(guide).__name__, _with_density(guide))
             return
-    for number, y in enumerate(tqdm(ys, disable=not progress, desc="VSBC", unit="simulation")):
-        try:
-            posterior = engine.run(
-                program.model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
-            )
-        except DivergenceError:
-            yield None
-            continue
-        if not isinstance(posterior, GuidePosterior):
-            raise OptionError(
-                f"{posterior.method} is no guide with a density, of which probabilities could be "
-                "asked: take diagnostics.simulation_based_calibration, which ranks draws"
-            )
-        yield posterior.method, _with_density(posterior.guide)
+    tasks = [
+        partial(_fit, engine, program.model, x, y, stream_seed(seed, ENGINE, number))
+        for number, y in enumerate(ys)
+    ]
+    bar = tqdm(in_order(tasks), total=len(ys), disable=not progress, desc="VSBC", unit="simulation")
+    yield from bar
+
+
+def _fit(
+    engine: FitsGuides, model: Model, x: Tensor, y: Tensor, seed: int
+) -> tuple[str, Guide] | None:
+    """Method and guide of one fit; None where it failed."""
+    try:
+        posterior = engine.run(model, (x, y), seed=seed, progress=False)
+    except DivergenceError:
+        return None
+    if not isinstance(posterior, GuidePosterior):
+        raise OptionError(
+            f"{posterior.method} is no guide with a density, of which probabilities could be "
+            "asked: take diagnostics.simulation_based_calibration, which ranks draws"
+        )
+    return posterior.method, _with_density(posterior.guide)
 
 
 def _with_density(guide: Guide) -> Guide:

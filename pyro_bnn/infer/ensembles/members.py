@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide_mixture import AutoGuideMixture
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.inputs import set_up, unchanged
+from pyro_bnn.infer.parallel.tasks import Task, in_order, number_at_once
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.run import Run, drive
 from pyro_bnn.infer.svi.options import GuideSpec, name_of
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.posterior.posterior import GuidePosterior
@@ -62,18 +64,23 @@ def members_start(
             f"each member would train {', '.join(trained)} to values of its own, and a mixture has "
             "one: give them priors, or leave member at None"
         )
-    members = []
+    members, tasks = [], []
     for k in range(num_members):
         seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed
         own = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
         with isolated(seed):
             start = engine.start(own)
         members.append(Member(start.problem, start))
+        # without what has been traced of it here, and with the rows that the engine holds out
+        tasks.append(functools.partial(_fitted, engine, dataclasses.replace(own)))
     made = {**options, "member": name_of(engine), **members[0].start.options}
 
     def make(saves: Checkpoint, progress: bool) -> GuidesRun:
         runs = [member.start.make(saves, progress) for member in members]
-        return GuidesRun(runs, [member.problem for member in members], options)
+        problems = [member.problem for member in members]
+        if number_at_once() > 1 and not problem.has_own_order:
+            return ApartRun(tasks, runs, problems, options)
+        return GuidesRun(runs, problems, options)
 
     return Start(problem, made, make)
 
@@ -141,7 +148,10 @@ class GuidesRun(Run[GuidePosterior]):
             ValueError: If it has another number of members.
         """
         for run, own in zip(self.runs, state["members"], strict=True):
-            run.restore(own)
+            if own is None:  # of members that were fitted apart this one had not come to its end
+                run.begin()
+            else:
+                run.restore(own)
         self.step = state["step"]
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior | None:
@@ -165,6 +175,80 @@ class GuidesRun(Run[GuidePosterior]):
             losses=losses,
         )
         return GuidePosterior(problem.program, guide, provenance)
+
+
+class ApartRun(GuidesRun):
+    """Members as tasks of ``joblib.parallel_config``: a step waits for the next one's end.
+
+    Each member is what it is in one process, bit for bit. A checkpoint holds those that are done.
+
+    Args:
+        tasks: Each returns the state of a member at its end.
+        runs: As of the base class, which take these states.
+        problems: What each is about.
+        options: Of the ensemble.
+    """
+
+    unit: ClassVar[str] = "member"
+
+    def __init__(
+        self,
+        tasks: Sequence[Task[State]],
+        runs: Sequence[Run[Any]],
+        problems: Sequence[Problem],
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__(runs, problems, options)
+        self._tasks, self.num_steps = tasks, len(runs)
+        self._waiting: Iterator[tuple[Run[Any], State]] | None = None
+
+    def begin(self) -> None:
+        """Each member begins where its task is."""
+
+    def go(self) -> None:
+        """Wait for a member.
+
+        Raises:
+            DivergenceError: If one diverged; all others are given up.
+        """
+        if self._waiting is None:
+            pairs = zip(self.runs, self._tasks, strict=True)
+            left = [(run, task) for run, task in pairs if not run.is_done]
+            done = in_order(task for _, task in left)
+            self._waiting = zip((run for run, _ in left), done, strict=True)
+        run, state = next(self._waiting)
+        run.restore(state)
+        self.step += 1
+
+    def reached(self) -> tuple[int, float | None]:
+        """Number of members done; it is no step that an objective is told of."""
+        return self.step, None
+
+    def state(self) -> State:
+        """Those of the members; see ``Resumable``."""
+        states = [run.state() if run.is_done else None for run in self.runs]
+        return {
+            "place": f"member {self.step} of {len(self.runs)}",
+            "compile_path": next((own["compile_path"] for own in states if own is not None), None),
+            "step": max(run.step for run in self.runs),
+            "members": states,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; members that are not at their end begin anew."""
+        super().restore(state)
+        self.step = sum(run.is_done for run in self.runs)
+
+
+def _fitted(engine: Engine[Any], problem: Problem) -> State:
+    """The state of a member at its end."""
+    saves = Checkpoint(
+        None, None, None, device=problem.rows.x.device, own_order=False, start=time.perf_counter()
+    )
+    with isolated(problem.seed), unchanged(problem.model):
+        run = engine.start(problem).make(saves, False)  # noqa: FBT003
+        drive(run, saves)
+        return run.state()
 
 
 def require_weights(engine: Engine[Any]) -> None:
