@@ -70,7 +70,9 @@ def test_every_rule_column_and_command_has_a_line(generate: Any) -> None:
     from pyro_bnn.report.verdicts.verdicts import RULES
 
     verdicts, columns, commands = generate.verdicts(), generate.columns(), generate.command_line()
-    assert [r.kind for r in RULES if f"| {r.kind} | {r.what[:9]}" not in verdicts] == []
+    assert [
+        r.kind for r in RULES if f"| {r.kind} | {generate.escaped(r.what)} |" not in verdicts
+    ] == []
     told = [metric for metric in METRICS if metric.meaning]
     assert [metric.key for metric in told if f"`{metric.key}`" not in columns] == []
     names = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -95,7 +95,8 @@ def test_the_cheaper_one_ended_is_judged_and_not_behind(judged: Comparison) -> N
     text = said(judged)[CHEAPER]
     assert text.startswith("good, 5.0 s in place of 30 s.")  # not MAP of 1 s, nor rising of 2 s
     row = judged.table.loc["good"]
-    assert f"at the test rows {row['sd_ratio']:.3f}" in text
+    assert f"Its epistemic sd is {row['sd_ratio']:.3f} ± " in text
+    assert " times that of NUTS at the test rows" in text
     assert "no difference beyond the thresholds was found" in text
     own = judged.evaluations["good"].held_out.log_score
     reference = judged.evaluations["NUTS"].held_out.log_score

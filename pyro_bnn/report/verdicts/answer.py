@@ -313,13 +313,13 @@ def _spread(facts: Facts, name: str) -> str:
         return "Its spread was not held against a reference."
     if not facts.is_judged(name):
         return f"Its spread was not judged: {judge.name} answers under another model."
-    ratios = [f"at the test rows {_ratio(entry.at_rows.sd_ratio)}"]
+    ratio = f"{_ratio(entry.at_rows.sd_ratio)} times that of {judge.name} at the test rows"
     if entry.off_data is not None:
-        ratios.append(f"off the data {_ratio(entry.off_data.sd_ratio)}")
+        ratio = f"{ratio}, {_ratio(entry.off_data.sd_ratio)} times away from the data"
     words = [rule.short for rule in facts.against(name, FUNCTION, "")]
     verdict = ", ".join(words) or "no difference beyond the thresholds was found"
     use = "Take its predictions of y only: its" if facts.bars_uncertainty(name) else "Its"
-    return f"{use} epistemic sd is {' and '.join(ratios)} times that of {judge.name}; {verdict}."
+    return f"{use} epistemic sd is {ratio}; {verdict}."
 
 
 def _ratio(ratio: object) -> str:
@@ -442,7 +442,7 @@ def _changes(facts: Facts) -> Iterator[str]:
         found = next((f.text for f in facts.findings if f.kind == "reference"), "")
         yield found or "A reference: long NUTS chains would judge the spreads."
     if any(not facts.is_fit(name) for name in facts.places):
-        yield "The fits to be run again."
+        yield "The fits to be run again: once they end they may place otherwise."
     if facts.judge is not None:
         elsewhere = [name for name in facts.entries if not facts.is_judged(name)]
         if elsewhere:
