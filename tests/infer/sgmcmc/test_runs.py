@@ -339,6 +339,44 @@ def test_a_run_that_was_stopped_in_the_warm_up_goes_on(
         torch.testing.assert_close(fit(folder, resume=True), whole, rtol=0, atol=0)
 
 
+@pytest.mark.slow("compiles")
+@pytest.mark.parametrize(
+    ("cls", "batch_size", "control"),
+    [(BAOAB, None, None), (SGNHT, 6, "svrg")],
+    ids=["BAOAB", "SGNHT"],
+)
+def test_a_step_in_c_is_the_step(
+    cls: Any, batch_size: int | None, control: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    begin = run.Chains.begin
+
+    def seen(self: run.Chains) -> None:
+        made.append(self)
+        begin(self)
+
+    monkeypatch.setattr(run.Chains, "begin", seen)
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(-1)
+    model = models.MLP(1, hidden=(3,)).double()
+
+    def draws(**how: bool) -> torch.Tensor:
+        engine = cls(
+            num_chains=3,
+            warmup_steps=20,
+            num_samples=10,
+            thin=2,
+            batch_size=batch_size,
+            control=control,
+            **how,
+        )
+        stored: torch.Tensor = engine.run(model, (x, x[:, 0]), seed=2, progress=False).stored
+        return stored
+
+    torch.testing.assert_close(draws(compile=True), draws(compile=False), rtol=1e-9, atol=1e-9)
+    graphs = [list(chains._step._graphs.values()) for chains in made]
+    assert [type(graph).__name__ for (graph,) in graphs] == ["CGraph", "Graph"]
+
+
 def test_all_options_are_told(oracle: LinearGaussian) -> None:
     engine = BAOAB(num_chains=2, warmup_steps=3, num_samples=2, thin=1, step_size=0.1)
     found = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
