@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyro
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError
@@ -32,6 +33,12 @@ LONG = 10.0  # s, from which a test is to be marked slow, with the reason
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="where the figures of soak tests are written")
     parser.addoption("--quick", action="store_true", help="one case of each test, none marked slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Examples stand in the package: in 300 files of tests nobody looks for them."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

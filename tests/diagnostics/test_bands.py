@@ -51,7 +51,7 @@ def most_of(num_simulated: int, rate: float = 0.01) -> int:
 @pytest.mark.parametrize(
     "setting",
     [
-        pytest.param(it, id=str(it), marks=[pytest.mark.slow("2,000 rows")] if k == 4 else [])
+        pytest.param(it, id=str(it), marks=[pytest.mark.soak] if it.num_test == 2_000 else [])
         for k, it in enumerate(SETTINGS)
     ],
 )

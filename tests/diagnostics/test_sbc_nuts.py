@@ -42,6 +42,7 @@ def calibrate(
         num_samples=19 * thin,
         target_accept=target_accept,
         max_tree_depth=max_tree_depth,  # right all the same; all wait for the longest ridge
+        compile=False,  # takes longer than it saves
     )
     return simulation_based_calibration(
         model, X, nuts, num_simulations=100, num_draws=19, progress=False

@@ -20,7 +20,7 @@ from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.diagnostics.test_sbc_nuts import X, network
-from tests.infer.chains import all_draws, quick
+from tests.infer.chains import all_draws
 from tests.infer.densities import scales
 from tests.infer.isokinetic_laws import isotropic
 from tests.infer.scores import moment_scores, z_scores
@@ -29,7 +29,6 @@ from tests.oracle import LinearGaussian
 # --- the exact posterior -------------------------------------------------------------------------
 
 
-@quick
 @pytest.mark.slow("samples chains")
 @pytest.mark.parametrize(
     ("integrator", "target"), [("leapfrog", 0.5), ("leapfrog", 0.9), ("minimal_norm", 0.8)]
@@ -58,14 +57,13 @@ def test_moments_of_the_linear_gaussian_posterior(
     )
 
 
-@quick
 @pytest.mark.slow("samples chains")
 def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> None:
     """Means, and variances that the energy error says to be off by 1 %, within their errors."""
     mclmc = MCLMC(
-        num_chains=40,
+        num_chains=160,  # side by side they cost little, draws one after another much
         warmup_steps=60,
-        num_samples=200,
+        num_samples=50,
         num_steps=16,
         energy_variance=1e-6,
         compile=False,
@@ -207,7 +205,6 @@ def test_what_is_exact_says_so() -> None:
     assert not MCLMC.is_exact
 
 
-@quick
 @pytest.mark.slow("samples chains")
 @pytest.mark.parametrize("engine", [HMC, MAMS, MCLMC])
 def test_the_length_is_found(engine: Any) -> None:

@@ -13,7 +13,7 @@ from pyro_bnn.diagnostics import function_convergence, rhat_within
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 from pyro_bnn.infer import MILE
 from pyro_bnn.infer.mcmc import members
-from tests.infer.chains import all_draws, quick
+from tests.infer.chains import all_draws
 from tests.infer.scores import moment_scores
 from tests.oracle import LinearGaussian, linear_gaussian
 
@@ -44,20 +44,19 @@ def test_a_member_that_is_not_finite_stays_where_it_was() -> None:
     assert found[1, 1] == 0
 
 
-@quick
 @pytest.mark.slow("samples chains")
 def test_members_of_one_mode_draw_from_its_posterior(oracle: LinearGaussian) -> None:
     """Of a linear-Gaussian model there is one mode: R-hats agree, and moments are exact."""
     mile = MILE(
-        num_members=24,
+        num_members=96,  # side by side they cost little, draws one after another much
         warmup_steps=60,
-        num_samples=200,
+        num_samples=50,
         num_steps=16,
         energy_variance=1e-6,
         compile=False,
     )
     run = mile.run(oracle.model, (oracle.x, oracle.y), progress=False)
-    assert (run.method, run.num_chains, run.options["num_members"]) == ("MILE", 24, 24)
+    assert (run.method, run.num_chains, run.options["num_members"]) == ("MILE", 96, 96)
     assert moment_scores(all_draws(run), oracle.mean, oracle.covariance).max() < 4.5
     f = np.asarray(run.function_draws(oracle.x, run.num_stored_draws, group_by_chain=True))
     assert function_convergence(f).worst_rhat < 1.05

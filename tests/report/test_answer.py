@@ -69,6 +69,7 @@ def judged(split: Split) -> Comparison:
     )
 
 
+@pytest.mark.slow("a second or more")
 def test_a_reference_that_may_judge_is_used_with_what_it_passed(judged: Comparison) -> None:
     use, row = said(judged)[USE], judged.table.loc["NUTS"]
     assert judged.answer.headline.startswith("Trust NUTS here.")
@@ -128,6 +129,7 @@ def test_without_a_judge_nothing_is_confirmed(split: Split) -> None:
     assert unjudged.answer.status == {"a": USE}
 
 
+@pytest.mark.slow("a second or more")
 def test_a_reference_with_defects_judges_nobody(split: Split) -> None:
     posteriors = {
         "good": LinearPosterior(split, losses=losses()),
@@ -194,6 +196,7 @@ def test_ties_are_explained_by_the_share_of_the_variance(judged: Comparison) -> 
     assert f"{np.median(errors):.2g}" in text
 
 
+@pytest.mark.slow("a second or more")
 def test_shares_of_classes_add_over_the_classes(classes: Comparison) -> None:
     entry = classes.evaluations["wide"].held_out
     f = entry.function_draws

@@ -62,6 +62,7 @@ def test_comparing_twice_gives_the_same_numbers() -> None:
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.usefixtures("no_pictures")
 def test_saving_writes_page_table_and_a_netcdf_file_a_method(
     regression: Comparison, tmp_path: Path

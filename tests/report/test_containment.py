@@ -82,6 +82,7 @@ PAIRS = [
 SPLIT = regression_split()
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("name", OF_A_GUIDE)
 def test_an_engine_that_makes_a_guide_says_which(name: str) -> None:
     oracle = linear_gaussian()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from xarray import DataTree
 
+to_files = arviz_io.save_netcdf
 SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=3)
 
 
@@ -65,7 +66,11 @@ def fits(split: Split, model: MLP) -> dict[str, Posterior]:
 
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[dict[Path, DataTree]]:
-    """Trees by path: each file is opened once, and a tree that is put here is read as one."""
+    """Trees by path: each file is opened once, and a tree that is put here is read as one.
+
+    So is one that ``arviz_io.save_netcdf`` saves: bytes take longer than all else here, and are
+    written by ``to_files``, of every kind of fit.
+    """
     found: dict[Path, DataTree] = {}
     load = arviz_io.load_netcdf
 
@@ -74,8 +79,13 @@ def trees() -> Iterator[dict[Path, DataTree]]:
             found[path] = load(path).load()
         return found[path].copy(deep=True)
 
+    def keep(tree: DataTree, path: Path) -> None:
+        path.touch()
+        found[path] = tree.copy(deep=True)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arviz_io, "load_netcdf", load_once)
+        patch.setattr(arviz_io, "save_netcdf", keep)
         patch.setenv("LOKY_MAX_CPU_COUNT", "1")  # chains one after another: no processes to start
         yield found
 
@@ -98,18 +108,21 @@ def classes() -> Comparison:
 
 @pytest.fixture(scope="module")
 def folder_of_classes(classes: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_files(classes, tmp_path_factory.mktemp("classes"))
+    return save_files(classes, tmp_path_factory.mktemp("classes"), to_files)
 
 
 @pytest.fixture(scope="module")
 def folder(regression: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_files(regression, tmp_path_factory.mktemp("regression"))
+    return save_files(regression, tmp_path_factory.mktemp("regression"), to_files)
 
 
-def save_files(comparison: Comparison, folder: Path) -> Path:
+def save_files(
+    comparison: Comparison, folder: Path, save: Callable[[DataTree, Path], None] | None = None
+) -> Path:
     """The NetCDF files of ``Comparison.save`` alone: a page takes longer than all else here."""
+    save = save or arviz_io.save_netcdf
     for name, stem in file_names(comparison.posteriors).items():
-        arviz_io.save_netcdf(tree_of(comparison, name), folder / f"{stem}.nc")
+        save(tree_of(comparison, name), folder / f"{stem}.nc")
     return folder
 
 
@@ -190,6 +203,7 @@ def test_a_report_can_be_saved_and_read_again(
         "plots.figures",
     ):  # the one takes those of the other when imported
         monkeypatch.setattr(f"pyro_bnn.report.{module}.PLOTS", shown)
+    monkeypatch.setattr(arviz_io, "save_netcdf", to_files)
     once = compare_files(sorted(folder.glob("*.nc")))
     once.save(tmp_path, command="pyro-bnn report")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")

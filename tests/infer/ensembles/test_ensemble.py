@@ -119,6 +119,7 @@ def linear(oracle: LinearGaussian, kind: Any, num_members: int) -> Tensor:
     return found
 
 
+@pytest.mark.slow("a second or more")
 def test_anchored_members_are_the_optima_of_moved_priors() -> None:
     oracle = linear_gaussian()
     found = linear(oracle, "anchored", 4)
@@ -140,6 +141,7 @@ def test_the_covariance_of_anchored_members_is_less_than_the_posteriors() -> Non
     assert (expected.diagonal() < 0.2 * oracle.covariance.diagonal()).all()
 
 
+@pytest.mark.slow("a second or more")
 def test_randomised_members_are_draws_of_the_posterior() -> None:
     oracle = linear_gaussian()
     members = linear(oracle, "rto", 400)
@@ -163,6 +165,7 @@ def test_members_repel_each_other_by_the_gradient_of_their_kernel_density() -> N
     assert_close(found, slope / kernel.sum(1, keepdim=True))
 
 
+@pytest.mark.slow("a second or more")
 def test_repulsive_members_stand_farther_apart() -> None:
     """One weight, all members in one mode: independent ones meet there, others cannot."""
     oracle = linear_gaussian(num_rows=6, num_inputs=1)

@@ -102,6 +102,7 @@ def test_points_are_atoms_of_equal_weight() -> None:
 # --- the members ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 def test_the_first_member_is_the_single_fit() -> None:
     options: dict[str, Any] = {**SMALL, "batch_size": 4}
     several = fit(guides.AutoNormal, num_members=2, **options)
@@ -114,6 +115,7 @@ def test_the_first_member_is_the_single_fit() -> None:
     assert_close(one.losses, alone.losses)
 
 
+@pytest.mark.slow("a second or more")
 def test_members_of_swag_are_swags() -> None:
     posterior = fit(SMALL_SWAG)
     assert all(isinstance(p, guides.AutoLowRankMultivariateNormal) for p in parts(posterior))

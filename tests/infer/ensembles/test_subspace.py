@@ -99,6 +99,7 @@ def test_gaussians_whose_covariance_is_the_priors_give_the_posterior() -> None:
     assert_close(inside.log_joint(t, rows), expected)
 
 
+@pytest.mark.slow("a second or more")
 def test_in_all_directions_its_draws_are_of_the_posterior() -> None:
     oracle = linear_gaussian()
     p = len(oracle.mean)
@@ -131,6 +132,7 @@ def directions(posterior: Any) -> Tensor:
     return found
 
 
+@pytest.mark.slow("a second or more")
 def test_principal_directions_are_those_of_the_deviations() -> None:
     posterior = run(NUTS(**CHAINS), rank=3)
     around: Any = SWAG(**{**vars(AROUND), "scale": 1.0}).run(
@@ -158,6 +160,7 @@ def test_random_directions_are_orthonormal() -> None:
     assert_close(basis.mT @ basis, torch.eye(5).double())
 
 
+@pytest.mark.slow("a second or more")
 def test_a_curve_bends_away_from_what_lies_between_two_modes() -> None:
     """The plane holds both modes at (-1, 0) and (1, 0), and the curve is below the chord in U."""
     problem = problem_of()
@@ -178,6 +181,7 @@ def test_a_curve_bends_away_from_what_lies_between_two_modes() -> None:
     assert mean_of(control) < mean_of((first + last) / 2) - 1
 
 
+@pytest.mark.slow("a second or more")
 def test_a_posterior_of_swag_takes_the_place_of_its_run() -> None:
     around: Any = AROUND.run(network(), (X, Y), seed=8, progress=False)
     posterior = Subspace(engine=NUTS(**CHAINS), rank=2, around=AROUND).run(
@@ -206,6 +210,7 @@ ENGINES = [
 ]
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
 def test_every_engine_runs_in_it(engine: Any) -> None:
     posterior = run(engine, rank=2)

@@ -124,6 +124,7 @@ class Independent(Batches):
         del state
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("stiffness", [0.2, 1.0])  # h lambda
 def test_iterates_of_sgd_have_the_variance_of_its_law(
     stiffness: float, monkeypatch: pytest.MonkeyPatch
@@ -218,6 +219,7 @@ def test_the_scale_finds_the_spread_of_held_out_targets(monkeypatch: pytest.Monk
 # --- what it is and refuses -----------------------------------------------------------------------
 
 
+@pytest.mark.slow("a second or more")
 def test_it_starts_at_a_mode_and_is_saved_and_read(tmp_path: Path) -> None:
     mode = SVI(guides.AutoDelta, num_steps=300, compile=False).run(
         network(), (X, Y), progress=False

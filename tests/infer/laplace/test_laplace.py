@@ -118,6 +118,7 @@ def test_ggn_and_what_the_residuals_bend_are_the_hessian(activation: str) -> Non
     assert_close(whole, hessian(program, z), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_full_precision_is_the_curvature_at_the_mode() -> None:
     posterior = fit(network(likelihoods.Normal()), num_steps=500)
     program, z = posterior.program, posterior.guide.centre()
@@ -144,6 +145,7 @@ def test_diagonal_is_the_diagonal_of_the_full_precision(curvature: str) -> None:
     assert_close(diagonal.guide.scale**-2, precision, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow("a second or more")
 def test_low_rank_of_all_directions_is_dense() -> None:
     start = SVI(guides.AutoDelta, num_steps=300).run(network(), (X, Y), progress=False)
     full, low = (
@@ -167,6 +169,7 @@ def test_low_rank_keeps_the_largest_eigenvalues() -> None:
 # --- the linearised network
 
 
+@pytest.mark.slow("a second or more")
 def test_linearised_draws_are_the_tangent_of_the_network() -> None:
     posterior = fit(network(likelihoods.Normal()))
     program, m = posterior.program, posterior.guide.centre()
@@ -234,6 +237,7 @@ def test_a_model_whose_y_is_not_given_f_is_not_linearised() -> None:
     assert fit(model, num_steps=3, predictive="weights").newton_decrement < 1e-10
 
 
+@pytest.mark.slow("a second or more")
 def test_saved_and_loaded_it_predicts_the_same(tmp_path: Path) -> None:
     for predictive in ("linearised", "weights"):
         posterior = fit(network(), predictive=predictive, num_steps=50)
@@ -264,6 +268,7 @@ def test_the_mode_is_that_of_z() -> None:
     assert len(posterior.losses) == 0  # a point estimate needs no more steps
 
 
+@pytest.mark.slow("a second or more")
 def test_a_saddle_is_left() -> None:
     """At weights of zero the gradient of a network without bias vanishes: a saddle."""
     model = network(activation="tanh")
@@ -307,6 +312,7 @@ def test_products_with_the_hessian_are_those_of_the_matrix() -> None:
     assert_close(gradient, torch.func.grad(lambda z: -program.log_joint(z, rows))(z))
 
 
+@pytest.mark.slow("a second or more")
 def test_what_has_no_mode_is_refused_by_name() -> None:
     model = models.LinearRegression(2, likelihood=likelihoods.Normal(dist.HalfNormal(1.0))).double()
     with pytest.raises(DivergenceError, match="found no mode") as found:
@@ -341,11 +347,13 @@ def test_a_pretrained_network_gets_a_head() -> None:
     assert_close(posterior.guide.centre(), mean, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow("a second or more")
 def test_kinks_are_modes_though_their_gradient_does_not_vanish() -> None:
     posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
     assert posterior.options["polish_gain"] < 0.01
 
 
+@pytest.mark.slow("a second or more")
 def test_an_indefinite_hessian_is_refused_with_its_eigenvalue() -> None:
     with pytest.raises(DivergenceError, match=r'eigenvalue -.*Take curvature="ggn"'):
         fit(network(activation="relu", hidden=30), curvature="hessian", num_steps=2_000)
@@ -354,6 +362,7 @@ def test_an_indefinite_hessian_is_refused_with_its_eigenvalue() -> None:
 # --- what it serves
 
 
+@pytest.mark.slow("a second or more")
 def test_centred_hierarchies_are_refused_and_others_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -69,6 +69,7 @@ def test_factors_are_exact_for_a_linear_model_of_several_outputs(predictive: str
     assert float((f / g - 1).abs().max()) < 5 / 4_000**0.5
 
 
+@pytest.mark.slow("a second or more")
 def test_factors_of_a_network_are_the_sums_over_rows() -> None:
     posterior = fit(network(), structure="kron")
     program, z = posterior.program, posterior.guide.centre()
@@ -124,6 +125,7 @@ def test_the_guide_has_the_density_of_its_draws() -> None:
 # --- subsets
 
 
+@pytest.mark.slow("a second or more")
 def test_the_last_layer_is_a_regression_on_its_features() -> None:
     posterior = fit(network(), subset="last_layer")
     program, z = posterior.program, posterior.guide.centre()
@@ -152,11 +154,13 @@ def own_function(own: Tensor, rows: Tensor) -> Tensor:
     return design(rows) @ own.T
 
 
+@pytest.mark.slow("a second or more")
 def test_a_pattern_of_all_sites_is_all_of_them() -> None:
     whole, pattern = (fit(network(), subset=subset) for subset in ("all", "*"))
     assert pattern.log_evidence == pytest.approx(whole.log_evidence, abs=1e-4)
 
 
+@pytest.mark.slow("a second or more")
 def test_a_number_of_entries_takes_the_widest() -> None:
     model = network()
     whole, few = (fit(model, subset=subset) for subset in ("all", 5))
@@ -173,6 +177,7 @@ def test_a_number_of_entries_takes_the_widest() -> None:
     assert all_of_them.log_evidence == pytest.approx(whole.log_evidence, abs=1e-4)
 
 
+@pytest.mark.slow("a second or more")
 @pytest.mark.parametrize(
     "options",
     [
@@ -228,6 +233,7 @@ def test_the_fixed_point_is_where_the_evidence_is_largest() -> None:
     assert posterior.log_evidence == pytest.approx(-best.fun, abs=1e-7)
 
 
+@pytest.mark.slow("a second or more")
 def test_the_evidence_of_a_network_is_not_below_that_of_its_own_prior() -> None:
     data = X, Y[:, :1]
     small = models.MLP(2, hidden=(2,), activation="tanh", likelihood=likelihoods.Normal(0.25))
@@ -235,6 +241,7 @@ def test_the_evidence_of_a_network_is_not_below_that_of_its_own_prior() -> None:
     assert found.log_evidence > own.log_evidence + 0.1
 
 
+@pytest.mark.slow("a second or more")
 def test_factors_scale_the_prior() -> None:
     program = fit(network(), num_steps=1).program
     rows, prior = program.batch(X, Y), GaussianPrior.of(program, "the test")

@@ -166,9 +166,9 @@ def test_cycles_reach_both_of_two_modes_and_a_small_step_stays_in_one() -> None:
     x, sd = torch.zeros(16, 1), 1.2 / 4  # of each mode
     y = 2 + torch.tensor([0.8, -0.8]).repeat(8)
     common: dict[str, Any] = {
-        "num_chains": 4,
+        "num_chains": 40,
         "warmup_steps": 0,
-        "num_samples": 200,
+        "num_samples": 20,
         "thin": 20,
         "batch_size": 1,
     }
@@ -178,7 +178,7 @@ def test_cycles_reach_both_of_two_modes_and_a_small_step_stays_in_one() -> None:
         found: torch.Tensor = engine.run(TwoModes(), (x, y), init=start, progress=False).stored
         return found.flatten()
 
-    z = draws(Cyclical(SGLD(step_size=0.15, **common), num_cycles=20, exploration=0.8))
+    z = draws(Cyclical(SGLD(step_size=0.15, **common), num_cycles=2, exploration=0.8))
     left, right = (float((z * sign > 0).float().mean()) for sign in (-1, 1))
     assert min(left, right) > 0.1  # the weights of the modes are not those of the posterior
     assert float(((z.abs() - 2).abs() < 5 * sd).float().mean()) > 0.95  # near one of them
@@ -285,7 +285,7 @@ def test_an_anchor_that_is_no_mode_is_told(
 
 
 @pytest.mark.slow("two runs of two thousand steps")
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_the_step_found_with_renewed_anchors_heats_little(seed: int) -> None:
     """It aims at 5 %; noise seen early in an epoch gave 300 % and more on these rows."""
     generator = torch.Generator().manual_seed(0)
