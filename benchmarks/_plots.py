@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 Result = Mapping[str, Any]
 DPI = 150
 OURS = "pyro_bnn"
+PEERS = ("NumPyro", "BlackJAX")
 MAX_RHAT = 1.05  # of a run whose speed counts; what judges others is held to 1.01
 
 
@@ -154,6 +156,33 @@ def nuts(found: Result, path: Path) -> None:
             target, chains = case
             ax.set_title(f"{target}, {found['nets'][target]}, chains: {chains}")
         axes[-1].set_xlabel("smallest bulk ESS of an output, a second (hollow: R-hat > 1.05)")
+        figure.savefig(path, dpi=DPI)
+
+
+def samplers(found: Result, path: Path) -> None:
+    """Effective samples a second of many draws; seconds to an answer."""
+    rows = {part: [r for r in found["rows"] if r["part"] == part] for part in ("moons", "diabetes")}
+    shown = {"moons": "ess_per_second", "diabetes": "seconds"}
+    texts = {
+        "moons": ("two moons: 16 chains of 2,000", "smallest bulk ESS of an output, a second"),
+        "diabetes": ("diabetes: 4 chains to R-hat 1.01 and ESS 400", "seconds, from empty caches"),
+    }
+    if not (parts := [part for part, found in rows.items() if found]):
+        return
+    with canvas(10, 1.1 + 0.34 * max(map(len, rows.values())), 1, len(parts)) as (figure, axes):
+        for ax, part in zip(axes, parts, strict=True):
+            names = list(dict.fromkeys(r["contender"] for r in rows[part]))[::-1]
+            values = {
+                name: (min(every), statistics.median(every), max(every))
+                for name in names
+                for every in [[r[shown[part]] for r in rows[part] if r["contender"] == name]]
+            }
+            libraries = {n: n if n.startswith(PEERS) else f"{OURS}, {n}" for n in names}
+            named = {libraries[name]: triple for name, triple in values.items()}
+            dots(ax, list(libraries.values()), named)
+            title, label = texts[part]
+            ax.set_title(title)
+            ax.set_xlabel(label)
         figure.savefig(path, dpi=DPI)
 
 

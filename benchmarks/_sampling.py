@@ -21,6 +21,9 @@ import numpy as np
 
 from benchmarks._posteriors import NOISE_SD, TARGETS, Array, Target
 
+THIN = 4  # steps of BlackJAX's MCLMC between two draws, as this package's has here
+TUNING_STEPS = 16  # of its warm-up, for each draw of that
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -69,10 +72,12 @@ Sampler = Callable[[Target, Options], Drawn]
 def pyro_bnn(engine: str = "NUTS") -> Sampler:
     """A sampler of this package, ``bnn.NUTS``, at its defaults on ``bnn.models.MLP``."""
     bnn, torch = (importlib.import_module(name) for name in ("pyro_bnn", "torch"))
+    made = getattr(bnn, engine)  # rooms are imported when they are first asked for
+    importlib.import_module("pyro_bnn.models")
 
     def sample(target: Target, options: Options) -> Drawn:
         x, y, points = map(torch.from_numpy, (*target.arrays(), target.points()))
-        sampler = getattr(bnn, engine)(
+        sampler = made(
             num_chains=options.chains,
             warmup_steps=options.warmup,
             num_samples=options.draws,
@@ -222,10 +227,57 @@ def numpyro_model(target: Target) -> Callable[..., Any]:
     return model
 
 
+def blackjax() -> Sampler:
+    """BlackJAX's MCLMC on NumPyro's density, tuned by its ``mclmc_find_L_and_step_size``."""
+    names = ("jax", "numpyro.infer.util", "blackjax", "blackjax.mcmc.mclmc")
+    jax, infer, peer, mclmc = map(importlib.import_module, names)
+
+    def sample(target: Target, options: Options) -> Drawn:
+        first, *keys = jax.random.split(jax.random.PRNGKey(options.seed), options.chains + 1)
+        model = infer.initialize_model(
+            jax.random.split(first, options.chains),
+            numpyro_model(target),
+            model_args=target.arrays(),
+        )
+        kernel = mclmc.build_kernel()
+
+        def density(z: Any) -> Any:
+            return -model.potential_fn(z)
+
+        def chain(key: Any, z: Any) -> Any:
+            begin, tune, draw = jax.random.split(key, 3)
+            state, found, _ = peer.mclmc_find_L_and_step_size(
+                mclmc_kernel=kernel,
+                num_steps=3 * TUNING_STEPS * options.warmup,  # of which it takes a third
+                state=mclmc.init(z, density, begin),
+                rng_key=tune,
+                logdensity_fn=density,
+            )
+
+            def step(state: Any, key: Any) -> Any:
+                metric = found.inverse_mass_matrix
+                return kernel(key, state, density, metric, found.L, found.step_size)
+
+            def thinned(state: Any, key: Any) -> Any:
+                state, info = jax.lax.scan(step, state, jax.random.split(key, THIN))
+                return state, (state.position, ~info.nonans.all())
+
+            return jax.lax.scan(thinned, state, jax.random.split(draw, options.draws))[1]
+
+        weights, diverging = jax.pmap(chain)(np.stack(keys), model.param_info.z)
+        jax.block_until_ready(weights)
+        num_gradients = 2.0 * THIN  # of the minimal norm
+        found = int(diverging.sum())
+        return Drawn(lambda: target.function_draws(weights), {}, num_gradients, found)
+
+    return sample
+
+
 SAMPLERS: Mapping[str, Callable[[], Sampler]] = {
     "pyro_bnn": pyro_bnn,
     **{f"pyro_bnn {name}": partial(pyro_bnn, name) for name in ("HMC", "MAMS", "MCLMC")},
     "numpyro": numpyro,
+    "blackjax": blackjax,
     "pyro": stock_pyro,
 }
 
@@ -236,8 +288,11 @@ def main(argv: Sequence[str]) -> None:
 
     name, options, out = argv
     wanted = Options(**json.loads(options))
+    if name == "blackjax":  # a device a chain; its import makes the devices
+        importlib.import_module("numpyro").set_host_device_count(wanted.chains)
     sample = SAMPLERS[name]()
     set_threads(wanted.threads)
+    TARGETS[wanted.target].arrays()  # what reads data is imported too
     imported = time.time()  # the clock of the process that started this one
     start = time.perf_counter()
     drawn = sample(TARGETS[wanted.target], wanted)

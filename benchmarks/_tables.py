@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -449,6 +450,102 @@ def laplace(found: Result) -> str:
     return f"{scores}\n\n{costs}"
 
 
+def samplers(found: Result) -> str:
+    """Effective samples of many draws; time to an answer; MILE beside its members and NUTS."""
+    tables = {"moons": _sampled, "diabetes": _answered, "uci": _members}
+    parts = _parts(found)
+    return "\n\n".join(table(parts[name]) for name, table in tables.items() if parts[name])
+
+
+def _parts(found: Result) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows of the two posteriors, and of all UCI sets."""
+    rows = found["rows"]
+    parts = {part: [r for r in rows if r["part"] == part] for part in ("moons", "diabetes")}
+    return {**parts, "uci": [r for r in rows if r["part"] not in parts]}
+
+
+def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Of the rounds."""
+    return float(statistics.median(row[key] for row in rows))
+
+
+def _rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows of each contender."""
+    names = dict.fromkeys(row["contender"] for row in rows)
+    return {name: [row for row in rows if row["contender"] == name] for name in names}
+
+
+def _of_numpyro(rows: Sequence[Mapping[str, Any]], key: str, best: Callable[..., float]) -> float:
+    """A figure of NumPyro's best way of running its chains; NaN where it is not installed."""
+    named = {n: v for n, v in _rounds(rows).items() if n.startswith("NumPyro")}
+    return best((_median(values, key) for values in named.values()), default=math.nan)
+
+
+def _phases(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {duration(t)}" for name, t in row["phases"].items()) or "not told"
+
+
+def _sampled(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["two moons, 2-20-20-1", "time", "of which", "smallest bulk ESS", "bulk ESS a second"]
+    head += ["over NumPyro's best", "gradients a draw", "ESS a gradient", "largest R-hat", "Var f"]
+    best = _of_numpyro(rows, "ess_per_second", max)
+    lines = [
+        [
+            f"{name}, {r[0]['chains']} x {r[0]['draws']:,}",
+            duration(_median(r, "seconds")),
+            _phases(r[0]),
+            f"{_median(r, 'ess'):,.0f}",
+            f"{_median(r, 'ess_per_second'):,.0f}",
+            f"{_median(r, 'ess_per_second') / best:.2f}",
+            f"{_median(r, 'steps'):.1f}",
+            f"{_median(r, 'ess_per_gradient'):.4f}",
+            f"{max(row['rhat'] for row in r):.4f}",
+            f"{r[0]['variance_ratio']:.3f} ± {r[0]['variance_ratio_se']:.3f}",
+        ]
+        for name, r in _rounds(rows).items()
+    ]
+    return markdown(head, lines)
+
+
+def _answered(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["diabetes, 10-50-1, 4 chains", "time to an answer", "over NumPyro's best", "of which"]
+    head += ["draws a chain", "smallest bulk ESS", "largest R-hat", "gradients a draw"]
+    best = _of_numpyro(rows, "seconds", min)
+    lines = [
+        [
+            name,
+            duration(_median(r, "seconds")) + " (none)" * (not all(row["is_answer"] for row in r)),
+            f"{_median(r, 'seconds') / best:.2f}",
+            _phases(r[0]),
+            f"{_median(r, 'draws'):,.0f}",
+            f"{_median(r, 'ess'):,.0f}",
+            f"{max(row['rhat'] for row in r):.4f}",
+            f"{_median(r, 'steps'):.1f}",
+        ]
+        for name, r in _rounds(rows).items()
+    ]
+    return markdown(head, lines)
+
+
+def _members(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["set", "method", "log score", "less that of the members", "RMSE"]
+    head += ["R-hat over chains", "within", "E of a step", "CPU seconds a split"]
+    lines = [
+        [
+            f"{r['case']}, {r['splits']} splits",
+            r["contender"],
+            f"{r['log_score']:.3f} ± {r['log_score_se']:.3f}",
+            f"{r['gain']:+.3f} ± {r['gain_se']:.3f}",
+            f"{r['rmse']:.3f}",
+            *(f"{r[key]:.2g}" if key in r else "" for key in ("rhat", "rhat_within")),
+            f"{r['energy_variance']:.1g}" if "energy_variance" in r else "",
+            f"{r['seconds']:,.0f}",
+        ]
+        for r in rows
+    ]
+    return markdown(head, lines)
+
+
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-fits": default_fits,
     "default-wide": default_fits,
@@ -465,6 +562,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "sgmcmc": sgmcmc,
     "ensembles": ensembles,
     "laplace": laplace,
+    "samplers": samplers,
 }
 
 
@@ -530,6 +628,26 @@ def nuts_goals(found: Result) -> Iterator[list[str]]:
             yield goal(text, r["speed"], bounds[r["cache"]], least=True)
 
 
+def samplers_goals(found: Result) -> Iterator[list[str]]:
+    """Samplers past NUTS over NumPyro's best NUTS, and MILE over its members."""
+    parts = _parts(found)
+    if rows := parts["moons"]:
+        speeds = {name: _median(r, "ess_per_second") for name, r in _rounds(rows).items()}
+        best, case = _of_numpyro(rows, "ess_per_second", max), "two moons, 16 chains of 200 + 2,000"
+        yield goal(f"HMC, ESS/s over NumPyro's NUTS, {case}", speeds["HMC"] / best, 2.5, least=True)
+        ratio = speeds["HMC"] / speeds["NUTS"]
+        yield goal(f"HMC, ESS/s over our NUTS, {case}", ratio, 1.5, least=True)
+        ratio = speeds["MCLMC"] / best
+        yield goal(f"MCLMC, ESS/s over NumPyro's NUTS, {case}", ratio, 4, least=True)
+        off = max(abs(r["variance_ratio"] - 1) for r in rows if r["contender"] == "MCLMC")
+        yield goal(f"MCLMC, Var f over HMC's, less 1, {case}", off, 0.05)
+    if rows := parts["diabetes"]:
+        ratio = _median(_rounds(rows)["HMC"], "seconds") / _of_numpyro(rows, "seconds", min)
+        yield goal("HMC, time to an answer over NumPyro's NUTS, diabetes, 4 chains", ratio, 0.5)
+    for r in (r for r in parts["uci"] if r["contender"] == "MILE"):
+        yield goal(f"MILE, log score less its members', {r['case']}", r["gain"], 0, least=True)
+
+
 GOALS: Mapping[str, Callable[[Result], Iterator[list[str]]]] = {
     "default-fits": default_fits_goals,
     "default-wide": default_fits_goals,
@@ -537,6 +655,7 @@ GOALS: Mapping[str, Callable[[Result], Iterator[list[str]]]] = {
     "svi": svi_goals,
     "cold": cold_goals,
     "nuts": nuts_goals,
+    "samplers": samplers_goals,
 }
 
 
