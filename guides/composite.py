@@ -12,7 +12,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from pyro.nn import PyroModuleList
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
+from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Drawn, Guide, KLKind
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
@@ -113,8 +113,8 @@ class AutoComposite(Guide):
         """``parts`` and ``default``, each the name of a guide and its options."""
         keyed = self._guides[: len(self._keys)]
         return {
-            "parts": {key: _described(part) for key, part in zip(self._keys, keyed, strict=True)},
-            "default": _described(self._default),
+            "parts": {key: part.described() for key, part in zip(self._keys, keyed, strict=True)},
+            "default": self._default.described(),
         }
 
     # Set-up
@@ -343,11 +343,7 @@ def _make_part(spec: PartSpec, model: Model) -> Guide:
     if isinstance(spec, str):
         spec = {"guide": spec}
     if isinstance(spec, Mapping):
-        options = dict(spec)
-        name = options.pop("guide", None)
-        if name not in Guide.known:
-            raise UnknownNameError("guide", str(name), Guide.known)
-        part: Any = Guide.known[name](model, **options)
+        part: Any = Guide.made(spec, model)
     elif callable(spec) and not isinstance(spec, Guide):
         part = spec(model)
     else:
@@ -367,10 +363,6 @@ def _make_part(spec: PartSpec, model: Model) -> Guide:
             "over any sites, or AutoDelta"
         )
     return part
-
-
-def _described(part: Guide) -> dict[str, Any]:
-    return {"guide": type(part).__name__, **part.options()}
 
 
 def _renumbered(sites: Sequence[Site]) -> tuple[Site, ...]:

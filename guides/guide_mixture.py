@@ -10,7 +10,7 @@ import torch
 from pyro.nn import PyroModuleList
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.guide import Guide
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.sites import Site
@@ -44,7 +44,7 @@ class AutoGuideMixture(Guide):
         members: Sequence[Guide | Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn)
-        made = [m if isinstance(m, Guide) else _made(m, model) for m in members]
+        made = [m if isinstance(m, Guide) else Guide.made(m, model) for m in members]
         if not made:
             raise OptionError("members are one guide or more")
         if any(member.member_params for member in made):
@@ -64,7 +64,7 @@ class AutoGuideMixture(Guide):
 
     def options(self) -> dict[str, Any]:
         """``members``: of each the name of its guide and its options."""
-        return {"members": [{"guide": type(m).__name__, **m.options()} for m in self._guides]}
+        return {"members": [member.described() for member in self._guides]}
 
     def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:  # noqa: ARG002
         """Set members up that are not yet, such as those of a file.
@@ -118,11 +118,3 @@ class AutoGuideMixture(Guide):
         shift = z - self.centre()
         for member in self._guides:
             member.move_to(member.centre() + shift)
-
-
-def _made(spec: Mapping[str, Any], model: Model) -> Guide:
-    options = dict(spec)
-    name = options.pop("guide", None)
-    if name not in Guide.known:
-        raise UnknownNameError("guide", str(name), Guide.known)
-    return Guide.known[name](model, **options)

@@ -20,14 +20,10 @@ from torch.testing import assert_close
 
 from pyro_bnn import guides, models
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
+from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program import Program
 from pyro_bnn.program.contract import CORRECTED, check_model
-from pyro_bnn.program.distributions import (
-    base_distribution,
-    distribution_tensors,
-    unvalidated,
-    with_tensors,
-)
+from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.sites import Site, is_real, require_sites
@@ -533,7 +529,7 @@ def test_a_distribution_over_draws_equals_that_of_each(kind: str) -> None:
 
     def tensors(row: Tensor) -> tuple[Tensor, ...]:
         skeleton[:] = [unvalidated(per_draw(kind, row))]
-        return tuple(distribution_tensors(skeleton[0]))
+        return tuple(tensors_of(skeleton[0]))
 
     with without_validation():
         values = torch.func.vmap(tensors)(rows)

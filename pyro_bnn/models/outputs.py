@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.likelihoods.scale import in_plates
-from pyro_bnn.priors.prior import map_tensors
+from pyro_bnn.priors.prior import tensors_of
 
 Network: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -70,7 +70,7 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         cache.clear()
         recorded: Mapping[str, Any] = tracer.trace.nodes
         names = [n for n in tracer.trace.observation_nodes if n not in shapes]
-        priors = [_tensors(recorded[name]["fn"]) for name in shapes]
+        priors = [tensors_of(recorded[name]["fn"]) for name in shapes]
         return f, {name: recorded[name]["value"] for name in names}, priors
 
     rows = {n: v.expand((*batch, *shapes[n])).reshape(-1, *shapes[n]) for n, v in values.items()}
@@ -78,7 +78,7 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", message="There is a performance drop")
         f, weights, priors = torch.func.vmap(one)(rows)
     for name, at_draws in zip(shapes, priors, strict=True):
-        at_one = _tensors(nodes[name]["fn"])
+        at_one = tensors_of(nodes[name]["fn"])
         if any(bool((a != b).any()) for a, b in zip(at_draws, at_one, strict=True)):
             raise ModelError(
                 f"the prior of {name} depends on another site, as in a centred hierarchy, and "
@@ -90,18 +90,6 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         pyro.deterministic(name, value.reshape(*batch, *value.shape[1:]), event_dim=ndim)
     pyro.deterministic("f", f.reshape(*batch, *f.shape[1:]), event_dim=2)
     return f.reshape(*batch[:-1], *f.shape[1:])
-
-
-def _tensors(fn: Any) -> list[Tensor]:
-    """All tensors that a distribution is made of, in a fixed order."""
-    found: list[Tensor] = []
-
-    def keep(value: Tensor) -> Tensor:
-        found.append(value)
-        return value
-
-    map_tensors(fn, keep, {})
-    return found
 
 
 class _Given(Messenger):

@@ -17,7 +17,8 @@ from torch.distributions import Distribution as TorchDistribution
 from pyro_bnn import memory as bounds
 from pyro_bnn.data import Standardiser
 from pyro_bnn.predictive.moments import log_mean
-from pyro_bnn.program.distributions import base_distribution, distribution_tensors, with_tensors
+from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.random_state import isolated
 
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
@@ -46,7 +47,7 @@ class Conditional:
     @property
     def one(self) -> Conditional:
         """The same at the one draw of ``fn``."""
-        tensors = [value.unsqueeze(0) for value in distribution_tensors(self.fn)]
+        tensors = [value.unsqueeze(0) for value in tensors_of(self.fn)]
         return Conditional(self.fn, tensors, self.units, self.has_moments)
 
     def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 
+COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
+
 
 @runtime_checkable
 class Prior(Protocol):
@@ -205,9 +207,27 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]
         return fn(value)
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         return type(value)(map_tensors(item, fn, done) for item in value)
-    if isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
+    if isinstance(value, COMPOSITE):
         moved = done[id(value)] = copy.copy(value)
         for name, item in vars(value).items():
             moved.__dict__[name] = map_tensors(item, fn, done)
         return moved
     return value
+
+
+def tensors_of(fn: Distribution) -> list[Tensor]:
+    """All tensors that a distribution is made of, in a fixed order."""
+    found: list[Tensor] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, COMPOSITE):
+            for item in vars(value).values():
+                collect(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                collect(item)
+
+    collect(fn)
+    return found

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.priors.prior import COMPOSITE, tensors_of
 from pyro_bnn.program.random_state import isolated
-
-_COMPOSITE = (torch.distributions.Distribution, torch.distributions.Transform)
 
 
 def unvalidated(fn: Distribution) -> Distribution:
@@ -32,30 +31,12 @@ def unvalidated(fn: Distribution) -> Distribution:
     return copied
 
 
-def distribution_tensors(fn: Distribution) -> list[Tensor]:
-    """All tensors that a distribution is made of, in a fixed order."""
-    found: list[Tensor] = []
-
-    def collect(value: object) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, _COMPOSITE):
-            for item in vars(value).values():
-                collect(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                collect(item)
-
-    collect(fn)
-    return found
-
-
 def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) -> Distribution:
     """A copy of a distribution over S draws.
 
     Args:
         fn: The distribution at one draw.
-        tensors: The ``distribution_tensors`` of all draws, each with a leading dimension S.
+        tensors: The ``tensors_of`` of all draws, each with a leading dimension S.
         num_draws: S.
 
     Returns:
@@ -71,7 +52,7 @@ def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) ->
             return draws.reshape((num_draws, *(1,) * missing, *draws.shape[1:]))
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             return type(value)(copy(item, ndim) for item in value)
-        if not isinstance(value, _COMPOSITE):
+        if not isinstance(value, COMPOSITE):
             return value
         copied: Any = object.__new__(type(value))
         for name, item in vars(value).items():
@@ -126,7 +107,7 @@ def kind_of_target(likelihood: Likelihood, num_outputs: int) -> str:
 
 def _zeros_like(fn: Distribution) -> Tensor:
     """Zeros in the shape and on the device of a draw."""
-    tensors = distribution_tensors(fn)
+    tensors = tensors_of(fn)
     device = tensors[0].device if tensors else None
     dtype = torch.long if isinstance(base_distribution(fn), dist.Categorical) else None
     if dtype is None and tensors and tensors[0].is_floating_point():

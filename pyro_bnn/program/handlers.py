@@ -238,11 +238,20 @@ class Evaluate(Messenger):
             self.given[name] = msg
 
     def log_given(self, like: Tensor) -> Tensor:
-        """Log density ``[]`` of the values that sites are held at, given the latent ones."""
-        total = like.new_zeros(())
-        for msg in self.given.values():
-            total = total + (log_prob(msg) * msg["scale"]).sum()
-        return total
+        """Log density of the sites that are held at a value, ``[]``."""
+        return _total(self.given, like)
+
+    def log_factors(self, like: Tensor) -> Tensor:
+        """Sum of the ``pyro.factor`` statements, ``[]``."""
+        return _total(self.factors, like)
+
+
+def _total(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:
+    """Sum of the scaled log densities of some sites, ``[]``."""
+    total = like.new_zeros(())
+    for msg in messages.values():
+        total = total + (log_prob(msg) * msg["scale"]).sum()
+    return total
 
 
 def held_given_latents(run: Evaluate) -> frozenset[str]:

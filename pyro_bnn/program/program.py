@@ -7,43 +7,42 @@ they are independent of Pyro, can be batched with ``torch.func.vmap`` and captur
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
-import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
-from torch.distributions import transform_to
 from torch.utils._pytree import tree_map
 
 from pyro_bnn.errors import DataError, ModelError, ShapeError
-from pyro_bnn.handled import model_name, module_of, parameters_of
+from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.likelihoods import match_observation
+from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.batched import refused_as, without_vmap_warnings
 from pyro_bnn.program.contract import (
     CORRECTED,
     check_model,
     require_factors_of_parameters,
     require_fixed_supports,
 )
-from pyro_bnn.program.distributions import (
-    base_distribution,
-    distribution_tensors,
-    unvalidated,
-    with_tensors,
-)
+from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     evaluate,
     held_given_latents,
     log_prob,
-    tried,
     with_gradients,
 )
 from pyro_bnn.program.latents import Latents
+from pyro_bnn.program.model_facts import (
+    dtype_and_device,
+    input_dtype,
+    require_two_classes,
+    store_params,
+)
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, GuideTerms, Params, RowEstimate
@@ -131,8 +130,8 @@ class Program:
             raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
         self.model = model
         self.snapshot = Snapshot(model)  # the user may change the model after the fit
-        self.dtype, self.device = _dtype_and_device(model, x)
-        self.x_dtype = _input_dtype(model, x, self.dtype, self.device)
+        self.dtype, self.device = dtype_and_device(model, x)
+        self.x_dtype = input_dtype(model, x, self.dtype, self.device)
         x, y = self.inputs(x), self._cast(y)
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
@@ -145,7 +144,7 @@ class Program:
         for name, parameter in parameters_of(model).items():
             trainable = parameter.requires_grad  # one that the user froze stays frozen
             self.params[name] = parameter.detach().clone().requires_grad_(trainable)
-        self._store_constraints = _store_params(model, trace.param_messages)
+        self._store_constraints = store_params(model, trace.param_messages)
         for name, (value, _) in self._store_constraints.items():
             self.params[name] = value.detach().clone().requires_grad_()
         initial = torch.cat(
@@ -163,7 +162,7 @@ class Program:
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set
-            _require_two_classes(y, self.likelihood_family)
+            require_two_classes(y, self.likelihood_family)
 
     def prepare(self, guide: GuideLike) -> None:
         """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
@@ -305,7 +304,7 @@ class Program:
         self, z: Tensor, x: Tensor, params: Params | None
     ) -> tuple[Tensor, ...]:
         def tensors(run: Evaluate, _: Tensor) -> tuple[Tensor, ...]:
-            return (cast(Tensor, run.f), *distribution_tensors(unvalidated(run.observed["fn"])))
+            return (cast(Tensor, run.f), *tensors_of(unvalidated(run.observed["fn"])))
 
         return self._at(z, x, None, params, tensors)
 
@@ -417,7 +416,7 @@ class Program:
             prior = self._log_prior(run, z, jacobian=jacobian, blocks=blocks)
             has_factors = bool(run.factors)
             rows, scale = self._log_likelihood(run)
-            return rows, prior, _log_factors(run, like=z)
+            return rows, prior, run.log_factors(like=z)
 
         if len(q.z) == 1:
             rows, log_prior, log_factors = one(q.z.squeeze(0))
@@ -622,74 +621,9 @@ class Program:
         return value.to(self.device)
 
 
-@contextmanager
-def without_vmap_warnings() -> Iterator[None]:
-    """Torch warns of kernels that it batches by a loop of its own, such as that of attention."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield
-
-
-@contextmanager
-def refused_as(message: str) -> Iterator[None]:
-    """Say of a model that vmap refuses what it is needed for.
-
-    Raises:
-        ModelError: The message, and torch's reason.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise ModelError(f"{message} ({str(error).splitlines()[0]})") from error
-
-
 def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:
     """Mean over draws ``[D, ...]`` of given or equal weights."""
     return of_draws.mean(0) if weights is None else weights @ of_draws
-
-
-def _log_factors(run: Evaluate, like: Tensor) -> Tensor:
-    """Sum of the ``pyro.factor`` statements of a run, ``[]``."""
-    total = like.new_zeros(())
-    for msg in run.factors.values():
-        total = total + (log_prob(msg) * msg["scale"]).sum()
-    return total
-
-
-def _require_two_classes(y: Tensor, family: type) -> None:
-    """Refuse class labels that are all the same."""
-    if issubclass(family, dist.Bernoulli | dist.Categorical) and y.ndim == 1:
-        classes = y.unique()
-        if len(classes) == 1:
-            raise DataError(
-                f"all {len(y)} rows of y are of one class, {classes[0]:g}: from one class nothing "
-                "is learned of the others; pass rows of at least two"
-            )
-
-
-def _store_params(
-    model: Model, messages: Mapping[str, Mapping[str, object]]
-) -> dict[str, tuple[Tensor, torch.distributions.constraints.Constraint]]:
-    """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
-    own = {id(p) for p in parameters_of(model).values()}
-    params = {}
-    for name, msg in messages.items():
-        value = cast(Tensor, msg["value"])
-        constraint = cast(dict[str, torch.distributions.constraints.Constraint], msg["kwargs"]).get(
-            "constraint", torch.distributions.constraints.real
-        )
-        leaf = value.unconstrained() if hasattr(value, "unconstrained") else value
-        if id(value) in own or id(leaf) in own:
-            continue
-        if "$$$" in name:
-            raise ModelError(
-                f"the parameter {name!r} belongs to a pyro.module(...) statement in a plain "
-                "function; make the model a pyro.nn.PyroModule with that module as an attribute"
-            )
-        params[name] = (transform_to(constraint).inv(value.detach()), constraint)
-    return params
 
 
 def _part(params: Params, prefix: str) -> dict[str, Tensor]:
@@ -698,30 +632,3 @@ def _part(params: Params, prefix: str) -> dict[str, Tensor]:
 
 def _leaves(params: Params) -> dict[str, Tensor]:
     return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-
-
-def _input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Floating, unless x are whole numbers and the model takes no others, as an embedding."""
-    row = x[:1].to(device)
-    if x.is_floating_point() or tried(model, row.to(dtype))[0] or not tried(model, row)[0]:
-        return dtype
-    return x.dtype
-
-
-def _dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
-    """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
-    if (inner := module_of(model)) is not None:
-        for tensor in [*inner.parameters(), *inner.buffers()]:
-            if tensor.is_floating_point():
-                return tensor.dtype, tensor.device
-        for module in inner.modules():
-            own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
-            for prior in [getattr(module, "distribution", None), *own]:
-                if not isinstance(prior, Distribution):
-                    continue
-                for value in distribution_tensors(prior):
-                    if value.is_floating_point():
-                        return value.dtype, value.device
-    if (found := tried(model, x[:1])[1]) is not None:
-        return found.dtype, found.device
-    return torch.get_default_dtype(), x.device

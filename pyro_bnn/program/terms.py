@@ -51,20 +51,16 @@ class GuideLike(Protocol):
     @property
     def member_params(self) -> tuple[str, ...]:
         """Names of the model's parameters of which each draw has values of its own."""
-        ...
 
     def terms(self, params: Params, noise: Tensor, *, density: bool = True) -> GuideTerms:
         """The guide's terms with ``params`` in place of its own parameters."""
-        ...
 
     def reduce_log_likelihood(self, rows: Tensor, scale: float = 1.0) -> Tensor:
         """The likelihood term ``[]`` of log densities ``[D, B]`` of draws and rows, and N/B."""
-        ...
 
     @property
     def cauchy_sites(self) -> frozenset[str]:
         """Names of the sites whose marginals are Cauchy."""
-        ...
 
 
 class RowEstimate(ABC):

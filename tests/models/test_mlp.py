@@ -18,7 +18,7 @@ from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
 from pyro_bnn.models import MLP
 from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.priors import PriorModule
-from pyro_bnn.program.distributions import distribution_tensors
+from pyro_bnn.priors.prior import tensors_of
 
 BY_HAND: dict[str, Any] = {
     "relu": lambda h: max(h, 0.0),
@@ -181,7 +181,7 @@ def test_two_models_of_one_prior_and_one_likelihood_share_no_state() -> None:
             id(value)
             for module in model.modules()
             if isinstance(module, PriorModule)
-            for value in distribution_tensors(module())
+            for value in tensors_of(module())
         }
         for model in (first, second)
     ]

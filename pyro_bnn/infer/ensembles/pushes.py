@@ -38,8 +38,9 @@ from torch import Tensor
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.infer.natural.gaussian_prior import normal_entries
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Params
 

@@ -23,8 +23,9 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
+from pyro_bnn.program.batched import refused_as, without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.program import Program, refused_as, without_vmap_warnings
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows

@@ -23,7 +23,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 Potential: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

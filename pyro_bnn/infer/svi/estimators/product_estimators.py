@@ -16,7 +16,8 @@ from torch import Tensor
 from pyro_bnn.errors import SiteError
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Rule, Weight
-from pyro_bnn.program.program import Program, refused_as
+from pyro_bnn.program.batched import refused_as
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, GuideTerms, Params
 
 

@@ -1,0 +1,78 @@
+"""What a program asks of a model before it runs it: dtypes, device and ``pyro.param``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
+from torch import Tensor
+from torch.distributions import constraints, transform_to
+
+from pyro_bnn.errors import DataError, ModelError
+from pyro_bnn.handled import module_of, parameters_of
+from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.handlers import Model, tried
+
+
+def input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Floating, unless x are whole numbers and the model takes no others, as an embedding."""
+    row = x[:1].to(device)
+    if x.is_floating_point() or tried(model, row.to(dtype))[0] or not tried(model, row)[0]:
+        return dtype
+    return x.dtype
+
+
+def dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
+    if (inner := module_of(model)) is not None:
+        for tensor in [*inner.parameters(), *inner.buffers()]:
+            if tensor.is_floating_point():
+                return tensor.dtype, tensor.device
+        for module in inner.modules():
+            own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
+            for prior in [getattr(module, "distribution", None), *own]:
+                if not isinstance(prior, Distribution):
+                    continue
+                for value in tensors_of(prior):
+                    if value.is_floating_point():
+                        return value.dtype, value.device
+    if (found := tried(model, x[:1])[1]) is not None:
+        return found.dtype, found.device
+    return torch.get_default_dtype(), x.device
+
+
+def store_params(
+    model: Model, messages: Mapping[str, Mapping[str, object]]
+) -> dict[str, tuple[Tensor, constraints.Constraint]]:
+    """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
+    own = {id(p) for p in parameters_of(model).values()}
+    params = {}
+    for name, msg in messages.items():
+        value = cast(Tensor, msg["value"])
+        constraint = cast(dict[str, constraints.Constraint], msg["kwargs"]).get(
+            "constraint", constraints.real
+        )
+        leaf = value.unconstrained() if hasattr(value, "unconstrained") else value
+        if id(value) in own or id(leaf) in own:
+            continue
+        if "$$$" in name:
+            raise ModelError(
+                f"the parameter {name!r} belongs to a pyro.module(...) statement in a plain "
+                "function; make the model a pyro.nn.PyroModule with that module as an attribute"
+            )
+        params[name] = (transform_to(constraint).inv(value.detach()), constraint)
+    return params
+
+
+def require_two_classes(y: Tensor, family: type) -> None:
+    """Refuse class labels that are all the same."""
+    if issubclass(family, dist.Bernoulli | dist.Categorical) and y.ndim == 1:
+        classes = y.unique()
+        if len(classes) == 1:
+            raise DataError(
+                f"all {len(y)} rows of y are of one class, {classes[0]:g}: from one class nothing "
+                "is learned of the others; pass rows of at least two"
+            )
