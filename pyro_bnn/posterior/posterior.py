@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Dataset
-from pyro_bnn.data.arrays import ArrayLike, cast, column_order, in_order, listed, to_tensor
-from pyro_bnn.data.labels import check_same_classes
-from pyro_bnn.errors import DataError, OptionError, OutputError, ShapeError, SiteError
+from pyro_bnn.data.arrays import ArrayLike, cast
+from pyro_bnn.errors import OptionError, OutputError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
 from pyro_bnn.predictive.predict import log_likelihoods, predict
@@ -30,7 +30,7 @@ from pyro_bnn.predictive.prediction import Names, Prediction, require_finite
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Params
+from pyro_bnn.program.terms import Batch, Params
 
 __all__ = [
     "NUM_SAMPLES",
@@ -44,8 +44,6 @@ __all__ = [
 NUM_SAMPLES = 1_000  # draws by default
 LAPLACE = "Laplace"  # engine of posteriors that predict by a linearised network
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # that a file holds of a guide of no class of this package
-
-Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -294,7 +292,7 @@ class Posterior(ABC):
             OptionError: If a single draw exceeds the bound, or all draws at a single row, or at all
                 rows where these depend on each other.
         """
-        rows = self._rows(x)
+        rows = in_order_of_fit(x, self.provenance)
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(
@@ -368,10 +366,8 @@ class Posterior(ABC):
         return total.to(prior.dtype) + prior
 
     def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
-        x, y = self.pair(data)
         draws = self.in_blocks(self.count(num_samples), seed)
-        batch = self.program.batch(self._inputs(x), y)
-        return log_likelihoods(self.chunks, draws, batch, self.params)
+        return log_likelihoods(self.chunks, draws, self.batch(data), self.params)
 
     def densities(
         self, data: Data, num_samples: int | None = None, seed: int = 0
@@ -465,7 +461,7 @@ class Posterior(ABC):
 
         for rows in (train, test):
             if rows is not None:
-                self.check_names(rows)
+                check_names(rows, self.provenance)
         groups, dims, coords, attrs = arviz_groups(
             self,
             train,
@@ -522,44 +518,18 @@ class Posterior(ABC):
             return GuidePosterior(program, guide, provenance)
         return DrawsPosterior(program, z, provenance, sample_stats=stats, log_q=log_q)
 
-    def _rows(self, x: ArrayLike) -> Tensor:
-        """Inputs as a tensor, the columns of a data frame in the order of the fit."""
-        return to_tensor(in_order(x, self.provenance.input_names, "x"), "x")
-
-    def pair(self, data: Data) -> tuple[Tensor, Tensor]:
-        """X and y of rows of data, their columns in the order of the fit.
+    def batch(self, data: Data) -> Batch:
+        """Rows of data as the functions of the program take them.
 
         Raises:
             DataError: If data are of another kind, or the columns have names, and these are not
                 those of the fit.
         """
-        if isinstance(data, Dataset):
-            self.check_names(data)
-            return data.x, data.y
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            raise DataError(
-                f"data is a pyro_bnn.data.Dataset or a pair (x, y), not {type(data).__name__}; of "
-                "a Split pass split.train or split.test"
-            )
-        names = Names(self.provenance.target_names, self.provenance.class_names)
-        return self._rows(data[0]), names.observed(data[1])
-
-    def check_names(self, data: Dataset) -> None:
-        """Check that columns and classes which have names are those of the fit, in its order.
-
-        Raises:
-            DataError: If they are not.
-        """
-        check_same_classes(data.class_names, self.provenance.class_names, "these rows")
-        given, known = data.input_names, self.provenance.input_names
-        if column_order(given, known, "x") is not None:
-            raise DataError(
-                f"x has the columns of the fit, {listed(known or ())}, in another order, "
-                f"{listed(given or ())}: make the Dataset of a frame with the order of the fit"
-            )
+        x, y = pair(data, self.provenance)
+        return self.program.batch(self._inputs(x), y)
 
     def _inputs(self, x: ArrayLike) -> Tensor:
-        rows = self._rows(x)
+        rows = in_order_of_fit(x, self.provenance)
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
         require_finite(rows)

@@ -33,7 +33,8 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.svi.estimators.estimator import Estimator, is_factorised
 from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
-from pyro_bnn.posterior.posterior import Data, GuidePosterior, Posterior
+from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.rows import Data
 from pyro_bnn.program.closed_forms import FAMILIES
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import trace_model
@@ -191,8 +192,7 @@ def closed_form_elbo(posterior: GuidePosterior, data: Data) -> float:
         )
     estimator = Analytic(program)
     assert estimator.nodes is not None
-    x, y = posterior.pair(data)
-    batch = program.batch(posterior._inputs(x), y)
+    batch = posterior.batch(data)
     named = {f"guide.{name}": value for name, value in guide.named_parameters()}
     params = {**named, **{f"model.{name}": value for name, value in posterior.params.items()}}
     with torch.no_grad():
@@ -233,5 +233,5 @@ def description_length(
         elbo, error = closed_form_elbo(cast(GuidePosterior, posterior), data), 0.0
     else:
         elbo, error = posterior.elbo(data, seed=seed)
-    step = math.log2(precision) * posterior.pair(data)[1].numel()
+    step = math.log2(precision) * posterior.batch(data).y.numel()
     return -elbo / math.log(2) - step, error / math.log(2)
