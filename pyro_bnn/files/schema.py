@@ -12,15 +12,16 @@ def expect(value: Any, kind: Any, name: str) -> Any:
     Args:
         value: What was read.
         kind: A type, of which a whole number counts as a ``float`` and a bool as no number;
-            ``[kind]``, a list of such; ``{str: kind}``, a dictionary of such; a dictionary of
-            exactly these names with their kinds, where a name that ends in ``?`` may be missing;
-            or a tuple of kinds, any of which will do. ``None`` is a kind too.
+            a ``range`` or a ``frozenset`` of values; ``[kind]``, a list of such; ``{str: kind}``,
+            a dictionary of such; a dictionary of exactly these names with their kinds, where a
+            name that ends in ``?`` may be missing, and others may stand beside them if ``...`` is
+            one of the names; or a tuple of kinds, any of which will do. ``None`` is a kind too.
         name: Of the value, for the message.
 
     Raises:
         KeyError: If a name is missing.
         TypeError: If something is of another type.
-        ValueError: If there is a name that is not known.
+        ValueError: If there is a name that is not known, or a value out of its range.
 
     Example:
         >>> expect({"seed": 3, "loss": [2]}, {"seed": int, "loss": [float], "note?": str}, "fit")
@@ -32,7 +33,11 @@ def expect(value: Any, kind: Any, name: str) -> Any:
             with suppress(TypeError):
                 return expect(value, other, name)
         return expect(value, last, name)
-    if isinstance(kind, list):
+    if isinstance(kind, range | frozenset):
+        one: Any = next(iter(kind))
+        if expect(value, type(one), name) not in kind:
+            raise ValueError(f"{name} is {value!r:.50}")
+    elif isinstance(kind, list):
         for item in expect(value, list, name):
             expect(item, kind[0], name)
     elif isinstance(kind, dict) and str in kind:
@@ -40,13 +45,15 @@ def expect(value: Any, kind: Any, name: str) -> Any:
             expect(item, kind[str], expect(key, str, name))
     elif isinstance(kind, dict):
         found = expect(value, dict, name)
-        kinds = {key.rstrip("?"): of for key, of in kind.items()}
-        if missing := [key for key in kind if key not in found and not key.endswith("?")]:
+        named = {key: of for key, of in kind.items() if key is not ...}
+        kinds = {key.rstrip("?"): of for key, of in named.items()}
+        if missing := [key for key in named if key not in found and not key.endswith("?")]:
             raise KeyError(missing[0])
-        if extra := [f"{key!r:.50}" for key in found if key not in kinds]:
+        extra = [f"{key!r:.50}" for key in found if key not in kinds]
+        if extra and ... not in kind:
             raise ValueError(f"{name} has {', '.join(extra[:5])}, which is not known")
-        for key, item in found.items():
-            expect(item, kinds[key], key)
+        for key in found.keys() & kinds.keys():
+            expect(found[key], kinds[key], key)
     elif (
         value is not None
         if kind is None

@@ -12,40 +12,36 @@ from pyro_bnn.errors import FileFormatError
 if TYPE_CHECKING:
     from xarray import DataTree
 
-SEEDS, COUNTS, STEPS = range(1 - (1 << 63), 1 << 63), range(1, 1 << 63), range(1 << 40)
+SEEDS, COUNTS = range(1 - (1 << 63), 1 << 63), (None, range(1, 1 << 63))
 DRAWS = ("chain", "draw")
 OF_TARGETS = "y_log_density"  # of each of several targets alone, given a draw
-OPTIONS: Mapping[str, Any] = {
+OPTIONS: Mapping[Any, Any] = {
     "method": str,
     "engine": str,
-    "options": {"num_steps?": STEPS},
+    "options": {"num_steps?": (None, range(1 << 40)), ...: None},
     "seed": SEEDS,
     "draws_seed": SEEDS,
     "wall_time": float,
     "num_parameters": SEEDS,
-    "elbo_kind": ("exact", "bound", "monte_carlo", "none"),
+    "elbo_kind": frozenset({"exact", "bound", "monte_carlo", "none"}),
     "objective": str,
-    "task": ("regression", "classification"),
-    "rows": {
-        "y_ndim": (1, 2),
-        "input_names?": [str],
-        "class_names?": [str],
-        "target_name?": str,
-        "target_names?": [str],
+    "task": frozenset({"regression", "classification"}),
+    "rows": {  # units are checked where they are made
+        "y_ndim": range(1, 3),
+        **dict.fromkeys(("input_names?", "class_names?", "target_names?"), (None, [str])),
+        "target_name?": (None, str),
+        ...: None,
     },
-    "name?": str,
-    "compared?": [str],
-    "data?": {"name": str, "index": int, "note": str},
-    "num_draws?": COUNTS,
-    "num_atoms?": COUNTS,
-    "threads?": COUNTS,
-    "processes?": COUNTS,
-    "model?": {"description": str, "sites": list, "fingerprint": [float]},
-    "params?": {str: str},
-    "probes?": {str: range(1 << 63)},
+    "name?": (None, str),
+    "compared?": (None, [str]),
+    "data?": (None, {"name": str, "index": int, "note": str}),
+    **dict.fromkeys(("num_draws?", "num_atoms?", "threads?", "processes?"), COUNTS),
+    "model?": (None, {"description": str, "sites": list, "fingerprint": [float]}),
+    "params?": (None, {str: str}),
+    "probes?": (None, {str: range(1 << 63)}),
+    ...: None,
 }
-"""What each option is: a type, a range, some values, a list or a table of these; ? may be left out.
-"""
+"""What each option is, as `pyro_bnn.files.schema.expect` reads it."""
 ARRAYS: Mapping[str, str] = {
     "predictions/f": "C S T F",
     "constant_data/x": "N ...",
@@ -69,41 +65,6 @@ OPTIONAL: Mapping[str, Mapping[str, str]] = {
 """Arrays of a group or of its own name, where that is there."""
 LIKE: Mapping[str, str] = {"posterior": "C S ...", "sample_stats": "C S", "optimization": "L"}
 """Of all arrays of a group."""
-
-
-def check_options(value: Any, kind: Any = OPTIONS, name: str = "options") -> None:
-    """Check options, but units, which are checked where they are made.
-
-    Raises:
-        KeyError: If one is missing.
-        TypeError: If one is of another type; a whole number is a float too, and a bool neither.
-        ValueError: If one is out of its range.
-    """
-    if isinstance(kind, type):
-        if type(value) not in ((int, float) if kind is float else (kind,)):
-            raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
-    elif isinstance(kind, range):
-        check_options(value, int, name)
-        if value not in kind:
-            raise ValueError(f"{name} is {value}")
-    elif isinstance(kind, tuple):
-        check_options(value, type(kind[0]), name)
-        if value not in kind:
-            raise ValueError(f"{name} is {value!r:.50}")
-    elif isinstance(kind, list):
-        check_options(value, list, name)
-        for entry in value:
-            check_options(entry, kind[0], name)
-    elif str in kind:
-        check_options(value, dict, name)
-        for key, entry in value.items():
-            check_options(entry, kind[str], key)
-    else:
-        check_options(value, dict, name)
-        for key, inner in kind.items():
-            entry = key.removesuffix("?")
-            if entry == key or value.get(entry) is not None:
-                check_options(value[entry], inner, entry)
 
 
 def arrays_of(tree: DataTree, task: str) -> dict[str, str]:

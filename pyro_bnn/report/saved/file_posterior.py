@@ -18,6 +18,7 @@ from pyro_bnn import arviz_io
 from pyro_bnn.data import Dataset, Split, Standardiser
 from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, SiteError
+from pyro_bnn.files.schema import expect
 from pyro_bnn.posterior.arviz_groups import FORMAT_VERSION
 from pyro_bnn.posterior.posterior import NUM_SAMPLES
 from pyro_bnn.predictive.draws import chosen_draws
@@ -25,9 +26,9 @@ from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.report.saved.file_checks import (
     DRAWS,
     OF_TARGETS,
+    OPTIONS,
     array,
     check_arrays,
-    check_options,
     has,
 )
 
@@ -97,7 +98,7 @@ def read(path: str | os.PathLike[str]) -> FilePosterior:
             "posterior.to_arviz(train, test)"
         )
     try:
-        check_options(options)
+        expect(options, OPTIONS, "it")
         check_arrays(tree, options["task"])
         return FilePosterior(tree, options, path)
     except BNNError as error:
