@@ -262,42 +262,20 @@ class _Writer(Loops):
             kwargs.pop(name, None)
         require(not kwargs, node)
         if packet in (aten.sub, aten.rsub, aten.add):
-            require(packet is not aten.rsub or alpha == 1, node)
-            a, b = reversed(args[:2]) if packet is aten.rsub else args[:2]
-            sign = "+" if packet is aten.add else "-"
-
-            def sum_at(place: Place) -> str:
-                second = self.operand(b, place, dtype)
-                second = second if alpha == 1 else f"{literal(alpha, dtype)} * {second}"
-                return self.let(dtype, f"{self.operand(a, place, dtype)} {sign} {second}")
-
-            return Computed(sum_at)
+            return self._sum(node, packet, args, alpha)
         if packet is aten.pow:
             require(isinstance(args[0], Node), node)
             if isinstance(args[1], (int, float)):
-                return Computed(
-                    lambda place: self.let(
-                        dtype, power(self.operand(args[0], place, dtype), float(args[1]))
-                    )
-                )
+                exponent = float(args[1])
+                return self._expression(node, lambda x: power(x, exponent), dtype, args[:1])
             return self._expression(node, lambda a, b: f"pow@({a}, {b})", dtype, args)
-        if packet is aten.where:
+        if packet in (aten.where, aten.masked_fill):
             require(len(args) == 3, node)
-            return Computed(
-                lambda place: self.let(
-                    dtype,
-                    f"{self.operand(args[0], place, None)} ? {self.operand(args[1], place, dtype)}"
-                    f" : {self.operand(args[2], place, dtype)}",
-                )
-            )
-        if packet is aten.masked_fill:
-            x, mask, number = args
-            return Computed(
-                lambda place: self.let(
-                    dtype,
-                    f"{self.operand(mask, place, None)} ? {self.operand(number, place, dtype)}"
-                    f" : {self.operand(x, place, dtype)}",
-                )
+            mask, a, b = args if packet is aten.where else (args[1], args[2], args[0])
+            return self._computed(
+                node,
+                lambda mask, a, b: f"{mask} ? {a} : {b}",
+                [(mask, None), (a, dtype), (b, dtype)],
             )
         if packet in COMPARISONS:
             common = common_dtype(args)
@@ -306,12 +284,7 @@ class _Writer(Loops):
             require(dtype is torch.int64, node)
             rest = "({0} % {1} + {1}) % {1}"
             text = rest if packet is aten.remainder else f"({{0}} - {rest}) / {{1}}"
-            return Computed(
-                lambda place: self.let(
-                    dtype,
-                    text.format(*(self.operand(a, place, dtype) for a in args)),
-                )
-            )
+            return self._expression(node, text.format, dtype, args)
         if packet is aten.bitwise_not:
             sign = "!" if dtype is torch.bool else "~"
             return self._expression(node, lambda x: f"{sign}{x}", dtype, args)
@@ -325,16 +298,40 @@ class _Writer(Loops):
         require(dtype in SUFFIXES or packet in WHOLE, node)
         return self._expression(node, ELEMENTWISE[packet], dtype, args)
 
+    def _sum(self, node: Node, packet: Any, args: Sequence[Any], alpha: Any) -> Computed:
+        """A sum or a difference, whose second operand is multiplied by a number."""
+        dtype = dtype_of(node)
+        require(packet is not aten.rsub or alpha == 1, node)
+        a, b = reversed(args[:2]) if packet is aten.rsub else args[:2]
+        sign = "+" if packet is aten.add else "-"
+        factor = "" if alpha == 1 else f"{literal(alpha, dtype)} * "
+        return self._computed(
+            node, lambda b, a: f"{a} {sign} {factor}{b}", [(b, dtype), (a, dtype)]
+        )
+
     def _expression(
         self, node: Node, expression: Callable[..., str], dtype: torch.dtype, args: Sequence[Any]
     ) -> Computed:
-        """An operation by an expression of its operands, each in a dtype."""
+        """An expression of at most three operands of one dtype."""
         require(len(args) <= 3, node)
+        suffix = SUFFIXES.get(dtype, "")
+        return self._computed(
+            node,
+            lambda *operands: expression(*operands).replace("@", suffix),
+            [(a, dtype) for a in args],
+        )
+
+    def _computed(
+        self,
+        node: Node,
+        expression: Callable[..., str],
+        operands: Sequence[tuple[Any, torch.dtype | None]],
+    ) -> Computed:
+        """An expression of operands, each cast to a dtype unless that is None."""
 
         def at(place: Place) -> str:
-            operands = [None if a is None else self.operand(a, place, dtype) for a in args]
-            text = expression(*operands).replace("@", SUFFIXES.get(dtype, ""))
-            return self.let(dtype_of(node), text)
+            read = [None if a is None else self.operand(a, place, dtype) for a, dtype in operands]
+            return self.let(dtype_of(node), expression(*read))
 
         return Computed(at)
 

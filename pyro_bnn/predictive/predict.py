@@ -68,7 +68,6 @@ def predict(
     """
     chunks = Chunks(program) if chunks is None else chunks
     draws = z if isinstance(z, Draws) else Draws.of(z)
-    units = None if target is None else target.to(program.device)
     stream = derived_seed(seed, 1)  # z has the stream of seed
 
     def tensors(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
@@ -76,80 +75,102 @@ def predict(
 
     with torch.no_grad(), isolated(stream):
         run = chunks.over("predictive", tensors, draws, (program.inputs(x),), params)
-        fn, is_masked = program.observed(run.one[0], run.rows[0][:KIND_ROWS], params)
-        kind = Conditional(fn, (), units, has_moments).one
-        is_number = kind.is_number
-        likes = kind.means() if is_number else kind.class_probs()  # [1, n, O] or [1, n, C]
-    num_outputs = likes.shape[-1]
-    of_row = num_outputs * likes.itemsize
-    has_target_densities = not is_masked and kind.has_target_densities
-
-    def kept(of: Pass) -> int:
-        """Bytes of a draw with all that is made of it: y, and its mean and variance."""
-        return of.stored + of.num_rows * (3 * of_row if is_number else 8)
-
-    def at(of: Pass, seed: int, memory: int, names: Names | None = None) -> Prediction:
-        """The prediction at the rows of a pass."""
-        with torch.no_grad(), isolated(seed):
-            f, *values = of.together(memory, kept=kept(of))
-        given = Conditional(at_rows(fn, of.num_rows), values, units, has_moments)
-        x = of.rows[0]
-
-        def batch(y: Tensor) -> Batch:
-            if is_number:
-                if target is not None:  # before y is rounded to the model's dtype
-                    y = target.to("cpu").transform(y.cpu())
-                y = y.to(device=program.device, dtype=program.dtype)
-            return program.batch(x, y)
-
-        def log_likelihood(y: Tensor) -> Tensor:
-            rows = batch(y)
-            with isolated(seed):
-                if is_masked:
-                    found = log_mean(
-                        log_likelihoods(chunks, of.draws, rows, params).together(memory)
-                    )
-                else:
-                    found = given.log_prob(rows.y)
-            if units is not None and is_number:  # the density in the user's units
-                found = found - units.scale.log().expand(num_outputs).sum()
-            return found
-
-        def target_log_likelihood(y: Tensor) -> Tensor:
-            densities = given.target_log_prob(batch(y).y)
-            return densities if units is None else densities - units.scale.log()
-
-        return Prediction(
-            draws=lambda: given.sample(seed),
-            function_draws=f,
-            means=given.means if is_number else None,
-            variances=given.variances if is_number else None,
-            class_probs=None if is_number else given.class_probs,
-            _log_likelihood=log_likelihood,
-            is_discrete=kind.is_discrete,
-            _target_log_likelihood=target_log_likelihood if has_target_densities else None,
-            names=names,
-        )
-
-    refusal = run.excess(memory, kept(run))
+        of_y = _OfY(run, target, has_moments=has_moments)
+    refusal = run.excess(memory, of_y.kept(run))
     if refusal is None:
-        return at(run, stream, memory, names)
-    left = memory - MOMENTS * of_row * run.num_rows
+        return of_y.at(run, stream, memory, names)
+    left = memory - MOMENTS * of_y.bytes_of_row * run.num_rows
     of_draws = len(draws) * run.one.nbytes
     if of_draws <= left // 4:  # made once, for all blocks
         left, held = left - of_draws, draws.together().flatten(0, 1)
         run = replace(run, draws=replace(draws, blocks=lambda: iter((held,))))
     size = run.num_rows if left > 0 and chunks.are_rows_apart(run) else 0
-    while size and run.at(0, size).excess(left, kept(run.at(0, size))):
+    while size and run.at(0, size).excess(left, of_y.kept(run.at(0, size))):
         size //= 2
     if not size:
         raise OptionError(refusal)
     blocks = [run.at(i, i + size) for i in range(0, run.num_rows, size)]
     return StreamedPrediction(
-        [partial(at, block, derived_seed(stream, block.first_row), left) for block in blocks],
+        [partial(of_y.at, block, derived_seed(stream, block.first_row), left) for block in blocks],
         [block.num_rows for block in blocks],
-        is_number=is_number,
-        has_target_densities=has_target_densities,
+        is_number=of_y.is_number,
+        has_target_densities=of_y.has_target_densities,
         refusal=f"{refusal}; moments, quantiles and log_prob(y) need no draws of all rows",
         names=names,
     )
+
+
+class _OfY:
+    """What a look at one draw and a few rows tells of the distribution of y.
+
+    Args:
+        run: The pass over all draws and rows.
+        target: Carries y to the user's units; None leaves it in the model's.
+        has_moments: Whether the mixture over draws has a mean and sd.
+
+    Attributes:
+        is_number: Whether y is a number, and no class.
+        has_target_densities: Whether each of several targets has a density of its own.
+        bytes_of_row: Of the mean of y at a row, given a draw.
+    """
+
+    def __init__(self, run: Pass, target: Standardiser | None, *, has_moments: bool) -> None:
+        program = run.chunks.program
+        self._program, self._target = program, target
+        self._units = None if target is None else target.to(program.device)
+        self._has_moments = has_moments
+        some = run.rows[0][:KIND_ROWS]
+        self._fn, self._is_masked = program.observed(run.one[0], some, run.params)
+        kind = Conditional(self._fn, (), self._units, has_moments).one
+        self.is_number, self._is_discrete = kind.is_number, kind.is_discrete
+        likes = kind.means() if kind.is_number else kind.class_probs()  # [1, n, O] or [1, n, C]
+        self._num_outputs = likes.shape[-1]
+        self.bytes_of_row = self._num_outputs * likes.itemsize
+        self.has_target_densities = not self._is_masked and kind.has_target_densities
+
+    def kept(self, run: Pass) -> int:
+        """Bytes of a draw with all that is made of it: y, and its mean and variance."""
+        return run.stored + run.num_rows * (3 * self.bytes_of_row if self.is_number else 8)
+
+    def at(self, run: Pass, seed: int, memory: int, names: Names | None = None) -> Prediction:
+        """The prediction at the rows of a pass."""
+        with torch.no_grad(), isolated(seed):
+            f, *values = run.together(memory, kept=self.kept(run))
+        fn = at_rows(self._fn, run.num_rows)
+        given = Conditional(fn, values, self._units, self._has_moments)
+
+        def log_likelihood(y: Tensor) -> Tensor:
+            rows = self._batch(run, y)
+            with isolated(seed):
+                if self._is_masked:
+                    own = log_likelihoods(run.chunks, run.draws, rows, run.params)
+                    found = log_mean(own.together(memory))
+                else:
+                    found = given.log_prob(rows.y)
+            if self._units is not None and self.is_number:  # the density in the user's units
+                found = found - self._units.scale.log().expand(self._num_outputs).sum()
+            return found
+
+        def target_log_likelihood(y: Tensor) -> Tensor:
+            densities = given.target_log_prob(self._batch(run, y).y)
+            return densities if self._units is None else densities - self._units.scale.log()
+
+        return Prediction(
+            draws=lambda: given.sample(seed),
+            function_draws=f,
+            means=given.means if self.is_number else None,
+            variances=given.variances if self.is_number else None,
+            class_probs=None if self.is_number else given.class_probs,
+            _log_likelihood=log_likelihood,
+            is_discrete=self._is_discrete,
+            _target_log_likelihood=target_log_likelihood if self.has_target_densities else None,
+            names=names,
+        )
+
+    def _batch(self, run: Pass, y: Tensor) -> Batch:
+        """The rows of a pass with their y, which is in the user's units."""
+        if self.is_number:
+            if self._target is not None:  # before y is rounded to the model's dtype
+                y = self._target.to("cpu").transform(y.cpu())
+            y = y.to(device=self._program.device, dtype=self._program.dtype)
+        return self._program.batch(run.rows[0], y)
