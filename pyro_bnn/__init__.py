@@ -11,48 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_NAMES = {
+_MODULES = {
+    "BNNError": "errors",
+    "Comparison": "report",
     "Dataset": "data",
-    "Split": "data",
-    "bayesian": "models",
-    "bayesian_dropout": "models",
-    "BAOAB": "infer",
-    "CAVI": "infer",
-    "Cyclical": "infer",
-    "Ensemble": "infer",
-    "Exact": "infer",
-    "Laplace": "infer",
-    "SVI": "infer",
-    "SWAG": "infer",
-    "Subspace": "infer",
-    "HMC": "infer",
-    "MAMS": "infer",
-    "MCDropout": "infer",
-    "MCLMC": "infer",
-    "MILE": "infer",
-    "NUTS": "infer",
-    "IVON": "infer",
-    "PSGLD": "infer",
-    "SGHMC": "infer",
-    "SGLD": "infer",
-    "SGNHT": "infer",
-    "SLANG": "infer",
-    "VOGN": "infer",
-    "VON": "infer",
-    "Vadam": "infer",
     "Interrupted": "infer.checkpoints.interrupts",
-    "boost": "infer.svi.boosting",
-    "mc_dropout": "infer.mc_dropout",
-    "description_length": "infer.svi.estimators.analytic",
     "Posterior": "posterior",
     "Prediction": "predictive.prediction",
     "Program": "program",
-    "prior_predictive": "diagnostics.simulation.prior_predictive",
-    "Comparison": "report",
+    "Split": "data",
+    "bayesian": "models",
+    "bayesian_dropout": "models",
+    "boost": "infer.svi.boosting",
     "compare": "report",
+    "description_length": "infer.svi.estimators.analytic",
+    "mc_dropout": "infer.mc_dropout",
+    "prior_predictive": "diagnostics.simulation.prior_predictive",
     "trust": "report",
-    "BNNError": "errors",
 }
+"""Where names are defined that are neither rooms, in lower case, nor engines."""
 
 __all__ = [
     "BAOAB",
@@ -162,13 +139,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        value = getattr(importlib.import_module(f"pyro_bnn.{_NAMES[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in __all__:
+    if name not in __all__:
+        raise AttributeError(f"module 'pyro_bnn' has no attribute {name!r}")
+    if name.islower() and name not in _MODULES:
         return importlib.import_module(f"pyro_bnn.{name}")
-    raise AttributeError(f"module 'pyro_bnn' has no attribute {name!r}")
+    module = importlib.import_module(f"pyro_bnn.{_MODULES.get(name, 'infer')}")
+    value = globals()[name] = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -47,7 +47,6 @@ class Sink(Protocol):
 
     def write(self, content: Any, /) -> Any:
         """Take bytes or a view of them."""
-        ...
 
 
 def read_json(path: Path) -> Any:

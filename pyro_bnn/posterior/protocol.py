@@ -24,40 +24,32 @@ class PredictionLike(Protocol):
     @property
     def mean(self) -> Tensor:
         """Predictive means ``[N, O]``."""
-        ...
 
     @property
     def sd(self) -> Tensor:
         """Predictive standard deviations ``[N, O]``."""
-        ...
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities ``[N, C]``."""
-        ...
 
     @property
     def draws(self) -> Tensor:
         """Draws of y ``[S, N, O]``."""
-        ...
 
     @property
     def function_draws(self) -> Tensor:
         """Draws of the network output ``[S, N, F]``."""
-        ...
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the mean density over draws ``[N]``."""
-        ...
 
     @property
     def has_target_densities(self) -> bool:
         """Whether each of several targets has a density of its own."""
-        ...
 
     def target_log_prob(self, y: Tensor) -> Tensor:
         """Log of the mean density over draws of each target alone ``[N, O]``."""
-        ...
 
 
 class PosteriorLike(Protocol):
@@ -66,121 +58,98 @@ class PosteriorLike(Protocol):
     @property
     def method(self) -> str:
         """Name of the guide or sampler."""
-        ...
 
     @property
     def engine(self) -> str:
         """Name of the engine."""
-        ...
 
     @property
     def model(self) -> object:
         """The model; the same object where methods share one."""
-        ...
 
     @property
     def num_chains(self) -> int:
         """Chains C."""
-        ...
 
     @property
     def num_stored_draws(self) -> int | None:
         """Stored draws over all chains; None if it can be sampled without end."""
-        ...
 
     @property
     def num_atoms(self) -> int | None:
         """Number K of functions that all draws are of; None where each draw is its own."""
-        ...
 
     @property
     def has_log_prob(self) -> bool:
         """Whether `densities` gives a log q."""
-        ...
 
     @property
     def elbo_kind(self) -> str:
         """``"exact"``, ``"bound"``, ``"monte_carlo"``, or ``"none"`` where there is no ELBO."""
-        ...
 
     @property
     def objective(self) -> str:
         """Name of what `losses` are the negative of; ``"ELBO"`` where it is that bound."""
-        ...
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the approximation, or of one draw of a sampler."""
-        ...
 
     @property
     def wall_time(self) -> float:
         """Seconds the fit took."""
-        ...
 
     @property
     def threads(self) -> int | None:
         """CPU threads of the fit; None where it is not known."""
-        ...
 
     @property
     def processes(self) -> int:
         """Processes that shared the machine, that of the fit included."""
-        ...
 
     @property
     def seed(self) -> int:
         """Seed of the fit."""
-        ...
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Options of the engine and the guide, as JSON can hold them."""
-        ...
 
     @property
     def losses(self) -> Tensor | np.ndarray:
         """Negative ELBO estimate of every step ``[T]``; empty for samplers."""
-        ...
 
     @property
     def sample_stats(self) -> Mapping[str, np.ndarray]:
         """Sampler statistics ``[C, S]``; empty for approximations."""
-        ...
 
     def function_draws(
         self, x: Tensor, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
     ) -> Tensor:
         """Network outputs ``[S, N, F]``, or ``[C, S/C, N, F]``."""
-        ...
 
     def hyperparameters(
         self, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
     ) -> Mapping[str, Tensor]:
         """Draws of scales and other latents that are no weights, ``[S, ...]``, or by chain."""
-        ...
 
     def predict(
         self, x: Tensor, num_samples: int = 1000, seed: int = 0, raw: bool = False
     ) -> PredictionLike:
         """Predictions at inputs x."""
-        ...
 
     def log_likelihood(
         self, data: Dataset, num_samples: int = 1000, seed: int = 0, group_by_chain: bool = False
     ) -> Tensor:
         """Log density of y given each draw ``[S, N]``, or ``[C, S/C, N]``; draws of `predict`."""
-        ...
 
     def elbo(self, data: Dataset, num_samples: int = 1000, seed: int = 0) -> tuple[float, float]:
         """ELBO of the data in nats and its Monte Carlo error."""
-        ...
 
     def densities(
         self, data: Dataset, num_samples: int = 1000, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Log joint and log q of every draw, ``[S]`` each."""
-        ...
 
     def to_arviz(
         self,
@@ -191,7 +160,6 @@ class PosteriorLike(Protocol):
         seed: int = 0,
     ) -> DataTree:
         """The posterior as ArviZ's DataTree."""
-        ...
 
 
 class ProgramPosterior(PosteriorLike, Protocol):
@@ -203,11 +171,9 @@ class ProgramPosterior(PosteriorLike, Protocol):
 
     def in_blocks(self, num_samples: int, seed: int) -> Draws:
         """Draws z of the weights, in blocks."""
-        ...
 
     def draws(self, num_samples: int | None = None, seed: int = 0) -> Tensor:
         """Draws ``[S, P + Q]`` of z and of the parameters that each draw has of its own."""
-        ...
 
     def predict(
         self,
@@ -219,7 +185,6 @@ class ProgramPosterior(PosteriorLike, Protocol):
         memory: int = ...,
     ) -> Prediction:
         """Predictions at inputs x."""
-        ...
 
     def log_likelihood(
         self,
@@ -231,4 +196,3 @@ class ProgramPosterior(PosteriorLike, Protocol):
         memory: int = ...,
     ) -> Tensor:
         """Log density of y given each draw ``[S, N]``, or ``[C, S/C, N]``; draws of `predict`."""
-        ...

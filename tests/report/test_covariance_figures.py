@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from pyro_bnn.diagnostics import MatrixMoments, matrix_moments, product_draws, product_moments
-from pyro_bnn.diagnostics.mean_field.matrix_moments import covariance_maps, describe_covariance
+from pyro_bnn.diagnostics import MatrixMoments, product_moments
+from pyro_bnn.diagnostics.mean_field.matrix_moments import covariance_maps
 from pyro_bnn.plotting.theme import PAPER
 
 ONE = torch.ones(2, 2, dtype=torch.float64)
@@ -42,22 +42,6 @@ def test_zero_has_the_colour_of_the_paper() -> None:
     (image,) = figure.axes[0].get_images()
     zero = cast(Any, image.cmap)(image.norm(0.0))[:3]
     assert_allclose(zero, to_rgb(PAPER), atol=0.01)
-
-
-def test_the_words_count_what_is_not_zero() -> None:
-    """Of 12 pairs 4 share neither row nor column. The covariance of the others is 2 x 4 = 8."""
-    text = describe_covariance("two layers", moments(2))
-    assert text.startswith("two layers: 66.7\N{NO-BREAK SPACE}% of the covariances")
-    assert "(exactly)" in text
-    variance = 2 * (4 * 4 + 2 * 4)
-    assert text.endswith(
-        f"{8 / variance * 8 / 12:.3f} in the mean of their sizes and 0.167 at most"
-    )
-    drawn = matrix_moments(product_draws([(ONE, 2 * ONE)] * 2, 50_000))
-    assert "66.7\N{NO-BREAK SPACE}% of the covariances" in describe_covariance("", drawn)
-    assert "(of 50,000 draws)" in describe_covariance("", drawn)
-    single = describe_covariance("scalar", product_moments([(ONE[:1, :1], ONE[:1, :1])]))
-    assert single == "scalar: a single entry"
 
 
 def test_moments_draw_their_own_figure() -> None:

@@ -46,15 +46,12 @@ class Process(Protocol):
 
     def covariance(self, x: Tensor, other: Tensor | None = None) -> Float[Tensor, "N M"]:
         """Covariance of one output at inputs ``[N, I]`` and ``[M, I]``, in float64."""
-        ...
 
     def variance(self, x: Tensor) -> Float[Tensor, " N"]:
         """Variance of one output at inputs ``[N, I]``."""
-        ...
 
     def describe(self) -> str:
         """The process in words."""
-        ...
 
 
 class GaussianProcess:

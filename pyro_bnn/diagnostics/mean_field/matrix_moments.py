@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import (
     METHODS,
     MUTED,
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-NUM_ERRORS = 4  # standard errors from zero beyond which a covariance counts as one
 MAX_LINES = 40  # of blocks: more would hide what lies between them
 
 
@@ -50,26 +45,6 @@ def covariance_maps(found: Mapping[str, MatrixMoments], *, correlations: bool = 
         what = "correlation" if correlations else "covariance"
         figure.supxlabel(f"entries of the matrix, row by row; colour: their {what}", fontsize=11)
     return figure
-
-
-def describe_covariance(name: str, moments: MatrixMoments) -> str:
-    """One line of text on the covariances between different entries of a matrix.
-
-    Of draws, those are counted that are four standard errors from zero; of exact moments, those
-    that are not zero.
-    """
-    off = ~torch.eye(len(moments.matrix), dtype=torch.bool, device=moments.mean.device)
-    if not off.any():
-        return f"{name}: a single entry"
-    error = moments.error.flatten(2).flatten(0, 1)[off]
-    share = float((moments.matrix[off].abs() > NUM_ERRORS * error).double().mean())
-    size = moments.correlation[off].abs()
-    how = f"of {moments.num_draws:,} draws" if moments.num_draws else "exactly"
-    return (
-        f"{name}: {percent(share)} of the covariances between entries are not zero ({how}); "
-        f"correlations are {number(float(size.mean()))} in the mean of their sizes and "
-        f"{number(float(size.max()))} at most"
-    )
 
 
 def _show(ax: Axes, moments: MatrixMoments, correlations: bool) -> None:

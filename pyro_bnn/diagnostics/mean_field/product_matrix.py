@@ -24,7 +24,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -37,9 +37,6 @@ from pyro_bnn.memory import GIB, WORKING_SET
 from pyro_bnn.models import MLP, DeepLinear
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.sites import Site
-
-if TYPE_CHECKING:
-    pass
 
 Layer: TypeAlias = tuple[Tensor, Tensor]
 """Mean and standard deviation ``[O, I]`` of each weight of one layer."""

@@ -55,7 +55,6 @@ class Engine(Protocol):
 
     def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
         """Fit or sample the model."""
-        ...
 
 
 @runtime_checkable
@@ -66,7 +65,6 @@ class RunsEach(Protocol):
         self, model: Model, x: Tensor, ys: Tensor, *, seed: int = 0, progress: bool = True
     ) -> tuple[Tensor, Mapping[str, NDArray[Any]]]:
         """Draws ``[C, S, P]`` given each of ``ys [C, N, ...]``, with statistics ``[C, S]``."""
-        ...
 
 
 def simulation_based_calibration(

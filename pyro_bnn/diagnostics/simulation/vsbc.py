@@ -58,7 +58,6 @@ class FitsGuides(Protocol):
 
     def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
         """Fit the model."""
-        ...
 
 
 def variational_calibration(

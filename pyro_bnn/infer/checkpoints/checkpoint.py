@@ -70,7 +70,6 @@ class Resumable(Protocol):
             10000"``, and ``"compile_path"`` how it computes: ``"apart"``, ``"compiled"``,
             ``"captured"`` or ``"eager"``.
         """
-        ...
 
     def restore(self, state: State) -> None:
         """Go to a state that a run of the same identity was in; its tensors may be kept.
@@ -79,7 +78,6 @@ class Resumable(Protocol):
             FileFormatError: If it is no state of this run; so become errors of missing entries,
                 and of wrong types and values, but those in :func:`users_code`.
         """
-        ...
 
 
 class _UsersCodeError(Exception):
