@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.shapes import check_axes
+from pyro_bnn.diagnostics.shapes import check_axes, evenly_spread
 
 NUM_BETWEEN, NUM_ALONG, NUM_BEYOND = 16, 24, 8
 NUM_COMPONENTS = 3
@@ -85,7 +85,7 @@ def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
         (0.0, 4.0)
     """
     x = check_axes("x", x, "N I")
-    rows = _evenly(x, MOST_ROWS)
+    rows = x[evenly_spread(len(x), MOST_ROWS)]
     mean = x.mean(0)
     inside, outside = _along_components(x - mean)
     among = _distances(rows, rows)
@@ -113,14 +113,9 @@ def _distances(a: Float[np.ndarray, "N I"], b: Float[np.ndarray, "M I"]) -> np.n
     return np.asarray(cdist(a, b))
 
 
-def _evenly(x: Float[np.ndarray, "N I"], most: int) -> Float[np.ndarray, "M I"]:
-    places = np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int)
-    return np.asarray(x[places])
-
-
 def _between(rows: Float[np.ndarray, "N I"]) -> Float[np.ndarray, "P I"]:
     """Points of segments that are furthest from the rows and from one another, in this order."""
-    some = _evenly(rows, MOST_PAIRED)
+    some = rows[evenly_spread(len(rows), MOST_PAIRED)]
     first, second = np.triu_indices(len(some), 1)
     points = np.concatenate([some[first] + t * (some[second] - some[first]) for t in FRACTIONS])
     if not len(points):

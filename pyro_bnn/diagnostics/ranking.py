@@ -85,7 +85,7 @@ def paired_difference(
     """
     a = check_axes("a", a, "N")
     b = check_rows("b", b, len(a), of="a")
-    differences = _differences(a, b)  # [N]
+    differences = paired(a, b)  # [N]
     with np.errstate(invalid="ignore"):  # both have impossible points: NaN
         mean = float(differences.mean())
     of_points = _standard_error(differences)
@@ -217,7 +217,7 @@ def _p_values(
     sums = np.zeros((min(num_points, MAX_GROUPS), len(pairs)))  # [G, P]
     is_tested = np.zeros(len(pairs), dtype=bool)
     for pair, (j, k) in enumerate(pairs):
-        d = _differences(scores[j], scores[k])  # [N]
+        d = paired(scores[j], scores[k])  # [N]
         if not np.isfinite(d).all():
             with np.errstate(invalid="ignore"):  # both have impossible points: NaN
                 t[j, k], t[k, j] = d.mean(), -d.mean()
@@ -233,7 +233,13 @@ def _p_values(
     return p_values(np.where(np.isnan(t), -np.inf, t), equal)
 
 
-def _differences(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+def paired(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Differences a - b of the same points or runs ``[N]``; 0 where both are infinite alike.
+
+    Example:
+        >>> paired(np.array([1.0, -np.inf]), np.array([0.5, -np.inf]))
+        array([0.5, 0. ])
+    """
     with np.errstate(invalid="ignore"):  # -inf - -inf: both exclude the point equally
         return np.where(a == b, 0.0, a - b)
 

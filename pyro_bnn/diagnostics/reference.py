@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.shapes import check_axes
+from pyro_bnn.diagnostics.shapes import check_axes, evenly_spread
 from pyro_bnn.errors import ShapeError
 
 
@@ -99,8 +99,8 @@ def reference_distance(
     f, reference = check_pair(f, reference)
     halves = _halves(reference)
     size = min(len(halves[0]), len(halves[1]), len(f))
-    halves = [_thin(half, size) for half in halves]
-    columns = _thin(f, size).reshape(size, -1)
+    halves = [half[evenly_spread(len(half), size)] for half in halves]  # of every chain
+    columns = f[evenly_spread(len(f), size)].reshape(size, -1)
     first, second = (half.reshape(size, -1) for half in halves)
     value = (w1(columns, first).mean() + w1(columns, second).mean()) / 2
     return ReferenceDistance(
@@ -137,8 +137,3 @@ def _halves(reference: Float[np.ndarray, "C T N F"]) -> list[Float[np.ndarray, "
         reference[: C // 2].reshape(-1, *reference.shape[2:]),
         reference[C - C // 2 :].reshape(-1, *reference.shape[2:]),
     ]
-
-
-def _thin(draws: Float[np.ndarray, "S N F"], size: int) -> Float[np.ndarray, "T N F"]:
-    """Returns ``size`` draws evenly spread over ``draws``, so that every chain takes part."""
-    return np.asarray(draws[np.linspace(0, len(draws) - 1, size).round().astype(int)])

@@ -1,4 +1,4 @@
-"""Shape checks shared by the diagnostics: a mismatch is refused before it can broadcast."""
+"""Shapes, checked before a mismatch can broadcast, and rows that stand for all of them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,13 @@ def check_rows(name: str, array: np.ndarray, num_rows: int, of: str) -> np.ndarr
             f"{name} must have shape [{num_rows}] to match {of}, got {list(array.shape)}"
         )
     return array
+
+
+def evenly_spread(total: int, most: int) -> list[int]:
+    """At most so many of the numbers below ``total``, evenly spread, first and last among them.
+
+    Example:
+        >>> evenly_spread(40, 4), evenly_spread(2, 4)
+        ([0, 13, 26, 39], [0, 1])
+    """
+    return [int(place) for place in np.linspace(0, total - 1, min(most, total)).round()]

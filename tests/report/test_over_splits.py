@@ -10,7 +10,8 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from benchmarks.verdict_rates import ranking as rates
-from pyro_bnn.report.splits.statistics import behind_over_splits, over_splits, paired
+from pyro_bnn.diagnostics.ranking import paired
+from pyro_bnn.report.splits.statistics import behind_over_splits, over_splits
 
 
 def test_seeds_are_averaged_within_a_split_first() -> None:

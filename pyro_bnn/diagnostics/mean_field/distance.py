@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from pyro_bnn.diagnostics.mean_field.error import check_draws, thinned
-from pyro_bnn.diagnostics.shapes import check_axes
+from pyro_bnn.diagnostics.shapes import check_axes, evenly_spread
 from pyro_bnn.errors import DataError, ShapeError
 
 NUM_BLOCKS = 8
@@ -218,7 +218,7 @@ def _of_chain(
     draws: Float[np.ndarray, "n P"], num_points: int, rng: np.random.Generator
 ) -> dict[str, float]:
     blocks = np.array_split(np.arange(len(draws)), NUM_BLOCKS)
-    points = [draws[_spread(block, num_points)] for block in blocks]
+    points = [draws[block[evenly_spread(len(block), num_points)]] for block in blocks]
     noise, more = rng.standard_normal((2, NUM_BLOCKS, num_points, draws.shape[1]))
     fit = _Fit(draws)
     found = np.array([fit.distances(*pair) for pair in zip(points, noise, strict=True)])  # [B, 2]
@@ -266,10 +266,6 @@ def transport(a: Float[np.ndarray, "M P"], b: Float[np.ndarray, "M P"]) -> float
 def _jackknife(without: list[float]) -> float:
     """Standard error from values with one block of neighbours each left out."""
     return float(np.sqrt((NUM_BLOCKS - 1) * np.var(without)))
-
-
-def _spread(rows: np.ndarray, size: int) -> np.ndarray:
-    return np.asarray(rows[np.linspace(0, len(rows) - 1, size).round().astype(int)])
 
 
 def _root(covariance: Float[np.ndarray, "P P"]) -> Float[np.ndarray, "P P"]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_bnn.diagnostics.shapes import evenly_spread
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -48,8 +49,8 @@ class Quantities:
     ) -> None:
         self.program, self.own = program, dict(own or {})
         num_outputs = program.num_function_outputs
-        rows = _spread(len(x), MAX_POINTS if num_outputs == 1 else MAX_POINTS // 2)
-        self._outputs = _spread(num_outputs, MAX_OUTPUTS)
+        rows = evenly_spread(len(x), MAX_POINTS if num_outputs == 1 else MAX_POINTS // 2)
+        self._outputs = evenly_spread(num_outputs, MAX_OUTPUTS)
         self._x = x[rows]
         points = [
             f"f(x[{row}])" + (f"[{output}]" if num_outputs > 1 else "")
@@ -107,13 +108,3 @@ class Quantities:
 def _scalar(entries: Float[Tensor, "S n"]) -> Float[Tensor, " S"]:
     """The one entry of a site, or the norm of several."""
     return entries[:, 0] if entries.shape[1] == 1 else entries.norm(dim=1)
-
-
-def _spread(total: int, most: int) -> list[int]:
-    """At most so many of the numbers below ``total``, evenly spread, first and last among them.
-
-    Example:
-        >>> _spread(40, 4), _spread(2, 4)
-        ([0, 13, 26, 39], [0, 1])
-    """
-    return [int(place) for place in np.linspace(0, total - 1, min(most, total)).round()]

@@ -19,6 +19,7 @@ from pyro_bnn.diagnostics.convergence import (
 )
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
+from pyro_bnn.diagnostics.shapes import evenly_spread
 from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
 from pyro_bnn.infer.natural.options import POWER
@@ -233,10 +234,8 @@ def function_chains(
         return None
     if posterior.num_stored_draws // posterior.num_chains < MIN_DRAWS_A_CHAIN:
         return None
-    num_points = len(split.test.x)
-    rows = np.unique(np.linspace(0, num_points - 1, min(num_points, MAX_POINTS)).round()).tolist()
     f = posterior.function_draws(
-        split.test.x[[int(row) for row in rows]],
+        split.test.x[evenly_spread(len(split.test.x), MAX_POINTS)],
         num_samples=posterior.num_stored_draws,
         seed=seed,
         group_by_chain=True,

@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.max_t import gaussian, p_values
+from pyro_bnn.diagnostics.ranking import paired
 
 MIN_SPLITS = 3  # two splits have one difference to tell a spread from
 NAN = float("nan")
@@ -72,17 +73,6 @@ def over_splits(by_split: list[Float[np.ndarray, " R"]], correction: float = 0.0
         elif len(means) == 1 and len(by_split[0]) > 1:
             sd = float(np.std(by_split[0], ddof=1))
     return OverSplits(mean=mean, standard_error=error, sd_over_seeds=sd)
-
-
-def paired(a: Float[np.ndarray, " R"], b: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
-    """Differences a - b of the same runs ``[R]``; 0 where both are infinite alike.
-
-    Example:
-        >>> paired(np.array([1.0, -np.inf]), np.array([0.5, -np.inf]))
-        array([0.5, 0. ])
-    """
-    with np.errstate(invalid="ignore"):
-        return np.where(a == b, 0.0, a - b)
 
 
 def behind_over_splits(

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
+from pyro_bnn.diagnostics.ranking import paired
 from pyro_bnn.report.splits.statistics import (
     MIN_SPLITS,
     OverSplits,
     behind_over_splits,
     over_splits,
-    paired,
 )
 from pyro_bnn.report.tables.metrics import (
     CHAINS,
