@@ -24,7 +24,7 @@ from pyro_bnn.priors.half_cauchy_scale import root_mean_square
 from pyro_bnn.priors.hierarchy import Hierarchy
 from pyro_bnn.priors.positive import HalfCauchy
 from pyro_bnn.priors.prior import PriorModule
-from pyro_bnn.priors.scales import Scale, heavy_tailed_scale
+from pyro_bnn.priors.scales import Scale, scale_for
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,14 @@ class Horseshoe:
 
     def hierarchy(self, shape: torch.Size) -> Hierarchy:
         """A module that samples one tensor of ``shape``."""
-        return _Horseshoe(shape, self, heavy_tailed_scale(self.scale, shape))
+        return _Horseshoe(shape, self, scale_for(shape, self.scale, self.fan_in_scale))
 
     def fan_in_scale(self, fan_in: float) -> float:
-        """The scale for I inputs to each unit."""
+        r"""The scale for I inputs to each unit, :math:`1/I`.
+
+        Of independent entries with tails :math:`P(|w| > t) \sim c/t`, as Cauchy ones have them, the
+        sum over I inputs grows like I: of Cauchy entries with scale s it is Cauchy with scale I s.
+        """
         return 1 / fan_in
 
 

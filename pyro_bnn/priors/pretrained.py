@@ -16,7 +16,7 @@ from pyro_bnn.checks import check_positive
 from pyro_bnn.data.arrays import ArrayLike, float_dtype, to_tensor
 from pyro_bnn.errors import DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.priors.prior import PriorLike
-from pyro_bnn.priors.scales import Scale, fan_in
+from pyro_bnn.priors.scales import Scale, scale_for
 
 
 class Pretrained:
@@ -105,7 +105,7 @@ class _Around:
                 f"{self.name!r} of the trained network has shape {tuple(self.loc.shape)}, but the "
                 f"weight that it is to centre has {tuple(shape)}"
             )
-        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        scale = scale_for(shape, self.scale, self.fan_in_scale)
         normal = dist.Normal(self.loc.clone(), torch.full_like(self.loc, scale))
         return cast(Distribution, normal.to_event(len(shape)))
 

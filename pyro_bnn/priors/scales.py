@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
@@ -37,7 +38,7 @@ class Entrywise:
 
     def distribution(self, shape: torch.Size) -> Distribution:
         """The prior over one tensor: batch shape ``()``, event shape ``shape``."""
-        scale = self.fan_in_scale(fan_in(shape)) if self.scale == "fan_in" else float(self.scale)
+        scale = scale_for(shape, self.scale, self.fan_in_scale)
         one = self.family(torch.tensor(float(self._loc)), torch.tensor(scale))
         return cast(Distribution, one.expand(shape).to_event(len(shape)))
 
@@ -51,10 +52,6 @@ def fan_in(shape: torch.Size) -> int:
     return math.prod(shape[1:])
 
 
-def heavy_tailed_scale(scale: Scale, shape: torch.Size) -> float:
-    r"""The scale itself, or :math:`1/I` for a weight of I inputs, 1 for a bias.
-
-    Of independent entries with tails :math:`P(|w| > t) \sim c/t`, as Cauchy ones have them, the
-    sum over I inputs grows like I: of Cauchy entries with scale s it is Cauchy with scale I s.
-    """
-    return 1 / fan_in(shape) if scale == "fan_in" else float(scale)
+def scale_for(shape: torch.Size, scale: Scale, fan_in_scale: Callable[[float], float]) -> float:
+    """The scale itself, or that for the inputs to each unit of a weight of this shape."""
+    return fan_in_scale(fan_in(shape)) if scale == "fan_in" else float(scale)

@@ -11,15 +11,15 @@ import torch
 from pyro_bnn import priors
 from pyro_bnn.checks import check_positive
 from pyro_bnn.errors import OptionError
-from pyro_bnn.priors.scales import heavy_tailed_scale
+from pyro_bnn.priors.scales import scale_for
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"), [((7,), 1), ((7, 5), 1 / 5), ((8, 3, 2, 4), 1 / 24), ((), 1)]
 )
 def test_fan_in_is_one_over_the_inputs(shape: tuple[int, ...], expected: float) -> None:
-    assert heavy_tailed_scale("fan_in", torch.Size(shape)) == expected
-    assert heavy_tailed_scale(2, torch.Size(shape)) == 2.0
+    assert scale_for(torch.Size(shape), "fan_in", priors.Horseshoe().fan_in_scale) == expected
+    assert scale_for(torch.Size(shape), 2, priors.Horseshoe().fan_in_scale) == 2.0
 
 
 NOT_POSITIVE = [0, 0.0, -1.0, math.inf, math.nan, "fan-in", None, True, torch.ones(())]
