@@ -627,7 +627,7 @@ def test_report_files_of_wrong_arrays(
         ({"elbo_kind": "x"}, "elbo_kind is 'x'"),
         ({"compared": [1]}, "compared is a int"),
         ({"options": {"schedule": "cosine", "num_steps": 10**13}}, "num_steps is 10000000000000"),
-        ({"model": {}, "data": {"name": 3}}, "name is a int"),
+        ({"model": {}, "data": {"name": 3, "index": 0, "note": ""}}, "name is a int"),
         ({"wall_time": None}, "wall_time is a NoneType"),
         ({"threads": 0}, "threads is 0"),
         ({"processes": True}, "processes is a bool"),

@@ -45,15 +45,15 @@ def expect(value: Any, kind: Any, name: str) -> Any:
             expect(item, kind[str], expect(key, str, name))
     elif isinstance(kind, dict):
         found = expect(value, dict, name)
-        named = {key: of for key, of in kind.items() if key is not ...}
-        kinds = {key.rstrip("?"): of for key, of in named.items()}
-        if missing := [key for key in named if key not in found and not key.endswith("?")]:
+        kinds = {key.removesuffix("?"): of for key, of in kind.items() if key is not ...}
+        if missing := [key for key in kinds if key in kind and key not in found]:
             raise KeyError(missing[0])
         extra = [f"{key!r:.50}" for key in found if key not in kinds]
         if extra and ... not in kind:
             raise ValueError(f"{name} has {', '.join(extra[:5])}, which is not known")
-        for key in found.keys() & kinds.keys():
-            expect(found[key], kinds[key], key)
+        for key, of in kinds.items():
+            if key in found:
+                expect(found[key], of, key)
     elif (
         value is not None
         if kind is None
