@@ -11,6 +11,7 @@ import ast
 import functools
 import io
 import sys
+import textwrap
 import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ ROOMS = (
 )
 FLOOR = {room: floor for floor, room in enumerate(ROOMS)}
 MOST_IN_ROOT = 8  # modules
+MOST_IN_FILE, MOST_IN_FUNCTION = 400, 60  # lines of code
 
 
 class Arrow(NamedTuple):
@@ -185,6 +187,22 @@ def lines_by_room(folder: Path) -> dict[str, int]:
     return found
 
 
+def too_long(folder: Path) -> list[str]:
+    """Files and functions with more lines of code than they may have, and how many."""
+    found = []
+    for path in python_files(folder).values():
+        text = path.read_text("utf-8")
+        if (count := code_lines(text)) > MOST_IN_FILE:
+            found.append(f"{path.name}: {count}")
+        lines = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and len(node.body) > 1:
+                own = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                if (count := code_lines(textwrap.dedent(own))) > MOST_IN_FUNCTION:
+                    found.append(f"{path.name} {node.name}: {count}")
+    return found
+
+
 def walk(work: Callable[[], object], folder: Path) -> Walk:
     """Follow the calls of a piece of work between the rooms of a package."""
     rooms_of_files = {
@@ -257,6 +275,7 @@ def main() -> None:
     say(f"{len(in_root(folder))} modules in the root, {len(by_room)} rooms")
     say(f"{len(between)} pairs of rooms with an import, {len(upward(found))} imports upward")
     say(f"circles of {sorted(map(len, circles(found)), reverse=True)} files")
+    say(f"longer than {MOST_IN_FILE} or {MOST_IN_FUNCTION} lines: {too_long(folder)}")
     for name, found_walk in walks().items():
         say(f"{name}: {found_walk}")
     for room in sorted(by_room, key=lambda room: FLOOR.get(room, -1)):
