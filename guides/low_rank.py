@@ -155,7 +155,7 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
         self.require_setup()
         factors, scale = self._factors(), self.scale
         C = factors[0]  # [P, R]
-        if len(factors) > 1:  # of all layers, zero where the rank is another layer's
+        if len(factors) > 1:  # one factor over all layers, zero outside of each layer's block
             widths = [len(factor) for factor in factors]
             whole = torch.block_diag(*(factor.mT for factor in factors))
             C = self._blocks.join(whole.split(widths, -1)).mT

@@ -65,7 +65,7 @@ class AutoMultivariateNormal(AutoNormal):
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * (L noise)``, ``[..., P]``."""
-        below = torch.tril(self.tril_times_root, -1)  # the one matrix that is made
+        below = torch.tril(self.tril_times_root, -1)  # the only P x P copy
         return self.loc + self.scale * (noise @ below.mT / self._root + noise)
 
     def log_prob(self, z: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ class AutoNormalMixture(ScaledGuide):
     """
 
     has_rsample: ClassVar[bool] = False  # draws jump from one component to another
-    warms_up_components: ClassVar[bool] = True  # of which one that is behind loses its weight
+    # without it a component that starts badly loses its weight
+    warms_up_components: ClassVar[bool] = True
     contains = ("AutoNormal",)
 
     logits: Tensor
@@ -105,11 +106,11 @@ class AutoNormalMixture(ScaledGuide):
 
     def _starts(self, loc: Tensor) -> Tensor:
         """Starts ``[K, P]``: a given one, and of each other component a run of the model."""
-        if not self._event_dims:  # of a state dict, which brings its own
+        if not self._event_dims:  # a state dict brings its own starts
             return loc.repeat(self.num_components, 1)
         starts = [loc]
         with isolated():  # the caller's random state decides, and stays
-            self._traced()  # whose draws are those of the first
+            self._traced()  # skip the draws that made the first start
             for _ in range(self.num_components - 1):
                 start = self._start(self._traced()).to(loc)
                 starts.append(start + self.init_scale * torch.randn(start.shape).to(loc))

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_bnn.guides.guide import ScaledGuide
 from pyro_bnn.program.closed_forms import Marginal
 
-BISECTIONS = 80  # of a quantile; each halves the bracket
+BISECTIONS = 80  # to find a quantile; each step halves the bracket
 NODES = 400  # of the integral over directions in a marginal cdf
 
 

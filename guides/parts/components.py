@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BISECTIONS = 80  # of a quantile; each halves the bracket
+BISECTIONS = 80  # to find a quantile; each step halves the bracket
 
 
 class Components(NamedTuple):

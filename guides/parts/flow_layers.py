@@ -31,9 +31,9 @@ from pyro_bnn.program.random_state import isolated
 
 UNITS = 32  # of a layer's network, by default
 BINS, BOUND = 8, 4.0  # of splines, which are the identity beyond the bound
-BISECTIONS = 80  # of the inverse of a planar flow; each halves the bracket
+BISECTIONS = 80  # to invert a planar flow; each step halves the bracket
 SPLINE = (BINS, BINS, BINS - 1, BINS)  # widths, heights, slopes, and the place of each bin's joint
-# what the slopes are the softplus of: Pyro adds 0.001, and has 0.999 at both ends
+# inverse softplus of slope 1: Pyro adds 0.001 to slopes and sets 0.999 at both ends
 SLOPE = math.log(math.expm1(1 - 1e-3))
 STARTS = (0.0, 0.0, SLOPE, 0.0)
 _CACHES = ("_cached_log_scale", "_cached_logDetJ", "_cache_log_detJ")
@@ -116,7 +116,7 @@ def order_of(size: int, layer: int) -> Tensor:
 
 def push(layer: TransformModule, x: Tensor) -> tuple[Tensor, Tensor]:
     """Y ``[..., n]`` of one of Pyro's transforms, and log|det dy/dx| ``[...]``."""
-    with without_caches(layer):  # they serve between these two lines
+    with without_caches(layer):  # the layer's caches are valid inside this block only
         y = layer(x)
         return y, layer.log_abs_det_jacobian(x, y)
 
@@ -274,7 +274,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "spline_coupling": Kind(_spline_coupling, _by_pyro, _dense(sum(SPLINE), sum(SPLINE))),
 }
-# of which Pyro has neither an inverse nor is one known in closed form or by a root
+# flows without an inverse: in Pyro, in closed form or as a root
 NOT_INVERTED = (
     "block_autoregressive",
     "neural_autoregressive",

@@ -23,10 +23,10 @@ from pyro_bnn.files.atomic import output
 if TYPE_CHECKING:
     from xarray import DataTree
 
-VARIABLE_BYTES = 1 << 16  # that a variable may take in a file beside its values
+VARIABLE_BYTES = 1 << 16  # bytes of a variable's header in a file
 FLOOR = 256 << 20  # bytes that any file may declare
-PACKED = 1032  # times its own size that a larger file may: what deflate makes of equal numbers
-PIECE_BYTES = 1 << 10  # that a string, or a piece of an array, counts beside its own
+PACKED = 1032  # a larger file may declare its size times this, the most that deflate compresses
+PIECE_BYTES = 1 << 10  # bytes added for each string or chunk of an array
 
 
 def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
@@ -165,7 +165,7 @@ class _Look:
         attribute = node.attrs.get_id(name)
         count = math.prod(attribute.shape or ())
         self._add(count * attribute.dtype.itemsize)
-        if attribute.dtype.kind == "O":  # of any length, read whole, and all may be the same one
+        if attribute.dtype.kind == "O":  # strings of any length; many may point at one
             self._fits(count * self.size)
             if h5py.check_string_dtype(attribute.dtype):
                 self._texts([np.ravel(node.attrs[name])])
@@ -179,7 +179,7 @@ class _Look:
         is_text = h5py.check_string_dtype(array.dtype) is not None
         if array.dtype.kind not in "biuf" and not is_text:
             raise ValueError(f"{where} holds {array.dtype}, neither numbers nor text")
-        if is_text and (array.chunks or array.ndim > 1):  # a piece is unpacked for each string
+        if is_text and (array.chunks or array.ndim > 1):  # HDF5 unpacks a chunk for each string
             raise ValueError(f"{where} holds text in pieces")
         if array.chunks:
             pieces = (-(-n // part) for n, part in zip(array.shape, array.chunks, strict=True))

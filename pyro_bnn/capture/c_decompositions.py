@@ -13,7 +13,7 @@ from pyro_bnn.capture.c_operations import aten
 from pyro_bnn.capture.c_source import WRITTEN
 from pyro_bnn.errors import CaptureError
 
-MOST_COLUMNS = 32  # of a matrix that is factorised a column at a time; more are for a library
+MOST_COLUMNS = 32  # larger matrices are factorised by a library, not column by column
 
 
 @functools.cache

@@ -87,7 +87,8 @@ FILLS: dict[Any, Callable[[Node], Any]] = {
 }
 
 
-REDUCTIONS: dict[Any, tuple[str, float, str]] = {  # how to go on, what to start from, OpenMP's
+# operation in C, start value, name of OpenMP's reduction
+REDUCTIONS: dict[Any, tuple[str, float, str]] = {
     aten.sum: ("+", 0, "+"),
     aten.mean: ("+", 0, "+"),
     aten.any: ("||", 0, ""),

@@ -46,10 +46,10 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# vectors of exp, log, ...: of a C library that has them
+# C libraries with vector versions of exp, log, ...
 VECTOR_MATH = ('-DVECTOR_MATH=__attribute__((simd("notinbranch")))',), ("-lmvec", "-lm")
 PLAIN = (), ("-lm",)
-VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}  # of a register; 16 elsewhere
+VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}  # bytes of a vector register; 16 elsewhere
 
 
 class CGraph(Graph):

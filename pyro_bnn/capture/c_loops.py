@@ -38,7 +38,8 @@ class Body:
     names: dict[tuple[Node, Place], str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     touched: set[str] = field(default_factory=set)
-    loads: list[tuple[int, Index]] = field(default_factory=list)  # sizes of what is read, places
+    # item sizes and places of what is read
+    loads: list[tuple[int, Index]] = field(default_factory=list)
 
 
 class WrittenHereError(Exception):

@@ -76,7 +76,7 @@ typedef _Bool bool;
 """
 
 
-# what a library of vectors has, told so that loops can call it
+# functions of the vector library, declared so that loops can call them
 FUNCTIONS = "\n".join(
     f"{pragma}{kind} {name}{suffix}({', '.join([kind] * count)});"
     for count, names, pragma in (
@@ -95,7 +95,7 @@ WHOLE = frozenset(
 )
 
 
-# what is written as it is; much of the rest consists of it
+# functions written out as they are; many others are made of them
 WRITTEN = frozenset(
     {aten.add, aten.sub, aten.rsub, aten.pow, aten.where, aten.remainder, aten.floor_divide}
     | {
@@ -161,7 +161,7 @@ class _Writer(Loops):
         for now, node in enumerate(self.nodes[:-1]):
             self.now = now
             self._write(node)
-        self.now = len(self.nodes) - 1  # what is left to read is read here
+        self.now = len(self.nodes) - 1  # position of the last node: all that remains is read here
         self._write_state()
         self.close()
         num_bytes, where = 0, []
@@ -194,7 +194,7 @@ class _Writer(Loops):
         elif node.op == "get_attr":
             self._take_constant(node)
         elif known(node) is None or numel(node) == 0:
-            pass  # a list, of which pieces are taken
+            pass  # a list of tensors: its users take the pieces
         else:
             self._operation(node)
         if numel(node) == 1 and node in self.values and not self._is_state(node):

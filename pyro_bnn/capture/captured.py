@@ -21,7 +21,7 @@ from pyro_bnn.errors import CaptureError
 
 logger = logging.getLogger("pyro_bnn")
 
-RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a replay, against the function itself
+RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # relative error that a replay may have
 
 
 class Captured:

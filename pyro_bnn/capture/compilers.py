@@ -13,7 +13,8 @@ from pyro_bnn.capture.inductor import compile_graph
 from pyro_bnn.capture.record import Graph, TensorFunction
 from pyro_bnn.errors import CaptureError
 
-MAX_NUMBERS = 1 << 19  # of all that a step in C takes; more gain from a library and from all cores
+# numbers that a step in C may read; with more, libraries on all cores are faster
+MAX_NUMBERS = 1 << 19
 
 logger = logging.getLogger("pyro_bnn")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 logger = logging.getLogger("pyro_bnn")
 
-MAX_GRAPHS = 8  # of one function, one for all shapes of its inputs; each holds its own memory
+MAX_GRAPHS = 8  # graphs of one function, one a set of input shapes; each holds its own memory
 WARMUPS = 3  # calls before the recording, in which libraries set themselves up
 
 

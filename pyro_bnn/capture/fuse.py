@@ -58,7 +58,7 @@ def fuse(module: GraphModule) -> None:
             _turn(module, node, turned)
         elif _keeps_order(node, turned):
             turned.add(node)
-    module.graph.eliminate_dead_code()  # before any operation writes, which no longer looks dead
+    module.graph.eliminate_dead_code()  # do it now: operations that write in place never look dead
     for node in list(module.graph.nodes):
         _overwrite(node)
     module.recompile()

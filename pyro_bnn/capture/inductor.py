@@ -52,7 +52,7 @@ def compile_graph(
         CaptureError: If the operations depend on the number of rows.
     """
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler, about its own code
+        warnings.simplefilter("ignore")  # the compiler warns about its own code
         from torch._inductor.decomposition import select_decomp_table
 
         graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
@@ -61,7 +61,7 @@ def compile_graph(
         _end_with_writes(graph, num_state)
         options = {
             **(_IN_ORDER if in_order else _OPTIONS),
-            # pays from the fifth graph on, and a fit has one or two
+            # precompiled headers pay from the fifth graph on; a fit has one or two
             "cpp_cache_precompile_headers": os.environ.get(PRECOMPILE, "0") == "1",
         }
         compiled = _compiled(graph, examples, options, in_cpp=in_order)

@@ -50,7 +50,7 @@ class OneFile(async_compile.AsyncCompile):
 def in_one_file() -> Iterator[None]:
     """What Inductor compiles inside has its kernels in one file."""
     before = async_compile.AsyncCompile
-    # what Inductor writes looks it up where it is loaded
+    # Inductor's code looks this module up when it is loaded
     async_compile.AsyncCompile = OneFile  # type: ignore[misc]
     try:
         yield

@@ -28,7 +28,7 @@ from pyro_bnn.errors import CaptureError
 from pyro_bnn.memory import Mode
 from pyro_bnn.program.handlers import without_validation
 
-if TYPE_CHECKING:  # with sympy half a second, for graphs of several numbers of rows alone
+if TYPE_CHECKING:  # this and sympy take half a second to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 logger = logging.getLogger("pyro_bnn")
@@ -59,7 +59,7 @@ class Graph:
     def __init__(self, run: TensorFunction, shapes: ShapeEnv | None = None) -> None:
         self.run, self._shapes = run, shapes
         self._conditions: list[Any] = []
-        self._num_read = 0  # of the guards
+        self._num_read = 0  # how many guards were read
 
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
         """The operations at other inputs."""
@@ -79,7 +79,7 @@ class Graph:
         """Whether all choices that the recorded code made by its number of rows are the same."""
         if self._shapes is None:
             return False
-        guards = self._shapes.guards  # of the recording, and of the compiler
+        guards = self._shapes.guards  # guards of the recording and of the compiler
         if self._num_read != len(guards):
             self._conditions, self._num_read = _conditions(guards), len(guards)
         return all(
@@ -171,7 +171,7 @@ class _Recorder(Mode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.decompositions = decompositions
         self.graph, self.constants = Nodes(), nn.Module()
-        self._nodes = WeakTensorKeyDictionary()  # of tensors that are alive
+        self._nodes = WeakTensorKeyDictionary()  # entries go with their tensors
         self._varying: set[Node] = set()
 
     def input(self, value: Tensor) -> None:
@@ -202,7 +202,7 @@ class _Recorder(Mode):
                 values = rule(*args, **kwargs)
             if values is not NotImplemented:
                 return values
-        if func is torch.ops.aten.lift_fresh.default:  # of a constant, which nothing may write into
+        if func is torch.ops.aten.lift_fresh.default:  # a constant: nothing may write into it
             func = torch.ops.aten.lift_fresh_copy.default
         given, named = cast(Any, map_aggregate((args, kwargs), self.node))
         node = self.graph.call_function(func, given, named)
@@ -250,7 +250,7 @@ def _check_unread(func: Any, args: tuple[Any, ...]) -> None:
     if torch.Tag.data_dependent_output in func.tags:
         raise CaptureError(DEPENDENT)
     decides = torch.Tag.dynamic_output_shape in func.tags
-    if func is torch.ops.aten.index.Tensor:  # by a mask, not by places
+    if func is torch.ops.aten.index.Tensor:  # a mask decides the shape, places do not
         decides = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     if decides:
         raise _ShapeError(DEPENDENT)
@@ -259,7 +259,7 @@ def _check_unread(func: Any, args: tuple[Any, ...]) -> None:
 PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
 
 _EVERY: dict[str, Any] = {
-    "size_asserts": False,  # of inputs, whose shapes chose the graph
+    "size_asserts": False,  # the shapes of the inputs chose the graph already
     # gradients of the sites are written side by side, not chosen among by every kernel that reads
     "max_pointwise_cat_inputs": 0,
     "cpp.enable_floating_point_contract_flag": "fast",

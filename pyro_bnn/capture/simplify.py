@@ -31,8 +31,8 @@ _FILLS: Mapping[Any, Callable[[Node], Any]] = {  # value of a tensor that depend
     aten.new_ones.default: lambda _: 1.0,
     aten.full_like.default: lambda node: node.args[1],
 }
-_ALSO_PURE = (aten.fill.Scalar, aten.masked_fill.Scalar)  # beside what is elementwise
-_CHEAP = (  # dearer to read than to make, and not all kinds of them can be made here
+_ALSO_PURE = (aten.fill.Scalar, aten.masked_fill.Scalar)  # pure like the elementwise ones
+_CHEAP = (  # making these again costs less than reading them
     aten.arange.default,
     aten.arange.start,
     aten.arange.start_step,
@@ -88,7 +88,7 @@ def _without_write(node: Node) -> Any:
     written = node.args[0]
     if not isinstance(written, Node) or any(map(_may_be_view, (written, *written.users))):
         return None
-    if pure is aten.copy.default:  # where all is written over, what is left is what was copied
+    if pure is aten.copy.default:  # copy overwrites everything: the result is the source
         source = node.args[1]
         return aten.clone.default if isinstance(source, Node) and _alike(source, node) else None
     if pure in _ALSO_PURE:  # lays its result out by rows, which views may count on

@@ -57,7 +57,7 @@ def lay_out(module: GraphModule) -> None:
             back = _call(module, aten.permute.default, result, [0, 2, 1])
         node.replace_all_uses_with(back)
     for node in module.graph.nodes if turned else ():
-        if node.target in _VIEWS:  # those of a turned result may have to copy
+        if node.target in _VIEWS:  # a view of a transposed result may need a copy
             node.target = aten.reshape.default
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -177,7 +177,7 @@ def _numbers(engine: Any, num_rows: int) -> Iterator[str]:
     for option, (_, words) in OF_ENGINES.items():
         value = getattr(engine, option, None)
         if option == "batch_size" and value is not None:
-            value = min(value, num_rows)  # a step has no more rows than there are
+            value = min(value, num_rows)  # a minibatch has at most all rows
         if value is not None:
             yield f"{value:,} {words}"
     estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)

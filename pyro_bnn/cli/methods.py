@@ -152,7 +152,7 @@ def make_engines(
         engine: Any = SVI if guide else method.cls
         taken = {option: value for option, value in options.items() if takes(engine, option)}
         how: dict[str, Any] = {"estimator": estimator} if name in served else {}
-        if takes(engine, "engine"):  # such as cycles of a method, which has the options
+        if takes(engine, "engine"):  # Cyclical runs another engine, which has the options
             own = {o: value for o, value in options.items() if takes(engine.inner, o)}
             how["engine"] = engine.inner(**own)
         engines[name] = engine(**guide, **taken, **how)

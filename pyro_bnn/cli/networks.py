@@ -316,7 +316,7 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
 def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:
     cls = lookup("likelihood", name)
     wants = "num_classes" in inspect.signature(cls).parameters
-    # without classes in the data two serve to say what the likelihood describes
+    # without data the likelihood is described with two classes
     likelihood = _make("likelihood", cls, **({"num_classes": num_classes or 2} if wants else {}))
     return cast(Likelihood, likelihood)
 

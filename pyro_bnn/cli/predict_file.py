@@ -35,10 +35,10 @@ from pyro_bnn.report.evaluation.units import to_numpy
 
 RATIO = "uncertainty_vs_training"
 DISTANCE, P_VALUE = "distance_to_training", "distance_p_value"
-ROUNDING = 1e-4  # by so much a training row may exceed itself, in another batch
+ROUNDING = 1e-4  # relative rounding of a training row in another batch
 PLACES = ("mean", "median", "low", "high")  # in the units of the target
 KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
-DIGITS = 7  # of a number, or of its distance from 0 in widths of the interval
+DIGITS = 7  # significant digits of a number, or of its distance from 0 in interval widths
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -178,7 +178,8 @@ def predict_file(
     num_targets = len(fit.target_names or (1,))
     posterior, measure = fit.posterior, fit.uncertainty.measure
     z = posterior.in_blocks(posterior.count(num_samples), seed)
-    yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)  # of the training rows
+    # draws for the training rows
+    yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)
     is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
     is_number = fit.class_names is None
     at_once = _rows_at_once(len(z), num_targets) if is_number else ROWS_AT_ONCE
@@ -186,7 +187,8 @@ def predict_file(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
-            noise_seed = derived_seed(seed, block + 2) if block else seed  # else noise recurs
+            # otherwise every block has the same noise
+            noise_seed = derived_seed(seed, block + 2) if block else seed
             prediction = _predict(fit, rows.x[index], z, noise_seed)
             found = prediction.columns(level)
             if rows.y is not None:
@@ -261,7 +263,8 @@ def _holds_predictions(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             first = file.readline()
-            while first.count('"') % 2 and (line := file.readline()):  # a name with a line break
+            # a quoted name continues on the next line
+            while first.count('"') % 2 and (line := file.readline()):
                 first += line
     except (OSError, UnicodeDecodeError):
         return False
@@ -304,7 +307,7 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray:
 
     They are rounded to float32 as the training rows are, so that a copy of one is at 0.
     """
-    x = torch.nan_to_num(_in_its_units(fit, x).float())  # beyond float32: the largest
+    x = torch.nan_to_num(_in_its_units(fit, x).float())  # numbers beyond float32 become its largest
     return fit.novelty.distance(to_numpy(x.flatten(1)))
 
 

@@ -34,9 +34,9 @@ FIT_FILE = "fit.json"
 FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
 FORMAT, VERSION = "pyro_bnn fit", 2
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
-LARGEST_LOC = 1e9  # in standard deviations: float64 then still tells 1e-6 of one apart
-BYTES_OF_A_WEIGHT = 2  # of the narrowest dtype
-BYTES_OF_A_LAYER = 20  # its sites are named, with their shapes
+LARGEST_LOC = 1e9  # in sds: float64 then still resolves 1e-6 of an sd
+BYTES_OF_A_WEIGHT = 2  # bytes of the narrowest dtype
+BYTES_OF_A_LAYER = 20  # the file names its sites and their shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ ArrayLike = Any
 """A ``torch.Tensor``, a NumPy array, a pandas object or a (nested) list."""
 
 EXACT = 2**53  # up to here float64 has every whole number
-MOST_NAMES = 20  # of columns that a message lists
+MOST_NAMES = 20  # most columns that a message lists
 HALF_BYTES = 4  # floating numbers of fewer bytes are of half precision or less
 
 

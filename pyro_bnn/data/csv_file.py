@@ -161,7 +161,7 @@ class Fields:
         rows: list[list[str]] = []
         lines: list[int] = []
         try:
-            for row in filter(None, reader):  # without blank lines
+            for row in filter(None, reader):  # skip blank lines
                 if rows and len(row) != len(rows[0]):
                     raise DataError(
                         f"{str(path)!r}, line {reader.line_num}: expected {len(rows[0])} fields as "

@@ -81,7 +81,7 @@ def _download(folder: str, sha256: str) -> Path:
         path = pooch.retrieve(
             url, known_hash=f"sha256:{sha256}", fname=f"uci-{folder}.txt", path=cache
         )
-    except ValueError as error:  # pooch's word for another checksum
+    except ValueError as error:  # pooch raises it when the checksum differs
         raise DataError(
             f"the download of {url} failed its checksum, expected SHA-256 {sha256}: {error}"
         ) from error

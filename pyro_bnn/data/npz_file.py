@@ -23,7 +23,7 @@ from pyro_bnn.data.split import (
 from pyro_bnn.errors import DataError, ShapeError
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
-COPIES = 3  # of the arrays in float64 that are held at once
+COPIES = 3  # copies of the arrays in float64 held at once
 
 
 def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:

@@ -228,7 +228,7 @@ def published_rows(
             f"{name}: {num_rows} {'row is' if num_rows == 1 else 'rows are'} too few for 90 % "
             "training and 10 % test rows; at least 5 rows are needed"
         )
-    random = np.random.RandomState(1)  # the generator they were published with
+    random = np.random.RandomState(1)  # the published splits used this generator
     order = random.permutation(num_rows)
     for _ in range(index):
         order = random.permutation(num_rows)

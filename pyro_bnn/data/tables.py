@@ -19,7 +19,7 @@ from pyro_bnn.files.atomic import is_stream
 
 STANDARD = Path("-")  # input or output
 BLOCK = 1 << 24  # characters that are read at once
-LONGEST_LINE = 1 << 26  # characters; a row of a million numbers has a third of them
+LONGEST_LINE = 1 << 26  # characters; a row of a million numbers takes a third of this
 
 
 def read_text(path: Path, *, once: bool = False) -> str:
@@ -55,7 +55,7 @@ def read_text(path: Path, *, once: bool = False) -> str:
 
 
 def _blocks(file: TextIO, path: Path) -> Iterator[str]:
-    length = 0  # of the line so far
+    length = 0  # characters of the line so far
     while block := file.read(BLOCK):
         end = max(block.rfind("\n"), block.rfind("\r"))
         length = length + len(block) if end < 0 else len(block) - end - 1

@@ -80,7 +80,8 @@ class MappedFile:
             try:
                 os.posix_fallocate(self._file.fileno(), 0, self.num_bytes)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not of this disk
+                # this file system cannot do it
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
 
     def write(self, values: Tensor, start: int) -> None:

@@ -24,8 +24,8 @@ from pyro_bnn.errors import FileFormatError, OutputError
 from pyro_bnn.files.atomic import output
 from pyro_bnn.files.mapped import bytes_of
 
-TEXT_BYTES = 32 << 20  # a JSON of 100,000 named columns has a third of it
-HEADER_BYTES = 16 << 20  # 50,000 tensors have about half of it
+TEXT_BYTES = 32 << 20  # names of 100,000 columns take a third of this
+HEADER_BYTES = 16 << 20  # 50,000 tensors take about half of this
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -117,7 +117,8 @@ def pour(document: dict[str, Any], file: Sink) -> None:
     tensors: dict[str, Tensor] = {}
     text = json.dumps({key: _flat(value, key, tensors) for key, value in document.items()})
     header: dict[str, Any] = {"__metadata__": {"document": text, "crc32": _sum(text)}}
-    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # each starts at a multiple
+    # so each starts at a multiple of its item size
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     end = 0
     for name in names:
         value, start = tensors[name], end

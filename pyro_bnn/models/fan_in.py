@@ -58,7 +58,7 @@ def suited_to_layers(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str
         if any(isinstance(m, nn.modules.conv._ConvTransposeNd) for m, _ in places):
             _check_groups(name, prior)
         if count != by_shape:
-            known: Any = prior  # a dataclass, as all that have such a rule are
+            known: Any = prior  # all priors with a fan-in rule are dataclasses
             suited[name] = dataclasses.replace(known, scale=known.fan_in_scale(count))
     return suited
 

@@ -45,7 +45,8 @@ class DropoutModule(Network):
             layer.num_rows, layer.num_calls = x.shape[0], 0
         f = self.net(x)
         for layer in self._layers:
-            layer.num_rows = 0  # where a graph is made it is a symbol, and not to be kept
+            # during a capture the number of rows is a symbol and must not be stored
+            layer.num_rows = 0
         return require_rows(f, x)
 
     def describe(self) -> str:

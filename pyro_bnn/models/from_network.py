@@ -56,7 +56,7 @@ class BayesianModule(Network):
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
         matched = match_priors(NormalPrior() if priors is None else priors, parameters)
-        if not isinstance(priors, Mapping | NamedPrior):  # one for all
+        if not isinstance(priors, Mapping | NamedPrior):  # one prior for all weights
             matched = suited_to_norms(self.net, matched)
         matched = suited_to_layers(self.net, matched)
         self.sites = tuple(matched)

@@ -22,7 +22,8 @@ from pyro_bnn.priors import Priors
 
 KERNEL, FILTERS, UNITS = 5, (6, 16), (120, 84)
 LEAST_SIDE = 4  # pixels: halved twice, one is left
-PADDED_BELOW = 12  # pixels: the second convolution would leave fewer than two to pool
+# smaller images are padded: the second convolution would leave less than 2 pixels
+PADDED_BELOW = 12
 
 
 class LeNet(BayesianModule):

@@ -158,7 +158,8 @@ class LinearRegression(Perceptron):
         precision, shift = torch.diag(scale**-2), loc / scale**2  # [P, P], [P]
         for target in range(self.num_outputs):
             row = torch.arange(self.num_inputs) + target * self.num_inputs
-            own = torch.cat([row, torch.tensor([num_weights + target])])  # its entries of z
+            # entries of z of this target
+            own = torch.cat([row, torch.tensor([num_weights + target])])
             precision[own[:, None], own] += a.T @ a / noise[target] ** 2
             shift[own] += a.T @ y[:, target] / noise[target] ** 2
         posterior = ExactPosterior(precision, shift, math.nan)
@@ -179,7 +180,7 @@ class LinearRegression(Perceptron):
         """
         parts = []
         for name in NAMES:
-            module = getattr(self, f"{name}_prior", None)  # none of a hierarchy
+            module = getattr(self, f"{name}_prior", None)  # a hierarchy has no such module
             fn: Any = _base(module.distribution) if isinstance(module, PriorModule) else None
             if module is None or type(fn).__name__ != "Normal":
                 what = type(getattr(self, name) if fn is None else fn).__name__.lstrip("_")

@@ -49,7 +49,7 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
             'an outer plate of draws has the dimension -1, which is that of the plate "data": give '
             "it dim=-2, or max_plate_nesting=1"
         )
-    cache: dict[str, Any] = model._pyro_context.cache  # of weights that were read in this call
+    cache: dict[str, Any] = model._pyro_context.cache  # weights read in this call
     with poutine.block():
         found = poutine.trace(network).get_trace(x)
     cache.clear()
@@ -85,7 +85,7 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
                 "cannot be sampled under an outer plate of draws: leave vectorize_particles and "
                 "parallel at False"
             )
-    for name, value in weights.items():  # of hierarchical priors
+    for name, value in weights.items():  # weights of hierarchical priors
         ndim = value.ndim - 1
         pyro.deterministic(name, value.reshape(*batch, *value.shape[1:]), event_dim=ndim)
     pyro.deterministic("f", f.reshape(*batch, *f.shape[1:]), event_dim=2)
@@ -107,7 +107,7 @@ class _Given(Messenger):
 def _plates() -> list[int]:
     """Dimensions of the plates that the statements of the caller are in."""
     msg: Any = {
-        "type": "plates",  # which handlers know nothing of, and plates add themselves to
+        "type": "plates",  # handlers ignore this type, and plates add themselves to it
         "name": "",
         "fn": lambda: None,
         "args": (),

@@ -32,7 +32,7 @@ FORMAT_VERSION = 2
 """Of the groups and attributes below; a reader refuses files of a newer one."""
 NAMED_POINTS = 8
 PRIOR_DRAWS = 200
-TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # of the objective of each step
+TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # by objective
 KEPT = (
     "method", "engine", "options", "seed", "wall_time", "threads", "processes", "num_parameters",
     "num_stored_draws", "num_atoms", "elbo_kind", "objective",
@@ -78,7 +78,8 @@ def arviz_groups(
         groups["optimization"] = {name: -np.asarray(posterior.losses)}
     if not posterior.program.latents.improper:
         groups["log_prior"] = _log_priors(posterior, draws, train)
-        if not posterior.program.held_given_latents:  # draws of the prior would not be given them
+        # draws of the prior would ignore the held sites
+        if not posterior.program.held_given_latents:
             groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
     attrs = attributes(posterior, points, seed) | {
         "likelihood": posterior.program.likelihood_family.__name__,

@@ -43,7 +43,7 @@ __all__ = [
 
 NUM_SAMPLES = 1_000  # draws by default
 LAPLACE = "Laplace"  # engine of posteriors that predict by a linearised network
-DRAWS_OF_UNKNOWN_GUIDES = 1_000  # that a file holds of a guide of no class of this package
+DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -359,7 +359,7 @@ class Posterior(ABC):
         def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
 
-        row = (run.rows[0][:1],)  # of which the prior takes the shape alone
+        row = (run.rows[0][:1],)  # the prior uses its shape only
         (prior,) = self.chunks.over("log prior", log_prior, run.draws, row, self.params).together(
             GIB
         )

@@ -29,8 +29,9 @@ from pyro_bnn.program.terms import Params
 
 FORMAT = "pyro_bnn posterior"
 VERSION = 3
-SMALL = 1 << 16  # numbers that a guide may take beside its parameters
-TOLERANCE = 1e-3  # of the fingerprint: precisions and devices differ by less, models by more
+SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
+# fingerprints differ by less between precisions and devices, by more between models
+TOLERANCE = 1e-3
 BLOCK = 1 << 22  # numbers that are looked at together
 
 NAMES = ("input_names", "target_names", "class_names")
@@ -280,7 +281,7 @@ def _guide(document: Document, program: Program, path: Path) -> Guide:
         raise FileFormatError(f"{path} holds a {name}, which is no guide known here")
     try:
         return _rebuilt(cls, options, state, program)
-    except Exception as error:  # of whatever a guide makes of another's options and parameters
+    except Exception as error:  # a guide may raise anything for foreign options or parameters
         reason = " ".join(str(error).strip().splitlines())
         raise FileFormatError(f"{path} is damaged: {type(error).__name__}: {reason}") from error
 

@@ -22,7 +22,7 @@ from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.random_state import isolated
 
 BLOCK_DRAWS, BLOCK_NUMBERS = 256, 1 << 15  # most draws, and rows, of y that are drawn at once
-COPIES = 8  # of the values of y, that its moments and densities take at most
+COPIES = 8  # most copies of the values of y that moments and densities make
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Conditional:
         num_rows = self.fn.batch_shape.numel()
         size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // num_rows))
         with torch.no_grad(), isolated(seed):
-            # whole blocks: the stream of y is that of S
+            # draw whole blocks: then the first values do not depend on S
             starts = range(0, len(self), size)
             parts = (self._columns(self.of(i, i + size, size=size).sample()) for i in starts)
             return _together(parts, len(self))

@@ -25,12 +25,12 @@ logger = logging.getLogger("pyro_bnn")
 
 CAPTURE_FROM = 64 << 20  # bytes of intermediate results from which a graph repays its capture
 GRAPHS_KEPT = 8
-LIKE_ROWS = 64  # rows at which a function is tried for whether rows depend on each other
-TOLERANCE = 1e-4  # rounding differs between batches of rows by less, what rows share by more
+LIKE_ROWS = 64  # rows at which a function is tested for dependence between rows
+TOLERANCE = 1e-4  # rounding between batches of rows is smaller, dependence between rows larger
 
 Rows = tuple[Tensor, ...]  # [N, ...] each
 Function = Callable[[Tensor, Rows, Params], tuple[Tensor, ...]]
-Axes = tuple[int | None, ...]  # the dimension of the rows in each of some tensors, if it has one
+Axes = tuple[int | None, ...]  # for each tensor its dimension of rows, or None
 
 
 class Cost(NamedTuple):
@@ -77,9 +77,10 @@ class Chunks:
             fn = functools.partial(_given, self.program, fn, count)
         key = (name, _shapes(z, *rows))
         if key not in self._costs:
-            stored, axes = _stored(fn, z, rows, params)  # first calls may do more: not counted
+            # run once before it is measured: a first call may allocate more
+            stored, axes = _stored(fn, z, rows, params)
             at_all, at_one = bytes_per_draw(lambda z, *few: fn(z, few, params), z, rows)
-            of_z = 2 * z.nbytes  # in a chunk of draws, and in the blocks that it is cut from
+            of_z = 2 * z.nbytes  # z is in the chunk and in the block that it is cut from
             working = Cost(at_one + of_z, (at_all - at_one) / max(1, len(rows[0]) - 1))
             self._costs[key] = working, stored, axes
         return Pass(self, name, fn, draws, z, rows, params, *self._costs[key], counter.total)
@@ -91,7 +92,7 @@ class Chunks:
             worth = len(of.draws) * of.working >= CAPTURE_FROM
             if not worth or not self.program.is_batched:
                 return None
-            while len(self._graphs) >= GRAPHS_KEPT:  # the oldest
+            while len(self._graphs) >= GRAPHS_KEPT:  # drop the oldest graph
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = _capture(of, size)
         return self._graphs[key]
@@ -186,7 +187,7 @@ class Pass:
         at_once = max(1, int(room / max(1.0, self.cost.more)))
         if at_once >= self.num_rows or not self.chunks.are_rows_apart(self):
             return [self]
-        size = -(-self.num_rows // -(-self.num_rows // at_once))  # of blocks alike
+        size = -(-self.num_rows // -(-self.num_rows // at_once))  # blocks of equal size
         return [self.at(start, start + size) for start in range(0, self.num_rows, size)]
 
     def parts(self, left: int) -> Iterator[tuple[Tensor, ...]]:

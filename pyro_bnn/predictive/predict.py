@@ -20,8 +20,8 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch, Params
 
-KIND_ROWS = 63  # at which the kind of distribution is seen; few tensors have another such axis
-MOMENTS = 4  # numbers that a row keeps of each output where its draws are not kept
+KIND_ROWS = 63  # rows at which the kind of distribution is found; few other axes have this length
+MOMENTS = 4  # numbers kept a row and output where draws are not kept
 
 
 def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) -> Pass:

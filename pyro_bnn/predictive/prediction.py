@@ -18,7 +18,7 @@ from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
 
 SHOWN = 8  # rows in a notebook
-PREDICTED = "predicted"  # how the columns of predictions begin
+PREDICTED = "predicted"  # prefix of the columns of predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,7 +163,7 @@ class Prediction:
         # Made before the blocks: small results left among what they free would split the heap
         found = levels.new_empty((*levels.shape, *self.draws.shape[1:]))
         start, at_once = 0, max(1, WORKING_SET // max(1, self.draws[:, :1].nbytes))
-        for rows in self.draws.split(at_once, dim=1):  # as sorting takes copies
+        for rows in self.draws.split(at_once, dim=1):  # sorting makes copies
             draws = _sorted(rows.to(levels.dtype))  # [S, n, O]
             between = draws[low] * (1 - weight) + draws[high] * weight
             places = found.narrow(-2, start, rows.shape[1])
@@ -315,13 +315,13 @@ class Prediction:
             f"{PREDICTED}_mutual_information": _array(self.mutual_information),
         }
 
-    # What a mixture whose draws are not stored does otherwise
+    # Predictions whose draws are not stored
 
     def _read(self, name: str) -> Tensor | None:
         value = self._stored[name]
         if callable(value):
             value = value()
-            if name != "class_probs":  # which are as large as the logits: not kept
+            if name != "class_probs":  # class probabilities are as large as the logits and not kept
                 self._stored[name] = value
         return cast("Tensor | None", value)
 

@@ -86,7 +86,7 @@ def continued(model: Model, posterior: Earlier) -> ContinuedModel:
 def _require_params(model: nn.Module, posterior: Earlier) -> None:
     """Check that fixed parameters are those that the earlier weights were found with."""
     earlier = {name.removeprefix("model."): value for name, value in posterior.params.items()}
-    earlier |= posterior.params  # of a model that was continued itself, and of this one
+    earlier |= posterior.params  # parameters of an earlier continuation and of this one
     other = [
         name
         for name, value in model.named_parameters()
@@ -156,7 +156,7 @@ class _Replaced(Messenger):
     def __init__(self, prior: ContinuedModel) -> None:
         super().__init__()
         self.prior = prior
-        self.errors: list[Tensor] = []  # e of the sites so far
+        self.errors: list[Tensor] = []  # errors e of the sites so far
 
     def _pyro_sample(self, msg: Any) -> None:
         if not _is_latent(msg):

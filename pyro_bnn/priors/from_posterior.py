@@ -237,7 +237,7 @@ def _gaussian(guide: Any) -> Gaussian | None:
         return _joint([_gaussian(part) for part in guide.parts], guide.join)
     try:
         q = guide.get_posterior()
-    except TypeError:  # of a guide that has no such object
+    except TypeError:  # the guide has no distribution object
         return None
     with torch.no_grad():
         if isinstance(q, torch.distributions.Independent) and type(q.base_dist) is dist.Normal:

@@ -45,7 +45,8 @@ class Family:
 
 
 def _normal_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    u = (z - loc) * scale.reciprocal()  # a constant in a graph: no division is left in it
+    # in a graph the reciprocal is a constant, and no division remains
+    u = (z - loc) * scale.reciprocal()
     return -0.5 * u**2 - scale.log() - 0.5 * math.log(2 * math.pi)
 
 

@@ -95,7 +95,8 @@ def kind_of_target(likelihood: Likelihood, num_outputs: int) -> str:
     """
     f = torch.zeros(1, likelihood.num_function_outputs(num_outputs))
     with isolated(0):  # a prior over the noise is sampled
-        fn = deepcopy(likelihood).distribution(f)  # one that was used fits in no model
+        # a likelihood that was called before may stand in no model
+        fn = deepcopy(likelihood).distribution(f)
     base = base_distribution(fn)
     if base.has_enumerate_support and not fn.event_shape:
         return f"{len(base.enumerate_support(expand=False))} classes"

@@ -295,7 +295,7 @@ def evaluate(
     """
     evaluation = Evaluate(values, store_params or {}, output)
     with (
-        poutine.block(),  # a handler around the engine is none of the model's
+        poutine.block(),  # handlers around the engine are not the model's
         without_validation(),
         empty_store(),
         _without_registration_warnings(),

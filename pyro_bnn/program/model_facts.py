@@ -32,7 +32,7 @@ def dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device
             if tensor.is_floating_point():
                 return tensor.dtype, tensor.device
         for module in inner.modules():
-            own = module.__dict__.get("_pyro_samples", {}).values()  # of PyroSample
+            own = module.__dict__.get("_pyro_samples", {}).values()  # priors given by PyroSample
             for prior in [getattr(module, "distribution", None), *own]:
                 if not isinstance(prior, Distribution):
                     continue

@@ -227,7 +227,8 @@ class Program:
                 f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
                 f"{self.likelihood_family.__name__} likelihood, {fn.support}"
             )
-        return Batch(x.contiguous(), y.to(self._y_dtype).contiguous())  # as graphs expect them
+        # captured graphs expect this layout
+        return Batch(x.contiguous(), y.to(self._y_dtype).contiguous())
 
     # Densities
 
@@ -381,10 +382,11 @@ class Program:
             row_noise: Its noise, beside that of the draws.
         """
         own = _part(params, "guide.")
-        model = {**self.params, **_part(params, "model.")}  # the frozen ones as they are
+        model = {**self.params, **_part(params, "model.")}  # frozen parameters keep their values
         by_row = noise.ndim == 3
         q = guide.terms(own, noise[:, 0] if by_row else noise)
-        is_apart = by_row or estimate is not None  # the likelihood is not of the KL's draws
+        # the likelihood has draws of its own, apart from the KL's
+        is_apart = by_row or estimate is not None
         seen = Batch(batch.x[:1], batch.y[:1]) if is_apart else batch
         weights = q.weights if estimate is None else estimate.kl_weights
         at = self._at_draws(q, weights, seen, model, jacobian=guide.has_log_prob)
@@ -404,7 +406,7 @@ class Program:
         self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, *, jacobian: bool
     ) -> _AtDraws:
         """The model at the draws of a guide."""
-        blocks = None  # of the prior whose expectation is sampled: all
+        blocks = None  # None: the whole prior is sampled
         if q.marginals is not None:
             blocks = self.latents.closed_forms(q.marginals.cauchy, q.marginals.others).sampled
         has_factors, scale = False, 1.0
@@ -579,7 +581,7 @@ class Program:
         msg = run.observed
         plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
         rows, scale = log_prob(msg), msg["scale"]  # [B]
-        if isinstance(scale, Tensor):  # of a poutine.scale(...) with one
+        if isinstance(scale, Tensor):  # poutine.scale was given a tensor
             rows, scale = rows * scale, 1.0
         if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
             if num_rows is not None:

@@ -39,5 +39,5 @@ def empty_store() -> Iterator[None]:
         with store.scope():
             yield
     finally:
-        for value in shown:  # which the store's scope takes from them
+        for value in shown:  # the store's scope drops this attribute
             value.unconstrained = weakref.ref(value)

@@ -37,7 +37,7 @@ class Snapshot:
             held: dict[str, Any] = {"training": module.training}
             if isinstance(module, PriorModule):
                 held["distribution"] = _copied(module.distribution)
-            if samples := module.__dict__.get("_pyro_samples"):  # of PyroSample
+            if samples := module.__dict__.get("_pyro_samples"):  # priors given by PyroSample
                 held["_pyro_samples"] = type(samples)(
                     (name, _copied(prior)) for name, prior in samples.items()
                 )

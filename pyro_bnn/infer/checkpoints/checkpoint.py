@@ -192,7 +192,7 @@ class Checkpoint:
             return False
         saved = self._saved
         try:
-            run.restore(saved.pop("state"))  # which the run alone keeps
+            run.restore(saved.pop("state"))  # only the run keeps the state
             now = self.compile_path if self.is_complete else run.state()["compile_path"]
         except _UsersCodeError as passed:
             raise passed.error from passed.error.__cause__

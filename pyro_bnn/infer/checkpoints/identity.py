@@ -160,7 +160,7 @@ def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
     with torch.enable_grad():
         log_prior = program.log_prior(z, program.example.x, params)
         gradient = torch.zeros_like(z)
-        if log_prior.requires_grad:  # not of flat priors alone
+        if log_prior.requires_grad:  # false where every prior is flat
             (gradient,) = torch.autograd.grad(log_prior, z, materialize_grads=True)
     # one total hides a prior that differs at a site of few numbers among many
     norms = [float(gradient[site.start : site.stop].norm()) for site in program.sites]

@@ -66,6 +66,6 @@ def _ask(signum: int, frame: FrameType | None) -> None:
     if not _asked:
         _asked = True
         return
-    _asked = False  # this one is the answer
+    _asked = False  # this second interrupt stops the process
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.default_int_handler(signum, frame)

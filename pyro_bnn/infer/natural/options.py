@@ -60,7 +60,7 @@ class NaturalOptions:
     temperature: float = 1.0
     kl_warmup: int = 0
 
-    has_log_prob: ClassVar[bool] = True  # of the posteriors
+    has_log_prob: ClassVar[bool] = True  # posteriors of this engine have a density
     remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"
 
     def __post_init__(self) -> None:

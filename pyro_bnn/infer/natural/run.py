@@ -56,7 +56,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
     in_float64: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
     needs: Curvature = "none"
-    velocity: Tensor  # of those with momentum
+    velocity: Tensor  # used by engines with momentum
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
     def _terms(self, z: Tensor, batch: Batch) -> RowTerms:
         at = z.to(self.program.dtype)
         _, nll, gradient, curvature = self._rows(at, batch)
-        if self._correction is not None:  # of the prior: not weighted, as the likelihood is
+        if self._correction is not None:  # the prior's part has no N/B weight
             more, slope, bend = self._correction(at)
             nll, gradient = nll + more, gradient + slope / self.weight
             if bend is not None and curvature is not None:
@@ -267,5 +267,5 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self._generator.set_state(state["generator"])
         try:
             super().restore(state)
-        except DivergenceError as error:  # of a precision that is none
+        except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error

@@ -92,7 +92,7 @@ class CurvatureRun(NaturalRun):
 
     STATE: ClassVar[tuple[str, ...]] = ("mean", "average")
 
-    engine: Any  # of the subclass, with options of its own
+    engine: Any  # the subclass, with options of its own
     average: Tensor
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ from pyro_bnn.infer.svi.adam import Adam, clip, without_traces
 
 AVERAGES = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "square_avg": 2}
 """Moving averages in the states of torch's optimisers, of which power of the gradient."""
-FADING = 10  # steps between two looks at averages that fade
+FADING = 10  # steps between two checks of fading averages
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 Schedule: TypeAlias = Literal["cosine", "constant"]
 
@@ -87,7 +87,8 @@ class Descent:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 gradient = without_traces(parameter.grad)
-                laid_out = gradient.stride() == parameter.stride()  # fused optimisers do not look
+                # fused optimisers ignore strides
+                laid_out = gradient.stride() == parameter.stride()
                 parameter.grad = gradient if laid_out else _like(gradient, parameter)
         if step % FADING == 0:
             self._forget_traces()
@@ -133,7 +134,8 @@ class Descent:
                 f"the checkpoint is of a run whose optimizer has {_differing(theirs, ours)}, but "
                 f"this one has {_differing(ours, theirs)}: pass the same optimizer"
             )
-        if any(group.get("fused") for group in saved["param_groups"]):  # these check no shapes
+        # fused optimisers do not check shapes
+        if any(group.get("fused") for group in saved["param_groups"]):
             self._check_shapes(saved)
         self._optimizer.load_state_dict(self._laid_out(saved))
         if self.adam is not None:

@@ -23,7 +23,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch
 
-AT_ONCE = 256  # data sets, after which larger operations gain nothing
+AT_ONCE = 256  # data sets at once; larger operations are no faster
 NUMBERS = 1 << 22  # parameters of all guides at once
 NOISE = 1  # stream of random numbers beside that of the starts
 
@@ -36,7 +36,7 @@ def fits_at_once(engine: object) -> bool:
     """
     return (
         isinstance(engine, SVI)
-        and not isinstance(engine.guide, nn.Module)  # an instance is trained in place
+        and not isinstance(engine.guide, nn.Module)  # a guide instance would be trained in place
         and engine.optimizer is None
         and engine.batch_size is engine.patience is None
         and engine.clip_norm is None

@@ -127,7 +127,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
         Raises:
             DivergenceError: If the loss is not finite.
         """
-        with without_validation():  # a NaN shall reach the loss, where it is told with its step
+        with without_validation():  # a NaN must reach the loss, whose error names the step
             self._advance(self.step, next(self._batches))
         self.step += 1
 
@@ -190,7 +190,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
             ValueError: If leaves have other shapes.
         """
         with without_validation(), users_code():
-            _, _, params = self._loss(0, next(self._batches))  # which names the leaves
+            _, _, params = self._loss(0, next(self._batches))  # the loss tells the parameters
         self._find_leaves(params.trace)
         assert self._descent is not None
         if len(state["values"]) != len(self.leaves):
@@ -227,7 +227,8 @@ class _StockRun(GradientRun[DrawsPosterior]):
         """
         weight = weight_of_kl(step, self.svi.kl_warmup)
         with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
-            warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")  # said below
+            # the error below says it
+            warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")
             with _ScaleLatents(weight) as scaled:
                 loss = self._elbo.differentiable_loss(self._model, self.guide, *rows)
             whole = (
@@ -276,7 +277,8 @@ def _draws(
             z = program.unconstrain(values)
             log_det = sum(site.log_abs_det_jacobian(z) for site in program.sites)
             rows.append(z)
-            log_q.append(torch.as_tensor(trace.log_prob_sum() + log_det))  # of z, not the values
+            # density of z, not of the constrained values
+            log_q.append(torch.as_tensor(trace.log_prob_sum() + log_det))
             has_density = has_density and _has_density(trace, program)
     z = torch.stack(rows).unsqueeze(0)
     return z, torch.stack(log_q).unsqueeze(0) if has_density else None

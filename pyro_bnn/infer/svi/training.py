@@ -29,8 +29,8 @@ from pyro_bnn.program.terms import Batch
 if TYPE_CHECKING:
     from pyro_bnn.infer.svi.options import SVIOptions
 
-COUNTED_NORMALS = 1 << 15  # a step, above which noise is made of a counter, on all cores
-NUM_GRAPHS = 2  # that are made when a run is resumed: for minibatches, and for a smaller last one
+COUNTED_NORMALS = 1 << 15  # normals a step; more of them are made from a counter, on all cores
+NUM_GRAPHS = 2  # graphs made when a run is resumed: minibatches, and a smaller last one
 
 
 class Training(GradientRun[GuidePosterior]):
@@ -71,7 +71,8 @@ class Training(GradientRun[GuidePosterior]):
         self.loc_warmup = loc_warmup
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
         trained = (k for k, v in program.params.items() if v.requires_grad)
-        own = [k for k in trained if k not in guide.member_params]  # those are the guide's
+        # member parameters are the guide's
+        own = [k for k in trained if k not in guide.member_params]
         named |= {f"model.{k}": program.params[k] for k in own}
         self.names, self.parameters = list(named), list(named.values())
         means = [f"guide.{name}" for name in guide.mean_params]
@@ -231,10 +232,10 @@ class Training(GradientRun[GuidePosterior]):
         """
         super().restore(state)
         self.loc_warmup = state["loc_warmup"]
-        if state["is_done"]:  # no step is left, nor a graph to be made
+        if state["is_done"]:  # no steps are left, so no graphs are needed
             self.num_steps, self.compile_path = self.step, state["compile_path"]
             self._row_counts = list(state["row_counts"])
-        else:  # graphs as the run made them, at its start
+        else:  # make the graphs that the run made at its start
             firsts = [self._batches.first(n) for n in state["row_counts"][:NUM_GRAPHS]]
             with users_code():
                 for batch in firsts:
@@ -296,7 +297,8 @@ class Training(GradientRun[GuidePosterior]):
     def _see_failure(self) -> None:
         if not self._whole_step.is_compiled:
             self._lay_out(by_column=False)
-        if not self._whole_step.is_captured:  # nor can the gradient be, which is a part of it
+        # then the gradient, a part of the step, cannot be captured either
+        if not self._whole_step.is_captured:
             self._step.is_captured = False
 
     def _advance_in_parts(
