@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import ModelError
-from pyro_bnn.program.distributions import distribution_tensors
+from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.handlers import Evaluate, with_gradients
-from pyro_bnn.program.program import Program, without_vmap_warnings
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
 JACOBIAN = 1 << 24  # numbers of one that is made
@@ -130,7 +131,7 @@ class LinearisedProgram(Program):
             values = {k: v.detach().requires_grad_() for k, v in self._values.items()}
             runs = [self._run_at(values, x, y, None, output=output) for output in (f, other)]
             own, moved = (self._log_likelihood(run)[0] for run in runs)
-            made = [own, *distribution_tensors(runs[0].observed["fn"])]
+            made = [own, *tensors_of(runs[0].observed["fn"])]
             slopes: Sequence[Tensor | None] = (None,) * len(values)
             if sums := [value.sum() for value in made if value.requires_grad]:
                 slopes = torch.autograd.grad(sums, list(values.values()), allow_unused=True)
