@@ -21,7 +21,7 @@ from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.diagnostics.test_sbc_nuts import X, network
-from tests.infer.chains import all_draws
+from tests.infer.chains import all_draws, quick
 from tests.infer.densities import scales
 from tests.infer.isokinetic_laws import isotropic
 from tests.infer.scores import moment_scores, z_scores
