@@ -76,6 +76,7 @@ def test_the_tutorials_are_there() -> None:
         "14_stochastic_gradient_mcmc",
         "20_classify_and_shift",
         "21_from_csv_to_decision",
+        "22_images_and_pretrained",
         "07_liberty_or_depth",  # research
         "08_product_matrices",
     ]
