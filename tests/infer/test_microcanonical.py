@@ -21,7 +21,7 @@ from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.diagnostics.test_sbc_nuts import X, network
-from tests.infer.chains import all_draws, quick
+from tests.infer.chains import all_draws
 from tests.infer.densities import scales
 from tests.infer.isokinetic_laws import isotropic
 from tests.infer.scores import moment_scores, z_scores
@@ -76,7 +76,6 @@ def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> Non
     assert (run.sample_stats["n_gradients"] == 8).all()
 
 
-@quick
 @pytest.mark.slow("samples chains")
 @pytest.mark.parametrize("engine", [MAMS, MCLMC])
 def test_moments_under_a_low_rank_mass_matrix(oracle: LinearGaussian, engine: Any) -> None:
