@@ -35,6 +35,7 @@ class Options:
         warmup: Warm-up draws of each chain.
         draws: Draws S of each chain that are kept.
         method: How NumPyro runs its chains: ``"vectorized"``, ``"parallel"``, ``"sequential"``.
+        steps: Steps of a trajectory, or of a memory, of those that find it; None lets them.
         depth: Trajectories have fewer than 2 to this power leapfrog steps; 10 is every default.
         seed: Seed of the run.
         threads: CPU threads.
@@ -45,6 +46,7 @@ class Options:
     warmup: int
     draws: int
     method: str = ""
+    steps: int | None = None
     depth: int = 10
     seed: int = 0
     threads: int = 1
@@ -81,7 +83,7 @@ def pyro_bnn(engine: str = "NUTS") -> Sampler:
             num_chains=options.chains,
             warmup_steps=options.warmup,
             num_samples=options.draws,
-            **({"max_tree_depth": options.depth} if engine == "NUTS" else {}),
+            **{"NUTS": {"max_tree_depth": options.depth}}.get(engine, {"num_steps": options.steps}),
         )
         posterior = sampler.run(our_model(target), (x, y), seed=options.seed, progress=False)
         total = options.chains * options.draws

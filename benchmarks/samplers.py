@@ -45,6 +45,7 @@ from pyro_bnn.infer.mcmc import members, mile
 MOONS_CASE = Options(target=MOONS.name, chains=16, warmup=200, draws=2_000)
 DIABETES_CASE = Options(target=DIABETES.name, chains=4, warmup=300, draws=1_000)
 QUICK: Mapping[str, Any] = {"chains": 2, "warmup": 10, "draws": 16, "depth": 3}
+MEMORY = 16  # steps of MCLMC's, where it is given
 OURS = ("HMC", "NUTS", "MAMS", "MCLMC")  # HMC first: variances are over its
 ROUNDS = 1
 RHAT, ESS = 1.01, 400  # of an answer
@@ -59,6 +60,8 @@ NUTS_DRAWS: Mapping[str, Any] = {"warmup_steps": 200, "num_samples": 250}
 def entries(case: Options) -> list[Entry]:
     """Everyone who runs a case."""
     found = [Entry(n, "pyro_bnn" if n == "NUTS" else f"pyro_bnn {n}", case) for n in OURS]
+    given = replace(case, steps=MEMORY)
+    found.append(Entry(f"MCLMC, num_steps={MEMORY}", "pyro_bnn MCLMC", given))
     if installed("numpyro"):
         found += [
             Entry(f"NumPyro NUTS, {method}", "numpyro", replace(case, method=method))

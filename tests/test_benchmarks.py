@@ -558,7 +558,7 @@ def test_the_samplers_past_nuts_are_measured(
     assert check_schema(json.loads((tmp_path / "samplers.json").read_text())) == "samplers"
     assert (tmp_path / "samplers.png").exists()
     rows = {row["contender"]: row for row in found["rows"]}
-    assert list(rows) == ["HMC", "MCLMC", samplers.MEMBERS, "MILE", "NUTS"]
+    assert list(rows) == ["HMC", "MCLMC", "MCLMC, num_steps=16", samplers.MEMBERS, "MILE", "NUTS"]
     assert rows["HMC"]["variance_ratio"] == 1
     assert rows["HMC"]["ess_per_gradient"] > 0
     assert rows[samplers.MEMBERS]["gain"] == 0

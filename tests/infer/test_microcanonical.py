@@ -14,7 +14,6 @@ from pyro_bnn.diagnostics import simulation_based_calibration
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer import HMC, MAMS, MCLMC
-from pyro_bnn.infer.mcmc.length_search import LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
@@ -233,22 +232,3 @@ def test_the_length_is_found(engine: Any) -> None:
     )
     assert run.options["num_steps"] is None
     assert 1 <= run.sample_stats["n_steps"].mean() < 12
-
-
-@pytest.mark.parametrize(("engine", "expected"), [(MAMS, 1), (MCLMC, 2)])
-def test_a_memory_is_twice_the_length_that_was_found(
-    engine: Any, expected: int, oracle: LinearGaussian, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    restart = Lockstep.restart
-
-    def noted(self: Lockstep, mass: Mass, *, limit: int) -> None:
-        lengths.append(limit)
-        restart(self, mass, limit=limit)
-
-    monkeypatch.setattr(Lockstep, "restart", noted)
-    found = property(lambda self: 6, lambda self, value: None)
-    monkeypatch.setattr(LengthSearch, "steps", found, raising=False)
-    sampler = engine(num_chains=2, warmup_steps=45, num_samples=1, compile=False)
-    sampler.run(oracle.model, (oracle.x, oracle.y), progress=False)
-    assert lengths == [6, 6, 6 * expected]

@@ -37,15 +37,14 @@ class MCLMC(SamplerOfLength):
     is in ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with
     ``MAMS`` or ``NUTS`` before a small difference of spreads is trusted.
 
-    The memory L is tuned in the warm-up: it is twice the best length of trajectories with a
-    velocity of its own each, which is found as in ``HMC``. On two moons, 2-20-20-1, that length
-    itself has 0.035 effective draws of the output a gradient, twice to four times as much 0.040 to
-    0.043. A draw is kept every quarter of L, as draws closer together tell little more.
+    The memory L is tuned in the warm-up as the length of trajectories with a velocity of its own
+    each, as in ``HMC``. A draw is kept every quarter of L, as draws closer together tell little
+    more.
 
     Args:
         num_chains: Number of chains C.
         warmup_steps: Draws of a chain that adapt step size, mass matrix and memory and are dropped,
-            on average over the chains. The memory is found with 45 or more; with fewer it is 32
+            on average over the chains. The memory is found with 45 or more; with fewer it is 16
             steps.
         num_samples: Draws S of each chain that are kept.
         energy_variance: The variance E of a step's energy error a dimension that step sizes are
@@ -99,10 +98,6 @@ class MCLMC(SamplerOfLength):
     @property
     def _typical_steps(self) -> int:
         return super()._typical_steps * INTEGRATORS[self.integrator].num_gradients
-
-    @property
-    def _stretch(self) -> int:
-        return 2
 
     @property
     def _last(self) -> Mapping[str, float]:

@@ -77,7 +77,6 @@ class Sampling:
         progress: The bar.
         search: Finds another length; None to keep that.
         last: Fields of the kernel's state and their values from the last window on.
-        stretch: How many times the length found trajectories have from the last window on.
         path: File for the draws of a run that others go on with; see
             :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
         phases: Seconds of the phases before.
@@ -93,13 +92,12 @@ class Sampling:
         progress: Progress,
         search: LengthSearch | None = None,
         last: Mapping[str, float] | None = None,
-        stretch: int = 1,
         path: Path | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> None:
         self._chains, self._progress = chains, progress
         self._num_samples, self._limit, self._path = num_samples, limit, path
-        self._search, self._last, self._stretch = search, dict(last or {}), stretch
+        self._search, self._last = search, dict(last or {})
         self._windows = windows_of(warmup_steps)
         self._enter(0)
         num_chains = len(chains.chains)
@@ -287,8 +285,6 @@ class Sampling:
 
     def _restart(self, mass: Mass, limit: int) -> None:
         """Start all trajectories over, in the last window as they are to be in the sampling."""
-        if self._window is None and self._search is not None:
-            limit = min(self._stretch * limit, self._limit)
         self._chains.restart(mass, limit=limit)
         if self._window is None:
             self._chains.write(**self._last)
