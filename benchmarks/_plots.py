@@ -165,7 +165,7 @@ def samplers(found: Result, path: Path) -> None:
     shown = {"moons": "ess_per_second", "diabetes": "seconds"}
     texts = {
         "moons": ("two moons: 16 chains of 2,000", "smallest bulk ESS of an output, a second"),
-        "diabetes": ("diabetes: 4 chains to R-hat 1.01 and ESS 400", "seconds, from empty caches"),
+        "diabetes": ("diabetes: 4 chains to an answer", "seconds, from empty caches"),
     }
     if not (parts := [part for part, found in rows.items() if found]):
         return
