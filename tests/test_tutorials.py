@@ -179,6 +179,8 @@ def test_runs_from_top_to_bottom_with_short_fits(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYRO_BNN_SMOKE", "1")
+    if path.stem == "12_around_a_mode":  # after ten steps of warm-up trees are long
+        monkeypatch.setattr("pyro_bnn.infer.mcmc.nuts.NUTS._limit", 8)
     if folder := os.environ.get("PYRO_BNN_DATA"):
         monkeypatch.setenv("PYRO_BNN_DATA", str(Path(folder).resolve()))
     monkeypatch.chdir(tmp_path)
