@@ -47,6 +47,11 @@ class Engine(ABC, Generic[P]):
     trains_params: ClassVar[bool] = False  # the model's point-estimated parameters
     is_exact: ClassVar[bool] = False  # draws of the posterior itself, once converged
 
+    @property
+    def saves(self) -> bool:
+        """Whether this process saves the run, of several that share it."""
+        return True
+
     @abstractmethod
     def start(self, problem: Problem) -> Start:
         """Get a run of these options ready: check model and options, find where it starts."""
@@ -128,8 +133,8 @@ class Engine(ABC, Generic[P]):
             problem = start.problem
             own_order = problem.has_own_order and hasattr(self, "batch_size")
             saves = Checkpoint.open(
-                checkpoint,
-                resume=resume,
+                checkpoint if self.saves else None,
+                resume=resume and self.saves,
                 identify=lambda: Identity.of(
                     problem.program,
                     dataset,

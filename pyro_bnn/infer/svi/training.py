@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class Training(GradientRun[GuidePosterior]):
             before it.
     """
 
+    updates_apart: ClassVar[bool] = False  # whether the update has to wait for what is outside
+
     def __init__(
         self,
         svi: SVIOptions,
@@ -68,7 +70,7 @@ class Training(GradientRun[GuidePosterior]):
     ) -> None:
         super().__init__(svi.num_steps, type(guide).__name__, batches)
         self.svi, self.program, self.guide, self.objective = svi, program, guide, guide.objective
-        self.loc_warmup = loc_warmup
+        self.loc_warmup, self.seed, self.batches = loc_warmup, seed, batches
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
         trained = (k for k, v in program.params.items() if v.requires_grad)
         # member parameters are the guide's
@@ -98,7 +100,7 @@ class Training(GradientRun[GuidePosterior]):
         knows_rows = isinstance(self._batches, Minibatches)  # else Inductor's graph serves all
         compiler = compiler_of(is_long=of_sizes()) if knows_rows else None
         compiled &= knows_rows or of_sizes()
-        is_whole = compiled and self.descent.make_pure()
+        is_whole = compiled and not self.updates_apart and self.descent.make_pure()
         if is_whole:
             self._lay_out(by_column=True)
         model = self.program.model
@@ -147,13 +149,13 @@ class Training(GradientRun[GuidePosterior]):
         if not self._batches.rows_vary:
             return {}
         by_row = {first: 1} if self.svi.per_example_draws else {}
-        if self._has_row_noise:
+        if self.has_row_noise:
             first += 1
             by_row = {first: 1}
         return {**by_row, first + 1: 0, first + 2: 0}
 
     @property
-    def _has_row_noise(self) -> bool:
+    def has_row_noise(self) -> bool:
         """Whether rows have noise of their own beside that of the draws of z."""
         return self.estimator is not None and self.estimator.row_numbers > 0
 
@@ -304,7 +306,7 @@ class Training(GradientRun[GuidePosterior]):
     def _advance_in_parts(
         self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
-        out = self._step(*self._inputs(noise, batch, weight_of_kl(step, self.svi.kl_warmup)))
+        out = self._gradient(*self._inputs(noise, batch, weight_of_kl(step, self.svi.kl_warmup)))
         values = [float(value) for value in out[:3]]
         if not all(map(math.isfinite, values)):
             return values
@@ -316,6 +318,10 @@ class Training(GradientRun[GuidePosterior]):
             parameter.grad = gradient if self.svi.clip_norm is None else gradient.clone()
         self.descent.step(step)
         return values
+
+    def _gradient(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """Loss, minus the ELBO, the loss's sampled part, and the gradients."""
+        return self._step(*inputs)
 
     def _inputs(
         self, noise: Sequence[Tensor], batch: Batch, kl_weight: float
@@ -358,7 +364,7 @@ class Training(GradientRun[GuidePosterior]):
     def _draw_noise(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
         """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
         noise = self._draw_own(step, num_rows)
-        if self.estimator is None or not self._has_row_noise:
+        if self.estimator is None or not self.has_row_noise:
             return (noise,)
         num_particles = self.svi.num_particles
         return noise, self.estimator.row_noise(num_particles, num_rows, self._generator)
