@@ -147,6 +147,7 @@ def test_a_reference_with_defects_judges_nobody(split: Split) -> None:
 def test_where_every_fit_has_a_verdict_none_is_used(split: Split) -> None:
     comparison = compare({"a": LinearPosterior(split, losses=losses(slope=0.05))}, split)
     assert comparison.answer.headline == "Trust none of these fits yet."
+    assert said(comparison)[COST].startswith("So far ")  # fits that nobody uses took their time
     assert said(comparison)[USE] == "None yet: every fit has a verdict against it."
 
 

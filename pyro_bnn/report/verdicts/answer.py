@@ -348,7 +348,11 @@ def _again(facts: Facts) -> Statement | None:
         return None
     said = [rule.step for own in rules.values() for rule in own]
     steps = dict.fromkeys(f"{step[:1].lower()}{step[1:]}" for step in said)
-    needed = [step for step in steps if not any(step in other for other in steps if other != step)]
+    needed = [
+        step
+        for step in steps
+        if not any(step.removeprefix("raise ") in other for other in steps if other != step)
+    ]
     found = _grouped(AGAIN, {name: [r.short for r in own] for name, own in rules.items()})
     assert found is not None
     return found._replace(text=f"{found.text} To do: {'; '.join(needed)}.")
@@ -413,6 +417,9 @@ def _wrong_spread(facts: Facts, basis: str) -> str:
 def _cost(facts: Facts) -> Statement | None:
     used = facts.used
     times = {name: facts.seconds(name) for name in facts.entries if facts.seconds(name) > 0}
+    if used is None and times:
+        spent = [f"{_time(seconds)} ({name})" for name, seconds in times.items()]
+        return Statement(COST, f"So far {_listed(spent)}.")
     if used is None or used.name not in times:
         return None
     posterior = used.posterior
