@@ -261,6 +261,15 @@ class Program:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
         return self._at(z, *batch, params, lambda run, _: log_prob(run.observed))
 
+    def log_likelihood_given(
+        self, f: Tensor, z: Tensor, batch: Batch, params: Params | None = None
+    ) -> Tensor:
+        """Log p(y | f, z) ``[]`` of a batch, scaled by N/B, at z ``[P]`` and f ``[B, F]``."""
+        own, own_params = self._split(z, params)
+        run = self._run_at(self.constrain(own), *batch, own_params, output=f)
+        rows, scale = self._log_likelihood(run)
+        return rows.sum() * scale
+
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
         with self._naming_columns(x):

@@ -25,6 +25,7 @@ from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.terms import Batch
 
 OF_SVI = ("num_steps", "learning_rate", "batch_size", "compile")
 
@@ -44,6 +45,8 @@ class Ensemble(Engine[GuidePosterior]):
       model members are draws of the posterior, exactly; of a network they are near one where each
       mode is Gaussian.
     - ``"repulsive"``: members push each other apart as functions at the rows of the batch.
+    - ``"svgd"``: Stein variational gradient descent of functions at these rows: members share the
+      forces of the data by how alike they are, and push each other apart.
 
     With ``member`` each is a guide, fitted by ``SVI``, or what an engine finds, such as a
     :class:`~pyro_bnn.SWAG` (MultiSWAG): an equal mixture, which has a spread around every mode, and
@@ -192,7 +195,8 @@ class MembersRun(Training):
             return loss, told
         named = dict(zip(self.names, variables, strict=True))
         own = [named[f"guide.{name}"] for name in ("loc", "values") if f"guide.{name}" in named]
-        return loss + self._push(torch.cat(own, -1), rest[-3], self.program.params), told
+        rows = Batch(rest[-3], rest[-2])
+        return loss + self._push(torch.cat(own, -1), rows, self.program.params), told
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The members as they are."""

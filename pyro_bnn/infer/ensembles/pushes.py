@@ -17,16 +17,26 @@ exactly. **Repulsive** members have the force of a kernel density of their funct
 
 .. math:: -\nabla_i \log \sum_j k(f_i, f_j), \qquad k(f, f') = \exp(-|f - f'|^2 / h)
 
+Members of **Stein variational gradient descent** share the forces of the data on their functions as
+well, and the prior acts on each one's weights,
+
+.. math:: \phi_i = \frac1K \sum_j \big[ k(f_j, f_i) \nabla_{f_j} \log p(y \mid f_j)
+          + \nabla_{f_j} k(f_j, f_i) \big], \qquad
+          \dot z_i = J_i^\top \phi_i + \nabla \log p(z_i)
+
 References:
     Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approximately Bayesian
     Ensembling", AISTATS 2020, arXiv:1810.05546. Bardsley et al., "Randomize-Then-Optimize: A Method
     for Sampling from Posterior Distributions in Nonlinear Inverse Problems", SIAM J. Sci. Comput.
     2014. D'Angelo & Fortuin, "Repulsive Deep Ensembles are Bayesian", NeurIPS 2021,
-    arXiv:2106.11642.
+    arXiv:2106.11642. Liu & Wang, "Stein Variational Gradient Descent", NeurIPS 2016,
+    arXiv:1608.04471. Wang et al., "Function Space Particle Optimization for Bayesian Neural
+    Networks", ICLR 2019, arXiv:1902.09754.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
@@ -42,10 +52,11 @@ from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed
-from pyro_bnn.program.terms import Params
+from pyro_bnn.program.terms import Batch, Params
 
-Kind: TypeAlias = Literal["independent", "anchored", "rto", "repulsive"]
-Push: TypeAlias = Callable[[Tensor, Tensor, Params], Tensor]
+Kind: TypeAlias = Literal["independent", "anchored", "rto", "repulsive", "svgd"]
+Push: TypeAlias = Callable[[Tensor, Batch, Params], Tensor]
+Kernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ANCHORS, TARGETS = 101, 102  # streams of random numbers
 
 
@@ -107,7 +118,7 @@ def noise_of_targets(problem: Problem, num_members: int) -> tuple[Tensor, Tensor
 def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
     """The push of a kind: the mean over members ``[]`` of what is added to their objectives.
 
-    Its arguments are the members z ``[K, P + Q]``, the batch's x and the values of parameters.
+    Its arguments are the members z ``[K, P + Q]``, the batch and the values of parameters.
 
     Raises:
         OptionError, SiteError: If the kind does not serve the model.
@@ -116,17 +127,19 @@ def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
     if kind == "independent":
         return None
     if kind == "repulsive":
-        return lambda z, x, params: repulsion(program.function(z, x, params)).mean()
+        return lambda z, rows, params: repulsion(program.function(z, rows.x, params)).mean()
+    if kind == "svgd":
+        return functools.partial(_stein_push, program)
     pull = anchors(program, num_members, problem.seed).pull
     size = program.num_latents
     if kind == "anchored":
-        return lambda z, x, params: -(pull * z[:, :size]).sum(-1).mean()  # noqa: ARG005
+        return lambda z, rows, params: -(pull * z[:, :size]).sum(-1).mean()  # noqa: ARG005
     noise, scale = noise_of_targets(problem, num_members)
     weight = noise / scale.square()
 
-    def both(z: Tensor, x: Tensor, params: Params) -> Tensor:
+    def both(z: Tensor, rows: Batch, params: Params) -> Tensor:
         def mean_of(each: Tensor) -> Tensor:
-            location: Tensor = base_distribution(program.observed(each, x, params)[0]).loc
+            location: Tensor = base_distribution(program.observed(each, rows.x, params)[0]).loc
             return location
 
         with without_vmap_warnings():
@@ -151,9 +164,54 @@ def repulsion(f: Tensor) -> Tensor:
     square = (f.unsqueeze(1) - others).square().sum(-1)  # [K, K]
     if len(f) < 2:
         return 0.0 * square.sum(-1)
+    return (-square / _width(others)).logsumexp(-1)
+
+
+def stein(points: Tensor, slopes: Tensor, kernel: Kernel) -> Tensor:
+    r"""Stein's force on each of K points, downwards: minus :math:`\phi_i` ``[K, D]``.
+
+    Args:
+        points: The points ``[K, D]``.
+        slopes: Gradients ``[K, D]`` there of minus the log density.
+        kernel: Of points ``[K, D]`` and other points ``[L, D]``: ``[K, L]``.
+    """
+    points, slopes = points.detach(), slopes.detach()
+
+    def apart(of: Tensor) -> Tensor:
+        """The gradient of each k(x_j, x_i) in x_j, summed over j."""
+        slope: Tensor = torch.func.grad(lambda x: kernel(x, of.unsqueeze(0)).sum())(points)
+        return slope.sum(0)
+
+    return (kernel(points, points).mT @ slopes - torch.func.vmap(apart)(points)) / len(points)
+
+
+def _stein_push(program: Program, z: Tensor, rows: Batch, params: Params) -> Tensor:
+    """What makes the data's forces on functions those of Stein; the prior's are of the loss."""
+    f = program.function(z, rows.x, params)  # [K, B, F]
+
+    def misfit(f: Tensor, z: Tensor) -> Tensor:
+        return -program.log_likelihood_given(f, z, rows, params)
+
+    at = f.detach()
+    own = torch.func.vmap(torch.func.grad(misfit))(at, z.detach())
+    width = _width(at.flatten(1))
+    forces = stein(
+        at.flatten(1),
+        own.flatten(1),
+        lambda x, y: (-(x.unsqueeze(1) - y).square().sum(-1) / width).exp(),
+    )
+    push: Tensor = ((forces - own.flatten(1)).detach() * (f - at).flatten(1)).sum(-1).mean()
+    return push
+
+
+def _width(f: Tensor) -> Tensor:
+    """The median squared distance of two of K points ``[K, D]`` over log K; 1 where that is 0."""
+    if len(f) < 2:
+        return f.new_ones(())
+    square = (f.unsqueeze(1) - f).square().sum(-1)  # [K, K]
     rows, columns = torch.triu_indices(len(f), len(f), 1)
-    width = square.detach()[rows, columns].median() / math.log(len(f))
-    return (-square / torch.where(width > 0, width, 1.0)).logsumexp(-1)
+    width = square[rows, columns].median() / math.log(len(f))
+    return torch.where(width > 0, width, 1.0)
 
 
 def _normal(shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import pyro_bnn as bnn
 from pyro_bnn import SVI, Ensemble, guides, likelihoods, models, priors
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.ensemble import AutoEnsemble
-from pyro_bnn.infer.ensembles.pushes import anchors, repulsion
+from pyro_bnn.infer.ensembles.pushes import _stein_push, anchors, repulsion, stein
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.program import Program
@@ -180,9 +180,46 @@ def test_one_repulsive_member_is_a_point_estimate() -> None:
     options: dict[str, Any] = {"num_members": 1, "num_steps": 20, "compile": False}
     found = [
         Ensemble(kind=kind, **options).run(network(), (X, Y), progress=False).guide.loc
-        for kind in ("independent", "repulsive")
+        for kind in ("independent", "repulsive", "svgd")
     ]
     assert_close(found[0], found[1])
+    assert_close(found[0], found[2])
+
+
+# --- Stein variational gradient descent -----------------------------------------------------------
+
+
+def test_with_a_linear_kernel_stein_points_have_the_moments_of_a_gaussian() -> None:
+    """More points than dimensions: mean and covariance, over n, are exact."""
+    generator = torch.Generator().manual_seed(3)
+    root = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    precision = 0.3 * root @ root.mT + torch.eye(3, dtype=torch.float64)
+    mean = torch.tensor([0.5, -0.3, 0.2], dtype=torch.float64)
+    points = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    for _ in range(200):
+        slopes = (points - mean) @ precision
+        points = points - 0.2 * stein(points, slopes, lambda x, y: x @ y.mT + 1)
+    assert_close(points.mean(0), mean, rtol=1e-13, atol=1e-14)
+    assert_close(points.mT.cov(correction=0), torch.linalg.inv(precision), rtol=1e-13, atol=1e-14)
+
+
+def test_the_force_on_functions_is_steins_pulled_back_to_weights() -> None:
+    oracle = linear_gaussian()
+    program = Program(oracle.model, oracle.x, oracle.y)
+    rows, A = program.batch(oracle.x, oracle.y), design(oracle.x)
+    z = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    z.requires_grad_()
+    (found,) = torch.autograd.grad(_stein_push(program, z, rows, program.params), z)
+    f = z.detach() @ A.mT
+    own = (f - oracle.y) / oracle.noise**2
+    squares = torch.cdist(f, f).square()
+    width = squares[[0, 0, 1], [1, 2, 2]].median() / math.log(3)
+    for i in range(3):
+        phi = torch.zeros_like(f[0])
+        for j in range(3):
+            k = (-(f[j] - f[i]).square().sum() / width).exp()
+            phi += (-k * own[j] - 2 * k * (f[j] - f[i]) / width) / 3
+        assert_close(found[i], A.mT @ (-phi - own[i]) / 3, rtol=1e-9, atol=1e-9)
 
 
 # --- what is refused ------------------------------------------------------------------------------
