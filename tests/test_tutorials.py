@@ -74,6 +74,7 @@ def test_the_tutorials_are_there() -> None:
         "12_around_a_mode",
         "13_write_your_own_guide",
         "14_stochastic_gradient_mcmc",
+        "15_can_you_trust_it",
         "20_classify_and_shift",
         "21_from_csv_to_decision",
         "22_images_and_pretrained",
