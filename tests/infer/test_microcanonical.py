@@ -92,7 +92,11 @@ def test_moments_under_a_low_rank_mass_matrix(oracle: LinearGaussian, engine: An
 
 
 def unadjusted(
-    energy_variance: float, num_latents: int, integrator: str = "leapfrog", seed: int = 0
+    energy_variance: float,
+    num_latents: int,
+    integrator: str = "leapfrog",
+    seed: int = 0,
+    num_samples: int = 400,
 ) -> tuple[Any, dict[str, Any]]:
     """Whitened draws ``[C, S, P]`` of a standard normal, and statistics."""
     density = scales(*[1.0] * num_latents)
@@ -114,9 +118,9 @@ def unadjusted(
     run = Sampling(
         chains,
         warmup_steps=150,
-        num_samples=400,
+        num_samples=num_samples,
         limit=12,
-        progress=Progress("", 32, 550, show=False),
+        progress=Progress("", 32, 150 + num_samples, show=False),
         last={"parts": PARTS},
     )
     run.begin()
@@ -148,10 +152,10 @@ def test_the_bias_is_what_the_energy_error_says(energy_variance: float) -> None:
     [("leapfrog", 5e-3), ("minimal_norm", 5e-4), ("minimal_norm", 5e-3)],
 )
 def test_the_energy_variance_is_as_wanted(integrator: str, wanted: float) -> None:
-    """To 10 %, the standard deviation over seeds of what so many draws tell."""
-    _, stats = unadjusted(wanted, 100, integrator)
-    found = mean_energy_variance(stats["energy_variance"], stats["diverging"] > 0)
-    assert found == pytest.approx(wanted, rel=0.15)
+    """In the mean over runs, whose standard deviation is 9 %: errors of trajectories are skewed."""
+    runs = [unadjusted(wanted, 100, integrator, seed, 100)[1] for seed in range(8)]
+    found = [mean_energy_variance(s["energy_variance"], s["diverging"] > 0) for s in runs]
+    assert np.mean(found) == pytest.approx(wanted, rel=0.15)
 
 
 # --- ranks of simulated truths -------------------------------------------------------------------
