@@ -850,7 +850,10 @@ after
 
 @pytest.mark.parametrize(
     ("name", "missing"),
-    [("svi", "svi"), ("goals", "default-fits, default-wide, default-phases, svi, cold, nuts")],
+    [
+        ("svi", "svi"),
+        ("goals", "default-fits, default-wide, default-phases, svi, cold, nuts, samplers"),
+    ],
 )
 def test_a_table_without_its_result_says_so(name: str, missing: str, tmp_path: Path) -> None:
     text = _tables.filled(f"<!-- table: {name} -->\nold\n<!-- end -->", tmp_path)
@@ -883,6 +886,17 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         for library, chains in [("numpyro", 4), ("numpyro", 64), ("numpyro", 1), ("pyro", 1)]
         for cache in ("empty", "filled")
     ]
+    chains = [
+        {"part": "moons", "contender": "NumPyro, NUTS", "ess_per_second": 10.0},
+        {"part": "moons", "contender": "NumPyro, NUTS, vectorised", "ess_per_second": 5.0},
+        {"part": "moons", "contender": "NUTS", "ess_per_second": 20.0},
+        {"part": "moons", "contender": "HMC", "ess_per_second": 26.0},
+        {"part": "moons", "contender": "MCLMC", "ess_per_second": 39.0, "variance_ratio": 0.94},
+        {"part": "diabetes", "contender": "NumPyro, NUTS", "seconds": 10.0},
+        {"part": "diabetes", "contender": "NumPyro, NUTS, vectorised", "seconds": 30.0},
+        {"part": "diabetes", "contender": "HMC", "seconds": 5.0},
+        {"part": "yacht", "case": "yacht", "contender": "MILE", "gain": -0.01},
+    ]
     for name, more in {
         "default-fits": {"rows": whole},
         "default-wide": {"rows": whole[:1]},
@@ -890,6 +904,7 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         "svi": {"rows": steps},
         "cold": {"rows": fits, "base": "Pyro", "steps": 10},
         "nuts": {"ratios": ratios, "nets": {"moons": "2-1"}},
+        "samplers": {"rows": chains},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(more))
     cells = [line.split(" | ")[1:] for line in _tables.made("goals", tmp_path).splitlines()[2:]]
@@ -911,13 +926,19 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         ["4.00", "at least 5", "**no** |"],
         ["4.00", "at least 30", "**no** |"],
         ["4.00", "at least 30", "**no** |"],
+        ["2.60", "at least 2.5", "yes |"],
+        ["1.30", "at least 1.5", "**no** |"],
+        ["3.90", "at least 4", "**no** |"],
+        ["0.06", "at most 0.05", "**no** |"],
+        ["0.50", "at most 0.5", "yes |"],
+        ["-0.01", "at least 0", "**no** |"],
     ]
 
 
 def test_goals_of_what_is_not_measured_are_named(tmp_path: Path) -> None:
     (tmp_path / "svi.json").write_text(json.dumps({"rows": []}))
     text = _tables.made("goals", tmp_path)
-    missing = "default-fits, default-wide, default-phases, cold, nuts"
+    missing = "default-fits, default-wide, default-phases, cold, nuts, samplers"
     assert text.endswith(f"| --- |\n\nNot measured yet: {missing}.")
 
 

@@ -49,8 +49,8 @@ def end_at_once(say: Say) -> None:
 
 def sleep_until_asked(folder: Path, name: str, say: Say) -> str:
     """Notes that it began; how often it was asked to stop it writes down as it ends."""
-    (folder / f"{name} began").touch()
     try:
+        (folder / f"{name} began").touch()
         time.sleep(60)
     except KeyboardInterrupt:
         say(f"{name} was asked")

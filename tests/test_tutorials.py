@@ -68,6 +68,7 @@ def test_the_tutorials_are_there() -> None:
         "04_weight_uncertainty",
         "05_small_data",
         "06_which_guide",
+        "07_two_peaks",
         "09_in_between",
         "10_natural_gradients",
         "11_sampling_networks",

@@ -6,6 +6,7 @@ those of one process, bit for bit, on machines of one kind with one number of th
 
 from __future__ import annotations
 
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,7 @@ def in_order(tasks: Iterable[Task[T]]) -> Iterator[T]:
     Raises:
         OptionError: If the backend has threads in place of processes.
     """
+    import cloudpickle
     import joblib
 
     count = number_at_once()
@@ -58,7 +60,10 @@ def in_order(tasks: Iterable[Task[T]]) -> Iterator[T]:
     if getattr(parallel._backend, "supports_return_generator", False):
         parallel = joblib.Parallel(return_as="generator")
     threads = torch.get_num_threads()
-    found = iter(parallel(joblib.delayed(_call)(task, count, threads) for task in tasks))
+    # Pickled here, before any starts: joblib pickles in threads of its own, while whoever takes the
+    # results may run the very model, and Pyro changes a model's attributes as it runs.
+    pickled = [cloudpickle.dumps(task) for task in tasks]
+    found = iter(parallel(joblib.delayed(_call)(task, count, threads) for task in pickled))
     try:
         for value in found:  # noqa: UP028 (which would close it before what is below)
             yield value
@@ -68,9 +73,9 @@ def in_order(tasks: Iterable[Task[T]]) -> Iterator[T]:
             getattr(found, "close", str)()
 
 
-def _call(task: Task[T], count: int, threads: int) -> T:
+def _call(pickled: bytes, count: int, threads: int) -> Any:
     with _one_at_a_time, one_of_processes(count, threads):
-        return task()
+        return pickle.loads(pickled)()  # noqa: S301 - bytes of the process that asks
 
 
 @contextmanager
