@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,30 @@ def test_simulations_are_those_of_one_process(two: Any) -> None:
         assert_array_equal(rank().ranks, ranks)
         assert_array_equal(ask().probabilities, probabilities)
     assert np.unique(probabilities).size > 20
+
+
+class Noted:
+    """A task that notes the thread that pickles it."""
+
+    def __init__(self, threads: list[str]) -> None:
+        self.threads = threads
+
+    def __call__(self) -> int:
+        return -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.threads.append(threading.current_thread().name)
+        return partial, (int, "7")
+
+
+@pytest.mark.slow("processes")
+def test_tasks_are_pickled_by_the_thread_that_asks_before_any_is_done(two: Any) -> None:
+    threads: list[str] = []
+    with two():
+        found = in_order(Noted(threads) for _ in range(8))
+        assert next(found) == 7
+        assert threads == [threading.current_thread().name] * 8
+        assert [*found] == [7] * 7
 
 
 def test_a_backend_by_its_name() -> None:
