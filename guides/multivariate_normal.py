@@ -71,9 +71,10 @@ class AutoMultivariateNormal(AutoNormal):
     def log_prob(self, z: Tensor) -> Tensor:
         """Log q(z) ``[...]`` of z ``[..., P]``."""
         self.require_setup()
-        u = ((z - self.loc) / self.scale).unsqueeze(-2)
-        u = torch.linalg.solve_triangular(self.scale_tril.mT, u, upper=True, left=False)
-        squared: Tensor = u.squeeze(-2).square().sum(-1)
+        u = (z - self.loc) / self.scale
+        rows = u.reshape(-1, self.num_latents)  # one solve for all, in place of one each
+        rows = torch.linalg.solve_triangular(self.scale_tril.mT, rows, upper=True, left=False)
+        squared: Tensor = rows.square().sum(-1).reshape(u.shape[:-1])
         log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
         return -0.5 * squared - log_normaliser
 
