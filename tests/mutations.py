@@ -1,10 +1,11 @@
 """Deliberate bugs, and the test that sees each: ``make mutations``.
 
-``tests/mutations.toml`` holds the bugs. Each is written into a copy of the tree, the test files
-that it names run there until one test fails, and the copy is mended. The tests are to pass on the
-tree as it is: a test that fails anyway would count as one that saw the bug.
+``tests/mutations.toml`` holds the bugs. Each is written into a copy of the tree; the test that saw
+it last time runs there, then, if it passes, the test files that the bug names, until one test
+fails. The copy is mended, and the test that failed is to pass: one that fails anyway saw nothing.
+Each run is forked from a process that has imported torch, Pyro and ArviZ, and nothing of this tree.
 
-    python tests/mutations.py --jobs 2 --out mutations.tsv       # all of them, half an hour or so
+    python tests/mutations.py --jobs 2 --out mutations.tsv       # all of them
     python tests/mutations.py --only split -m "not slow"         # those whose file has "split"
     python tests/mutations.py --tests ../other/tests             # by the tests of another checkout
 """
@@ -12,24 +13,48 @@ tree as it is: a test that fails anyway would count as one that saw the bug.
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 SECONDS = 900.0  # of the tests of one bug, before it counts as one that hangs
 SURVIVED, HANGS = "survived", "hangs"
+ALWAYS = "fails without the bug: "
 AIM = 0.95  # share of the bugs that tests are to see
+
+FORKS = multiprocessing.get_context("forkserver")
+IMPORTED = (  # once, for all runs; pytest imports its plugins itself: hypothesis, jaxtyping
+    "arviz",
+    "h5netcdf",
+    "joblib",
+    "matplotlib.figure",
+    "pandas",
+    "PIL.Image",
+    "pooch",
+    "pyro.contrib.bnn",
+    "pyro.infer.autoguide",
+    "safetensors.torch",
+    "scipy.stats",
+    "sklearn.model_selection",
+    "torch",
+    "typer.testing",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +65,8 @@ class Mutation:
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # files
+    by: str = ""  # the test that saw it last time, as pytest names it: it runs first
 
     def applied(self, text: str) -> str:
         """The text of the file with the bug.
@@ -73,41 +99,87 @@ def copy_of(root: Path, tests: Path, to: Path) -> Path:
     return to
 
 
-def seen_by(mutation: Mutation, tree: Path, marks: str) -> str:
-    """The first test that fails with the bug, ``SURVIVED`` or ``HANGS``."""
-    path = tree / mutation.file
-    text = path.read_text("utf-8")
-    path.write_text(mutation.applied(text), "utf-8")
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        "-rfE",
-        *(["-m", marks] if marks else []),
-    ]
-    tests = [name for name in mutation.tests if (tree / name).exists()]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-B", "-m", "pytest", *options, *tests],
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
+def run_pytest(tree: str, arguments: Sequence[str], output: str) -> None:
+    """Pytest in a tree, in a process of its own group; ends it with pytest's status."""
+    os.setpgid(0, 0)
+    os.chdir(tree)
+    sys.path.insert(0, tree)
+    sys.dont_write_bytecode = False
+    os.environ.update(
+        PYTHONPATH=tree, OMP_NUM_THREADS="1", COLUMNS="400", PYTHONDONTWRITEBYTECODE=""
+    )
+    with Path(output).open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(pytest.main([*arguments]))
+
+
+class Tree:
+    """A copy of the tree, into which bugs are written, and in which tests run."""
+
+    stamps = itertools.count(1)  # no two versions of a file have one time, as bytecode is told by
+
+    def __init__(self, path: Path, marks: str = "") -> None:
+        self.path, self.marks = path, marks
+        self.passed: set[str] = set()  # tests that are known to pass without a bug
+
+    def failing(self, *tests: str) -> str:
+        """The first of these tests that fails; ``SURVIVED`` if none does, ``HANGS`` if one does.
+
+        Raises:
+            RuntimeError: If pytest could not run them.
+        """
+        if not tests:
+            return SURVIVED
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+        marks = ["-m", self.marks] if self.marks else []
+        output = self.path.with_suffix(".txt")
+        process = FORKS.Process(
+            target=run_pytest, args=(str(self.path), [*options, *marks, *tests], str(output))
         )
-    except subprocess.TimeoutExpired:
-        return HANGS
-    finally:
-        path.write_text(text, "utf-8")
-    if done.returncode in (0, 5):  # 5: none was selected
-        return SURVIVED
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
-    if done.returncode not in (1, 2) or failed is None:  # 2: a test file that is not imported
-        raise RuntimeError(f"pytest {done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
-    return failed[1]
+        process.start()
+        process.join(SECONDS)
+        if process.exitcode is None:
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return HANGS
+        said = output.read_text("utf-8", "replace")
+        if process.exitcode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return SURVIVED
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, flags=re.MULTILINE)
+        if failed is None:
+            raise RuntimeError(f"pytest ended with {process.exitcode}: {said[-1000:]}")
+        return failed[1]
+
+    def seen_by(self, mutation: Mutation) -> str:
+        """The first test that fails with the bug, ``SURVIVED`` or ``HANGS``.
+
+        ``ALWAYS`` and its name for a test that fails without the bug too.
+        """
+        path = self.path / mutation.file
+        kept = path.replace(path.with_name(path.name + ".kept"))
+        path.write_text(mutation.applied(kept.read_text("utf-8")), "utf-8")
+        stamp = next(self.stamps)
+        os.utime(path, (stamp, stamp))
+        try:
+            seen = self.failing(mutation.by) if self.has(mutation.by) else SURVIVED
+            if seen == SURVIVED:
+                seen = self.failing(*filter(self.has, mutation.tests))
+        finally:
+            kept.replace(path)
+        if seen not in {SURVIVED, HANGS, *self.passed}:
+            whole = [] if "::" in seen else ["--collect-only"]  # a file that could not be imported
+            if self.failing(seen, *whole) != SURVIVED:
+                return ALWAYS + seen
+            self.passed.add(seen)
+        return seen
+
+    def has(self, test: str) -> bool:
+        """Whether the tree has a test file, or its test function."""
+        file, *within = test.partition("[")[0].split("::")
+        path = self.path / file
+        return path.is_file() and (not within or f"def {within[-1]}(" in path.read_text("utf-8"))
 
 
 def try_all(
@@ -115,12 +187,15 @@ def try_all(
 ) -> Iterator[tuple[Mutation, str]]:
     """Each bug with the test that saw it, in order; a copy of the tree a process."""
     local = threading.local()
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+    FORKS.set_forkserver_preload(list(IMPORTED))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
 
         def one(mutation: Mutation) -> tuple[Mutation, str]:
             if not hasattr(local, "tree"):
-                local.tree = copy_of(ROOT, tests, Path(tempfile.mkdtemp(dir=folder)))
-            return mutation, seen_by(mutation, local.tree, marks)
+                copy = copy_of(ROOT, tests, Path(tempfile.mkdtemp(dir=folder)))
+                local.tree = Tree(copy, marks)
+            return mutation, local.tree.seen_by(mutation)
 
         yield from pool.map(one, mutations)
 
@@ -139,7 +214,7 @@ def main(arguments: list[str]) -> int:
     mutations = [m for m in read() if options.only in m.file or options.only in m.breaks]
     rows, num_seen = ["file\tbreaks\tseen by"], 0
     for mutation, seen in try_all(mutations, options.tests.resolve(), options.marks, options.jobs):
-        num_seen += seen != SURVIVED
+        num_seen += seen != SURVIVED and not seen.startswith(ALWAYS)
         rows.append(f"{mutation.file}\t{mutation.breaks}\t{seen}")
         print(f"{seen:90} {mutation.file}: {mutation.breaks}", flush=True)  # noqa: T201  # a command
     print(f"{num_seen} of {len(mutations)} were seen")  # noqa: T201

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import ROOT, SURVIVED, Mutation, copy_of, read, seen_by
+from tests.mutations import ALWAYS, FORKS, HANGS, ROOT, SURVIVED, Mutation, Tree, copy_of, read
 
 MUTATIONS = read()
 
@@ -29,6 +29,7 @@ def test_each_bug_is_one_change_of_code_that_is_there() -> None:
         assert mutation.breaks.endswith("."), mutation
         assert mutation.tests, mutation
         assert [name for name in mutation.tests if not (ROOT / name).exists()] == [], mutation
+        assert not mutation.by or Tree(ROOT).has(mutation.by), mutation
 
 
 def test_text_that_is_not_there_once_is_refused() -> None:
@@ -38,20 +39,48 @@ def test_text_that_is_not_there_once_is_refused() -> None:
             mutation.applied(text)
 
 
+CODE = "def twice(x):\n    return 2 * x\n"
+TESTS = """
+from code_of import twice
+
+def test_zero():
+    assert twice(0) == 0
+
+def test_one():
+    assert twice(1) == 2
+
+def test_more():
+    while twice(2) < 4:
+        pass
+    assert twice(2) == 4
+
+def test_wrong():
+    assert False
+"""
+
+
 @pytest.mark.slow("a second or more")
-def test_the_test_that_sees_a_bug_is_named_and_the_copy_is_mended(tmp_path: Path) -> None:
+def test_the_test_that_sees_a_bug_is_named_and_the_copy_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "tree"
     root.mkdir()
-    (root / "code.py").write_text("def twice(x):\n    return 2 * x\n")
-    (root / "test_code.py").write_text(
-        "from code_of import twice\n\n\ndef test_zero():\n    assert twice(0) == 0\n\n\n"
-        "def test_one():\n    assert twice(1) == 2\n"
-    )
-    (root / "code.py").rename(root / "code_of.py")
+    (root / "code_of.py").write_text(CODE)
+    (root / "test_code.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q", root], check=True)
-    tree = copy_of(root, root / "tests", tmp_path / "copy")
-    seen = Mutation("Twice.", "code_of.py", "2 * x", "3 * x", ("test_code.py",))
-    assert seen_by(seen, tree, "") == "test_code.py::test_one"
-    same = Mutation("Nothing.", "code_of.py", "2 * x", "x * 2", ("test_code.py",))
-    assert seen_by(same, tree, "") == SURVIVED
-    assert (tree / "code_of.py").read_text() == (root / "code_of.py").read_text()
+    tree = Tree(copy_of(root, root / "tests", tmp_path / "copy"))
+    FORKS.set_forkserver_preload(["pytest"])
+
+    def seen(new: str, by: str = "") -> str:
+        return tree.seen_by(Mutation("Twice.", "code_of.py", "2 * x", new, ("test_code.py",), by))
+
+    assert (
+        seen("3 * x") == seen("3 * x", by="test_code.py::test_renamed") == "test_code.py::test_one"
+    )
+    assert seen("3 * x", by="test_code.py::test_more") == "test_code.py::test_more"
+    assert seen("x * 2") == f"{ALWAYS}test_code.py::test_wrong"
+    (tree.path / "test_code.py").write_text(TESTS.replace("False", "True"))
+    assert seen("x * 2") == SURVIVED
+    monkeypatch.setattr("tests.mutations.SECONDS", 3.0)
+    assert seen("x", by="test_code.py::test_more") == HANGS
+    assert (tree.path / "code_of.py").read_text() == CODE
