@@ -48,6 +48,29 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
+def layer(h: Tensor, w: Tensor, g: Tensor) -> list[Tensor]:
+    """A ReLU layer with one output, forward and backward, and the gradient times its rows' sums."""
+    a = (h + w).relu()  # [N, H]
+    f = a.mm(w.unsqueeze(-1))  # [N, 1]
+    back = torch.where(a > 0, g * w, 0.0)
+    return [f, a.mT.mm(g), back, back.sum(0), back.sum(0, keepdim=True), f.mT.mm(back)]
+
+
+@pytest.mark.parametrize(("rows", "units"), [(1, 3), (5, 1), (5, 3), (41, 19), (8, 16)])
+def test_sums_in_the_loops_of_what_they_sum(rows: int, units: int) -> None:
+    check(layer, normal(rows, units), normal(units), normal(rows, 1))
+
+
+def test_a_layer_goes_through_its_rows_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    real = c_library._function
+    monkeypatch.setattr(c_library, "_function", lambda text: (texts.append(text), real(text))[1])
+    check(lambda *args: layer(*args)[:5], normal(43, 7), normal(7), normal(43, 1))
+    loops = "for (i64 i0 = 0; i0 < 43; i0++) {\n"
+    nests = [part for part in texts[0].split(loops)[1:] if "i1 < 7" in part.split("\n}\n}")[0]]
+    assert len(nests) == 3  # forward, backward, and the copy of what is returned
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_elementwise_operations(dtype: torch.dtype) -> None:
     special = [0.0, -0.0, 1.0, -1.0, 3.0, -30.0, 80.0, torch.inf, -torch.inf, torch.nan]

@@ -40,6 +40,10 @@ class Body:
     touched: set[str] = field(default_factory=set)
     # item sizes and places of what is read
     loads: list[tuple[int, Index]] = field(default_factory=list)
+    # sums over the innermost loop: lines before it and after it, and clauses of its pragma
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    clauses: list[str] = field(default_factory=list)
 
 
 class WrittenHereError(Exception):
@@ -148,7 +152,9 @@ class Loops:
         """Write the loops that are open."""
         nest, self.nest = self.nest, None
         if nest is not None:
-            self.lines += for_loops([(f"i{d}", n) for d, n in enumerate(nest.shape)], nest.lines)
+            loops = [(f"i{d}", n) for d, n in enumerate(nest.shape)]
+            simd = f"#pragma omp simd {' '.join(nest.clauses)}" if nest.clauses else ""
+            self.lines += for_loops(loops, nest.lines, simd, nest.before, nest.after)
 
     def new(self, node: Node) -> Memory:
         """Work memory for a node until it is read for the last time."""
@@ -178,12 +184,16 @@ class Loops:
         return (value.name, value.at(place)) if isinstance(value, Memory) else None
 
 
-def for_loops(loops: Sequence[tuple[str, int]], lines: Sequence[str], simd: str = "") -> list[str]:
-    """Loops around lines; the innermost one has no order."""
-    written = []
-    for number, (name, size) in enumerate(loops):
-        if number == len(loops) - 1:
-            written.append(simd or "#pragma GCC ivdep")
-        written.append(f"for (i64 {name} = 0; {name} < {size}; {name}++) {{")
-    inside = ["{", *lines, "}"] if not loops else list(lines)
-    return [*written, *inside, *["}"] * len(loops)]
+def for_loops(
+    loops: Sequence[tuple[str, int]],
+    lines: Sequence[str],
+    simd: str = "",
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> list[str]:
+    """Loops around lines; the innermost one has no order, and lines before it and after it."""
+    if not loops:
+        return ["{", *before, *lines, *after, "}"]
+    *outer, inner = [f"for (i64 {name} = 0; {name} < {size}; {name}++) {{" for name, size in loops]
+    innermost = [simd or "#pragma GCC ivdep", inner, *lines, "}"]
+    return [*outer, *before, *innermost, *after, *["}"] * len(outer)]

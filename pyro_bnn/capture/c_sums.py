@@ -23,7 +23,7 @@ from pyro_bnn.capture.c_graph import (
     require,
     shape_of,
 )
-from pyro_bnn.capture.c_loops import Body, Loops, for_loops
+from pyro_bnn.capture.c_loops import Body, Loops, WrittenHereError, for_loops
 from pyro_bnn.capture.c_operations import (
     C_TYPES,
     SUFFIXES,
@@ -31,8 +31,9 @@ from pyro_bnn.capture.c_operations import (
     literal,
 )
 
-ROWS_OF_TILE, VECTORS_OF_TILE = {16: 3, 32: 3, 64: 6}, 4  # by bytes of a vector register
-
+# Rows and vectors of a tile by the bytes of a vector register: sums, vectors of b and an entry of a
+# fit the 16 registers of SSE and AVX2, the 32 of AVX512; else vectors are loaded for every row
+TILES = {16: (6, 2), 32: (6, 2), 64: (6, 4)}
 
 MAX_PRODUCT = 1 << 24  # multiplications; larger ones gain from a library
 
@@ -66,6 +67,8 @@ def _reduce(
     finish: str = "",
 ) -> None:
     """Reduce entries over dimensions, with neighbours in memory innermost."""
+    if not finish and _reduce_in_nest(loops, node, shape, dims, entry, how, keep=keep):
+        return
     loops.close()
     dtype, (sign, start, clause) = dtype_of(node), how
     sizes, place = loops_over(shape)
@@ -82,9 +85,7 @@ def _reduce(
     kept = [(names[d], shape[d]) for d in names if d not in dims]
     last = max(names.values(), key=lambda name: (worth[name], name), default=None)
     kind, first = C_TYPES[dtype], literal(start, dtype)
-    out_place = tuple(place[d] for d in range(len(shape)) if d not in dims)
-    if keep:
-        out_place = tuple(ZERO if d in dims else place[d] for d in range(len(shape)))
+    out_place = _left(place, dims, keep=keep)
     if numel(node) == 1:
         total = loops.name("s")
         loops.lines += [f"{kind} {total} = {first};"]
@@ -114,6 +115,74 @@ def _reduce(
     loops.values[node] = memory
 
 
+def _left(place: Place, dims: Sequence[int], *, keep: bool) -> Place:
+    """The place of a sum over dimensions."""
+    if keep:
+        return tuple(ZERO if d in dims else i for d, i in enumerate(place))
+    return tuple(i for d, i in enumerate(place) if d not in dims)
+
+
+def _reduce_in_nest(
+    loops: Loops,
+    node: Node,
+    shape: tuple[int, ...],
+    dims: Sequence[int],
+    entry: Callable[[Place], str],
+    how: tuple[str, float, str],
+    *,
+    keep: bool,
+) -> bool:
+    """Reduce entries in the loops that are open, or that others may join; False if that cannot be.
+
+    The numbers of a batch of rows go through a cache once for all that is done with each of them.
+    """
+    (sign, start, clause), dtype = how, dtype_of(node)
+    sizes, place = loops_over(shape)
+    names = {d: str(place[d]) for d in range(len(shape)) if shape[d] > 1}
+    over = [names[d] for d in names if d in dims]
+    kept = [(names[d], shape[d]) for d in names if d not in dims]
+    innermost = f"i{len(sizes) - 1}"
+    of_rows = over == [innermost]
+    if len(sizes) < 2 or not over or not kept or (innermost in over and not (of_rows and clause)):
+        return False
+    if loops.nest is None or loops.nest.shape != sizes:
+        if of_rows:
+            return False
+        loops.open(sizes)
+    nest = loops.nest
+    assert nest is not None
+    num_lines, num_loads = len(nest.lines), len(nest.loads)
+    loops.body = nest
+    try:
+        term = entry(place)
+    except WrittenHereError:
+        term = None
+    worth = dict.fromkeys(names.values(), 0.0)
+    for size, where in nest.loads[num_loads:]:
+        for name, factor in where.terms:
+            if name in worth and factor == 1:
+                worth[name] += size
+    if term is None or worth[innermost] < max(worth.values()):
+        del nest.lines[num_lines:], nest.loads[num_loads:]
+        return False
+    memory = loops.new(node)
+    to = f"{memory.name}[{memory.at(_left(place, dims, keep=keep))}]"
+    kind, first = C_TYPES[dtype], literal(start, dtype)
+    if of_rows:
+        total = loops.name("s")
+        nest.before.append(f"{kind} {total} = {first};")
+        nest.lines.append(_joined(total, term, sign))
+        nest.after.append(f"{to} = {total};")
+        nest.clauses.append(f"reduction({clause}:{total})")
+    else:
+        loops.lines += for_loops(kept, [f"{to} = {first};"])
+        nest.lines.append(_joined(to, term, sign))
+    nest.written.add(memory.name)
+    nest.touched.add(memory.name)
+    loops.values[node] = memory
+    return True
+
+
 def product(loops: Loops, node: Node, a: Any, b: Any) -> None:
     """Write a product ``[..., M, K] [..., K, N]``."""
     *batch, m, k = shape_of(a)
@@ -136,13 +205,20 @@ def product(loops: Loops, node: Node, a: Any, b: Any) -> None:
                 if loops.located(vector, loops_over(shape_of(vector))[1]) is None:
                     loops.realise(vector)
 
+        # in the order of the matrix in memory
+        matrix = b if m == 1 else a
+        found = loops.located(matrix, loops_over(shape_of(matrix))[1])
+        is_transposed = found is not None and _is_transposed(found[1], shape_of(matrix))
+        over_rows = (m == 1) != is_transposed
+        order, inner = ((k, m, n), lead) if over_rows else ((m, n, k), lead + 2)
+
         def entry(place: Place) -> str:
-            left = loops.read(a, broadcast((*place[:lead], place[-3], place[-1]), shape_of(a)))
-            right = loops.read(b, broadcast((*place[:lead], place[-1], place[-2]), shape_of(b)))
+            row, column = (i for d, i in enumerate(place) if d >= lead and d != inner)
+            left = loops.read(a, broadcast((*place[:lead], row, place[inner]), shape_of(a)))
+            right = loops.read(b, broadcast((*place[:lead], place[inner], column), shape_of(b)))
             return f"{left} * {right}"
 
-        how = REDUCTIONS[aten.sum]
-        _reduce(loops, node, (*batch, m, n, k), [lead + 2], entry, how)
+        _reduce(loops, node, (*batch, *order), [inner], entry, REDUCTIONS[aten.sum])
         return
     require(math.prod(batch) * m * n * k <= MAX_PRODUCT, node)
     _tiles(loops, node, a, b, tuple(batch), (m, n, k))
@@ -174,15 +250,16 @@ def _tiles(
     kind = C_TYPES[dtype]
     lanes = min(loops.vector_bytes // dtype.itemsize, 1 << (n.bit_length() - 1))
     starts = list(range(0, n - lanes + 1, lanes)) + ([n - lanes] if n % lanes else [])
-    height = -(-m // -(-m // ROWS_OF_TILE[loops.vector_bytes]))
+    most_rows, most_vectors = TILES[loops.vector_bytes]
+    height = -(-m // -(-m // most_rows))
     vector = f"vector_{kind}_{lanes}"
     lines = [
         f"typedef {kind} {vector} "
         f"__attribute__((vector_size({lanes * dtype.itemsize}), aligned({dtype.itemsize}), "
         "may_alias));"
     ]
-    for group in range(0, len(starts), VECTORS_OF_TILE):
-        columns = starts[group : group + VECTORS_OF_TILE]
+    for group in range(0, len(starts), most_vectors):
+        columns = starts[group : group + most_vectors]
         for first, rows in ((0, height), (m - m % height, m % height)):
             if not rows:
                 continue
@@ -193,6 +270,12 @@ def _tiles(
     outer = [(f"i{d}", s) for d, s in enumerate(batch) if s > 1]
     loops.lines += for_loops(outer, lines) if outer else ["{", *lines, "}"]
     loops.values[node] = memory
+
+
+def _is_transposed(where: Index, shape: tuple[int, ...]) -> bool:
+    """Whether the entries of a column are neighbours in memory, and not those of a row."""
+    factors, (row, column) = dict(where.terms), loops_over(shape)[1][-2:]
+    return factors.get(str(row)) == 1 and factors.get(str(column)) != 1
 
 
 def _joined(total: str, term: str, sign: str) -> str:
