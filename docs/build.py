@@ -1,4 +1,4 @@
-"""Build the site, with warnings as errors, and look whether its internal links lead anywhere.
+"""Build the site, with warnings as errors; look whether its links lead anywhere and it is offline.
 
 python docs/build.py [FOLDER]    # docs/_build/html
 """
@@ -17,12 +17,13 @@ DOCS = Path(__file__).parent
 
 
 class Page(HTMLParser):
-    """Targets of a page's links and pictures, and the names that can be linked to."""
+    """Targets of a page's links and pictures, the names in it, and what it fetches elsewhere."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.anchors: set[str] = set()
+        self.elsewhere: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -30,18 +31,24 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.anchors |= {value for key in ("id", "name") if (value := found.get(key))}
         for key in ("href", "src"):
-            if tag != "link" and (value := found.get(key)):
+            value = found.get(key)
+            is_fetched = key == "src" or (tag == "link" and found.get("rel") != "canonical")
+            if value and is_fetched and urlsplit(value).netloc:
+                self.elsewhere.append(value)
+            if tag != "link" and value:
                 self.links.append(value)
 
 
 def broken(folder: Path) -> Iterator[str]:
-    """Links inside the site that lead nowhere."""
+    """Links inside the site that lead nowhere, and what a page fetches from elsewhere."""
     pages = {
         path: Page(path.read_text())
         for path in folder.rglob("*.html")
         if "_static" not in path.parts
     }
     for path, page in pages.items():
+        for link in page.elsewhere:
+            yield f"{path.relative_to(folder)}: fetches {link} from elsewhere"
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

@@ -20,7 +20,8 @@ project = "pyro_bnn"
 copyright = "the pyro_bnn developers"  # noqa: A001  # Sphinx's name
 version = release = pyro_bnn.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+html_math_renderer = "mathml"  # docs/mathml.py: no script, no network
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
@@ -61,6 +62,7 @@ suppress_warnings = ["mystnb.unknown_mime_type", "config.cache"]
 html_theme = "pydata_sphinx_theme"
 html_title = "pyro_bnn"
 html_extra_path = ["_extra"]
+html_static_path = ["_static"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -31,15 +31,20 @@ INNER_ROOMS = {"cli", "registry", "memory", "errors"}
 """Rooms whose names are not a user's, or that have none."""
 
 
-@pytest.fixture(scope="module")
-def generate() -> Any:
-    """``docs/generate.py``."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def module_of(name: str) -> Any:
+    """``docs/<name>.py``."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate() -> Any:
+    """``docs/generate.py``."""
+    return module_of("generate")
 
 
 def public_rooms() -> dict[str, ModuleType]:
@@ -101,6 +106,46 @@ def test_the_first_screens_ratios_are_those_of_the_stored_run() -> None:
     screen = " ".join((ROOT / "README.md").read_text().partition("<!-- home ends -->")[0].split())
     assert f"takes {small['pyro_bnn, AutoNormal']:.2f} times as long as" in screen
     assert f"stock Pyro {small['Pyro, AutoNormal']:.0f} times" in screen
+
+
+PAGE = """<html><head><link rel="stylesheet" href="{css}"></head><body id="top">
+<a href="{link}">a</a><a href="https://arxiv.org/abs/1">b</a><math><mi>x</mi></math></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("css", "link", "found"),
+    [
+        ("_static/a.css", "b.html#top", []),
+        ("_static/a.css", "c.html", ["a.html: c.html does not exist"]),
+        ("_static/a.css", "b.html#middle", ["a.html: b.html#middle has no such place"]),
+        (
+            "https://cdn.example.org/a.css",
+            "b.html",
+            ["a.html: fetches https://cdn.example.org/a.css from elsewhere"],
+        ),
+    ],
+)
+def test_build_finds_dead_links_and_what_is_fetched_elsewhere(
+    css: str, link: str, found: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    build = module_of("build")
+    (tmp_path / "a.html").write_text(PAGE.format(css=css, link=link))
+    (tmp_path / "b.html").write_text(PAGE.format(css="a.css", link="a.html"))
+    assert list(build.broken(tmp_path)) == found
+
+
+def test_formulas_are_mathml_and_a_wrong_one_is_told() -> None:
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    nodes = pytest.importorskip("docutils.nodes")
+    mathml = module_of("mathml")
+    node = nodes.math_block(text=r"a &= \tfrac12 \\ b &= 3")
+    made = mathml.mathml(node, display=True)
+    assert made.startswith('<math display="block"><mtable')
+    assert made.count("<mtr>") == 2
+    assert mathml.mathml(nodes.math(text="x"), display=False) == "<math><mi>x</mi></math>"
+    with pytest.raises(mathml.LatexError, match="nonsense"):
+        mathml.CONVERTER.convert_with_local_state(r"\nonsense", displaystyle=False)
 
 
 @pytest.mark.soak

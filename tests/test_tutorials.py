@@ -34,6 +34,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+"""Metadata of set-up and assertions, which Jupyter and the site show on request."""
 MACHINE_PATHS = re.compile(r"/(home|root|tmp|work|Users|usr|opt|var)/|[A-Z]:\\\\")
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -122,9 +124,27 @@ def test_committed_with_the_outputs_of_one_run_from_top_to_bottom(path: Path) ->
 def test_says_nothing_of_the_machine_it_ran_on(path: Path) -> None:
     notebook = read(path)
     assert dict(notebook.metadata) == METADATA
-    assert all(not cell.metadata for cell in notebook.cells)
+    assert all(cell.metadata in ({}, FOLDED) for cell in notebook.cells)
     without_images = re.sub(r'"image/png": "[^"]*"', "", path.read_text())
     assert MACHINE_PATHS.search(without_images) is None
+
+
+@each_notebook
+def test_set_up_and_assertions_are_folded_and_nothing_else(path: Path) -> None:
+    code = cells(path, "code")
+    has_set_up = not code[0].outputs  # imports, names of colours, how long to run
+    assert [dict(cell.metadata) for cell in code] == [
+        FOLDED if has_set_up else {}, *({} for _ in code[1:-1]), FOLDED
+    ]  # fmt: skip
+
+
+@each_notebook
+def test_says_what_to_know_before_and_where_to_go_next_and_links_papers(path: Path) -> None:
+    text = [cell.source for cell in cells(path, "markdown")]
+    assert "You should know" in text[0]
+    assert re.search(r"\nNext: .*\[", text[-1])
+    for number in re.findall(r"arXiv:(\d{4}\.\d{4,5})", "\n".join(text)):
+        assert f"(https://arxiv.org/abs/{number})" in "\n".join(text), number
 
 
 @each_notebook

@@ -49,6 +49,8 @@ WORDS = {
     "what the data leave open. Noise of single observations is not in it.",
     "Reference": "the posterior that the others' functions are held against. It judges only where "
     "it is exact, or its Markov chains pass every check.",
+    "NUTS": "Markov chains over all weights, whose draws are those of the exact posterior if the "
+    "chains agree. Guides approximate it by a simpler distribution.",
     "R-hat": "spread between Markov chains over that within them; 1 if they agree.",
     "Effective draws": "independent draws that a chain's draws are worth.",
     "ELBO": "what a guide's fit maximises, a lower bound of the log evidence; a fit whose ELBO "
@@ -410,7 +412,7 @@ def _wrong_spread(facts: Facts, basis: str) -> str:
     )
     return (
         f"Were {basis} right, a method with half its epistemic sd would lose {number(half, 2)} "
-        f"nats a row, and one with twice {number(twice, 2)} (Gaussian predictives). "
+        f"nats a row, and one with twice {number(twice, 2)} (for Gaussian predictions). "
     )
 
 
@@ -449,7 +451,7 @@ def _changes(facts: Facts) -> Iterator[str]:
         found = next((f.text for f in facts.findings if f.kind == "reference"), "")
         yield found or "A reference: long NUTS chains would judge the spreads."
     if any(not facts.is_fit(name) for name in facts.places):
-        yield "The fits to be run again: once they end they may place otherwise."
+        yield "The fits to be run again: once finished they may rank differently."
     if facts.judge is not None:
         elsewhere = [name for name in facts.entries if not facts.is_judged(name)]
         if elsewhere:

@@ -122,6 +122,6 @@ FITS = [
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
          unchecked, "convergence not judged", UNCHECKED),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
-         LONGER, containment, "ELBO below that of a fit within its reach", REFIT),
+         LONGER, containment, "ELBO below that of a fit that it could equal", REFIT),
     Rule("khat", "k-hat at or above its limit", RICHER, khat),
 ]  # fmt: skip

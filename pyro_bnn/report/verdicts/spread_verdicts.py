@@ -179,7 +179,7 @@ SPREAD = [
     of_places(SHIFT, f"Mean of the function off {AT_ENOUGH}", ELSEWHERE, is_shifted, _shift,
               f"Mean of the function off that of {{judge}} by more than {MEAN_SHIFT_THRESHOLD} of "
               f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread: "
-              f"{ELSEWHERE}.", "its mean function is not the reference's", FUNCTION),
+              f"{ELSEWHERE}.", "mean function off the reference's", FUNCTION),
     replace(NARROW, find=lambda judged: [*points(judged), *NARROW.find(judged)]),
     of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
               "Less sure of the function than the posterior: epistemic sd above "
