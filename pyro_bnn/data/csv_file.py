@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,12 +105,30 @@ def read_columns(
 
 def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
     fields = Fields.read(path)
+    table, columns = encode(fields, [fields.header[-1]] if target is None else target, task)
+    last = fields.header[-1]
+    note = f"The target is the last column, {last!r}; target= takes another."
+    return replace(table, name=path.stem, note="" if target else note), columns
+
+
+def encode(fields: Fields, target: Target, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
+    """The data set of a table, called after it, and its input columns.
+
+    Args:
+        fields: The table.
+        target: As in :func:`read_csv`.
+        task: As in :func:`read_csv`.
+
+    Raises:
+        DataError: As :func:`read_csv`.
+        OptionError: As :func:`read_csv`.
+        UnknownNameError: As :func:`read_csv`.
+    """
     header = fields.header
-    chosen = [header[-1]] if target is None else _chosen(target, header, path)
+    chosen = _chosen(target, fields)
     fields.check_missing(header)
     y, task, class_names = _targets(fields, chosen, task)
     columns = tuple(fields.describe(name) for name in header if name not in chosen)
-    note = f"The target is the last column, {chosen[0]!r}; target= takes another."
     data = Dataset(
         fields.inputs(columns),
         y,
@@ -119,26 +137,28 @@ def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, 
         class_names=class_names,
         target_names=chosen if len(chosen) > 1 else None,
     )
-    return Table(data, task, path.stem, "" if target else note), columns
+    return Table(data, task, fields.name), columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Fields:
-    """The fields of a CSV file as they stand there, and what is said of those that cannot be used.
+    """The fields of a table as they stand there, and what is said of those that cannot be used.
 
     Attributes:
-        path: The file, for messages.
-        separator: Between fields: comma, semicolon or tab, whichever the header has most.
+        source: What errors call the table.
+        name: The same, shorter.
+        separator: Between fields of a file: comma, semicolon or tab, whichever the header has most.
         header: Names of the columns.
         rows: N rows of a field for each column.
-        lines: The line of the file that each row ends in.
+        places: Where each row stands, as errors say it: the line of a file that it ends in.
     """
 
-    path: Path
-    separator: str
+    source: str
+    name: str
     header: list[str]
     rows: list[list[str]]
-    lines: list[int]
+    places: Sequence[str]
+    separator: str = ","
 
     @classmethod
     def read(cls, path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
@@ -159,7 +179,7 @@ class Fields:
         file = io.StringIO(text, newline="")
         reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
         rows: list[list[str]] = []
-        lines: list[int] = []
+        places: list[str] = []
         try:
             for row in filter(None, reader):  # skip blank lines
                 if rows and len(row) != len(rows[0]):
@@ -168,13 +188,30 @@ class Fields:
                         f"in the header, got {len(row)}; is the file truncated?"
                     )
                 rows.append(row)
-                lines.append(reader.line_num)
+                places.append(f"line {reader.line_num}")
         except csv.Error as error:
             raise DataError(f"{str(path)!r}, line {reader.line_num}: {error}") from error
         header = [name.strip() for name in rows[0]]
-        if fault := _fault(header, min_columns) or ("a header but no rows" * (len(rows) == 1)):
-            raise DataError(f"{str(path)!r} has {fault}")
-        return cls(path=path, separator=separator, header=header, rows=rows[1:], lines=lines[1:])
+        found = cls(
+            source=repr(str(path)),
+            name=path.name,
+            header=header,
+            rows=rows[1:],
+            places=places[1:],
+            separator=separator,
+        )
+        found.check_header(min_columns)
+        return found
+
+    def check_header(self, min_columns: int = 2) -> None:
+        """Refuse names of columns that cannot be used, and a table without rows.
+
+        Raises:
+            DataError: If there is something to refuse.
+        """
+        no_rows = "" if self.rows else "a header but no rows"
+        if fault := _fault(self.header, min_columns) or no_rows:
+            raise DataError(f"{self.source} has {fault}")
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
         """The fields ``[N]`` of a column, text."""
@@ -185,19 +222,19 @@ class Fields:
         """Refuse a column for what it holds in some rows, where there are any.
 
         Raises:
-            DataError: Names the column, the number of rows, and the first field with its line.
+            DataError: Names the column, the number of rows, and the first field with its place.
         """
         if rows:
             raise DataError(
-                f"{str(self.path)!r}: column {name!r} holds {what} in {count_rows(len(rows))}, "
-                f"first {self.column(name)[rows[0]]!r} in line {self.lines[rows[0]]}; {hint}"
+                f"{self.source}: column {name!r} holds {what} in {count_rows(len(rows))}, "
+                f"first {self.column(name)[rows[0]]!r} in {self.places[rows[0]]}; {hint}"
             )
 
     def check_missing(self, names: Sequence[str]) -> None:
         """Refuse missing values.
 
         Raises:
-            DataError: If there is one; names columns, counts rows, and names the first line.
+            DataError: If there is one; names columns, counts rows, and names the first place.
         """
         found = {
             name: [i for i, field in enumerate(self.column(name)) if field in MISSING]
@@ -206,10 +243,10 @@ class Fields:
         parts = [f"{name!r} in {count_rows(len(rows))}" for name, rows in found.items() if rows]
         if parts:
             more = f" and {len(parts) - 5} more columns" if len(parts) > 5 else ""
-            first = self.lines[min(rows[0] for rows in found.values() if rows)]
+            first = self.places[min(rows[0] for rows in found.values() if rows)]
             raise DataError(
-                f"{str(self.path)!r} has missing values: {', '.join(parts[:5])}{more} of "
-                f"{len(self.rows)}, first in line {first}; fill them or drop these rows or columns"
+                f"{self.source} has missing values: {', '.join(parts[:5])}{more} of "
+                f"{len(self.rows)}, first in {first}; fill them or drop these rows or columns"
             )
 
     def describe(self, name: str, *, are_classes: bool = False) -> Column:
@@ -239,7 +276,7 @@ class Fields:
         categories = tuple(sorted(set(text)))
         if len(categories) > max(20, len(text) // 2):
             raise DataError(
-                f"{str(self.path)!r}: column {name!r} is text with {len(categories)} different "
+                f"{self.source}: column {name!r} is text with {len(categories)} different "
                 f"values in {len(text)} rows; an identifier or free text is neither an input nor "
                 "classes: drop it, or name another column as the target"
             )
@@ -306,7 +343,7 @@ def _fault(header: list[str], min_columns: int) -> str:
     return ""
 
 
-def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
+def _chosen(target: Target, fields: Fields) -> list[str]:
     """Columns that are predicted; a name with commas goes before names that they separate.
 
     Raises:
@@ -314,17 +351,20 @@ def _chosen(target: Target, header: list[str], path: Path) -> list[str]:
         OptionError: If there is none, or one is named twice.
         UnknownNameError: If there is no such column; suggests the nearest.
     """
+    header = fields.header
     several = isinstance(target, str) and target not in header and "," in target
     names = [target] if isinstance(target, str) else list(target)
     if several:
         names = [name.strip() for name in str(target).split(",")]
     for name in names:
         if name not in header:
-            raise UnknownNameError(f"target column of {path.name}", name, header)
+            raise UnknownNameError(f"target column of {fields.name}", name, header)
     if not names or len(set(names)) < len(names):
         raise OptionError(f"target names each column once, not {target!r}")
     if len(names) == len(header):
-        raise DataError(f"{str(path)!r}: the targets are all columns, and none is left as an input")
+        raise DataError(
+            f"{fields.source}: the targets are all columns, and none is left as an input"
+        )
     return names
 
 
@@ -338,7 +378,7 @@ def _targets(
     for name, (_, what, _) in zip(names, found, strict=True):
         if what == "classification":
             raise DataError(
-                f"{fields.path.name}: several targets are numbers, but {name!r} is of classes: "
+                f"{fields.name}: several targets are numbers, but {name!r} is of classes: "
                 "predict it alone, or write 0 and 1 and pass task='counts' for a Bernoulli "
                 "likelihood"
             )
@@ -352,7 +392,7 @@ def _target(
     is_text = fields.describe(name, are_classes=task == "classification").categories is not None
     are_truths = all(field.lower() in TRUTH_VALUES for field in text)
     task = task or ("classification" if is_text or are_truths else "regression")
-    what = f"target {name!r} of {fields.path.name}"
+    what = f"target {name!r} of {fields.name}"
     if task == "classification":
         values = text if is_text else fields.numbers(name)
         labels, class_names = encode_labels(values == 1 if are_truths else values, what)

@@ -278,7 +278,8 @@ class Posterior(ABC):
         Args:
             x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``. The
                 columns of a data frame are found by their names, those of the fit, in any order;
-                an array has them in the order of the fit.
+                an array has them in the order of the fit. If ``raw``, columns of text are encoded
+                as in the fit, where that was to ``data.from_frame`` or a CSV.
             num_samples: Number of draws S, the total over chains.
             seed: Seed of the draws, of weights and of y.
             raw: Whether x and the prediction are in the user's units, densities included.
@@ -292,7 +293,7 @@ class Posterior(ABC):
             OptionError: If a single draw exceeds the bound, or all draws at a single row, or at all
                 rows where these depend on each other.
         """
-        rows = in_order_of_fit(x, self.provenance)
+        rows = in_order_of_fit(x, self.provenance, raw=raw)
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(

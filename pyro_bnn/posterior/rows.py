@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, column_order, in_order, listed, to_tensor
+from pyro_bnn.data.frames import encoded
 from pyro_bnn.data.labels import check_same_classes
 from pyro_bnn.errors import DataError
 from pyro_bnn.predictive.prediction import Names
@@ -18,8 +19,19 @@ if TYPE_CHECKING:
 Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 
 
-def in_order_of_fit(x: ArrayLike, fit: Provenance) -> Tensor:
-    """Inputs as a tensor, the columns of a data frame in the order of the fit."""
+def in_order_of_fit(x: ArrayLike, fit: Provenance, *, raw: bool = False) -> Tensor:
+    """Inputs as a tensor, the columns of a data frame in the order of the fit.
+
+    Args:
+        x: What came.
+        fit: Of the posterior.
+        raw: Whether x is in the user's units, so that columns of text may be encoded.
+
+    Raises:
+        DataError: If a data frame has other columns than the fit, or fields that it cannot use.
+    """
+    if raw:
+        x = encoded(x, fit.input_names)
     return to_tensor(in_order(x, fit.input_names, "x"), "x")
 
 

@@ -1,0 +1,151 @@
+"""Data frames with columns of text, encoded and refused as the same table in a CSV file is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyro_bnn.data.arrays import ArrayLike, column_names, column_order
+from pyro_bnn.data.csv_file import Column, Fields, Target, encode
+from pyro_bnn.data.dataset import random_rows
+from pyro_bnn.data.labels import Task, check_task
+from pyro_bnn.data.split import Split, make_split
+from pyro_bnn.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRAME = "the data frame"
+
+
+def from_frame(
+    frame: pd.DataFrame,
+    *,
+    target: Target,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    task: Task | None = None,
+) -> Split:
+    """Split and standardise a data frame, whose columns of text are one-hot encoded.
+
+    A column ``"colour=red"`` stands for each value of a column of text, in alphabetical order; True
+    and False are 1 and 0. A posterior of the split predicts frames with the same columns, text
+    included, in any order: ``posterior.predict(new, raw=True).to_frame()`` has the index of these.
+
+    Args:
+        frame: N rows of pandas with one column or more beside the targets, all of them inputs.
+        target: Column that is predicted, or several, as a sequence or separated by commas. Several
+            are numbers, y ``[N, O]``.
+        test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
+        seed: Of the permutation, >= 0; the global random state is not touched.
+        task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text or
+            True and False is classification and numbers are regression.
+
+    Returns:
+        A split called ``"the data frame"``.
+
+    Raises:
+        DataError: If the frame has no rows, names of columns that are no text, empty or repeated,
+            missing values or text that a CSV has for them (names columns and the first row), text
+            among numbers, text that differs in most rows, numbers that are not finite, or a target
+            that does not suit the task.
+        OptionError: If ``test_fraction``, ``seed`` or ``task`` is not allowed, or a target is named
+            twice.
+        UnknownNameError: If there is no column ``target``; suggests the nearest.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"town": ["Oslo", "Rome"] * 5, "age": range(10),
+        ...                       "cost": [float(i) for i in range(10)]})
+        >>> from_frame(frame, target="cost").train.input_names
+        ('town=Oslo', 'town=Rome', 'age')
+    """
+    check_task(task)
+    table, _ = encode(_fields(frame), target, task)
+    train, test = random_rows(len(table.data), test_fraction, seed, "test_fraction")
+    return make_split(table, train, test)
+
+
+def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
+    """Inputs ``[N, I]`` float64 of a frame whose columns of text became inputs of a fit.
+
+    Args:
+        x: A data frame with the columns of the fit before they were encoded, in any order;
+            anything else comes back as it is.
+        input_names: Names of the I inputs of the fit, or None.
+
+    Raises:
+        DataError: If it has other columns beside these, or a field that cannot be used, such as a
+            category which the fit has not seen.
+    """
+    given = column_names(x)
+    if given is None or input_names is None:
+        return x
+    is_numeric = all(dtype.kind in "biuf" for dtype in x.dtypes)
+    columns = _columns_of(input_names, given)
+    if columns is None or (is_numeric and set(given) == set(input_names)):
+        return x
+    column_order(given, [column.name for column in columns], "x")  # refuses others
+    fields = _fields(x, min_columns=1)
+    fields.check_missing(fields.header)
+    return fields.inputs(columns)
+
+
+def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column] | None:
+    """The columns that became inputs, as far as they are among those given; None if one is not."""
+    categories: dict[str, list[str] | None] = {}
+    for name in input_names:
+        places = [place for place, sign in enumerate(name) if sign == "="]
+        start = next((name[:place] for place in places if name[:place] in given), None)
+        if name in given:
+            categories[name] = None
+        elif start is None:
+            return None
+        else:
+            known = categories.setdefault(start, [])
+            if known is None:  # a column of numbers and one of text of the same name
+                return None
+            known.append(name[len(start) + 1 :])
+    return [
+        Column(name, None if known is None else tuple(known)) for name, known in categories.items()
+    ]
+
+
+def _fields(frame: Any, min_columns: int = 2) -> Fields:
+    """A data frame as the fields of a CSV file.
+
+    Raises:
+        DataError: If it is none, or its names of columns cannot be used.
+    """
+    if column_names(frame) is None:
+        raise DataError(
+            f"expected a data frame of pandas, got {type(frame).__name__}; data.from_arrays takes "
+            "arrays"
+        )
+    if nameless := [name for name in frame.columns if not isinstance(name, str)]:
+        raise DataError(
+            f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
+            "in frame.columns = [...]"
+        )
+    found = Fields(
+        source=FRAME,
+        name=FRAME,
+        header=list(frame.columns),
+        rows=list(map(list, zip(*map(_texts, _each_column(frame)), strict=True))),
+        places=[f"row {label!r}" for label in frame.index.tolist()],
+    )
+    found.check_header(min_columns)
+    return found
+
+
+def _each_column(frame: Any) -> list[Any]:
+    return [frame.iloc[:, place] for place in range(frame.shape[1])]
+
+
+def _texts(column: Any) -> list[str]:
+    """The fields of a column as text from which numbers come back whole; nan is a missing one."""
+    numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
+    values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
+    return list(map(str, values.tolist()))
