@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 
 from pyro_bnn import __version__
 from pyro_bnn.cli import options as opt
+from pyro_bnn.cli.results import Found
 from pyro_bnn.cli.saves import Saves, check, more_to_go_on
 from pyro_bnn.cli.terminal import (
     PROGRAM,
@@ -102,7 +103,7 @@ def compare(
     network: opt.NetworkOptions,
     how: opt.FitOptions,
     saves: Saves,
-) -> None:
+) -> Iterator[Found]:
     """Fit one Bayesian network by several methods, compare them, and write a report.
 
     The network is a multilayer perceptron, where nothing else is said with ReLU units and a fan-in
@@ -157,14 +158,18 @@ def compare(
     torch.set_num_threads(how.threads)
     if num_runs > 1:
         repeated = runs.run_all(plan, data_of, seeds, compared.out, num_processes=processes)
-        summary, lost = repeated.summary(), runs.lost_lines(repeated.runs)
+        whole: Any = repeated
+        lost = runs.lost_lines(repeated.runs)
         files = ["runs.csv", *(f"{run.folder}/index.html" for run in repeated.runs if run.methods)]
     else:
         one, without = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
-        summary, lost = one.summary(), [f"{name}: {why}" for name, why in without.items()]
+        whole, lost = one, [f"{name}: {why}" for name, why in without.items()]
         files = ["verdicts.json", *(f"{name}.nc" for name in file_names(one.posteriors).values())]
-    typer.echo(f"\n{summary}\n")
-    _wrote(compared.out / file for file in ("index.html", "table.csv", *files))
+    yield Found(
+        text=f"\n{whole.summary()}\n",
+        document=lambda: _of_comparison(whole),
+        files=[compared.out / file for file in ("index.html", "table.csv", *files)],
+    )
     if lost:
         raise DivergenceError("; ".join(lost))
 
@@ -183,7 +188,7 @@ def report(
         ),
     ],
     reported: opt.Reported,
-) -> None:
+) -> Iterator[Found]:
     """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted anew.
 
     FOLDER gets index.html, table.csv and verdicts.json, with the numbers of the comparison that
@@ -197,8 +202,11 @@ def report(
     _check_writable(reported.out)
     comparison = compare_files(named, reference=reported.reference)
     comparison.save(reported.out, command=context.obj, with_draws=False)
-    typer.echo(f"{comparison.summary()}\n")
-    _wrote(reported.out / name for name in ("index.html", "table.csv", "verdicts.json"))
+    yield Found(
+        text=f"{comparison.summary()}\n",
+        document=lambda: _of_comparison(comparison),
+        files=[reported.out / name for name in ("index.html", "table.csv", "verdicts.json")],
+    )
 
 
 @app.command(short_help="Fit a network by one method and save it, to predict new rows.")
@@ -210,7 +218,7 @@ def fit(
     network: opt.NetworkOptions,
     how: opt.FitOptions,
     saves: Saves,
-) -> None:
+) -> Iterator[Found]:
     """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
 
     The training rows of the split are fitted, and the held-out rows scored in the units of the
@@ -257,15 +265,18 @@ def fit(
         posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
     )
     done.save(fitted.out)
-    typer.echo(done.summary())
-    for line in fits.convergence_words(name, posterior, rows, how.seed):
-        typer.echo(line)
-    _wrote(fitted.out / file for file in saved_fit.FILES)
+    words = list(fits.convergence_words(name, posterior, rows, how.seed))
+    yield Found(
+        text="\n".join([done.summary(), *words]),
+        document=lambda: {"method": name, "held_out": done.held_out, "convergence": words},
+        files=[fitted.out / file for file in saved_fit.FILES],
+    )
 
 
 @app.command(short_help="Predict the rows of a CSV file from a saved fit.")
 @opt.spread()
 def predict(
+    context: typer.Context,
     new: Annotated[
         Path,
         typer.Argument(
@@ -275,7 +286,7 @@ def predict(
         ),
     ],
     predicted: opt.Predicted,
-) -> None:
+) -> Iterator[Found]:
     """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
 
     FILE, which replaces earlier predictions but no other file, gets the columns of NEW.csv as they
@@ -299,11 +310,15 @@ def predict(
     of the data, or far from them, it can be below 1. Where NEW.csv has the target, the
     predictions are scored.
     """
+    import pandas as pd
+
     from pyro_bnn.cli import predict_file as predictions
     from pyro_bnn.cli.saved_fit import SavedFit
     from pyro_bnn.data.tables import STANDARD
 
     out, is_standard = predicted.out, predicted.out == STANDARD
+    if is_standard and context.params["as_json"]:
+        raise OptionError("--json and --out - both write to standard output: leave one out")
     if not is_standard:
         predictions.check_out(out, new)
     saved = SavedFit.load(predicted.posterior)
@@ -314,10 +329,16 @@ def predict(
         write_standard(found.text)
     else:
         predictions.write_predictions(found, out, new)
-    for line in found.summary():
-        typer.echo(line, err=is_standard)
-    if not is_standard:
-        _wrote([out])
+    words = list(found.summary())
+    if is_standard:
+        for line in words:
+            typer.echo(line, err=True)
+        return
+    yield Found(
+        text="\n".join(words),
+        document=lambda: {"rows": pd.DataFrame(found.columns), "summary": words},
+        files=[out],
+    )
 
 
 @app.command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
@@ -328,7 +349,7 @@ def trust(
     trusted: opt.Trusted,
     network: opt.NetworkOptions,
     how: opt.FitOptions,
-) -> None:
+) -> Iterator[Found]:
     """Fit a classifier by several methods and ask of each what its probabilities are worth.
 
     On the held-out images: log score, calibration beside its floor, rejection. With --corrupt the
@@ -397,8 +418,14 @@ def trust(
         seed=seeds[0],
     )
     page.save(trusted.out, command=context.obj)
-    typer.echo(f"\n{page.summary()}\n")
-    _wrote([trusted.out / "index.html"])
+    yield Found(
+        text=f"\n{page.summary()}\n",
+        document=lambda: {
+            name: getattr(page, name)
+            for name in ("table", "shifted", "by_condition", "unknown", "attacked")
+        },
+        files=[trusted.out / "index.html"],
+    )
     if lost:
         raise DivergenceError("; ".join(lost))
 
@@ -411,7 +438,7 @@ def sbc(
     simulated: opt.Simulated,
     network: opt.NetworkOptions,
     how: opt.FitOptions,
-) -> None:
+) -> Iterator[Found]:
     """Simulation-based calibration: does a method sample the posterior that it says it does?
 
     Weights are drawn from the prior and targets simulated at inputs of the data, whose own targets
@@ -459,15 +486,18 @@ def sbc(
         seed=how.seed,
         progress=how.progress,
     )
-    typer.echo(f"\n{result.summary()}\n")
-    _wrote(result.save(simulated.out))
+    yield Found(
+        text=f"\n{result.summary()}\n",
+        document=lambda: {"table": result.table, "is_calibrated": result.is_calibrated},
+        files=list(result.save(simulated.out)),
+    )
 
 
 @app.command(name="prior", short_help="Draw the functions that priors believe in.")
 @opt.spread(without=("max_rows",), data=opt.INPUTS, prior=opt.PRIORS)
 def draw_prior(
     context: typer.Context, source: opt.Source, network: opt.NetworkOptions, drawn: opt.Drawn
-) -> None:
+) -> Iterator[Found]:
     """Draw the functions that a network believes in before it sees data, for one or several priors.
 
     FILE shows draws of the first network output f along a line of inputs, with its median and
@@ -502,21 +532,27 @@ def draw_prior(
         name: prior_predictive(model, lines[0].x, drawn.draws, drawn.seed)
         for name, model in models.items()
     }
-    typer.echo()
-    for name, functions in found.items():
-        typer.echo(figures.describe_middle(name, figures.middle(functions, lines[0])))
+    middles = {name: figures.middle(functions, lines[0]) for name, functions in found.items()}
+    words = [figures.describe_middle(name, own) for name, own in middles.items()]
     figures.save_picture(figures.prior_functions(found, lines), drawn.out)
-    typer.echo()
-    _wrote([drawn.out])
+    yield Found(
+        text="\n".join(["", *words, ""]),
+        document=lambda: {
+            name: {k: v for k, v in own._asdict().items() if k != "values"}
+            for name, own in middles.items()
+        },
+        files=[drawn.out],
+    )
 
 
 @app.command(name="list", short_help="Print the names of all there is.")
-def list_names() -> None:
+@opt.spread()
+def list_names() -> Iterator[Found]:
     """Print guides, engines, priors, likelihoods, models and data sets, a line each."""
-    from pyro_bnn.cli.catalogue import listing
+    from pyro_bnn.cli.catalogue import catalogue, listing
 
-    for line in listing(min(shutil.get_terminal_size().columns, WIDTH)):
-        typer.echo(line)
+    lines = listing(min(shutil.get_terminal_size().columns, WIDTH))
+    yield Found(text="\n".join(lines), document=catalogue)
 
 
 def _check_writable(*folders: Path | None) -> None:
@@ -528,6 +564,11 @@ def _check_writable(*folders: Path | None) -> None:
             check_writable(folder)
 
 
-def _wrote(files: Iterable[Path]) -> None:
-    for file in files:
-        typer.echo(f"Wrote {file}")
+def _of_comparison(whole: Any) -> dict[str, Any]:
+    """The table of a comparison, or of several, with the verdicts."""
+    from pyro_bnn.report import Comparison
+    from pyro_bnn.report.output.verdict_file import verdict_document
+
+    if isinstance(whole, Comparison):
+        return {"table": whole.table, **verdict_document(whole)}
+    return {"table": whole.table, "runs": whole.all_rows, "verdicts": whole.verdicts}

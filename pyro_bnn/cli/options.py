@@ -11,14 +11,15 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from pyro_bnn.cli.results import Found, show
 from pyro_bnn.cli.terminal import refuse_idle
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # torch and all that needs it are imported by the methods: --help and a mistyped option are instant
 
-Command = Callable[..., None]
+Command = Callable[..., Iterator[Found]]
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -49,8 +50,10 @@ def option(
 
 def spread(
     *, without: Collection[str] = (), hidden: Collection[str] = (), **changed: Any
-) -> Callable[[Command], Command]:
-    """Turn the parameters of a command that are groups into the options of these.
+) -> Callable[[Command], Callable[..., None]]:
+    """Turn the parameters of a command that are groups into the options of these; add ``--json``.
+
+    The command yields what it found, which is printed.
 
     Args:
         without: Options that the command does not have; they keep their defaults.
@@ -71,21 +74,29 @@ def spread(
             )
         return {name: parameter for name, parameter in made.items() if name not in without}
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Command) -> Callable[..., None]:
         hints = get_type_hints(command)
         groups = {
             n: parameters(kind) for n, kind in hints.items() if dataclasses.is_dataclass(kind)
         }
 
         @functools.wraps(command)
-        def grouped(**values: Any) -> None:
+        def grouped(*, as_json: bool, **values: Any) -> None:
             for name, options in groups.items():
                 values[name] = hints[name](**{key: values.pop(key) for key in options})
-            command(**values)
+            show(command, values, as_json=as_json)
 
         every: list[inspect.Parameter] = []
         for name, own in inspect.signature(command, eval_str=True).parameters.items():
             every += groups[name].values() if name in groups else [own]
+        as_json = typer.Option(
+            "--json", help="Print one JSON document, and what is said on the way as errors are."
+        )
+        every.append(
+            inspect.Parameter(
+                "as_json", KEYWORD, default=False, annotation=Annotated[bool, as_json]
+            )
+        )
         grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         return grouped
 

@@ -1,0 +1,77 @@
+"""What a command found: as text on standard output, or with ``--json`` as one document."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The result of a command.
+
+    Args:
+        text: What is printed without ``--json``.
+        document: What is printed with it: names, numbers, text, and tables of pandas.
+        files: Those that were written.
+    """
+
+    text: str
+    document: Callable[[], Mapping[str, Any]]
+    files: Sequence[Path] = field(default_factory=tuple)
+
+
+def show(
+    command: Callable[..., Iterator[Found]], values: Mapping[str, Any], *, as_json: bool
+) -> None:
+    """Run a command, and print what it found: all of it, before an error that comes after it.
+
+    Args:
+        command: Yields what it found, or nothing.
+        values: Its arguments.
+        as_json: Whether that is printed as JSON, and what is said on the way on standard error.
+    """
+    results = command(**values)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        found = next(results, None)
+    if found is None:
+        return
+    if as_json:
+        document = {**found.document(), "files": found.files}
+        typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
+    else:
+        typer.echo(found.text)
+        for file in found.files:
+            typer.echo(f"Wrote {file}")
+    next(results, None)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: a table is a list of rows, a number that is not finite null.
+
+    Example:
+        >>> plain({"a": (1, float("nan")), "b": Path("c")})
+        {'a': [1, None], 'b': 'c'}
+    """
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):
+        is_named = value.index.name is not None or value.index.nlevels > 1
+        value = (value.reset_index() if is_named else value).to_dict("records")
+    if hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): plain(own) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(own) for own in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
