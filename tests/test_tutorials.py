@@ -81,6 +81,7 @@ def test_the_tutorials_are_there() -> None:
         "20_classify_and_shift",
         "21_from_csv_to_decision",
         "22_images_and_pretrained",
+        "23_in_a_pipeline",
         "07_liberty_or_depth",  # research
         "08_product_matrices",
     ]
