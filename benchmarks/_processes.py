@@ -42,7 +42,7 @@ def fits(steps: int) -> list[Any]:
 
 
 def by_dask(steps: int, rounds: int) -> dict[str, Any]:
-    """Seconds of all fits by one worker and by two, each warm."""
+    """Seconds of all fits here, as joblib does them where there is one worker, and by two, warm."""
     import joblib
     from distributed import Client, LocalCluster
 
