@@ -78,6 +78,7 @@ def test_the_tutorials_are_there() -> None:
         "13_write_your_own_guide",
         "14_stochastic_gradient_mcmc",
         "15_can_you_trust_it",
+        "16_rank_one",
         "20_classify_and_shift",
         "21_from_csv_to_decision",
         "22_images_and_pretrained",
