@@ -64,7 +64,12 @@ def test_sums_in_the_loops_of_what_they_sum(rows: int, units: int) -> None:
 def test_a_layer_goes_through_its_rows_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     real = c_library._function
-    monkeypatch.setattr(c_library, "_function", lambda text: (texts.append(text), real(text))[1])
+
+    def kept(text: str) -> Callable[..., None]:
+        texts.append(text)
+        return real(text)
+
+    monkeypatch.setattr(c_library, "_function", kept)
     check(lambda *args: layer(*args)[:5], normal(43, 7), normal(7), normal(43, 1))
     loops = "for (i64 i0 = 0; i0 < 43; i0++) {\n"
     nests = [part for part in texts[0].split(loops)[1:] if "i1 < 7" in part.split("\n}\n}")[0]]
