@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def fit(engine: Any, data: Any = (X, Y), **options: Any) -> Posterior:
     return found
 
 
+@functools.cache
+def plain_fit(name: str) -> Posterior:
+    """The fit of seed 0, without a start, that several laws compare others with."""
+    return fit(small(getattr(infer, name)))
+
+
 def numbers(posterior: Posterior) -> torch.Tensor:
     """Draws of f at the rows, which all parameters of the posterior enter."""
     return posterior.function_draws(X, min(50, posterior.num_stored_draws or 50))
@@ -80,7 +87,8 @@ def test_it_has_the_one_run_of_all(cls: type[Any]) -> None:
 
 @pytest.mark.parametrize("cls", ENGINES)
 def test_one_seed_is_one_fit_and_another_another(cls: type[Any]) -> None:
-    one, again, other = (numbers(fit(small(cls), seed=seed)) for seed in (3, 3, 4))
+    again, other = (numbers(fit(small(cls), seed=seed)) for seed in (0, 4))
+    one = numbers(plain_fit(cls.__name__))
     torch.testing.assert_close(again, one, rtol=0, atol=0)
     if not issubclass(cls, ConjugateEngine):  # whose result depends on no start
         assert not torch.equal(other, one)
@@ -109,10 +117,9 @@ def default_handler() -> Any:
 
 
 @pytest.mark.usefixtures("default_handler")
-@pytest.mark.parametrize("share", [1 / 3, 2 / 3])
 @pytest.mark.parametrize("cls", ENGINES)
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    cls: type[Any], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_was_stopped_twice_goes_on_bit_for_bit(
+    cls: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = small(cls, **({"batch_size": 5} if has_batches(cls) else {}))
     step, count, stop = Checkpoint.step, 0, -1
@@ -129,12 +136,16 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     if not count:  # an engine without steps
         assert cls is infer.Exact
         return
-    count, stop = 0, max(1, round(share * count))
-    with pytest.raises(Interrupted, match="goes on") as stopped:
+    first, second = (max(1, round(share * count)) for share in (1 / 3, 2 / 3))
+    count, stop = 0, first
+    with pytest.raises(Interrupted, match="goes on"):
         fit(engine, seed=2, checkpoint=tmp_path / "parts")
-    if share > 1 / 2:
-        assert isinstance(stopped.value.posterior, Posterior)
-        assert bool(numbers(stopped.value.posterior).isfinite().all())
+    count, stop = first, max(second, first + 1)
+    with pytest.raises(Interrupted, match="goes on") as stopped:
+        fit(engine, seed=2, checkpoint=tmp_path / "parts", resume=True)
+    assert isinstance(stopped.value.posterior, Posterior)
+    assert bool(numbers(stopped.value.posterior).isfinite().all())
+    stop = -1
     parts = fit(engine, seed=2, checkpoint=tmp_path / "parts", resume=True)
     torch.testing.assert_close(numbers(parts), numbers(whole), rtol=0, atol=0)
     np.testing.assert_array_equal(parts.losses, whole.losses)
@@ -143,7 +154,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 @pytest.mark.parametrize("cls", ENGINES)
 def test_a_loader_of_all_rows_is_the_data_set(cls: type[Any]) -> None:
     loader = DataLoader(TensorDataset(X, Y), batch_size=len(X))
-    torch.testing.assert_close(numbers(fit(small(cls), loader)), numbers(fit(small(cls))))
+    torch.testing.assert_close(numbers(fit(small(cls), loader)), numbers(plain_fit(cls.__name__)))
     if has_batches(cls):
         with pytest.raises(OptionError, match="batch_size=3 would have no effect"):
             fit(small(cls, batch_size=3), loader)
@@ -163,14 +174,14 @@ def test_a_divergence_keeps_what_is_finite(cls: type[Any]) -> None:
 
 @pytest.mark.parametrize("cls", ENGINES)
 def test_it_starts_where_another_ended(cls: type[Any]) -> None:
-    first = fit(infer.Exact())
+    first = plain_fit("Exact")
     if cls is infer.Exact:
         with pytest.raises(OptionError, match="has no start"):
             fit(small(cls), init=first)
         return
-    started, other = (numbers(fit(small(cls), init=init)) for init in (first, None))
+    started = numbers(fit(small(cls), init=first))
     if not issubclass(cls, ConjugateEngine):  # whose end does not depend on the start
-        assert not torch.equal(started, other)
+        assert not torch.equal(started, numbers(plain_fit(cls.__name__)))
 
 
 @pytest.mark.parametrize("cls", ENGINES)
