@@ -39,7 +39,7 @@ FITS = ("diabetes", "batches")  # and "wide", a part of its own, as it takes ten
 CONVERGED = ("AutoDelta", "AutoNormal", "AutoLowRankMultivariateNormal")
 PHASES = ("AutoDelta", "AutoNormal", "AutoRank1Mixture", "AutoNormal under HalfCauchyScale")
 NUM_DRAWS = 1_000  # of an ELBO
-QUICK_STEPS = 1_000
+QUICK_STEPS = 500
 RANK = 10
 BLOCK = 5  # steps of low rank that are timed together
 

@@ -41,6 +41,13 @@ METHODS = (bnn.BAOAB, bnn.SGLD, bnn.SGHMC, bnn.SGNHT, bnn.PSGLD)
 NUTS_SECONDS = 3_600
 SHARE = 0.2  # of NUTS' time
 CHAINS = 4
+QUICK: dict[str, Any] = {"warmup_steps": 20, "num_samples": 20, "thin": 5, "compile": False}
+QUICK_NUTS: dict[str, Any] = {
+    "warmup_steps": 4,
+    "num_samples": 8,
+    "max_tree_depth": 3,
+    "compile": False,
+}
 Row = dict[str, Any]
 
 
@@ -151,16 +158,14 @@ def limited(engine: Any, split: Any, seconds: float, **where: Any) -> Any:
         signal.signal(signal.SIGALRM, before)
 
 
-def nuts(
-    split: Any, warmup_steps: int, num_samples: int, seconds: float, **where: Any
-) -> Reference:
+def nuts(split: Any, options: dict[str, Any], seconds: float, **where: Any) -> Reference:
     """The reference, and how many draws it has."""
-    engine = bnn.NUTS(num_chains=CHAINS, warmup_steps=warmup_steps, num_samples=num_samples)
+    engine = bnn.NUTS(num_chains=CHAINS, **options)
     start = time.process_time()
     posterior = limited(engine, split, seconds, **where)
     spent = time.process_time() - start
     kept = posterior.num_stored_draws // CHAINS
-    draws = f"{warmup_steps} warm-up draws, {kept} kept of {num_samples}"
+    draws = f"{engine.warmup_steps} warm-up draws, {kept} kept of {engine.num_samples}"
     return Reference(function_chains(posterior, split), spent, draws)
 
 
@@ -202,11 +207,11 @@ def words(options: Any) -> str:
 def diabetes_rows(settings: Settings) -> Iterator[Row]:
     """Methods of all rows, nothing set."""
     split = bnn.data.load("diabetes")
-    few: dict[str, Any] = {"warmup_steps": 20, "num_samples": 20}
     quick = settings.quick
-    reference = nuts(split, *((4, 8) if quick else (300, 1_000)), seconds=1e6)
+    whole = {"warmup_steps": 300, "num_samples": 1_000}
+    reference = nuts(split, QUICK_NUTS if quick else whole, seconds=1e6)
     for cls in METHODS[:1] if quick else METHODS:
-        engine = cls(num_chains=CHAINS, **(few if quick else {}))
+        engine = cls(num_chains=CHAINS, **(QUICK if quick else {}))
         yield distance_row("diabetes", "diabetes, all of 398 rows", engine, split, reference)
 
 
@@ -216,11 +221,11 @@ def protein_rows(settings: Settings) -> Iterator[Row]:
     folder = os.environ.get("PYRO_BNN_NUTS_CHECKPOINT")
     where = {"checkpoint": folder, "resume": True} if folder else {}
     if settings.quick:
-        reference = nuts(split, 4, 8, 1e6)
-        engine: Any = bnn.BAOAB(warmup_steps=30, num_samples=20, batch_size=64, control="mode")
+        reference = nuts(split, QUICK_NUTS, 1e6)
+        engine: Any = bnn.BAOAB(batch_size=64, control="mode", **QUICK)
     else:
         budget = float(os.environ.get("PYRO_BNN_NUTS_SECONDS", NUTS_SECONDS))
-        reference = nuts(split, 60, 200, budget, **where)
+        reference = nuts(split, {"warmup_steps": 60, "num_samples": 200}, budget, **where)
         engine = bnn.BAOAB(**PROTEIN)
     yield distance_row("protein", "uci/protein, 41,157 rows", engine, split, reference)
 

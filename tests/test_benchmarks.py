@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import re
+import subprocess
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -543,12 +544,29 @@ def test_the_ratio_of_variances_has_the_error_of_its_chains() -> None:
     assert abs(ratio - 4) < 4 * error
 
 
-@pytest.mark.slow("processes of their own")
+@pytest.fixture
+def samplers_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Samplers run in this process, which has imported torch and what they take."""
+    run = subprocess.run
+
+    def here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[1:3] != ["-m", "benchmarks._sampling"]:  # a compiler
+            return run(command, **options)
+        capsys.readouterr()
+        _sampling.main(command[3:])
+        return subprocess.CompletedProcess(command, 0, capsys.readouterr().out, "")
+
+    monkeypatch.setattr(subprocess, "run", here)
+
+
+@pytest.mark.slow("whole fits")
+@pytest.mark.usefixtures("samplers_here")
 def test_the_samplers_past_nuts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts; one that is not run keeps its rows."""
     monkeypatch.setattr(samplers, "OURS", ("HMC", "MCLMC"))
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.nuts.NUTS._limit", 8)  # after so short a warm-up
     monkeypatch.setattr(samplers, "installed", lambda name: False)
     given = {("uci/yacht", 0): bnn.data.load("diabetes")}
     monkeypatch.setattr(bnn.data, "load", lambda case, split: given[case, split])
