@@ -7,6 +7,7 @@ figures of soak tests as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -39,6 +40,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Examples stand in the package: in 300 files of tests nobody looks for them."""
     return [found for found in (yield) if not isinstance(found, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage in what is imported and collected, now or later: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,6 +119,12 @@ def nothing_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pyro_bnn.capture.compilers.compile_c", refuse)
     monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)
+
+
+@pytest.fixture
+def all_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many chains there are, compiled ones are moved apart, by a step in C."""
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 1_000)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 from scipy import stats
 
 from pyro_bnn import NUTS
-from pyro_bnn.capture import Captured
 from pyro_bnn.diagnostics import kl_bias, mean_field_kl
 from pyro_bnn.errors import DataError, ShapeError
-from pyro_bnn.infer.mcmc import lockstep
 from tests.oracle import linear_gaussian
 
 P = 12
@@ -164,11 +161,9 @@ def test_halves_tell_that_the_bias_of_heavy_tails_is_larger() -> None:
 
 
 @pytest.mark.slow("samples chains")
-def test_nuts_on_a_gaussian_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a capture would take longer than the run
-    monkeypatch.setattr(lockstep, "Captured", functools.partial(Captured, enabled=False))
+def test_nuts_on_a_gaussian_posterior() -> None:
     oracle = linear_gaussian()
-    nuts = NUTS(num_chains=4, warmup_steps=60, num_samples=150, compile=False)
+    nuts = NUTS(num_chains=4, warmup_steps=60, num_samples=150, compile=True)
     posterior = nuts.run(oracle.model, (oracle.x, oracle.y), progress=False)
     kl = mean_field_kl(posterior.stored)
     z = (kl.value - exact_kl(oracle.covariance.numpy())) / kl.standard_error

@@ -59,7 +59,7 @@ def sampled(
         target_accept=target_accept,
         seed=0,
         name="a density",
-        compiled=False,
+        compiled=True,
         strict=True,
     )
     result = sample(

@@ -19,7 +19,7 @@ from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling
-from tests.diagnostics.test_sbc_nuts import X, network
+from tests.diagnostics.test_sbc_nuts import NUM_SIMULATIONS, X, network
 from tests.infer.chains import all_draws
 from tests.infer.densities import scales
 from tests.infer.isokinetic_laws import isotropic
@@ -44,7 +44,7 @@ def test_moments_of_the_linear_gaussian_posterior(
         num_steps=4,
         integrator=integrator,
         target_accept=target,
-        compile=False,
+        compile=True,
     )
     run = mams.run(oracle.model, (oracle.x, oracle.y), progress=False)
     assert moment_scores(all_draws(run), oracle.mean, oracle.covariance).max() < 4.5
@@ -58,6 +58,7 @@ def test_moments_of_the_linear_gaussian_posterior(
 
 
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> None:
     """Means, and variances that the energy error says to be off by 1 %, within their errors."""
     mclmc = MCLMC(
@@ -66,7 +67,7 @@ def test_unadjusted_draws_at_a_small_energy_error(oracle: LinearGaussian) -> Non
         num_samples=50,
         num_steps=16,
         energy_variance=1e-6,
-        compile=False,
+        compile=True,
     )
     run = mclmc.run(oracle.model, (oracle.x, oracle.y), progress=False)
     scores = moment_scores(all_draws(run), oracle.mean, oracle.covariance)
@@ -84,7 +85,7 @@ def test_moments_under_a_low_rank_mass_matrix(oracle: LinearGaussian, engine: An
         warmup_steps=60,
         num_samples=100,
         mass_matrix="low_rank",
-        compile=False,
+        compile=True,
         **own,
     )
     run = sampler.run(oracle.model, (oracle.x, oracle.y), progress=False)
@@ -162,6 +163,7 @@ def test_the_energy_variance_is_as_wanted(integrator: str, wanted: float) -> Non
 
 
 @pytest.mark.slow("samples hundreds of chains")
+@pytest.mark.usefixtures("all_apart")
 @pytest.mark.parametrize(
     ("engine", "target"),
     [
@@ -174,10 +176,15 @@ def test_the_energy_variance_is_as_wanted(integrator: str, wanted: float) -> Non
 )
 def test_ranks_of_simulated_truths_are_uniform(engine: Any, target: float) -> None:
     sampler = engine(
-        warmup_steps=100, num_samples=19 * 5, num_steps=10, target_accept=target, compile=False
+        warmup_steps=100, num_samples=19 * 5, num_steps=10, target_accept=target, compile=True
     )
     found = simulation_based_calibration(
-        network(priors.Normal()), X, sampler, num_simulations=100, num_draws=19, progress=False
+        network(priors.Normal()),
+        X,
+        sampler,
+        num_simulations=NUM_SIMULATIONS,
+        num_draws=19,
+        progress=False,
     )
     assert found.num_failed == 0
     assert (found.p_values > 0.001).all(), found.summary()

@@ -152,7 +152,7 @@ def test_little_warm_up_is_enough_where_chains_start_in_the_posterior(
 @pytest.mark.slow("samples chains")
 def test_one_chain_alone(oracle: LinearGaussian) -> None:
     """Blocks of 40 of its draws stand for chains: 40 draws are far longer than its memory."""
-    nuts = NUTS(num_chains=1, warmup_steps=80, num_samples=480, compile=False)
+    nuts = NUTS(num_chains=1, warmup_steps=80, num_samples=480, compile=True)
     run = nuts.run(oracle.model, (oracle.x, oracle.y), progress=False)
     blocks = all_draws(run).reshape(12, 40, 4)
     assert moment_scores(blocks, oracle.mean, oracle.covariance).max() < 5

@@ -29,8 +29,8 @@ NUM_ROWS = 60  # so few that Pyro's chains take seconds
 NUM_CHAINS = 3
 KEPT = Path(__file__).with_name("pyro_nuts_diabetes.npz")
 ENGINES = {
-    "NUTS": NUTS(num_chains=60, warmup_steps=70, num_samples=40, compile=False),
-    "HMC": HMC(num_chains=16, warmup_steps=150, num_samples=150, num_steps=12, compile=False),
+    "NUTS": NUTS(num_chains=60, warmup_steps=70, num_samples=40, compile=True),
+    "HMC": HMC(num_chains=16, warmup_steps=150, num_samples=150, num_steps=12, compile=True),
 }
 
 
