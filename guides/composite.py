@@ -17,7 +17,7 @@ from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Drawn, Guide, KLKind
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
 from pyro_bnn.program.handlers import Evaluate, Model
-from pyro_bnn.program.latents import Latents
+from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.terms import GuideTerms
 from pyro_bnn.sites import Site
 
@@ -40,7 +40,9 @@ class AutoComposite(Guide):
 
     With ``AutoDelta`` for some sites these are point estimates, and what is maximised is the ELBO
     of the other sites, given them, plus their log prior density: a bound on the log joint density
-    of the data and the estimates, and so no ELBO.
+    of the data and the estimates, and so no ELBO. ``SVI(..., estimator="last_layer")`` takes the
+    expectation over a Gaussian part of the last layer in closed form: with ``default=AutoDelta``
+    that is a variational Bayesian last layer, and no step has a draw.
 
     Args:
         model: Pyro model.
@@ -95,6 +97,12 @@ class AutoComposite(Guide):
         self._declare()
 
     @property
+    def names_of_parts(self) -> list[list[str]]:
+        """Names of the sites of each part."""
+        self.require_setup()
+        return self._names
+
+    @property
     def _guides(self) -> list[Guide]:
         return [cast(Guide, part) for part in self.parts]
 
@@ -105,7 +113,7 @@ class AutoComposite(Guide):
         self.has_log_prob = all(has_density)
         self.has_moments = all(part.has_moments for part in parts)
         self.kl_kind = min((part.kl_kind for part in parts), key=KL_KINDS.index)
-        is_normal = all(part.marginal_family == "normal" for part in parts)
+        is_normal = all(p.has_log_prob and p.marginal_family == "normal" for p in parts)
         self.marginal_family = "normal" if is_normal else "moments"
         self.objective = ELBO if self.has_log_prob else AT_POINTS if any(has_density) else LOG_JOINT
 
@@ -273,9 +281,23 @@ class AutoComposite(Guide):
             return GuideTerms(z, None, log_prob, marginals)
         # the log prior is that of the sites' values then, and so has to be the density
         sites = [site for site in cast(Latents, self.latents).sites if not self._is_point(site)]
-        return GuideTerms(
-            z, log_prob=log_prob - _total(site.log_abs_det_jacobian(z) for site in sites)
-        )
+        log_prob = log_prob - _total(site.log_abs_det_jacobian(z) for site in sites)
+        return GuideTerms(z, log_prob=log_prob, marginals=self._moments(terms))
+
+    def _moments(self, terms: Sequence[GuideTerms]) -> Marginals | None:
+        """Means and sds of all entries, 0 of point estimates, where those of all parts are known.
+
+        Args:
+            terms: Of the parts.
+        """
+        found = []
+        for part, own in zip(self._guides, terms, strict=True):
+            pair = part.marginals() if part.has_log_prob else (own.z[0], torch.zeros_like(own.z[0]))
+            if pair is None:
+                return None
+            found.append(pair)
+        means, sds = (self._blocks.join(values) for values in zip(*found, strict=True))
+        return Marginals(means, sds, others="moments")
 
     def _is_point(self, site: Site) -> bool:
         pairs = zip(self._guides, self._names, strict=True)

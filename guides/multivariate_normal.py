@@ -80,7 +80,8 @@ class AutoMultivariateNormal(AutoNormal):
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
-        return self.loc, self.scale * self.scale_tril.square().sum(-1).sqrt()
+        below = torch.tril(self.tril_times_root, -1) / self._root
+        return self.loc, self.scale * (1 + below.square().sum(-1)).sqrt()
 
     def get_posterior(self) -> Distribution:
         """The Gaussian over z ``[P]``."""

@@ -169,9 +169,10 @@ def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
     }
     for names, estimator, needed in (
         ("auto-delta,nuts", "flipout", "independent Gaussian weights"),
+        ("auto-normal,nuts", "last_layer", "a Gaussian part over the last layer"),
         ("nuts", "weight_sampling", "guides"),
     ):
-        message = f"--estimator {estimator} does nothing for .*NUTS: it takes {needed}, such as"
+        message = f"--estimator {estimator} does nothing for .*NUTS: it takes {needed}"
         with pytest.raises(OptionError, match=message):
             make_engines(find_methods(names), {}, estimator)
     with pytest.raises(UnknownNameError, match="unknown estimator 'flip_out': did you mean 'flip"):

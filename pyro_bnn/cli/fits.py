@@ -13,9 +13,9 @@ from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.handled import module_of
 from pyro_bnn.infer.engine import Engine
-from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
-from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, make_estimator
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -57,10 +57,13 @@ def check_estimators(
         OptionError, SiteError: If there is one; names what the estimator does not serve.
     """
     for name, engine in engines.items():
-        estimator = ESTIMATORS.get(getattr(engine, "estimator", WEIGHT_SAMPLING))
-        if estimator is not None:
+        estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
+        if estimator != WEIGHT_SAMPLING:
             with isolated(0), unchanged(models[name]):
-                estimator(Program(models[name], data.x[:2], data.y[:2]))
+                program = Program(models[name], data.x[:2], data.y[:2])
+                guide = engine.guide(models[name])
+                set_up(guide, program)
+                make_estimator(estimator, program, guide)
 
 
 def fit_all(

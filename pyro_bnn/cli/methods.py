@@ -9,7 +9,7 @@ from typing import Any
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, serves
+from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING, serves
 from pyro_bnn.registry import find, known_methods, lookup
 
 
@@ -141,10 +141,10 @@ def make_engines(
         if estimator is not None and issubclass(method.cls, Guide) and serves(estimator, method.cls)
     ]
     if estimator is not None and not served:
+        needed = "guides" if estimator == WEIGHT_SAMPLING else ESTIMATORS[estimator].takes
         raise OptionError(
-            f"--estimator {estimator} does nothing for {', '.join(methods)}: it takes "
-            f"{'guides' if estimator == WEIGHT_SAMPLING else 'independent Gaussian weights'}, such "
-            "as auto-normal; leave it out, or name that"
+            f"--estimator {estimator} does nothing for {', '.join(methods)}: it takes {needed}; "
+            "leave it out, or name such a method"
         )
     engines: dict[str, Any] = {}
     for name, method in methods.items():

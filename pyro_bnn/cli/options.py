@@ -180,7 +180,8 @@ class FitOptions:
     Args:
         estimator: How SVI estimates the likelihood's expectation: weight_sampling, which serves
             every guide, or for guides of independent Gaussians such as auto-normal
-            local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise).
+            local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise);
+            last_layer for auto-composite.
         steps: Gradient steps of each fit (num_steps).
         batch_size: Rows of a gradient step (batch_size).
         chains: Markov chains of a sampler (num_chains).

@@ -228,13 +228,13 @@ def _times(factor: Tensor, vector: Tensor) -> Tensor:
 def gaussian_of(posterior: Earlier) -> Gaussian | None:
     """The posterior itself where it is one Gaussian over z, else None."""
     guide = getattr(posterior, "guide", None)
-    return None if guide is None else _gaussian(guide)
+    return None if guide is None else gaussian_of_guide(guide)
 
 
-def _gaussian(guide: Any) -> Gaussian | None:
+def gaussian_of_guide(guide: Any) -> Gaussian | None:
     """A guide where it is one Gaussian over z, else None."""
     if type(guide).__name__ == "AutoComposite":
-        return _joint([_gaussian(part) for part in guide.parts], guide.join)
+        return _joint([gaussian_of_guide(part) for part in guide.parts], guide.join)
     try:
         q = guide.get_posterior()
     except TypeError:  # the guide has no distribution object

@@ -401,7 +401,7 @@ class Program:
         at = self._at_draws(q, weights, seen, model, jacobian=guide.has_log_prob)
         rows, scale = at.rows, at.scale
         if estimate is not None:
-            rows, scale = estimate.rows(q, (noise, *row_noise), batch, model)
+            rows, scale = estimate.rows(q, (noise, *row_noise), batch, model, own)
         elif by_row:
             rows, scale = self._at_draws_of_each_row(guide, own, noise, batch, model)
         kl, sampled = self._kl(q, weights, at.log_prior)
@@ -453,10 +453,21 @@ class Program:
         return (kl if q.kl_scale == 1 else q.kl_scale * kl), sampled
 
     def row_log_likelihood(
-        self, values: Mapping[str, Tensor], batch: Batch, params: Params
+        self,
+        values: Mapping[str, Tensor],
+        batch: Batch,
+        params: Params,
+        output: Tensor | None = None,
     ) -> tuple[Tensor, float]:
-        """Log densities ``[B]`` of the rows at values of all sites, and their scale, N/B."""
-        return self._log_likelihood(self._run_at(values, *batch, params))
+        """Log densities ``[B]`` of the rows at values of all sites, and their scale, N/B.
+
+        With ``output [B, F]`` they are those given that f in place of the network's own.
+        """
+        return self._log_likelihood(self._run_at(values, *batch, params, output=output))
+
+    def function_at(self, values: Mapping[str, Tensor], x: Tensor, params: Params) -> Tensor:
+        """Network output f ``[N, F]`` at values of all sites."""
+        return cast(Tensor, self._run_at(values, x, None, params).f)
 
     def _at_draws_of_each_row(
         self, guide: GuideLike, own: Params, noise: Tensor, batch: Batch, params: Params

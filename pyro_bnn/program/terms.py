@@ -74,7 +74,12 @@ class RowEstimate(ABC):
 
     @abstractmethod
     def rows(
-        self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
+        self,
+        terms: GuideTerms,
+        noise: Sequence[Tensor],
+        batch: Batch,
+        params: Params,
+        own: Params,
     ) -> tuple[Tensor, float]:
         """Expected log densities ``[D, B]`` of the rows, or draws of them, and N/B.
 
@@ -83,6 +88,7 @@ class RowEstimate(ABC):
             noise: The noise of its draws ``[S, M]``, and that of rows ``[S, B, R]``.
             batch: Rows of the data.
             params: Values of the model's point-estimated parameters.
+            own: Values of the guide's parameters by name.
         """
 
 

@@ -87,7 +87,7 @@ def outputs(
         row_noise = estimator.row_noise(NUM_DRAWS, len(batch.x), generator)
         monkeypatch.setattr(program, "row_log_likelihood", functions)
         f, scale = estimator.rows(
-            guide.make_terms(noise, density=True), (noise, row_noise), batch, {}
+            guide.make_terms(noise, density=True), (noise, row_noise), batch, {}, {}
         )
     assert scale == 1
     return f
@@ -159,7 +159,7 @@ def test_a_row_of_zeros_has_a_gradient(kind: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     noise = guide.draw_noise(1, generator)
     terms = guide.make_terms(noise, density=True)
-    found, _ = estimator.rows(terms, (noise, estimator.row_noise(1, 2, generator)), batch, {})
+    found, _ = estimator.rows(terms, (noise, estimator.row_noise(1, 2, generator)), batch, {}, {})
     for parameter in torch.autograd.grad(found.sum(), list(guide.parameters())):
         assert bool(parameter.isfinite().all())
 
@@ -177,7 +177,9 @@ def test_flipout_gives_each_row_the_weights_of_its_signs() -> None:
     weight = loc[:6].reshape(2, 3) + spread[:6].reshape(2, 3) * outer
     f = torch.einsum("boi,bi->bo", weight, batch.x) + loc[6:] + spread[6:] * r_bias
     expected = torch.distributions.Normal(f, 1.0).log_prob(batch.y).sum(-1)
-    found, scale = estimator.rows(guide.make_terms(noise, density=True), (noise, signs), batch, {})
+    found, scale = estimator.rows(
+        guide.make_terms(noise, density=True), (noise, signs), batch, {}, {}
+    )
     torch.testing.assert_close(found[0].detach(), expected)
     assert scale == 1
 
@@ -335,7 +337,7 @@ def test_several_particles_need_a_model_that_can_be_batched() -> None:
         both = (noise, estimator.row_noise(particles, 4, generator))
         terms = guide.make_terms(noise, density=True)
         if particles == 1:
-            assert estimator.rows(terms, both, batch, {})[0].shape == (1, 4)
+            assert estimator.rows(terms, both, batch, {}, {})[0].shape == (1, 4)
             continue
         with pytest.raises(ModelError, match="this one cannot: take num_particles=1"):
-            estimator.rows(terms, both, batch, {})
+            estimator.rows(terms, both, batch, {}, {})

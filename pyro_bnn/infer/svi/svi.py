@@ -57,7 +57,10 @@ class SVI(SVIOptions, Engine[Posterior]):
             without. Noise takes ``num_particles`` times B times M numbers.
         estimator: How the likelihood's expectation is estimated; the KL is the same in all, and so
             is the expectation of the gradient. ``"weight_sampling"`` draws the weights, for every
-            guide. The others take ``guides.AutoNormal`` and have a lower variance:
+            guide. ``"last_layer"`` is in closed form over the last layer (VBLL), for
+            ``guides.AutoComposite`` whose part there is Gaussian, and draws the other sites: for
+            Gaussian noise, and by quadrature for other likelihoods of one output. The other
+            estimators take ``guides.AutoNormal`` and have a lower variance:
             ``"local_reparameterization"`` draws the outputs of linear layers, independent over
             rows; ``"flipout"`` gives the draw of the weights signs of its own in each row, in
             linear layers and convolutions; ``"analytic"`` draws nothing, for an ``MLP`` with one

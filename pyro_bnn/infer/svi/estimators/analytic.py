@@ -88,6 +88,7 @@ class Analytic(Estimator):
         noise: Sequence[Tensor],  # noqa: ARG002
         batch: Batch,
         params: Params,  # noqa: ARG002
+        own: Params,  # noqa: ARG002
     ) -> tuple[Tensor, float]:
         """Expected log densities ``[1, B]`` of the rows, and N/B; see the base class."""
         assert terms.marginals is not None

@@ -3,7 +3,8 @@ r"""Estimators of the likelihood term of the ELBO by name: one expectation, seve
 .. math:: \nabla\, \mathbb E_q \log p(y \mid x, w), \qquad q(w) = \mathcal N(m, s^2)
 
 ``"weight_sampling"`` draws the weights once a particle for all rows of a step, and serves every
-guide; the others take a factorised Gaussian. The KL is the same in all.
+guide; ``"last_layer"`` takes an ``AutoComposite``, the others a factorised Gaussian. The KL is the
+same in all.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Literal, TypeAlias
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.analytic import Analytic
-from pyro_bnn.infer.svi.estimators.estimator import Estimator, is_factorised
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.last_layer import LastLayer
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program.program import Program
 
 EstimatorName: TypeAlias = Literal[
-    "weight_sampling", "local_reparameterization", "flipout", "analytic"
+    "weight_sampling", "local_reparameterization", "flipout", "analytic", "last_layer"
 ]
 WEIGHT_SAMPLING = "weight_sampling"
 ESTIMATORS: Mapping[str, type[Estimator]] = {
-    cls.name: cls for cls in (LocalReparameterization, Flipout, Analytic)
+    cls.name: cls for cls in (LocalReparameterization, Flipout, Analytic, LastLayer)
 }
 
 
@@ -56,7 +58,7 @@ def serves(name: str, guide: type[Guide]) -> bool:
         UnknownNameError: If there is none of this name.
     """
     _check_name(name)
-    return name == WEIGHT_SAMPLING or is_factorised(guide)
+    return name == WEIGHT_SAMPLING or ESTIMATORS[name].serves(guide)
 
 
 def _check_name(name: str) -> None:
@@ -73,10 +75,10 @@ def make_estimator(name: str, program: Program, guide: Guide) -> Estimator | Non
     """
     if name == WEIGHT_SAMPLING:
         return None
-    if not is_factorised(guide):
+    cls = ESTIMATORS[name]
+    if not cls.serves(guide):
         raise OptionError(
-            f'estimator="{name}" needs independent Gaussian weights, as guides.AutoNormal has '
-            f"them, not {type(guide).__name__}: take that guide, or leave the estimator at "
-            f'"{WEIGHT_SAMPLING}"'
+            f'estimator="{name}" needs {cls.takes}, not {type(guide).__name__}: take that guide, '
+            f'or leave the estimator at "{WEIGHT_SAMPLING}"'
         )
-    return ESTIMATORS[name](program)
+    return cls.of(program, guide)

@@ -1,4 +1,4 @@
-"""The contract of an estimator: the likelihood term of the ELBO under a factorised Gaussian."""
+"""The contract of an estimator: another likelihood term of the ELBO than that of draws of z."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.guides import AutoNormal
+from pyro_bnn.guides import AutoNormal, Guide
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import RowEstimate
 
@@ -19,23 +19,35 @@ def is_factorised(guide: object) -> bool:
 
 
 class Estimator(RowEstimate):
-    """An estimate of the likelihood term under a factorised Gaussian.
+    """An estimate of the likelihood term under guides of one kind.
 
     Args:
         program: The model as tensor functions.
 
     Attributes:
         name: As ``SVI(estimator=...)`` takes it.
+        takes: Which guides it serves, for messages.
         nodes: Noise ``[S, M]`` of the draws in the KL where these are fixed, or None.
         row_numbers: Numbers of noise a row and particle.
     """
 
     name: ClassVar[str]
+    takes: ClassVar[str] = "independent Gaussian weights, as guides.AutoNormal has them"
     nodes: Tensor | None = None
     row_numbers: int = 0
 
     def __init__(self, program: Program) -> None:
         self.program = program
+
+    @classmethod
+    def serves(cls, guide: object) -> bool:
+        """Whether it serves a guide, or a class of guides."""
+        return is_factorised(guide)
+
+    @classmethod
+    def of(cls, program: Program, guide: Guide) -> Estimator:  # noqa: ARG003
+        """The estimator for one model and guide."""
+        return cls(program)
 
     def row_noise(self, num_particles: int, num_rows: int, generator: torch.Generator) -> Tensor:
         """Noise ``[S, B, R]`` of rows, beside that of the draws of z."""

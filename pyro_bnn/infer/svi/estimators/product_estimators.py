@@ -79,7 +79,12 @@ class ProductEstimator(Estimator):
         """How products are computed with noise ``[B, R]``."""
 
     def rows(
-        self, terms: GuideTerms, noise: Sequence[Tensor], batch: Batch, params: Params
+        self,
+        terms: GuideTerms,
+        noise: Sequence[Tensor],
+        batch: Batch,
+        params: Params,
+        own: Params,  # noqa: ARG002
     ) -> tuple[Tensor, float]:
         """Log densities ``[S, B]`` of the rows, and N/B; see the base class."""
         assert terms.marginals is not None
