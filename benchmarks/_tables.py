@@ -447,7 +447,19 @@ def laplace(found: Result) -> str:
             if r["part"] == "cost"
         ],
     )
-    return f"{scores}\n\n{costs}"
+    warm = markdown(
+        ["way to a posterior of diabetes", "CPU seconds in all", "ELBO"],
+        [
+            [
+                r["contender"],
+                f"{r['seconds']:.1f}",
+                "" if r["elbo"] is None else f"{r['elbo']:.1f} ± {r['elbo_error']:.1f}",
+            ]
+            for r in found["rows"]
+            if r["part"] == "warm"
+        ],
+    )
+    return f"{scores}\n\n{costs}\n\n{warm}"
 
 
 def samplers(found: Result) -> str:

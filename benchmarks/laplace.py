@@ -7,7 +7,8 @@ units of that noise. ``cost``: 10-50-1 tanh on 1,000 rows with Gaussian noise of
 seconds of the fit and of 1,000 predictive draws at 1,000 rows, in interleaved rounds, from the mode
 and from Adam's last point, which is polished to the mode; beside it laplace-torch at the mode where
 it is installed, exact moments in its case, and the largest relative difference between the two
-precisions.
+precisions. ``warm``: full and low-rank covariances on diabetes by ``SVI``, and NUTS' warm-up, each
+from its own start and from a posterior that is quick to have; CPU seconds include that one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROUNDS, SPLITS, ROWS = 5, 5, 1_000
 SETS = ("boston", "concrete", "energy", "wine-red", "yacht")
 NOISE = 0.25
 HIDDEN = (50,)
+STEPS, FEW = 10_000, 1_000  # of a fit from its own start, and of one from a posterior
 Row = dict[str, Any]
 
 
@@ -134,6 +136,50 @@ def cost_rows(settings: Settings) -> Iterator[Row]:
         }
 
 
+def warm_rows(settings: Settings) -> Iterator[Row]:
+    """A row a way to a posterior of diabetes: what it took in all, and its ELBO."""
+    steps, few = (50, 20) if settings.quick else (STEPS, FEW)
+    train = bnn.data.load("diabetes").train
+    model = bnn.models.MLP(train.x.shape[1], hidden=(3,) if settings.quick else HIDDEN)
+    chains: dict[str, Any] = {"num_chains": 2, "warmup_steps": 20} if settings.quick else {}
+    normal, full = bnn.guides.AutoNormal, bnn.guides.AutoMultivariateNormal
+    low_rank = bnn.guides.AutoLowRankMultivariateNormal
+
+    def fit(engine: Any, init: Any = None) -> Any:
+        return engine.run(model, train, init=init, progress=False)
+
+    starts: dict[str, Any] = {
+        "": lambda: None,
+        "AutoNormal, then ": lambda: fit(bnn.SVI(normal, num_steps=3 * few)),
+        "Laplace, then ": lambda: fit(bnn.Laplace(num_steps=2 * few)),
+    }
+    fit(bnn.SVI(normal, num_steps=steps))  # compiles
+    for begun, make in starts.items():
+        start = time.process_time()
+        init = make()
+        before = time.process_time() - start
+        guides = (full, low_rank) if begun else (normal, full, low_rank)
+        for guide in guides:
+            start = time.process_time()
+            svi = bnn.SVI(guide, num_steps=few if begun else steps)
+            posterior = fit(svi, init)
+            seconds = before + time.process_time() - start
+            elbo, error = posterior.elbo(train, 1_000)
+            row: Row = {"part": "warm", "case": "diabetes"}
+            row["contender"] = f"{begun}{guide.__name__}, {svi.num_steps:,} steps"
+            yield {**row, "seconds": seconds, "elbo": elbo, "elbo_error": error}
+        start = time.process_time()
+        fit(bnn.NUTS(num_samples=1, **chains), init)
+        yield {
+            "part": "warm",
+            "case": "diabetes",
+            "contender": f"{begun}NUTS, its warm-up",
+            "seconds": before + time.process_time() - start,
+            "elbo": None,
+            "elbo_error": None,
+        }
+
+
 def laplace_torch(own: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     """The fit and the predictive of laplace-torch, at the same weights."""
     from laplace import Laplace  # type: ignore[import-not-found]
@@ -163,7 +209,7 @@ def laplace_torch(own: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     return run
 
 
-PARTS = {"uci": uci_rows, "cost": cost_rows}
+PARTS = {"uci": uci_rows, "cost": cost_rows, "warm": warm_rows}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

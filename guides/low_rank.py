@@ -100,6 +100,30 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
         flat = torch.cat([factor.flatten() for factor in factors])
         self.cov_factor = nn.Parameter(factors[0] if self.block is None else flat)
 
+    def set_precision(self, mean: Tensor, precision: Tensor) -> None:
+        r"""Start near a Gaussian of a given mean ``[P]`` and precision ``[P, P]``.
+
+        With :math:`d_j = P_{jj}^{-1/2}`, the best independent Gaussians, and the eigenvalues
+        :math:`\lambda` of :math:`\mathrm{diag}(d) P\, \mathrm{diag}(d)`, the R directions of the
+        smallest get their covariance :math:`1 / \lambda` in place of 1, in each block. That lowers
+        :math:`\mathrm{KL}(q \| p)` by half of :math:`\lambda - 1 - \log \lambda` each.
+        """
+        self.require_setup()
+        d = precision.diagonal().rsqrt()
+        scaled = precision * d * d.unsqueeze(-1)
+        factors: list[Tensor] = []
+        rows = self._blocks.split(scaled)  # [P, P_b] each
+        for own, rank in zip(rows, self._ranks, strict=True):
+            number = len(factors)
+            block = self._blocks.split(own.mT)[number]  # [P_b, P_b]
+            values, vectors = torch.linalg.eigh(block)
+            factors.append(vectors[:, :rank] * (1 / values[:rank] - 1).clamp(min=0).sqrt())
+        flat = torch.cat([factor.flatten() for factor in factors])
+        with torch.no_grad():
+            self.loc.copy_(mean)
+            self.cov_factor.copy_(factors[0] if self.block is None else flat)
+        self.scale = d.to(self.loc)
+
     def _rank_of(self, size: int) -> int:
         """Rank of a block of so many entries."""
         if self.rank is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_bnn.guides import AutoMultivariateNormal, Guide
+from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNormal, Guide
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.starting_points import check_posterior, starting_points
 from pyro_bnn.posterior.posterior import Posterior
@@ -27,7 +27,8 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
     A network and values of sites give the means, and the scales stay at their start; so does
     ``AutoDelta``, which has no spread. A posterior of the guide's own form gives all parameters.
     Of another one the guide takes means and standard deviations, in closed form or those of at most
-    10,000 draws; ``AutoMultivariateNormal`` the whole covariance of any Gaussian.
+    10,000 draws; ``AutoMultivariateNormal`` the whole covariance of any Gaussian, and
+    ``AutoLowRankMultivariateNormal`` its strongest directions.
 
     Args:
         guide: The guide, set up.
@@ -77,11 +78,15 @@ def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:
     other = getattr(init, "guide", None)
     if isinstance(other, Guide) and guide.copy_from(other):
         return
-    gaussian = gaussian_of(init) if isinstance(guide, AutoMultivariateNormal) else None
-    if isinstance(guide, AutoMultivariateNormal) and gaussian and gaussian.scale_tril is not None:
-        tril = gaussian.scale_tril.double()
-        guide.set_moments(gaussian.loc, tril @ tril.mT)
-        return
+    if isinstance(guide, AutoMultivariateNormal | AutoLowRankMultivariateNormal):
+        gaussian = gaussian_of(init)
+        if gaussian is not None and gaussian.scale_tril is not None:
+            tril = gaussian.scale_tril.double()
+            if isinstance(guide, AutoMultivariateNormal):
+                guide.set_moments(gaussian.loc, tril @ tril.mT)
+            else:
+                guide.set_precision(gaussian.loc, torch.cholesky_inverse(tril))
+            return
     mean, sds = _moments(init, seed)
     guide.move_to(mean.to(guide.centre()))
     if sds is not None and bool((sds > 0).any()):

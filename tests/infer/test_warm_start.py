@@ -14,6 +14,11 @@ from pyro_bnn import NUTS, SVI, guides, models, priors, registry
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
 from pyro_bnn.guides.parts.matrices import fit_scales
+from pyro_bnn.infer.mcmc import hamiltonian
+from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.mcmc.potentials import of_one
+from pyro_bnn.infer.mcmc.sampling import first_mass
+from pyro_bnn.infer.mcmc.starts import known_before
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
@@ -340,3 +345,67 @@ def test_the_exact_posterior_stays_where_it_is() -> None:
     guide = started(AutoMultivariateNormal, as_posterior(source, program_of(oracle)), oracle)
     elbo, _ = expected_elbo(guide, oracle)
     assert math.isclose(elbo, oracle.log_evidence, rel_tol=1e-12)
+
+
+def test_low_rank_takes_the_strongest_directions_of_any_gaussian() -> None:
+    """The best independent Gaussians, and in R directions of these units the whole spread."""
+    oracle = linear_gaussian()
+    source = multivariate_normal(oracle, oracle.mean, oracle.covariance)
+    d = oracle.precision.diagonal().rsqrt()
+    values = torch.linalg.eigvalsh(oracle.precision * d * d.unsqueeze(-1))
+    for rank in (0, 1, 2):
+        low_rank = functools.partial(guides.AutoLowRankMultivariateNormal, rank=rank)
+        guide = started(low_rank, as_posterior(source, program_of(oracle)), oracle)
+        elbo, _ = expected_elbo(guide, oracle)
+        gain = 0.5 * float((values[:rank] - 1 - values[:rank].log()).sum())
+        best = oracle.log_evidence - oracle.mean_field_gap
+        assert elbo == pytest.approx(best + gain, rel=1e-9)
+
+
+def test_so_it_does_layer_by_layer() -> None:
+    oracle = layered()
+    source = multivariate_normal(oracle, oracle.mean, oracle.covariance)
+    guide = started(CONTAIN["low rank by layer"], as_posterior(source, program_of(oracle)), oracle)
+    P, own = oracle.precision, guide.get_posterior().covariance_matrix
+    for entries in ([0, 2], [1, 3]):
+        block = P[entries][:, entries]
+        d = block.diagonal().rsqrt()
+        values, vectors = torch.linalg.eigh(block * d * d.unsqueeze(-1))
+        v = vectors[:, :1] * d.unsqueeze(-1)
+        expected = d.square().diag() + (1 / values[0] - 1) * v @ v.T
+        torch.testing.assert_close(own[entries][:, entries], expected)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "low_rank"])
+def test_the_first_mass_matrix_is_that_of_the_gaussian_that_chains_start_at(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    r""":math:`s_j^2 = \sqrt{\Sigma_{jj} / P_{jj}}`, as draws and gradients have these variances."""
+    oracle, found = linear_gaussian(), list[Mass]()
+
+    def noted(*args: Any, **options: Any) -> Mass:
+        found.append(first_mass(*args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(hamiltonian, "first_mass", noted)
+    source = multivariate_normal(oracle, oracle.mean, oracle.covariance)
+    nuts = NUTS(num_chains=2, warmup_steps=1, num_samples=1, mass_matrix=kind, compile=False)
+    init = as_posterior(source, program_of(oracle))
+    nuts.run(oracle.model, (oracle.x, oracle.y), init=init, progress=False)
+    (mass,) = found
+    expected = (oracle.covariance.diagonal() / oracle.precision.diagonal()) ** 0.25
+    ratio = (mass.scale / expected).log()
+    # a quarter of the difference of two log variances of 200 draws
+    assert float(ratio.abs().max()) < 5 * math.sqrt(2 * 2 / 200) / 4
+
+
+def test_chains_that_start_at_a_mixture_do_not_take_its_spread() -> None:
+    """It is the distance of the components."""
+    oracle = linear_gaussian()
+    program = program_of(oracle)
+    target = of_one(program, program.batch(oracle.x, oracle.y))
+    mixture = at(guides.AutoNormalMixture(oracle.model), oracle)
+    assert known_before(target, as_posterior(mixture, program), 0) is None
+    assert known_before(target, None, 0) is None
+    delta = at(AutoDelta(oracle.model), oracle, loc=LOC)
+    assert known_before(target, as_posterior(delta, program), 0) is None

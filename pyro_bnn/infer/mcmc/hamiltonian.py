@@ -31,7 +31,7 @@ from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampled, Sampling, first_mass
-from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, stream_seed
+from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.posterior.posterior import DrawsPosterior
@@ -142,7 +142,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             progress: Whether to show a progress bar.
         """
         board = self._board(len(starts), problem.engine, show=progress)
-        sampling = self._sampling(target, starts, problem.seed, board, saves, began)
+        known = None if target.has_many else known_before(target, problem.init, problem.seed)
+        sampling = self._sampling(target, starts, problem.seed, board, saves, began, known)
         return ChainsRun(options, self._kernel, sampling, board)
 
     def run_each(
@@ -208,6 +209,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         board: Progress,
         saves: Checkpoint | None,
         start: float,
+        known: tuple[Tensor, Tensor] | None = None,
     ) -> Sampling:
         """The run, its step captured or compiled; on the path of the run that is resumed."""
         program, potential, data, _ = target
@@ -225,7 +227,9 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             potential,
             tuple(data),
             starts,
-            first_mass(potential(starts, *data)[1], self.mass_matrix, each=target.has_many),
+            first_mass(
+                potential(starts, *data)[1], self.mass_matrix, each=target.has_many, known=known
+            ),
             limit=self._limit,
             target_accept=self._target,
             seed=stream_seed(seed, MAX_STARTS),

@@ -52,16 +52,31 @@ class Sampled(NamedTuple):
     phases: dict[str, float]
 
 
-def first_mass(grad: Tensor, kind: MassMatrix, *, each: bool = False) -> Mass:
-    """Mass matrix by the gradients at the starts ``[C, P]``.
+def first_mass(
+    grad: Tensor,
+    kind: MassMatrix,
+    *,
+    each: bool = False,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Mass:
+    """Mass matrix by the gradients at the starts ``[C, P]``, or by draws that are known before.
 
     Args:
         grad: The gradients.
         kind: Of the matrix.
         each: Whether each chain has a matrix of its own, which is diagonal.
+        known: Draws of an approximation ``[n, P]`` and the gradients there, with one matrix for
+            all chains.
     """
     mass = masses.from_gradients(grad, each=each)
-    return mass.padded(RANK) if kind == "low_rank" and not each else mass
+    is_low_rank = kind == "low_rank" and not each
+    if known is None:
+        return mass.padded(RANK) if is_low_rank else mass
+    z, slopes = known
+    one = torch.zeros(len(z), dtype=torch.long, device=z.device)
+    if is_low_rank:
+        return masses.low_rank(z, slopes, mass, one, rank=RANK)
+    return masses.diagonal(z, slopes, mass, one)
 
 
 class Sampling:

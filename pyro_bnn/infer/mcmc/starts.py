@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
+from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.potentials import Target
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import without_validation
@@ -19,6 +21,7 @@ from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 MAX_STARTS = 20  # tries for each chain
+KNOWN_DRAWS = 200  # of a Gaussian that chains start at, for their first mass matrix
 
 
 def find_starts(
@@ -67,6 +70,24 @@ def find_starts(
         f"not finite at {', '.join(map(repr, names))}; standardise the data, or pass "
         "init=, values of the sites"
     )
+
+
+def known_before(target: Target, init: Init, seed: int) -> tuple[Tensor, Tensor] | None:
+    """Draws ``[n, P]`` of the Gaussian that chains start at, and the gradients of U there.
+
+    They show the posterior's widths before any draw of it. Of a mixture they would show how far
+    its components are apart; None for that, and for all else.
+    """
+    guide = getattr(init, "guide", None)
+    if not isinstance(guide, Guide):
+        return None
+    with torch.no_grad():
+        q = guide.components()
+    if q is None or q.loc.ndim > 1 or q.others != "normal":
+        return None
+    program, potential, data, _ = target
+    z = guide.sample(KNOWN_DRAWS, stream_seed(seed, MAX_STARTS + 1)).to(program.initial)
+    return z, potential(z, *data)[1]
 
 
 def _candidates(program: Program, init: Init, prior: Tensor, seed: int) -> Tensor:
