@@ -59,7 +59,7 @@ test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1
 soak: $(STAMP) ## The long tests, and the whole of each product (hours); figures go to benchmarks/soak.json
 	$(BIN)/python -m pytest tests -m soak --figures benchmarks/soak.json
 
-mutations: $(STAMP) ## Deliberate bugs, and the test that sees each (half an hour or so)
+mutations: $(STAMP) ## Deliberate bugs, and the test that sees each (an hour or more)
 	$(BIN)/python tests/mutations.py --jobs $(JOBS)
 
 check: $(STAMP) ## Formatting, lint and types
