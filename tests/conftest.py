@@ -19,6 +19,7 @@ import pyro
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
+from hypothesis import HealthCheck, settings
 
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError
@@ -29,6 +30,10 @@ Record: TypeAlias = Callable[..., None]
 
 FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
 LONG = 10.0  # s, from which a test is to be marked slow, with the reason
+
+# how long the first example takes is the machine's: Hypothesis reads all modules for constants
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
