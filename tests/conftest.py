@@ -31,8 +31,11 @@ Record: TypeAlias = Callable[..., None]
 FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
 LONG = 10.0  # s, from which a test is to be marked slow, with the reason
 
-# how long the first example takes is the machine's: Hypothesis reads all modules for constants
-settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+# Hypothesis reads all modules for constants: how long that takes is the machine's, and how many of
+# them a strategy leaves out, as those that no half-precision number equals, is theirs
+settings.register_profile(
+    "tests", suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 settings.load_profile("tests")
 
 
