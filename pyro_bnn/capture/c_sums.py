@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -76,11 +76,7 @@ def _reduce(
     loops.body = Body(sizes)
     term = entry(place)
     lines, loads = loops.body.lines, loops.body.loads
-    worth = dict.fromkeys(names.values(), 0.0)
-    for size, where in loads:
-        for name, factor in where.terms:
-            if name in worth and factor == 1:
-                worth[name] += size
+    worth = _neighbours(names.values(), loads)
     over = [(names[d], shape[d]) for d in names if d in dims]
     kept = [(names[d], shape[d]) for d in names if d not in dims]
     last = max(names.values(), key=lambda name: (worth[name], name), default=None)
@@ -113,6 +109,16 @@ def _reduce(
         if finish:
             loops.lines += for_loops(kept, [f"{to} = {to}{finish};"])
     loops.values[node] = memory
+
+
+def _neighbours(names: Iterable[str], loads: Iterable[tuple[int, Index]]) -> dict[str, float]:
+    """Sizes of what is read with neighbours in memory along each loop."""
+    worth = dict.fromkeys(names, 0.0)
+    for size, where in loads:
+        for name, factor in where.terms:
+            if name in worth and factor == 1:
+                worth[name] += size
+    return worth
 
 
 def _left(place: Place, dims: Sequence[int], *, keep: bool) -> Place:
@@ -157,11 +163,7 @@ def _reduce_in_nest(
         term = entry(place)
     except WrittenHereError:
         term = None
-    worth = dict.fromkeys(names.values(), 0.0)
-    for size, where in nest.loads[num_loads:]:
-        for name, factor in where.terms:
-            if name in worth and factor == 1:
-                worth[name] += size
+    worth = _neighbours(names.values(), nest.loads[num_loads:])
     if term is None or worth[innermost] < max(worth.values()):
         del nest.lines[num_lines:], nest.loads[num_loads:]
         return False
