@@ -239,12 +239,19 @@ def test_a_window_ends_when_the_chains_together_have_its_draws() -> None:
     assert windows_of(45) == [10, 20, 15]
     first, second, third = clock.restarts
     assert first[:2] == (sampling.SHORT, [0, 0, 0, 0])  # short trajectories at first
-    assert second[:2] == (1024, [20, 20, 0, 0])  # 4 * 10 draws
+    assert second[:2] == (2 * sampling.SHORT, [20, 20, 0, 0])  # 4 * 10 draws
     assert third[0] == 1024
     assert third[1] == [60, 60, 0, 0]  # 4 * 20 more
     assert clock.fixed == {0: 75, 1: 75, 2: 15, 3: 15}  # 15 draws of its own under the last matrix
     torch.testing.assert_close(result.z[0, :, 1], torch.tensor([76.0, 77, 78]), rtol=0, atol=0)
     torch.testing.assert_close(result.z[2, :, 1], torch.tensor([16.0, 17, 18]), rtol=0, atol=0)
+
+
+def test_the_longest_trajectory_doubles_from_window_to_window_and_is_as_given_in_the_last() -> None:
+    limits = [limit for limit, _, _ in run_clock([1, 1], 300, 3)[0].restarts]
+    assert windows_of(300) == [10, 20, 30, 40, 50, 100, 50]
+    assert limits == [64, 128, 256, 512, 1024, 1024, 1024]
+    assert [limit for limit, _, _ in run_clock([1, 1], 20, 3)[0].restarts] == [64, 1024]
 
 
 def test_windows_without_a_mass_matrix_start_at_full_length() -> None:

@@ -20,9 +20,12 @@ exactly. **Repulsive** members have the force of a kernel density of their funct
 Members of **Stein variational gradient descent** share the forces of the data on their functions as
 well, and the prior acts on each one's weights,
 
-.. math:: \phi_i = \frac1K \sum_j \big[ k(f_j, f_i) \nabla_{f_j} \log p(y \mid f_j)
-          + \nabla_{f_j} k(f_j, f_i) \big], \qquad
+.. math:: \phi_i = \frac{\sum_j \big[ k(f_j, f_i) \nabla_{f_j} \log p(y \mid f_j)
+          + \nabla_{f_j} k(f_j, f_i) \big]}{\sum_j k(f_j, f_i)}, \qquad
           \dot z_i = J_i^\top \phi_i + \nabla \log p(z_i)
+
+The sum below is 1 over K in the paper, where the prior is shared by the kernel too: it cannot be
+here, and without that sum it would weigh K times as much where members are far apart.
 
 References:
     Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approximately Bayesian
@@ -195,11 +198,12 @@ def _stein_push(program: Program, z: Tensor, rows: Batch, params: Params) -> Ten
     at = f.detach()
     own = torch.func.vmap(torch.func.grad(misfit))(at, z.detach())
     width = _width(at.flatten(1))
-    forces = stein(
-        at.flatten(1),
-        own.flatten(1),
-        lambda x, y: (-(x.unsqueeze(1) - y).square().sum(-1) / width).exp(),
-    )
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return (-(x.unsqueeze(1) - y).square().sum(-1) / width).exp()
+
+    mean = kernel(at.flatten(1), at.flatten(1)).mean(0).unsqueeze(-1)
+    forces = stein(at.flatten(1), own.flatten(1), kernel) / mean
     push: Tensor = ((forces - own.flatten(1)).detach() * (f - at).flatten(1)).sum(-1).mean()
     return push
 

@@ -2,10 +2,11 @@ r"""A run of chains in lockstep: warm-up in windows, then the draws that are kep
 
 **Warm-up.** The mass matrix is estimated in windows from the draws of all chains, so a few draws of
 each are enough. A window ends when the chains together have made their draws: slow ones, far out,
-need not make theirs. Then all trajectories start over under the new matrix. In the last window
-every chain tunes its step size under the final matrix for a number of draws of its own, takes that
-which the chains share, and starts to keep what it draws: how many draws a chain keeps does not
-depend on its speed.
+need not make theirs. Then all trajectories start over under the new matrix. That of ten draws is a
+poor one, under which a draw of NUTS may take a thousand steps: trajectories of the first window
+have at most 64 points, and twice as many in each that follows. In the last window every chain tunes
+its step size under the final matrix for a number of draws of its own, takes that which the chains
+share, and starts to keep what it draws: how many draws a chain keeps does not depend on its speed.
 
 Where the length of trajectories is looked for, every window but the first and the last tries a few
 (:mod:`~pyro_bnn.infer.mcmc.length_search`), and the last one has the best of the window before.
@@ -34,7 +35,7 @@ from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
 
-SHORT = 64  # points of trajectories under the first mass matrix
+SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
 MOST_IDLE_APART = 0.125
 
@@ -141,9 +142,8 @@ class Sampling:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._store = self._open(None)
-        limit = min(self._length, SHORT) if len(self._windows) > 1 else self._length
         with self._threads():
-            self._restart(self._chains.mass, limit)
+            self._restart(self._chains.mass)
             if self._windows == [0]:
                 self._fix(self._chains.chains)
         self._warmed = time.perf_counter()
@@ -290,17 +290,15 @@ class Sampling:
             if search is not None:
                 search.end_window()
             self._enter(self._number + 1)
-            self._restart(window.mass(chains.mass), self._length)
+            self._restart(window.mass(chains.mass))
             self._warmed = time.perf_counter()
 
-    @property
-    def _length(self) -> int:
-        """Of trajectories, as the kernel counts."""
-        return self._limit if self._search is None else self._search.steps
-
-    def _restart(self, mass: Mass, limit: int) -> None:
+    def _restart(self, mass: Mass) -> None:
         """Start all trajectories over, in the last window as they are to be in the sampling."""
-        self._chains.restart(mass, limit=limit)
+        length = self._limit if self._search is None else self._search.steps
+        if self._window is not None:
+            length = min(length, SHORT << self._number)
+        self._chains.restart(mass, limit=length)
         if self._window is None:
             self._chains.write(**self._last)
 
