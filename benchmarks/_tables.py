@@ -410,20 +410,30 @@ def ensembles(found: Result) -> str:
 
 def laplace(found: Result) -> str:
     """Log scores beside those of a point estimate, then seconds."""
-    head = ["data", "splits", "log score of the point", "linearised, gain", "weights, gain"]
 
-    def gain(row: Mapping[str, Any], name: str) -> str:
-        return f"{row[name]:+.3f} ± {row[f'{name}_error']:.3f}"
+    def gain(row: Mapping[str, Any], which: str) -> str:
+        value, error = row["gains"][which]
+        return f"{value:+.3f} ± {error:.3f}"
 
     scores = markdown(
-        head,
+        [
+            "data",
+            "splits",
+            "log score, Adam's point",
+            "log score, mode",
+            "linearised, gain on the mode",
+            "on Adam's point",
+            "on weights",
+        ],
         [
             [
                 r["case"],
                 f"{r['splits']}",
-                f"{r['point']:.3f}",
-                gain(r, "linearised"),
-                gain(r, "weights"),
+                f"{r['means']['adam']:.3f}",
+                f"{r['means']['mode']:.3f}",
+                gain(r, "linearised, mode"),
+                gain(r, "linearised, adam"),
+                gain(r, "linearised, weights"),
             ]
             for r in found["rows"]
             if r["part"] == "uci"

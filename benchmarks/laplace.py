@@ -1,9 +1,9 @@
 """Laplace's approximation: what linearising gains, and what it costs after the point estimate.
 
-``uci``: on each split one point estimate, then the full precision there; held-out log scores of the
-point, of the linearised network and of draws of weights, the last two as differences from the
-first; of each split also the noise that the point learned, and its farthest held-out residual in
-units of that noise. ``cost``: 10-50-1 tanh on 1,000 rows with Gaussian noise of fixed scale; CPU
+``uci``: on each split a point estimate by Adam, then the mode near it and the full precision there;
+held-out log scores of both points, of the linearised network and of draws of weights; of each split
+also the noise that Adam's point learned, and its farthest held-out residual in units of that noise.
+``cost``: 10-50-1 tanh on 1,000 rows with Gaussian noise of fixed scale; CPU
 seconds of the fit and of 1,000 predictive draws at 1,000 rows, in interleaved rounds, from the mode
 and from Adam's last point, which is polished to the mode; beside it laplace-torch at the mode where
 it is installed, exact moments in its case, and the largest relative difference between the two
@@ -14,6 +14,7 @@ from its own start and from a posterior that is quick to have; CPU seconds inclu
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -32,12 +33,19 @@ SETS = ("boston", "concrete", "energy", "wine-red", "yacht")
 NOISE = 0.25
 HIDDEN = (50,)
 STEPS, FEW = 10_000, 1_000  # of a fit from its own start, and of one from a posterior
+NEWTON_STEPS = 400  # of natural gradients
 Row = dict[str, Any]
 
 
 def log_score(posterior: Any, rows: Any) -> float:
     """Mean log density of held-out rows, in the standardised units of y."""
     return float(posterior.predict(rows.x, 1_000).log_prob(rows.y).mean())
+
+
+def at_its_centre(posterior: Any, model: Any, rows: Any) -> Any:
+    """The point in the middle of a Gaussian, the maximum a posteriori estimate of Laplace's."""
+    still = bnn.SVI(bnn.guides.AutoDelta, num_steps=1, learning_rate=1e-12, compile=False)
+    return still.run(model, rows, init=posterior, progress=False)
 
 
 def noise_and_farthest(point: Any, rows: Any) -> tuple[float, float]:
@@ -48,19 +56,27 @@ def noise_and_farthest(point: Any, rows: Any) -> tuple[float, float]:
     return scale, float(residual) / scale
 
 
+def gain(more: Sequence[float], less: Sequence[float]) -> tuple[float, float]:
+    """Mean difference of scores over splits, and its standard error, 0 for one split."""
+    differences = np.subtract(more, less)
+    error = differences.std(ddof=1) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return float(differences.mean()), float(error)
+
+
 def uci_rows(settings: Settings) -> Iterator[Row]:
     """A row a data set."""
     names, steps, splits = (("energy",), 1_000, 1) if settings.quick else (SETS, 3_000, SPLITS)
     for name in names:
-        names_of_scores = ("point", "linearised", "weights", "noise", "farthest")
-        found: dict[str, list[float]] = {name: [] for name in names_of_scores}
+        found: dict[str, list[float]] = {
+            key: [] for key in ("adam", "mode", "linearised", "weights", "noise", "farthest")
+        }
         for number in range(splits):
             split = bnn.data.load(f"uci/{name}", split=number)
             hidden = (3,) if settings.quick else HIDDEN
             model = bnn.models.MLP(split.train.x.shape[1], hidden=hidden)
             svi = bnn.SVI(bnn.guides.AutoDelta, num_steps=steps, compile=False)
             point = svi.run(model, split.train, seed=number, progress=False)
-            found["point"].append(log_score(point, split.test))
+            found["adam"].append(log_score(point, split.test))
             noise, farthest = noise_and_farthest(point, split.test)
             found["noise"].append(noise)
             found["farthest"].append(farthest)
@@ -69,15 +85,15 @@ def uci_rows(settings: Settings) -> Iterator[Row]:
                 engine = bnn.Laplace(predictive=predictive)
                 start = engine.run(model, split.train, init=start, progress=False)
                 found[predictive].append(log_score(start, split.test))
+            mode = at_its_centre(start, model, split.train)
+            found["mode"].append(log_score(mode, split.test))
         row: Row = {"part": "uci", "case": f"uci/{name}", "contender": "Laplace", "splits": splits}
         row["of_splits"] = found
-        row["point"] = float(np.mean(found["point"]))
-        for predictive in ("linearised", "weights"):
-            gains = np.subtract(found[predictive], found["point"])
-            row[predictive] = float(gains.mean())
-            row[f"{predictive}_error"] = (
-                float(gains.std(ddof=1) / splits**0.5) if splits > 1 else 0.0
-            )
+        row["means"] = {key: float(np.mean(values)) for key, values in found.items()}
+        row["gains"] = {
+            f"{more}, {less}": gain(found[more], found[less])
+            for more, less in itertools.combinations(("linearised", "weights", "mode", "adam"), 2)
+        }
         yield row
 
 
@@ -148,24 +164,30 @@ def warm_rows(settings: Settings) -> Iterator[Row]:
     def fit(engine: Any, init: Any = None) -> Any:
         return engine.run(model, train, init=init, progress=False)
 
-    starts: dict[str, Any] = {
-        "": lambda: None,
-        "AutoNormal, then ": lambda: fit(bnn.SVI(normal, num_steps=3 * few)),
-        "Laplace, then ": lambda: fit(bnn.Laplace(num_steps=2 * few)),
+    von_steps = 20 if settings.quick else NEWTON_STEPS
+    von = bnn.VON(covariance="full", num_steps=von_steps)
+    starts: dict[str, tuple[Any, Any]] = {  # the engine that a start is of, and from which
+        "": (None, (normal, full, low_rank)),
+        "AutoNormal, then ": (bnn.SVI(normal, num_steps=3 * few), (full, low_rank)),
+        "Laplace, then ": (bnn.Laplace(num_steps=2 * few), (full, low_rank)),
+        "VON, then ": (von, (full,)),
     }
     fit(bnn.SVI(normal, num_steps=steps))  # compiles
-    for begun, make in starts.items():
+    for begun, (engine, guides) in starts.items():
         start = time.process_time()
-        init = make()
+        init: Any = None if engine is None else fit(engine)
         before = time.process_time() - start
-        guides = (full, low_rank) if begun else (normal, full, low_rank)
+        row: Row = {"part": "warm", "case": "diabetes"}
+        if engine is von:
+            elbo, error = init.elbo(train, 1_000)
+            row["contender"] = f"VON, full covariance, {von_steps:,} steps"
+            yield {**row, "seconds": before, "elbo": elbo, "elbo_error": error}
         for guide in guides:
             start = time.process_time()
             svi = bnn.SVI(guide, num_steps=few if begun else steps)
             posterior = fit(svi, init)
             seconds = before + time.process_time() - start
             elbo, error = posterior.elbo(train, 1_000)
-            row: Row = {"part": "warm", "case": "diabetes"}
             row["contender"] = f"{begun}{guide.__name__}, {svi.num_steps:,} steps"
             yield {**row, "seconds": seconds, "elbo": elbo, "elbo_error": error}
         start = time.process_time()

@@ -13,6 +13,8 @@ from torch.testing import assert_close
 
 from pyro_bnn.infer.mcmc import mass
 from pyro_bnn.infer.mcmc.mass import Mass, diagonal, from_gradients, low_rank
+from pyro_bnn.infer.mcmc.sampling import first_mass
+from pyro_bnn.infer.mcmc.windows import RANK
 
 P, R = 7, 3
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -225,6 +227,19 @@ def test_few_draws_already_help() -> None:
     arguments = (z, grad, standard(50), one_chain(z))
     before = condition_number(diagonal(*arguments), covariance)
     assert condition_number(low_rank(*arguments, rank=16), covariance) < before / 1_000
+
+
+def test_the_first_matrix_whitens_what_draws_are_known_of() -> None:
+    """Draws of an approximation before the run; without them only gradients at the starts tell."""
+    covariance = spiked(40, SPIKES)
+    z, grad = draws(covariance, 200)
+    m = first_mass(grad[:4], "low_rank", known=(z, grad))
+    assert directions(m)[0].shape == (40, RANK)
+    assert condition_number(m, covariance) < 30
+    assert condition_number(first_mass(grad[:4], "low_rank"), covariance) > 1e4
+    known = first_mass(grad[:4], "diagonal", known=(z, grad))
+    assert_close(known.scale, m.scale)
+    assert condition_number(known, covariance) > 1e4
 
 
 def test_low_rank_is_exact_where_its_directions_span_everything() -> None:
