@@ -2,7 +2,8 @@
 
 Two networks, and on each as many chains, warm-up steps and draws for every library, each run in a
 fresh process. The smallest bulk ESS of the network's output over some points, divided by the wall
-time from imported libraries to draws in memory; several rounds, and their range.
+time from imported libraries to draws in memory; several rounds, and their range. Posteriors that
+are no part keep the rows that they have.
 """
 
 from __future__ import annotations
@@ -211,19 +212,29 @@ def ratio(mine: Row, theirs: Row) -> Row:
     }
 
 
-def measure(settings: Settings) -> tuple[list[Row], list[Row]]:
-    """Rows of all entries of all cases, and this package's ratios to its peers."""
+def measure(settings: Settings, kept: Sequence[Row] = ()) -> tuple[list[Row], list[Row]]:
+    """Rows of all entries of all cases, and this package's ratios to its peers.
+
+    Cases of posteriors that are not among the parts keep the rows that they have.
+    """
     rows: list[Row] = []
+    parts = settings.parts or tuple(TARGETS)
     with tempfile.TemporaryDirectory() as folder:
         for case in QUICK if settings.quick else CASES:
-            rows += rows_of(case, settings, Path(folder))
+            if case.target in parts:
+                rows += rows_of(case, settings, Path(folder))
+            else:
+                key = case.target, case.chains
+                rows += [row for row in kept if (row["target"], row["chains"]) == key]
     return rows, ratios_of(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure, print, and write ``nuts.json`` and ``nuts.png``."""
-    settings = _settings.parse("nuts", __doc__, argv, rounds=ROUNDS)
-    rows, ratios = measure(settings)
+    settings = _settings.parse("nuts", __doc__, argv, rounds=ROUNDS, parts=tuple(TARGETS))
+    path = None if settings.out is None else settings.out / "nuts.json"
+    kept = [] if path is None or not path.exists() else json.loads(path.read_text())["rows"]
+    rows, ratios = measure(settings, kept)
     nets = {name: target.net for name, target in TARGETS.items()}
     found = _settings.result("nuts", settings, rows, nets=nets, ratios=ratios)
     print(_tables.nuts(found))

@@ -745,6 +745,15 @@ def test_rows_have_medians_ranges_and_the_worst_rhat(stopwatch: Stopwatch) -> No
     assert row["phases"]["compile"] == pytest.approx(0.75 * 4.4)
 
 
+def test_posteriors_that_are_no_part_keep_their_rows(stopwatch: Stopwatch) -> None:
+    settings = parse(["--quick", "--threads", "1", "--rounds", "3"])
+    rows, ratios = nuts.measure(settings)
+    ran = len(stopwatch.ran)
+    others = replace(settings, parts=("diabetes",))
+    assert nuts.measure(others, [*rows, {**rows[0], "chains": 99}]) == (rows, ratios)
+    assert len(stopwatch.ran) == ran
+
+
 def test_every_round_starts_from_empty_caches_and_goes_on_with_filled_ones(
     stopwatch: Stopwatch,
 ) -> None:
