@@ -165,7 +165,8 @@ def warm_rows(settings: Settings) -> Iterator[Row]:
         return engine.run(model, train, init=init, progress=False)
 
     von_steps = 20 if settings.quick else NEWTON_STEPS
-    von = bnn.VON(covariance="full", num_steps=von_steps)
+    rates: dict[str, Any] = dict.fromkeys(("learning_rate", "precision_learning_rate"), 0.5)
+    von = bnn.VON(covariance="full", num_steps=von_steps, schedule="power", **rates)
     starts: dict[str, tuple[Any, Any]] = {  # the engine that a start is of, and from which
         "": (None, (normal, full, low_rank)),
         "AutoNormal, then ": (bnn.SVI(normal, num_steps=3 * few), (full, low_rank)),
