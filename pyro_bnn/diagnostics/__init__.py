@@ -92,6 +92,8 @@ from pyro_bnn.diagnostics.trust.calibration_error import (
     equal_mass_ece,
     equal_mass_floor,
     skce,
+    smooth_ece,
+    smooth_ece_floor,
 )
 from pyro_bnn.diagnostics.trust.corruptions import corrupt
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95, novelty_scores
@@ -191,6 +193,8 @@ __all__ = [
     "simulation_based_calibration",
     "simultaneous_band",
     "skce",
+    "smooth_ece",
+    "smooth_ece_floor",
     "symmetry_test",
     "temperature_of",
     "temperature_scaling",

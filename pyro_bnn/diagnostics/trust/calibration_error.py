@@ -1,11 +1,13 @@
-r"""Calibration errors of classes: by bins of equal mass, class by class, debiased, by a kernel.
+r"""Calibration errors of classes: by bins, class by class, debiased, smoothed, by a kernel.
 
 Every one of them is of finite data: a calibrated method has a plug-in error above 0
-(`equal_mass_floor`), and an unbiased one that scatters about 0. None ranks methods: log scores do.
+(`equal_mass_floor`, `smooth_ece_floor`), and an unbiased one that scatters about 0. None ranks
+methods: log scores do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +18,8 @@ from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 
 NUM_BINS = 15
 BLOCK = 1_000  # rows of which all pairs are compared
+CELLS = 1 << 11  # of [0, 1], on which confidences are smoothed
+LABELS = 20  # sets of outcomes that a floor is the mean of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +161,84 @@ def debiased_squared_ece(
     noise = bins.accuracy * (1 - bins.accuracy) / (bins.count - 1)
     squares = (bins.accuracy - bins.confidence) ** 2 - noise
     return float((bins.count * squares).sum() / bins.count.sum())
+
+
+def smooth_ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float:
+    r"""Smooth calibration error of the largest probability: no bins, and no width to choose.
+
+    .. math:: \sigma = \int_0^1 \Bigl| \tfrac1N \sum_n K_\sigma(t, c_n)\, (a_n - c_n) \Bigr| dt
+
+    for the confidence :math:`c_n` of a row and whether its class is the observed one, :math:`a_n`;
+    :math:`K_\sigma(\cdot, c)` is the normal density about c of sd :math:`\sigma`, reflected at 0
+    and 1. The right-hand side falls as the width grows: the error is the one width that equals it.
+    It moves little where confidences do, which bins do not promise.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
+        y: Classes ``[N]``, 0..C-1.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+
+    References:
+        Blasiok & Nakkiran, "Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing",
+        2023, arXiv:2309.12236.
+
+    Example:
+        >>> probs = np.array([[0.9, 0.1]] * 4)
+        >>> round(smooth_ece(probs, np.array([0, 0, 0, 1])), 4)  # |3/4 - 0.9|, whatever the width
+        0.15
+    """
+    return _smooth_ece(*_top_label(probs, y))
+
+
+def smooth_ece_floor(probs: Float[np.ndarray, "N C"], *, seed: int = 0) -> float:
+    """About what `smooth_ece` is if the probabilities are exactly right.
+
+    The mean over 20 sets of outcomes that are drawn from the confidences.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``.
+        seed: Seed of the outcomes.
+
+    Raises:
+        ShapeError: If ``probs`` is not ``[N, C]``.
+
+    Example:
+        >>> smooth_ece_floor(np.eye(2))  # who is certain, and right, is not off
+        0.0
+    """
+    confidence = check_axes("probs", probs, "N C").max(1)
+    drawn = np.random.default_rng(seed).uniform(size=(LABELS, len(confidence))) < confidence
+    return float(np.mean([_smooth_ece(confidence, correct) for correct in drawn]))
+
+
+def _smooth_ece(confidence: Float[np.ndarray, " N"], correct: Float[np.ndarray, " N"]) -> float:
+    from scipy import optimize
+
+    error = _error_of_width(confidence, correct - confidence)
+    return float(optimize.brentq(lambda width: error(width) - width, 0.0, 2.0))
+
+
+def _error_of_width(
+    confidence: Float[np.ndarray, " N"], residual: Float[np.ndarray, " N"]
+) -> Callable[[float], float]:
+    """The integral of the smoothed residuals' size, as a function of the width.
+
+    A residual is split between the middles of the two cells next to its confidence. Reflected at
+    both ends, a normal density is a product in the cosine series of the cells.
+    """
+    from scipy import fft
+
+    place = confidence * CELLS - 0.5
+    below = np.floor(place).astype(int)
+    share = place - below
+    mass = np.zeros(CELLS)
+    for cell, part in ((below, 1 - share), (below + 1, share)):
+        mass += np.bincount(cell.clip(0, CELLS - 1), part * residual, CELLS)
+    series = fft.dct(mass / len(residual))
+    order = np.pi * np.arange(CELLS)
+    return lambda width: float(np.abs(fft.idct(series * np.exp(-((order * width) ** 2) / 2))).sum())
 
 
 def skce(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], *, seed: int = 0) -> float:

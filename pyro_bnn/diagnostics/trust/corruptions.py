@@ -73,7 +73,7 @@ def _pixelate(image: Image, share: float, _: np.random.Generator) -> Image:
         for c in image
     ]
     return np.stack(
-        [np.asarray(c.resize((width, height), PILImage.Resampling.NEAREST)) for c in shrunk]
+        [np.asarray(c.resize((width, height), PILImage.Resampling.BOX)) for c in shrunk]
     )
 
 
@@ -108,8 +108,13 @@ def _rotate(image: Image, angle: float, rng: np.random.Generator) -> Image:
     return _mapped(image, [[cos, -sin], [sin, cos]], [0, 0])
 
 
-def _shear(image: Image, slope: float, rng: np.random.Generator) -> Image:
-    return _mapped(image, [[1, 0], [slope * _sign(rng), 1]], [0, 0])
+def _shear(image: Image, angle: float, rng: np.random.Generator) -> Image:
+    """Rows moved by the sine of the angle, and farther from each other by its cosine.
+
+    This is what MNIST-C's library called a shear at the time.
+    """
+    angle *= _sign(rng)
+    return _mapped(image, [[np.cos(angle), 0], [-np.sin(angle), 1]], [0, 0])
 
 
 def _zoom_out(image: Image, factor: float, _: np.random.Generator) -> Image:
@@ -179,7 +184,7 @@ COMMON: Mapping[Scale, Mapping[str, tuple[float, ...]]] = {
         "pixelate": (0.6, 0.5, 0.4, 0.3, 0.25),
         "jpeg": (25, 18, 15, 10, 7),
         "rotate": (0.2, 0.4, 0.6, 0.8, 1.0),  # radians
-        "shear": (0.2, 0.4, 0.6, 0.8, 1.0),
+        "shear": (0.2, 0.4, 0.6, 0.8, 1.0),  # radians
         "scale": (1 / 0.9, 1 / 0.8, 1 / 0.7, 1 / 0.6, 1 / 0.5),
         "translate": (1, 2, 3, 4, 5),  # pixels
         "quantise": (5, 4, 3, 2, 1),  # bits

@@ -44,8 +44,6 @@ def novelty_scores(
         >>> scores["entropy"].round(4).tolist(), scores["mutual information"].tolist()
         ([0.0, 0.6931], [0.0, 0.0])
     """
-    from scipy import special
-
     found = class_uncertainty(probs)
     scores = {
         "one minus largest probability": 1 - np.asarray(probs, dtype=float).mean(0).max(-1),
@@ -59,7 +57,8 @@ def novelty_scores(
                 f"logits has shape {list(logits.shape)}, expected that of probs, "
                 f"{list(np.shape(probs))}"
             )
-        scores["energy"] = -special.logsumexp(logits, axis=-1).mean(0)
+        most = logits.max(-1, keepdims=True)  # SciPy's logsumexp takes twice the time
+        scores["energy"] = -(np.log(np.exp(logits - most).sum(-1)) + most[..., 0]).mean(0)
     return scores
 
 

@@ -16,7 +16,7 @@ from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
 from pyro_bnn.errors import DataError
 from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, resampled
 from pyro_bnn.report.beyond.images import Condition
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, floor
+from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, floor, smooth_floor
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ class Judged:
     def table(self) -> pd.DataFrame:
         """Numbers of the test rows: a row a method, each with its error in ``<number>_se``.
 
-        ``log_score_gap`` is the paired difference to the first; ``floor`` is about what ``ece``
-        is where the probabilities are right; ``temperature`` is found on one half of the rows and
+        ``log_score_gap`` is the paired difference to the first; ``floor`` and
+        ``smooth_floor`` are about what ``ece`` and ``smooth_ece`` are where the probabilities are
+        right; ``temperature`` is found on one half of the rows and
         ``temperature_gain``, in nats a row, is what it gains on the other, both ways.
         """
         rows = len(self.labels)
@@ -119,6 +120,7 @@ class Judged:
             gain = resampled([_mean_of(gains) for _, gains in scaled], rows).estimate
             numbers[name] |= {
                 "floor": float(np.mean([floor(fit.test) for fit in own])),
+                "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),
                 "augrc_random": error / 2,
                 "augrc_best": error**2 / 2,
                 "temperature": float(np.mean([t for t, _ in scaled])),

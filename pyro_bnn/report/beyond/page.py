@@ -74,6 +74,8 @@ def tables(found: Judged) -> Iterator[Table]:
         yield Table("Corrupted", [*own[:2], *own[2:]], found.shifted, caption=caption)
     more = [
         ECE, FLOOR,
+        _column("smooth ECE", "smooth_ece", "The same without bins, smoothed by its own width."),
+        _column("its floor", "smooth_floor", "About what smooth ECE is where they are right."),
         _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
         _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
         _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),

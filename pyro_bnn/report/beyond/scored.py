@@ -17,6 +17,8 @@ from pyro_bnn.diagnostics.trust.calibration_error import (
     equal_mass_ece,
     equal_mass_floor,
     skce,
+    smooth_ece,
+    smooth_ece_floor,
 )
 from pyro_bnn.diagnostics.trust.out_of_distribution import novelty_scores
 from pyro_bnn.diagnostics.trust.selective import selective_risk
@@ -121,6 +123,7 @@ NUMBERS = (
 )
 """Numbers of the test rows and of corrupted ones."""
 MORE = (
+    Number("smooth_ece", lambda s, y, rows: smooth_ece(s.probs[rows], y[rows])),
     Number("classwise_ece", lambda s, y, rows: classwise_ece(s.probs[rows], y[rows])),
     Number("debiased_ece2", lambda s, y, rows: debiased_squared_ece(s.probs[rows], y[rows])),
     Number("skce", _skce),
@@ -132,3 +135,8 @@ MORE = (
 def floor(scored: Scored) -> float:
     """About what the calibration error is if the probabilities are right."""
     return equal_mass_floor(scored.probs)
+
+
+def smooth_floor(scored: Scored) -> float:
+    """The same of the smooth calibration error."""
+    return smooth_ece_floor(scored.probs)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy import optimize, stats
 
 from pyro_bnn.diagnostics import (
     classwise_ece,
@@ -11,6 +12,8 @@ from pyro_bnn.diagnostics import (
     equal_mass_ece,
     equal_mass_floor,
     skce,
+    smooth_ece,
+    smooth_ece_floor,
 )
 from pyro_bnn.errors import OptionError, ShapeError
 
@@ -105,6 +108,76 @@ def test_many_rows_are_compared_in_blocks() -> None:
     assert_allclose(skce(np.tile([0.75, 0.25], (2_500, 1)), y), 0.125, rtol=1e-12)
 
 
+def test_the_smooth_error_of_residuals_of_one_sign_is_the_size_of_their_mean() -> None:
+    """Whatever the width: the kernel integrates to 1, up to 0 and 1 too, where it is reflected."""
+    probs = np.array([[0.7, 0.3]] * 10)
+    assert_allclose(smooth_ece(probs, np.array([0] * 5 + [1] * 5)), 0.2, rtol=1e-9)
+    certain = np.linspace(0.5, 1, 101)  # and wrong in every row
+    probs = np.stack([certain, 1 - certain], -1)
+    assert_allclose(smooth_ece(probs, np.ones(101)), 0.75, rtol=1e-9)
+    assert smooth_ece(np.array([[1.0, 0.0]]), np.array([1])) == pytest.approx(1, rel=1e-9)
+
+
+def test_the_smooth_error_of_two_confidences_is_the_root_of_a_series() -> None:
+    """Right in 80 % at 0.6 and in 60 % at 0.8: as much too low as too high.
+
+    The integral is 0.2 times how far apart two reflected normals about 0.6 and 0.8 are in
+    variation; here by their images beyond 0 and 1, in place of a cosine series.
+    """
+    probs = np.repeat([[0.6, 0.25, 0.15], [0.8, 0.15, 0.05]], 10, axis=0)
+    y = np.array([0] * 8 + [1] * 2 + [0] * 6 + [1] * 4)
+    t = (np.arange(20_000) + 0.5) / 20_000
+
+    def density(centre: float, width: float) -> np.ndarray:
+        images = [2 * k + side * centre for k in range(-8, 9) for side in (1, -1)]
+        return np.sum([stats.norm.pdf(t, image, width) for image in images], axis=0)
+
+    def integral(width: float) -> float:
+        return float(0.1 * np.abs(density(0.6, width) - density(0.8, width)).mean())
+
+    expected = optimize.brentq(lambda width: integral(width) - width, 0.01, 1)
+    assert_allclose(smooth_ece(probs, y), expected, rtol=1e-5)
+
+
+def test_the_smooth_error_is_zero_where_every_confidence_is_right() -> None:
+    probs = np.repeat([[0.6, 0.4], [0.8, 0.2]], 5, axis=0)
+    assert smooth_ece(probs, np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 1])) < 1e-12
+
+
+def test_two_confidences_that_nearly_agree_have_a_small_smooth_error() -> None:
+    """By bins they are off by 0.4; by the smooth error, by the less the closer they are."""
+    apart = 1e-4
+    probs = np.repeat(
+        [[0.6 - apart / 2, 0.4 + apart / 2], [0.6 + apart / 2, 0.4 - apart / 2]], 5, 0
+    )
+    y = np.array([0] * 5 + [0] + [1] * 4)  # right in 100 %, and in 20 %
+    assert equal_mass_ece(probs, y, num_bins=2) == pytest.approx(0.4, abs=1e-3)
+    # 0.4 (2 Phi(apart / 2 width) - 1) = width, where apart is small
+    assert_allclose(smooth_ece(probs, y), np.sqrt(0.4 * apart / np.sqrt(2 * np.pi)), rtol=0.01)
+
+
+def test_the_smooth_floor_of_one_confidence_is_a_mean_deviation_of_counts() -> None:
+    """By de Moivre; the mean over 20 sets of outcomes is within 5 standard errors."""
+    n, p = 200, 0.7
+    counts = stats.binom(n, p)
+    mean = counts.expect(lambda k: np.abs(k / n - p))
+    error = np.sqrt((p * (1 - p) / n - mean**2) / 20)
+    assert abs(smooth_ece_floor(np.array([[p, 1 - p]] * n)) - mean) < 5 * error
+    found = [smooth_ece_floor(np.array([[p, 1 - p]] * n), seed=s) for s in range(50)]
+    assert z_of(found, float(mean)) < 5
+
+
+def test_a_calibrated_forecast_is_at_its_smooth_floor() -> None:
+    probs, _ = calibrated(1_000, seed=0)
+    cumulative, rng = probs.cumsum(1), np.random.default_rng(1)
+    found = [
+        smooth_ece(probs, (rng.uniform(size=(1_000, 1)) > cumulative).sum(1)) for _ in range(100)
+    ]
+    floors = [smooth_ece_floor(probs, seed=s) for s in range(5)]
+    error = np.hypot(np.std(found) / np.sqrt(100), np.std(found) / np.sqrt(100))  # 5 floors of 20
+    assert abs(np.mean(found) - np.mean(floors)) < 5 * error
+
+
 def test_what_one_row_cannot_say() -> None:
     probs, y = np.array([[0.7, 0.3]]), np.array([0])
     assert np.isnan(debiased_squared_ece(probs, y))
@@ -113,11 +186,12 @@ def test_what_one_row_cannot_say() -> None:
 
 def test_shapes_and_bins_are_checked() -> None:
     probs = np.full((3, 2), 0.5)
-    for error in (equal_mass_ece, classwise_ece, debiased_squared_ece, skce):
+    for error in (equal_mass_ece, classwise_ece, debiased_squared_ece, skce, smooth_ece):
         with pytest.raises(ShapeError, match=r"y must have shape \[3\] to match probs"):
             error(probs, np.zeros((3, 1)))
     for error in (equal_mass_ece, classwise_ece, debiased_squared_ece):
         with pytest.raises(OptionError, match="num_bins"):
             error(probs, np.zeros(3), 0)
-    with pytest.raises(ShapeError, match=r"probs must have shape \[N, C\]"):
-        equal_mass_floor(np.zeros(3))
+    for floor in (equal_mass_floor, smooth_ece_floor):
+        with pytest.raises(ShapeError, match=r"probs must have shape \[N, C\]"):
+            floor(np.zeros(3))
