@@ -12,7 +12,7 @@ from benchmarks import _settings
 from benchmarks._tables import markdown
 
 Row: TypeAlias = dict[str, Any]
-Case: TypeAlias = tuple[str, int, int]  # data, epochs, training images
+Case: TypeAlias = tuple[str, int, int, int, int]  # data, epochs, images: training, test, corrupted
 BASES = ("deterministic, rank-1 net, K = 1", "deterministic")
 RANK1 = ("rank-1 Gaussian", "rank-1 Cauchy")
 ERRORS = 2.0
@@ -23,7 +23,8 @@ def cases(rows: Sequence[Row]) -> dict[Case, dict[str, dict[int, Row]]]:
     found: dict[Case, dict[str, dict[int, Row]]] = {}
     for row in rows:
         if "error" not in row and not math.isnan(row["log_score"]):
-            case = (row["data"], row["epochs"], row["train_rows"])
+            images = row["train_rows"], row["test_rows"], row["corrupted_rows"]
+            case = (row["data"], row["epochs"], *images)
             found.setdefault(case, {}).setdefault(row["method"], {})[row["seed"]] = row
     return found
 
@@ -74,15 +75,16 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
     if not found:
         yield "No fit has been run yet: `python -m benchmarks.rank1`."
         return
-    for (data, epochs, train), fits in found.items():
+    for case, fits in found.items():
         pairs = [(a, b) for a in RANK1 for b in BASES if a in fits and b in fits]
         pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
         pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
         said = [text for a, b in pairs if (text := verdict(a, b, fits))]
-        yield f"{data}, {train:,} images, {epochs} epochs: " + "; ".join(said) + "."
+        if said:
+            yield f"{_case_words(case)}: {'; '.join(said)}."
     yield _run_words(rows)
-    for (data, epochs, train), fits in found.items():
-        yield f"## {data}, {train:,} training images, {epochs} epochs"
+    for case, fits in found.items():
+        yield f"## {_case_words(case)}"
         for table, title in (("methods", "Methods"), ("objectives", "Objectives and priors")):
             own = {m: f for m, f in fits.items() if tables.get(m) == table}
             if own:
@@ -96,6 +98,12 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
     if failed:
         listed = "; ".join(f"{r['method']} on {r['data']}: {r['error'][:160]}" for r in failed[:8])
         yield f"{len(failed)} fits failed: {listed}."
+
+
+def _case_words(case: Case) -> str:
+    data, epochs, train, test, corrupted = case
+    text = f"{data}, {train:,} training images, {epochs} epochs, {test:,} test images"
+    return f"{text}, {corrupted:,} of them corrupted" if corrupted else text
 
 
 def _table(fits: Mapping[str, Mapping[int, Row]], base: Mapping[int, Row], base_name: str) -> str:
@@ -135,8 +143,7 @@ def _pm(found: tuple[float, float, list[float]]) -> str:
 def _run_words(rows: Sequence[Row]) -> str:
     done = [row for row in rows if "error" not in row]
     one, machine, versions = done[0], _settings.machine(), _settings.versions()
-    minutes = sum(row["seconds"] for row in done) / 60
-    corrupted = sorted({row.get("corrupted_rows", 0) for row in done})
+    fits, rest = (sum(row[key] for row in done) / 60 for key in ("seconds", "other_seconds"))
     return (
         "Residual network of depth 8 and width 8, group normalisation, Adam at 0.01 with a cosine, "
         "128 new images a step for every method, KL brought in over 80 % of the steps, sds from "
@@ -144,9 +151,10 @@ def _run_words(rows: Sequence[Row]) -> str:
         "+1 with sd 0.1 or at random signs (under the wider prior N(1, 1)), "
         f"{one['draws']} draws. ± is one standard error over images and seeds together, of "
         "differences paired; ECE has equal-mass bins and stands beside its floor. Corrupted: mean "
-        "over eight kinds and severities 1, 3, 5 of the first "
-        f"{' or '.join(map(str, corrupted))} test images, the same noise for all.\n\n"
-        f"What was run: {len(done)} fits, {minutes:.0f} CPU minutes of fits, one thread each, on a "
+        "over eight kinds and severities 1, 3, 5 of the first test "
+        "images, the same noise for all.\n\n"
+        f"What was run: {len(done)} fits, {fits:.1f} CPU minutes of fits and {rest:.1f} of "
+        "corrupting and predicting, one thread each, on a "
         f"machine with other work: {machine['cpu']}, {machine['cores']} cores, Python "
         f"{machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
         "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`. No "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from benchmarks import _jsonl, _rank1_page, _uci_page
+from benchmarks import _jsonl, _rank1_page, _uci_page, rank1
 
 Row = dict[str, Any]
 
@@ -114,7 +114,8 @@ def rank1_rows(method: str, shift: float, seeds: tuple[float, ...]) -> list[Row]
     groups = np.linspace(-1, 1, 50)
     return [
         {
-            "data": "mnist", "epochs": 2, "train_rows": 100, "method": method, "seed": s,
+            "data": "mnist", "epochs": 2, "train_rows": 100, "test_rows": 50, "corrupted_rows": 0,
+            "method": method, "seed": s, "steps": 20, "other_seconds": 3.0,
             "log_score": shift + own, "groups": (groups + shift + own).tolist(),
             "accuracy": 0.5, "ece": 0.1, "floor": 0.1, "seconds": 1.0, "passes": 4, "draws": 16,
         }
@@ -154,3 +155,25 @@ def test_the_page_of_rank_1_says_what_was_not_run() -> None:
     page = _rank1_page.page(rows, tables)
     assert "rank-1 Gaussian beats deterministic" in page
     assert "Not run yet: SWAG" in page
+
+
+def test_a_fit_of_rank_1_is_expected_to_take_its_steps_and_its_images() -> None:
+    rows = rank1_rows("a", 0.0, (0.0, 0.1))  # 20 steps in 1 s, 50 images in 3 s
+    task = {"method": "a", "epochs": 10, "train_rows": 1280, "test_rows": 100, "corrupted_rows": 10}
+    # 100 steps; 100 images as they are and 10 under 8 kinds in 3 severities
+    assert rank1.expected_seconds(task, rows) == pytest.approx(1.0 * 5 + 3.0 * (100 + 240) / 50)
+    assert rank1.expected_seconds({**task, "method": "b"}, rows) is None
+
+
+def test_fits_on_other_images_are_not_compared() -> None:
+    rows = rank1_rows("deterministic", -1.0, (0.0,)) + rank1_rows("rank-1 Gaussian", 0, (0,))
+    rows[1]["test_rows"] = 60
+    tables = {"deterministic": "methods", "rank-1 Gaussian": "methods"}
+    page = _rank1_page.page(rows, tables)
+    assert "beats" not in page
+    assert "## mnist, 100 training images, 2 epochs, 60 test images" in page
+
+
+def test_few_images_are_groups_of_one() -> None:
+    assert rank1.by_group(np.arange(10.0)) == list(range(10))
+    assert rank1.by_group(np.arange(100.0)) == [2 * k + 0.5 for k in range(50)]
