@@ -58,7 +58,7 @@ def _svi(guide: Any, steps: int, kl: bool = True, **options: Any) -> Any:
 
     import pyro_bnn as bnn
 
-    warmup = {"kl_warmup": int(WARMUP * steps)} if kl else {}
+    warmup: dict[str, Any] = {"kl_warmup": int(WARMUP * steps)} if kl else {}
     made = functools.partial(guide, **options) if options else guide
     return bnn.SVI(made, num_steps=steps, batch_size=BATCH, **warmup)
 

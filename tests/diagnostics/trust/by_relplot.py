@@ -12,6 +12,7 @@ import importlib
 import json
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tests.diagnostics.trust.by_torch_uncertainty import made_rows
 
@@ -23,7 +24,8 @@ POINTS = 20_001  # of their grid
 def main() -> None:
     """Compute and write."""
     metrics = importlib.import_module("relplot.metrics")
-    importlib.import_module("relplot.config").smECE_mesh_pts = POINTS
+    config: Any = importlib.import_module("relplot.config")
+    config.smECE_mesh_pts = POINTS
     draws, y, _ = made_rows()
     probs = draws.mean(0)
     rows = probs.max(1), (probs.argmax(1) == y).astype(float)

@@ -130,7 +130,8 @@ def test_the_smooth_error_of_two_confidences_is_the_root_of_a_series() -> None:
 
     def density(centre: float, width: float) -> np.ndarray:
         images = [2 * k + side * centre for k in range(-8, 9) for side in (1, -1)]
-        return np.sum([stats.norm.pdf(t, image, width) for image in images], axis=0)
+        found: np.ndarray = np.sum([stats.norm.pdf(t, image, width) for image in images], axis=0)
+        return found
 
     def integral(width: float) -> float:
         return float(0.1 * np.abs(density(0.6, width) - density(0.8, width)).mean())
