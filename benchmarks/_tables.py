@@ -1,4 +1,4 @@
-"""Tables of the README, made from the JSON so that the two cannot differ."""
+"""Tables of the README and the notes, made from the JSON so that they cannot differ from it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,53 @@ from typing import Any
 
 from benchmarks._settings import RESULTS
 
-README = Path(__file__).parent / "README.md"
+PAGES = [Path(__file__).parent / name for name in ("README.md", "NOTES.md")]
 DEFAULT_CHAINS = 4  # of NUTS
+REACHED = "yes"
 Result = Mapping[str, Any]
 
 
 def update(folder: Path) -> None:
-    """Fill the README's tables anew, where the results are those that it shows."""
+    """Fill the pages' tables anew, where the results are those that they show."""
     if folder.resolve() == RESULTS.resolve():
-        README.write_text(filled(README.read_text(), folder))
+        for page in PAGES:
+            page.write_text(filled(page.read_text(), folder))
 
 
 def filled(text: str, folder: Path) -> str:
-    """The text with what stands between ``<!-- table: name -->`` and ``<!-- end -->`` made anew."""
+    """The text with what stands between ``<!-- table: name -->`` and ``<!-- end -->`` made anew.
+
+    Of a benchmark with several tables ``name 1 3`` are the first and the third; ``goals missed``
+    are those that were not reached.
+    """
 
     def table(match: re.Match[str]) -> str:
-        return f"<!-- table: {match[1]} -->\n{made(match[1], folder)}\n<!-- end -->"
+        name, part = match[1], match[2]
+        marker = f"{name} {part}" if part else name
+        return f"<!-- table: {marker} -->\n{made(name, folder, part)}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: ([a-z-]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+    markers = r"<!-- table: ([a-z-]+)(?: ([\d ]+|missed))? -->\n.*?<!-- end -->"
+    return re.sub(markers, table, text, flags=re.DOTALL)
 
 
-def made(name: str, folder: Path) -> str:
-    """One table; ``goals`` is made from several results, the others from ``<name>.json``."""
-    paths = {part: folder / f"{part}.json" for part in (GOALS if name == "goals" else (name,))}
-    found = {part: json.loads(p.read_text()) for part, p in paths.items() if p.exists()}
-    missing = [part for part in paths if part not in found]
+def made(name: str, folder: Path, part: str | None = None) -> str:
+    """Tables of ``<name>.json``, or of ``goals``, which is made from several results."""
+    paths = {own: folder / f"{own}.json" for own in (GOALS if name == "goals" else (name,))}
+    found = {own: json.loads(p.read_text()) for own, p in paths.items() if p.exists()}
+    missing = [own for own in paths if own not in found]
     texts = [f"Not measured yet: {', '.join(missing)}."] if missing else []
-    if found:
-        table = goals if name == "goals" else _with_provenance
-        texts.insert(0, table(found))
+    if found and name == "goals":
+        texts.insert(0, goals(found, only_missed=part == "missed"))
+    elif found:
+        texts.insert(0, _with_provenance(found[name], part))
     return "\n\n".join(texts)
 
 
-def _with_provenance(found: Mapping[str, Result]) -> str:
-    (one,) = found.values()
-    return f"{provenance(one)}\n\n{TABLES[one['benchmark']](one)}"
+def _with_provenance(found: Result, part: str | None) -> str:
+    tables = TABLES[found["benchmark"]](found).split("\n\n")
+    if part is not None:
+        tables = [tables[int(number) - 1] for number in part.split()]
+    return "\n\n".join([provenance(found), *tables])
 
 
 def provenance(found: Result) -> str:
@@ -278,8 +290,9 @@ def _with_range(value: float, ends: Sequence[float]) -> str:
 
 
 def _span(value: float, values: Sequence[float], form: Callable[[float], str]) -> str:
-    """A median and, in brackets, the range."""
-    return f"{form(value)} ({form(min(values))} to {form(max(values))})"
+    """A median and, in brackets, the range; one round has none."""
+    low, high = min(values), max(values)
+    return f"{form(value)} ({form(low)} to {form(high)})" if low < high else form(value)
 
 
 def estimators(found: Result) -> str:
@@ -588,9 +601,10 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
 }
 
 
-def goals(found: Mapping[str, Result]) -> str:
+def goals(found: Mapping[str, Result], *, only_missed: bool = False) -> str:
     """The figures to reach beside the figures reached, of what has been measured."""
     lines = [line for name, result in found.items() for line in GOALS[name](result)]
+    lines = [line for line in lines if not only_missed or line[-1] != REACHED]
     return markdown(["what", "measured", "goal", "reached"], lines)
 
 
@@ -685,7 +699,7 @@ def goal(what: str, value: float, bound: float, *, least: bool = False) -> list[
     """A line of the table of goals: what is measured, how much, and whether that is enough."""
     reached = value >= bound if least else value <= bound
     wanted = f"{'at least' if least else 'at most'} {bound:g}"
-    return [what, f"{value:.2f}", wanted, "yes" if reached else "**no**"]
+    return [what, f"{value:.2f}", wanted, REACHED if reached else "**no**"]
 
 
 def duration(seconds: float) -> str:

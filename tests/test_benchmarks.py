@@ -284,12 +284,12 @@ def _threads() -> Iterator[None]:
 def test_a_quick_run_writes_its_figures_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = _tables.README.read_text()
+    before = [page.read_text() for page in _tables.PAGES]
     found = quick(name, tmp_path)
     assert check_schema(json.loads((tmp_path / f"{name}.json").read_text())) == name
     assert list(tmp_path.glob(f"{name}*.png")) or name == "sgmcmc"  # a table alone
     assert _tables.TABLES[name](found) in capsys.readouterr().out
-    assert _tables.README.read_text() == before
+    assert [page.read_text() for page in _tables.PAGES] == before
 
 
 def parse(argv: list[str]) -> _settings.Settings:
@@ -826,15 +826,26 @@ def test_kept_results_have_their_fields() -> None:
         assert "--quick" not in found["command"]
 
 
-def test_the_tables_of_the_readme_are_those_of_the_results() -> None:
-    text = _tables.README.read_text()
-    assert _tables.filled(text, _settings.RESULTS) == text
-    for name in _tables.TABLES:
-        assert f"<!-- table: {name} -->" in text
+def test_the_tables_of_the_pages_are_those_of_the_results() -> None:
+    shown: set[str] = set()
+    for page in _tables.PAGES:
+        text = page.read_text()
+        assert _tables.filled(text, _settings.RESULTS) == text
+        shown |= set(re.findall(r"<!-- table: (.*) -->", text))
+    for name, table in _tables.TABLES.items():
+        found = json.loads((_settings.RESULTS / f"{name}.json").read_text())
+        parts = range(1, 2 + table(found).count("\n\n"))
+        places = [marker.split()[1:] for marker in shown if marker.split()[0] == name]
+        assert [] in places or {str(part) for part in parts} == set().union(*places)
+    assert {"goals", "goals missed"} <= shown
 
 
-def test_pictures_of_the_readme_are_there() -> None:
-    text = _tables.README.read_text()
+def test_the_readme_is_short() -> None:
+    assert len(_tables.PAGES[0].read_text().split()) < 4_000
+
+
+def test_pictures_of_the_pages_are_there() -> None:
+    text = "".join(page.read_text() for page in _tables.PAGES)
     shown = set(re.findall(r"\]\(results/([a-z-]+\.png)\)", text))
     there = {path.name for path in _settings.RESULTS.glob("*.png")}
     measured = {path.stem for path in RESULTS}
@@ -873,6 +884,25 @@ after
 """
     assert _tables.filled(text, tmp_path) == expected
     assert _tables.filled(expected, tmp_path) == expected
+
+
+def test_tables_of_several_are_written_between_their_markers() -> None:
+    provenance, scores, costs, warm = _tables.made("laplace", _settings.RESULTS).split("\n\n")
+    for part, tables in (("1", [scores]), ("3", [warm]), ("1 2", [scores, costs])):
+        marker, body = f"<!-- table: laplace {part} -->", "\n\n".join([provenance, *tables])
+        found = _tables.filled(f"{marker}\nold\n<!-- end -->", _settings.RESULTS)
+        assert found == f"{marker}\n{body}\n<!-- end -->"
+
+
+def test_one_round_has_no_range() -> None:
+    row = {"net": "1-1", "batch": 8, "num_data": 8, "steps": 10, "cache": "empty", "ratio": 0.5}
+    for seconds, shown, ratio in (
+        ([2.0], "2 s | 4 s | 0.50 |", [0.5, 0.5]),
+        ([1.0, 2.0, 3.0], "2 s (1 s to 3 s) | 4 s | 0.50 (0.25 to 0.75) |", [0.25, 0.75]),
+    ):
+        times = {"seconds": 2.0, "all_seconds": seconds, "base": 4.0, "all_base": [4.0, 4.0]}
+        table = _tables.default_fits({"rows": [{**row, **times, "ratio_range": ratio}]})
+        assert table.endswith(shown)
 
 
 @pytest.mark.parametrize(
@@ -934,7 +964,10 @@ def test_goals_say_what_was_missed(tmp_path: Path) -> None:
         "samplers": {"rows": chains},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(more))
-    cells = [line.split(" | ")[1:] for line in _tables.made("goals", tmp_path).splitlines()[2:]]
+    goals = _tables.made("goals", tmp_path).splitlines()
+    missed = _tables.made("goals", tmp_path, "missed").splitlines()
+    assert missed == [*goals[:2], *(line for line in goals if line.endswith("| **no** |"))]
+    cells = [line.split(" | ")[1:] for line in goals[2:]]
     assert cells == [
         ["2.90", "at most 3", "yes |"],
         ["2.90", "at most 1.5", "**no** |"],
