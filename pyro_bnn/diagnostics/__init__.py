@@ -9,6 +9,7 @@ from pyro_bnn.diagnostics.bands import (
 )
 from pyro_bnn.diagnostics.calibration import (
     Coverage,
+    PITDifference,
     PITHistogram,
     Reliability,
     coverage,
@@ -16,6 +17,7 @@ from pyro_bnn.diagnostics.calibration import (
     ece,
     ece_floor,
     pit,
+    pit_difference,
     pit_histogram,
     reliability_curve,
     simulated_ece,
@@ -115,6 +117,7 @@ __all__ = [
     "MeanFieldKL",
     "MeanFieldNet",
     "Novelty",
+    "PITDifference",
     "PITHistogram",
     "PairedDifference",
     "Probes",
@@ -173,6 +176,7 @@ __all__ = [
     "overconfidence",
     "paired_difference",
     "pit",
+    "pit_difference",
     "pit_histogram",
     "probe_rows",
     "product_draws",

@@ -22,6 +22,7 @@ from pyro_bnn.diagnostics.calibration import (
     coverage,
     covered_share,
     pit,
+    pit_difference,
     pit_histogram,
     reliability_curve,
     simulated_ece,
@@ -229,6 +230,25 @@ def test_the_histogram_counts_every_value_and_its_band_is_that_of_the_simulated_
     assert not found.outside.any()
     found = pit_histogram(np.full(100, 0.99), simulated)
     assert_array_equal(found.outside, [False] * 11 + [True])
+
+
+def test_the_distribution_function_of_pit_values_against_that_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    values, simulated = rng.beta(0.5, 0.5, 400), rng.uniform(size=(299, 400))
+    found = pit_difference(values, simulated)
+    assert_allclose(found.at, np.linspace(0, 1, 51)[1:-1])
+    expected = stats.ecdf(values).cdf.evaluate(found.at) - found.at
+    assert_allclose(found.difference, expected)
+    # too many values near both ends: above zero, then below, and out of the band
+    assert found.outside[:10].all()
+    assert found.outside[-10:].all()
+    assert (found.difference[:10] > 0).all()
+    assert (found.difference[-10:] < 0).all()
+    shifted = np.stack([stats.ecdf(row).cdf.evaluate(found.at) for row in simulated]) - found.at
+    assert_allclose([found.low, found.high], simultaneous_band(found.difference, shifted))
+    assert not pit_difference(rng.uniform(size=400), simulated).outside.any()
+    with pytest.raises(ShapeError, match=r"simulated must have shape \[S, 400\] to match pit"):
+        pit_difference(values, simulated[:, 1:])
 
 
 def test_the_band_of_coverage_is_the_central_one_of_the_shares() -> None:

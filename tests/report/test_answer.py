@@ -90,6 +90,8 @@ def test_every_method_has_the_status_of_its_verdicts(judged: Comparison) -> None
     again = said(judged)[AGAIN]
     assert "rising (still improving)" in again
     assert "short (convergence not judged)" in again
+    assert said(judged)[AGREES].startswith("good (spread and mean of the function are those of")
+    assert UNJUDGED not in said(judged)
 
 
 def test_the_cheaper_one_ended_is_judged_and_not_behind(judged: Comparison) -> None:
@@ -140,7 +142,7 @@ def test_a_reference_with_defects_judges_nobody(split: Split) -> None:
     assert comparison.answer.status["NUTS"] == AGAIN
     assert "NUTS (divergent trajectories)" in said(comparison)[AGAIN]
     assert "No posterior is confirmed" in comparison.answer.headline
-    assert NOT not in said(comparison)  # the spread of none was judged
+    assert {NOT, AGREES, UNJUDGED}.isdisjoint(said(comparison))  # the spread of none was judged
     assert "1.00 % of draws divergent, above 0.1 %" in said(comparison)[CHANGE]
 
 
@@ -158,6 +160,8 @@ def test_methods_of_another_model_are_unjudged(split: Split) -> None:
     }
     comparison = compare(posteriors, split, reference="NUTS")
     assert comparison.answer.status["other"] == UNJUDGED
+    assert said(comparison)[UNJUDGED].startswith("other (another model than that of NUTS")
+    assert AGREES not in said(comparison)
     assert "Its spread was not judged" in said(comparison)[CHEAPER]
     assert "A reference for other, of another model than NUTS" in said(comparison)[CHANGE]
 

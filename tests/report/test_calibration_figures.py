@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 from numpy.testing import assert_allclose
 from scipy.special import softmax
 
@@ -11,13 +12,40 @@ from pyro_bnn.report.evaluation.held_out import HeldOut
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots import calibration as calibration_figures
 from pyro_bnn.report.plots.calibration import rejections
-from tests.report.drawn import heights, xs, ys
+from pyro_bnn.report.plots.captions import span
+from tests.report.drawn import xs, ys
 
 
-def test_pit_histograms_hold_every_row(regression: Comparison) -> None:
+def test_pit_lines_are_shares_of_rows_less_uniform_ones_in_bands_of_the_posterior_itself(
+    regression: Comparison,
+) -> None:
     figure = regression.figures["pit"]
-    for ax in figure.axes[:5]:
-        assert heights(ax.patches[-1]).sum() == 60
+    words = regression.figures.alternative("pit")
+    away = {}
+    for ax, entry in zip(figure.axes, regression.ranked, strict=False):
+        values, ecdf = entry.held_out.pit, entry.held_out.pit_difference
+        assert values is not None
+        assert ecdf is not None
+        place = xs(ax.lines[1])
+        below = (values[:, None] < place).mean(0)
+        below[-1] = 1.0
+        assert_allclose(ys(ax.lines[1]), below - place, atol=1e-12)
+        (band,) = ax.collections[0].get_paths()
+        assert_allclose(band.vertices.max(0)[1], ecdf.high.max())
+        assert_allclose(band.vertices.min(0)[1], ecdf.low.min())
+        away[entry.name] = np.abs(ecdf.difference).max()
+    assert f"distance from zero is {span(away)};" in words
+
+
+def test_bins_that_the_verdict_names_are_shaded(regression: Comparison) -> None:
+    shaded = 0
+    for ax, entry in zip(regression.figures["pit"].axes, regression.ranked, strict=False):
+        bars = entry.held_out.pit_histogram
+        assert bars is not None
+        starts = [patch.get_x() for patch in ax.patches if isinstance(patch, Rectangle)]
+        assert_allclose(starts, bars.edges[:-1][bars.outside])
+        shaded += len(starts)
+    assert shaded > 0
 
 
 @pytest.mark.slow("a second or more")

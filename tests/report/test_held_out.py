@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy import special, stats
 
 from pyro_bnn.diagnostics.bands import simulated_pit
-from pyro_bnn.diagnostics.calibration import ece, pit_histogram
+from pyro_bnn.diagnostics.calibration import ece, pit_difference, pit_histogram
 from pyro_bnn.report.evaluation.held_out import held_out, marginals
 from pyro_bnn.report.evaluation.units import Units
 from tests.report.conjugate import NOISE, LinearPosterior, class_split, regression_split
@@ -80,6 +80,8 @@ def test_bands_are_of_data_sets_of_the_posterior_itself() -> None:
     assert scores.pit_histogram is not None
     expected = pit_histogram(scores.pit, simulated)
     assert_allclose(scores.pit_histogram.low, expected.low)
+    assert scores.pit_difference is not None
+    assert_allclose(scores.pit_difference.high, pit_difference(scores.pit, simulated).high)
     of_second = np.sort(((simulated >= 0.025) & (simulated <= 0.975))[:, 1::2].mean(1))
     assert_allclose(scores.targets[1].coverage.low, of_second[1])
     assert scores.notes == ()

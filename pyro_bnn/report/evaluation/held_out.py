@@ -13,12 +13,14 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, simulated_pit, upper_limit
 from pyro_bnn.diagnostics.calibration import (
     Coverage,
+    PITDifference,
     PITHistogram,
     Reliability,
     coverage,
     covered_share,
     ece,
     pit,
+    pit_difference,
     pit_histogram,
     reliability_curve,
     simulated_ece,
@@ -67,6 +69,7 @@ class HeldOut:
         interval: Ends of the central 95 % interval ``[2, N, O]``.
         pit: PIT values ``[N O]``.
         pit_histogram: Their counts, with the band of data drawn from the posterior itself.
+        pit_difference: Their distribution function less the uniform one, with such a band.
         coverage: Of the central 95 % interval, with the band of such data.
         accuracy: Share of rows.
         brier: Mean Brier score, 0 to 2.
@@ -95,6 +98,7 @@ class HeldOut:
     interval: Float[np.ndarray, "2 N O"] | None = None
     pit: Float[np.ndarray, " M"] | None = None
     pit_histogram: PITHistogram | None = None
+    pit_difference: PITDifference | None = None
     coverage: Coverage | None = None
     accuracy: float = NAN
     brier: float = NAN
@@ -198,6 +202,7 @@ def _score_regression(
         interval=interval.reshape(2, *shape),
         pit=values,
         pit_histogram=pit_histogram(values, simulated),
+        pit_difference=pit_difference(values, simulated),
         coverage=covered,
         targets=score_targets(
             draws.reshape(-1, *shape),

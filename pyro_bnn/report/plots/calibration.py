@@ -9,7 +9,7 @@ import numpy as np
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.rejection import RejectionCurve, class_uncertainty, rejection_curve
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import BAND, INK, MUTED, Dashes, show_counts
+from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes
 from pyro_bnn.report.evaluation.held_out import HeldOut, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.captions import coverages, span
@@ -22,30 +22,39 @@ NUMBERS_AT_ONCE = 1 << 22
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
-def pit_histograms(comparison: Evaluations) -> Drawn:
-    """PIT histograms with the band of data drawn from the posterior, one panel a method."""
-    from matplotlib.ticker import MaxNLocator
-
+def pit_differences(comparison: Evaluations) -> Drawn:
+    """Distribution function of PIT values less the uniform one, with its band, a panel a method."""
+    away = {}
     with panels(comparison, 2.3, room=0.5) as (figure, found):
         for ax, entry, colour in found:
-            histogram = entry.held_out.pit_histogram
-            assert histogram is not None
-            limits = (histogram.low.clip(min=0), histogram.high)
-            show_counts(ax, histogram.counts, histogram.edges, limits, colour)
+            ecdf, bars = entry.held_out.pit_difference, entry.held_out.pit_histogram
+            assert ecdf is not None
+            assert bars is not None
+            place = [0, *ecdf.at, 1]
+            ax.fill_between(place, [0, *ecdf.low, 0], [0, *ecdf.high, 0], color=BAND, lw=0)
+            for low, high, out in zip(bars.edges[:-1], bars.edges[1:], bars.outside, strict=True):
+                if out:
+                    ax.axvspan(low, high, color=BAD, alpha=0.15, lw=0)
+            ax.axhline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
+            ax.plot(place, [0, *ecdf.difference, 0], color=colour, lw=2)
             ax.set_xlim(0, 1)
             ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-            ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+            away[entry.name] = float(np.abs(ecdf.difference).max())
         figure.supxlabel("PIT: share of predictive draws below the observation", fontsize=11)
-        figure.supylabel("held-out rows", fontsize=11)
+        figure.supylabel("share of held-out rows below,\nless the uniform share", fontsize=11)
     return Drawn(
         figure,
-        "Bars within the grey band are calibrated: of data sets drawn from the method's own "
+        "Lines within the grey band are calibrated: of data sets drawn from the method's own "
         "posterior, all rows from one draw of its function, "
-        f"{percent(BAND_PROBABILITY, 0)} have all bars in it. It is wider the more the rows share; "
-        "a hump means intervals too wide, a bowl too narrow, a slope a bias. Coverage of the 95 % "
-        f"interval: {coverages(comparison)}.",
-        f"PIT histograms of {len(comparison.split.test):,} held-out rows, a panel a method: 95 % "
-        f"intervals cover {coverages(comparison)} of the observations.",
+        f"{percent(BAND_PROBABILITY, 0)} stay in it throughout. It is wider the more the rows "
+        "share. Above and then below zero means intervals too narrow, below and then above too "
+        "wide, on one side throughout a bias. Shaded are bins of PIT values with more or fewer "
+        "rows than such data sets have, which a verdict names. Coverage of the 95 % interval: "
+        f"{coverages(comparison)}.",
+        "Distribution function of the PIT values of "
+        f"{len(comparison.split.test):,} held-out rows less that of the uniform distribution, a "
+        f"panel a method: its largest distance from zero is {span(away)}; 95 % intervals cover "
+        f"{coverages(comparison)} of the observations.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyro_bnn.errors import UnknownNameError
-from pyro_bnn.report.plots.calibration import pit_histograms, rejection, reliability
+from pyro_bnn.report.plots.calibration import pit_differences, rejection, reliability
 from pyro_bnn.report.plots.fit import (
     elbo_traces,
     rank_plots,
@@ -50,7 +50,7 @@ PLOTS = {
     "spread": Plot("Uncertainty of the function, row by row", with_spread, spread_by_row),
     "predictions": Plot("Prediction against observation", is_regression, predictions),
     "band": Plot("Predictive band", has_one_input, band),
-    "pit": Plot("Calibration: PIT histograms", is_regression, pit_histograms),
+    "pit": Plot("Calibration: PIT against uniform", is_regression, pit_differences),
     "reliability": Plot("Calibration: reliability diagrams",
                         lambda comparison: not is_regression(comparison), reliability),
     "rejection": Plot("Accuracy when uncertain rows are rejected",

@@ -174,7 +174,8 @@ def against_reference(comparison: Evaluations) -> Drawn:
         "mean over held-out rows; the grey reaches to the distance between its own halves, and "
         "inside it a method cannot be told from it. Right: spread of the function over that of "
         f"{comparison.reference}, median and 5 to 95 % of held-out rows; left of the grey is too "
-        f"sure.{_off_data(comparison)}{_open_marks(comparison, elsewhere)}",
+        f"sure, right of it not sure enough.{_off_data(comparison)}"
+        f"{_open_marks(comparison, elsewhere)}",
         f"Dot plots against {comparison.reference}, a row a method: distance {span(distances)}, "
         f"between its halves {number(floor)}; median ratio of epistemic sds "
         f"{ratios}{f'; off the data {off}' if off else ''}."

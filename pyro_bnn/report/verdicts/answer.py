@@ -175,11 +175,11 @@ def answer(facts: Facts) -> Answer:
     Args:
         facts: Its numbers and verdicts.
     """
-    found = (
-        _use(facts), _predict(facts), _cheaper(facts), _not(facts), _again(facts), _tie(facts),
-        _cost(facts), _change(facts),
-    )  # fmt: skip
     status = {name: _status(facts, name) for name in facts.entries}
+    found = (
+        _use(facts), _predict(facts), _cheaper(facts), *_others(facts, status), _not(facts),
+        _again(facts), _tie(facts), _cost(facts), _change(facts),
+    )  # fmt: skip
     return Answer(_headline(facts), tuple(part for part in found if part is not None), status)
 
 
@@ -326,6 +326,20 @@ def _spread(facts: Facts, name: str) -> str:
 
 def _ratio(ratio: object) -> str:
     return with_error(ratio.value, ratio.standard_error)  # type: ignore[attr-defined]
+
+
+def _others(facts: Facts, status: dict[str, str]) -> Iterator[Statement]:
+    """Methods that the judge found no fault with, and those that it cannot judge."""
+    if facts.judge is None:
+        return
+    for label, words in {
+        AGREES: f"spread and mean of the function are those of {facts.judge.name} within the "
+        "thresholds",
+        UNJUDGED: f"another model than that of {facts.judge.name}: only scores compare",
+    }.items():
+        found = _grouped(label, {name: [words] for name, own in status.items() if own == label})
+        if found is not None:
+            yield found
 
 
 def _not(facts: Facts) -> Statement | None:
