@@ -31,8 +31,9 @@ def test_pit_lines_are_shares_of_rows_less_uniform_ones_in_bands_of_the_posterio
         below[-1] = 1.0
         assert_allclose(ys(ax.lines[1]), below - place, atol=1e-12)
         (band,) = ax.collections[0].get_paths()
-        assert_allclose(band.vertices.max(0)[1], ecdf.high.max())
-        assert_allclose(band.vertices.min(0)[1], ecdf.low.min())
+        corners = np.asarray(band.vertices)
+        assert_allclose(corners.max(0)[1], ecdf.high.max())
+        assert_allclose(corners.min(0)[1], ecdf.low.min())
         away[entry.name] = np.abs(ecdf.difference).max()
     assert f"distance from zero is {span(away)};" in words
 
