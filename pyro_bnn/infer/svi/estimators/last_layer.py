@@ -71,10 +71,7 @@ class LastLayer(Estimator):
                 f"{type(self.part).__name__} is none: take AutoMultivariateNormal for that part, "
                 "or leave the estimator at its default"
             )
-        sizes = [part.noise_dim for part in parts]
-        held = torch.cat([torch.full((n,), float(i != number)) for i, n in enumerate(sizes)])
-        self._others = held.to(program.initial)  # noise of the last layer's part is 0
-        self._eye = torch.eye(sizes[number]).to(program.initial)  # C has none
+        self._eye = torch.eye(self.part.noise_dim).to(program.initial)  # C has none
         sites = {site.name: site for site in program.sites}
         self._sites = [sites[name] for name in names[number]]
         self._check_linear()
@@ -99,7 +96,7 @@ class LastLayer(Estimator):
         own: Params,
     ) -> tuple[Tensor, float]:
         """Expected log densities ``[S, B]`` at S draws of the other sites; see the base class."""
-        z = self.guide.terms(own, noise[0] * self._others, density=False).z  # [S, P]
+        z = self.guide.terms(own, noise[0], density=False).z  # [S, P], the part's own not used
         of_part = {
             name.removeprefix(self._prefix): value
             for name, value in own.items()
