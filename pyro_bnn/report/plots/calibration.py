@@ -44,8 +44,8 @@ def pit_differences(comparison: Evaluations) -> Drawn:
         figure.supylabel("share of held-out rows below,\nless the uniform share", fontsize=11)
     return Drawn(
         figure,
-        "Lines within the grey band are calibrated: of data sets drawn from the method's own "
-        "posterior, all rows from one draw of its function, "
+        "A line within the grey band is not told from a calibrated one: of data sets drawn from "
+        "the method's own posterior, all rows from one draw of its function, "
         f"{percent(BAND_PROBABILITY, 0)} stay in it throughout. It is wider the more the rows "
         "share. Above and then below zero means intervals too narrow, below and then above too "
         "wide, on one side throughout a bias. Shaded are bins of PIT values with more or fewer "
