@@ -320,6 +320,28 @@ def test_a_finished_run_is_read_where_nothing_can_be_written(
         assert_equal(go_on(resume=True), first)
 
 
+@pytest.mark.slow("compiles chains")
+def test_a_finished_run_of_chains_that_were_moved_apart_is_read(
+    oracle: LinearGaussian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are longer than those of other chains, and nothing is compiled to read it."""
+    go_on = partial(
+        NUTS(**{**SMALL, "num_chains": 4, "compile": True}).run,
+        oracle.model,
+        (oracle.x, oracle.y),
+        checkpoint=tmp_path,
+        progress=False,
+    )
+    first = go_on()
+    assert document_of(tmp_path)["state"]["compile_path"] == "apart"
+
+    def refuse(*_: Any) -> None:
+        pytest.fail("compiles")
+
+    monkeypatch.setattr(lockstep_module, "compile_c", refuse)
+    assert_equal(go_on(resume=True), first)
+
+
 @pytest.mark.parametrize(
     ("path", "asked"),
     [("compiled", (True, True)), ("captured", (True, False)), ("eager", (False, False))],

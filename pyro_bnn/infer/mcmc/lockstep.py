@@ -145,8 +145,8 @@ class Lockstep:
         self.step_size = torch.ones_like(value)
         self._averages = averaging.start(self.step_size)
         self._adapting = torch.ones_like(value, dtype=torch.bool)
-        may_part = captured and compiled and apart and len(starts) <= MOST_APART and starts.is_cpu
-        self.is_apart = may_part and self._move_apart(name)
+        may_part = compiled and apart and len(starts) <= MOST_APART and starts.is_cpu
+        self.is_apart = may_part and self._move_apart(name, captured=captured)
         if self.is_apart:
             self.compile_path = "apart"
             return
@@ -180,8 +180,11 @@ class Lockstep:
             torch.zeros_like(noted) if with_grad else None,
         )
 
-    def _move_apart(self, name: str) -> bool:
-        """Have a step of one chain in C, and threads for the chains; False where that cannot be."""
+    def _move_apart(self, name: str, *, captured: bool) -> bool:
+        """Have a step of one chain in C, and threads for the chains; False where that cannot be.
+
+        A run that is over is restored with blocks of the same shape and no step.
+        """
         before, self._num_threads = self._generator.get_state(), torch.get_num_threads()
         longest = min(MOST_STEPS, BLOCK_APART_BYTES // self._like.nbytes)
         self._make_block(max(BLOCK_APART, longest), with_grad=True)
@@ -193,6 +196,7 @@ class Lockstep:
             num_state=self._num_state(),
             strict=True,
         )
+        self._captured.is_captured &= captured
         try:
             if self.block > 1:
                 with one_thread():
