@@ -18,14 +18,16 @@ import typer
 
 from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
+from pyro_bnn.cli.fits import count_numbers, expected_seconds
 from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
-from pyro_bnn.data import Split, from_arrays
+from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides import AutoDelta, AutoNormal
+from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.infer.engine import Engine
+from pyro_bnn.models import MLP
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
 from pyro_bnn.report.splits.table import LARGEST, averaged
 
@@ -130,6 +132,21 @@ def test_fits_go_side_by_side_where_that_saves_more_than_processes_take_to_begin
             number(10, 10, runs=runs, asked=asked)
     with pytest.raises(OptionError, match="there is 1 method: leave it out, or name more --m"):
         number(10, asked=2)
+
+
+def test_a_guide_of_many_numbers_is_expected_to_take_longer() -> None:
+    """A full covariance keeps a square of P x P, a mean and a scale for each of P weights."""
+    rows = Dataset(torch.zeros(4, 6), torch.zeros(4))
+    small, large = MLP(6, 1, hidden=(3, 2)), MLP(6, 1, hidden=(400,))
+    count = 7 * 3 + 4 * 2 + 3 + 1  # and the scale of the noise
+    full, mean_field = SVI(AutoMultivariateNormal), SVI(AutoNormal)
+    assert count_numbers(mean_field, small, rows) == 2 * count
+    assert count_numbers(full, small, rows) == count**2 + 2 * count
+    assert count_numbers(full, large, rows) == 0  # too many to set the guide up
+    assert count_numbers(NUTS(), small, rows) == 0
+    nuts = NUTS(warmup_steps=300, num_samples=300)
+    at_602 = expected_seconds(full, 602**2 + 2 * 602)
+    assert at_602 > expected_seconds(nuts) > expected_seconds(mean_field, 2 * 602)
 
 
 def test_a_run_knows_that_it_is_one_of_several() -> None:

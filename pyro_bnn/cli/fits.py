@@ -22,6 +22,8 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
 SECONDS_A_STEP = 1e-3
+SECONDS_A_NUMBER = 1e-8  # of a guide, in a step of Adam's
+FEW_WEIGHTS = 2_000  # of a network, whose guides are set up at once to count their numbers
 
 
 def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> None:
@@ -153,10 +155,29 @@ def convergence_words(name: str, posterior: Posterior, rows: Split, seed: int) -
         return [f"{name}: convergence not judged: {error}"]
 
 
-def expected_seconds(engine: Any) -> float:
-    """Seconds of a run, by its numbers alone and very roughly: a millisecond a step."""
+def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
+    """Seconds of a run, by its numbers alone and very roughly: a millisecond a step or more.
+
+    Args:
+        engine: The engine.
+        num_numbers: Parameters of its guide.
+    """
     draws = getattr(engine, "warmup_steps", 0) + getattr(engine, "num_samples", 0)
-    return SECONDS_A_STEP * (getattr(engine, "num_steps", 0) + TYPICAL_STEPS * draws)
+    a_step = SECONDS_A_STEP + SECONDS_A_NUMBER * num_numbers
+    return a_step * getattr(engine, "num_steps", 0) + SECONDS_A_STEP * TYPICAL_STEPS * draws
+
+
+def count_numbers(engine: Any, model: Model, data: Dataset) -> int:
+    """Parameters of the guide of an engine on a small network; 0 where there is none to count."""
+    if not takes(engine, "guide"):
+        return 0
+    with isolated(0), unchanged(model):
+        program = Program(model, data.x[:2], data.y[:2])
+        if program.num_latents > FEW_WEIGHTS:
+            return 0
+        guide = engine.guide(model)
+        set_up(guide, program)
+    return sum(value.numel() for value in guide.parameters())
 
 
 def holds_fixed(engine: Any, model: Model) -> bool:

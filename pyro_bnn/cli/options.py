@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -222,6 +223,9 @@ class FitOptions:
         return not self.quiet and sys.stderr.isatty()
 
 
+LONG = 5_000  # steps of fits that go side by side
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """What 'pyro-bnn compare' compares, and where its report goes.
@@ -258,6 +262,15 @@ class Compared:
         min=1,
     )
     backend: str | None = option(None, "NAME", "processes here")
+
+    def start_server(self, how: FitOptions) -> None:
+        """Start importing for fits that are likely to go side by side."""
+        from pyro_bnn.cli import fork_server  # which --help does without
+
+        cores = os.cpu_count() or 1
+        default = cores // how.threads if how.steps >= LONG else 1
+        if self.backend is None and (self.num_jobs or default) > 1:
+            fork_server.start(how.threads)
 
     def make_backend(self) -> Callable[[], AbstractContextManager[None]] | None:
         """What makes the backend; None where there is none."""

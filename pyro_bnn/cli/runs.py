@@ -141,7 +141,9 @@ class Plan:
             For :func:`fits.fit_all`, what loads each posterior, or raises why there is none.
         """
         seconds = {
-            name: fits.expected_seconds(engine)
+            name: fits.expected_seconds(
+                engine, fits.count_numbers(engine, models[name], rows.train)
+            )
             for name, engine in self.engines.items()
             if not fits.holds_fixed(engine, models[name])
         }

@@ -13,21 +13,20 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from tqdm.auto import tqdm
 
+from pyro_bnn.cli import fork_server
 from pyro_bnn.errors import BNNError
 from pyro_bnn.posterior.provenance import one_of_processes
 
 T = TypeVar("T")
 Say: TypeAlias = Callable[[str], object]
-POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of other libraries
 SECONDS = 0.1  # between two looks at what the processes sent
 
 _queue: Any = None  # of a process of the pool: what it sends, (name, kind, value)
@@ -58,12 +57,12 @@ def run(
         KeyboardInterrupt: If Ctrl-C came; all that ran has ended.
         BNNError: If a process ended by itself. Of another error of a task it is that error.
     """
-    context = mp.get_context("spawn")
+    context = fork_server.context(threads)
     queue = context.SimpleQueue()
     columns = shutil.get_terminal_size().columns
     with (
-        _environment({**dict.fromkeys(POOLS, str(threads)), "COLUMNS": str(columns)}),
-        ProcessPoolExecutor(num_processes, context, _begin, (queue,)) as pool,
+        fork_server.environment(dict.fromkeys(fork_server.POOLS, str(threads))),
+        ProcessPoolExecutor(num_processes, context, _begin, (queue, columns)) as pool,
         _Screen(num_processes if progress else 0, say) as screen,
     ):
         futures: dict[Future[T], str] = {
@@ -162,10 +161,11 @@ class _Screen:
 # In a process of the pool
 
 
-def _begin(queue: Any) -> None:
+def _begin(queue: Any, columns: int) -> None:
     """Before the first task: out of reach of a terminal's Ctrl-C, not to outlive the parent."""
     global _queue  # noqa: PLW0603 (of the process, as its tasks are)
     _queue = queue
+    os.environ["COLUMNS"] = str(columns)  # of bars
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgrp"):
         os.setpgrp()
@@ -217,18 +217,3 @@ class _Sent(io.TextIOBase):
         if is_bar and bar.strip():
             _send(self._name, "bar", bar.rstrip())
         return len(text)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables for the processes that start inside."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

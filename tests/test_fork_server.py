@@ -1,0 +1,46 @@
+"""The server that processes are forked from: what it has imported, its threads, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    "forkserver" not in mp.get_all_start_methods(), reason="no server here"
+)
+
+SCRIPT = """
+import json, os, signal, sys
+from pyro_bnn.cli import fork_server
+
+if __name__ == "__main__":
+    before = signal.getsignal(signal.SIGINT), dict(os.environ)
+    fork_server.start(3)
+    fork_server.start(5)  # one is enough
+    assert (signal.getsignal(signal.SIGINT), dict(os.environ)) == before
+    assert "torch" not in sys.modules
+    asked = "{m: m in __import__('sys').modules for m in ('torch', 'pyro_bnn.infer.svi.svi')}"
+    threads = "__import__('os').environ.get('OMP_NUM_THREADS')"
+    ctrl_c = "str(__import__('signal').getsignal(2))"
+    found = {}
+    for count in (3, 5):
+        with fork_server.context(count).Pool(1) as pool:
+            found[count] = [pool.apply(eval, (text,)) for text in (asked, threads, ctrl_c)]
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow("imports torch twice")
+def test_processes_of_the_server_have_imported_and_have_its_threads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=120
+    )
+    found = json.loads(done.stdout)
+    assert list(found["3"][0].values()) == [True, True]
+    assert found["3"][1:] == ["3", str(signal.SIG_IGN)]  # a terminal's Ctrl-C passes it by
+    assert list(found["5"][0].values()) == [False, False]
