@@ -19,7 +19,7 @@ import pytest
 import torch
 from pyro.infer import autoguide
 
-from pyro_bnn import NUTS, SVI, arviz_io, guides, models
+from pyro_bnn import NUTS, SVI, guides, models
 from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.networks import make_networks
 from pyro_bnn.cli.options import NetworkOptions
@@ -31,7 +31,6 @@ from pyro_bnn.files.tensors import pour, read_tensors
 from pyro_bnn.infer.svi import stock
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.report import compare, compare_files
-from pyro_bnn.report.output.netcdf import tree_of
 from tests.rows import regression
 
 SAMPLER = NUTS(num_chains=2, warmup_steps=5, num_samples=6, max_tree_depth=2, compile=False)
@@ -142,7 +141,7 @@ def _checkpoint(split: Split, folder: Path) -> list[Target]:
 
 def _report(posterior: Posterior, split: Split, folder: Path) -> Target:
     comparison = compare({"NUTS": posterior}, split, num_samples=12)
-    arviz_io.save_netcdf(tree_of(comparison, "NUTS"), folder / "nuts.nc")
+    comparison.write_draws("NUTS", folder / "nuts.nc")
 
     def read(path: Path) -> None:
         _ = compare_files([path]).verdicts

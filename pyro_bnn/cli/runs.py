@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import typer
 
+from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.methods import Method, comma_parts
@@ -30,6 +32,7 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
 from pyro_bnn.report.output.names import file_names
+from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
@@ -120,7 +123,10 @@ class Plan:
             self.say("Comparing ...")
             judge = self.reference if self.reference in posteriors else None
             comparison = compare(posteriors, rows, reference=judge, seed=seed)
-            comparison.save(out, command=self.command)
+            if done is None or self.backend is not None:
+                comparison.save(out, command=self.command)
+            else:
+                self.save_beside(comparison, Path(folder), num_processes, out)
         return comparison, diverged
 
     def fit(
@@ -161,6 +167,25 @@ class Plan:
             reasons[name] = None if isinstance(found, bytes) else found
         return {name: partial(_outcome, paths[name], models[name], reasons[name]) for name in names}
 
+    def save_beside(
+        self, comparison: Comparison, folder: Path, num_processes: int, out: Path
+    ) -> None:
+        """Save a comparison; processes write the draws of fits that are in a folder meanwhile."""
+        stems, compared = file_names(self.methods), Compared.by(comparison)
+        written: list[Future[None]] = []
+        with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
+
+            def write(name: str, path: Path) -> None:
+                saved = folder / f"{stems[name]}.safetensors"
+                if saved.exists():
+                    written.append(pool.submit(_write_draws, self, name, saved, compared, path))
+                else:
+                    comparison.write_draws(name, path)
+
+            comparison.save_with(out, self.command, write)
+        for one in written:
+            one.result()
+
     def do(self, tasks: Mapping[str, Callable[[Say], T]], num_processes: int) -> dict[str, T]:
         """What tasks return, side by side here, or done by the backend."""
         if self.backend is None:
@@ -191,6 +216,11 @@ def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
     if reason is not None:
         raise DivergenceError(reason)
     return Posterior.load(path, model)
+
+
+def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: Path) -> None:
+    posterior = Posterior.load(saved, plan.models(compared.split, compared.seed)[name])
+    save_netcdf(tree_of(name, posterior, compared), path)
 
 
 def _fit_one(plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say) -> str | None:

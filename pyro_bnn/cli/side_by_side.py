@@ -13,9 +13,10 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -57,12 +58,9 @@ def run(
         KeyboardInterrupt: If Ctrl-C came; all that ran has ended.
         BNNError: If a process ended by itself. Of another error of a task it is that error.
     """
-    context = fork_server.context(threads)
-    queue = context.SimpleQueue()
-    columns = shutil.get_terminal_size().columns
+    queue = fork_server.context(threads).SimpleQueue()
     with (
-        fork_server.environment(dict.fromkeys(fork_server.POOLS, str(threads))),
-        ProcessPoolExecutor(num_processes, context, _begin, (queue, columns)) as pool,
+        processes(num_processes, threads, queue) as pool,
         _Screen(num_processes if progress else 0, say) as screen,
     ):
         futures: dict[Future[T], str] = {
@@ -71,6 +69,23 @@ def run(
         }
         _watch(futures, queue, screen)
     return {name: future.result() for future, name in futures.items()}
+
+
+@contextmanager
+def processes(num_processes: int, threads: int, queue: Any = None) -> Iterator[ProcessPoolExecutor]:
+    """Processes out of reach of a terminal's Ctrl-C, which end with this one.
+
+    Args:
+        num_processes: How many.
+        threads: CPU threads of each.
+        queue: What they send to, if anything.
+    """
+    context, columns = fork_server.context(threads), shutil.get_terminal_size().columns
+    with (
+        fork_server.environment(dict.fromkeys(fork_server.POOLS, str(threads))),
+        ProcessPoolExecutor(num_processes, context, _begin, (queue, columns)) as pool,
+    ):
+        yield pool
 
 
 def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> None:

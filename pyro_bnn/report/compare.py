@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,24 +110,36 @@ class Comparison(Evaluations):
         Raises:
             OutputError: If a file cannot be written.
         """
+        return self.save_with(folder, command, self.write_draws if with_draws else None)
+
+    def write_draws(self, name: str, path: Path) -> None:
+        """Writes the NetCDF file of one method."""
         from pyro_bnn import arviz_io
+        from pyro_bnn.report.output.netcdf import Compared, tree_of
+
+        tree = tree_of(name, self.posteriors[name], Compared.by(self))
+        arviz_io.save_netcdf(tree, path)
+
+    def save_with(
+        self, folder: str | Path, command: str, write_draws: Callable[[str, Path], object] | None
+    ) -> Path:
+        """As :meth:`save`, with draws that a function writes, or begins to write."""
         from pyro_bnn.report.output.html import render
-        from pyro_bnn.report.output.netcdf import tree_of
         from pyro_bnn.report.output.verdict_file import verdict_document
 
         folder = made_folder(folder)
         files = {}
-        if with_draws:
+        if write_draws is not None:
             files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
-        for name, file in files.items():
-            arviz_io.save_netcdf(tree_of(self, name), folder / file)
+            for name, file in files.items():
+                write_draws(name, folder / file)
         write_text(folder / "table.csv", self.table.to_csv())
         write_text(folder / "verdicts.json", json.dumps(verdict_document(self), indent=2) + "\n")
         names = ["table.csv", "verdicts.json", *files.values()]
         tutorial = tutorial_from(folder)
         page = render(self, command, [(name, name) for name in names], tutorial)
         write_text(folder / "index.html", page)
-        if with_draws:
+        if files:
             warn_of_others(folder, files.values())
         return folder
 

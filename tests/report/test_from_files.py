@@ -24,7 +24,7 @@ from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare, compare_files
 from pyro_bnn.report.output.names import file_names
-from pyro_bnn.report.output.netcdf import tree_of
+from pyro_bnn.report.output.netcdf import Compared, tree_of
 from pyro_bnn.report.plots.figures import PLOTS
 from pyro_bnn.report.saved.compare_files import named_files, read_all
 from pyro_bnn.report.saved.file_posterior import FilePosterior, read
@@ -122,7 +122,8 @@ def save_files(
     """The NetCDF files of ``Comparison.save`` alone: a page takes longer than all else here."""
     save = save or arviz_io.save_netcdf
     for name, stem in file_names(comparison.posteriors).items():
-        save(tree_of(comparison, name), folder / f"{stem}.nc")
+        tree = tree_of(name, comparison.posteriors[name], Compared.by(comparison))
+        save(tree, folder / f"{stem}.nc")
     return folder
 
 

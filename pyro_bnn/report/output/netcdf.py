@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,54 +14,83 @@ from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from xarray import DataTree
 
     from pyro_bnn.data.split import Split
+    from pyro_bnn.diagnostics.probes import Probes
     from pyro_bnn.posterior.protocol import PosteriorLike
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
 OTHER_DRAWS = 4  # stream of the y of draws that were not scored
 
 
-def tree_of(comparison: Evaluations, name: str) -> DataTree:
+@dataclass(frozen=True)
+class Compared:
+    """What the file of one posterior has of its comparison.
+
+    Args:
+        names: Of all that were compared.
+        split: The data.
+        num_draws: Draws behind the scores.
+        seed: Seed of all draws.
+        reference: Name of the reference, or None.
+        probes: Rows off the data, or None.
+    """
+
+    names: tuple[str, ...]
+    split: Split
+    num_draws: int
+    seed: int
+    reference: str | None
+    probes: Probes | None
+
+    @classmethod
+    def by(cls, comparison: Evaluations) -> Compared:
+        """Of a comparison."""
+        own = comparison
+        return cls(
+            tuple(own.posteriors), own.split, own.num_draws, own.seed, own.reference, own.probes
+        )
+
+
+def tree_of(name: str, posterior: PosteriorLike, compared: Compared) -> DataTree:
     """The ArviZ tree of one posterior: its draws that were scored, or all that it stores.
 
     Its options also hold the name in the comparison, the names of all that were compared, the data
     set, the number of draws behind the scores, and whether it was the reference.
 
     Args:
-        comparison: The comparison.
-        name: Name of the posterior in it.
+        name: Its name in the comparison.
+        posterior: The posterior.
+        compared: The comparison.
     """
-    posterior, split = comparison.posteriors[name], comparison.split
+    split, num_draws, seed = compared.split, compared.num_draws, compared.seed
     stored = posterior.num_stored_draws
     tree = posterior.to_arviz(
-        split.train,
-        split.test,
-        num_samples=comparison.num_draws if stored is None else stored,
-        seed=comparison.seed,
+        split.train, split.test, num_samples=num_draws if stored is None else stored, seed=seed
     )
     if isinstance(posterior, DrawsPosterior):
-        tree = _with_scored_draws(tree, posterior, split, comparison.num_draws, comparison.seed)
+        tree = _with_scored_draws(tree, posterior, split, num_draws, seed)
     attrs: dict[str, Any] = {
         "name": name,
-        "compared": list(comparison.posteriors),
+        "compared": list(compared.names),
         "data": {"name": split.name, "index": split.index, "note": split.note},
-        "num_draws": comparison.num_draws,
-        "is_reference": name == comparison.reference,
+        "num_draws": num_draws,
+        "is_reference": name == compared.reference,
     }
-    if comparison.probes is not None:
-        attrs["probes"] = dict(comparison.probes.counts)
-        tree = _with_probes(tree, comparison, posterior)
+    if compared.probes is not None:
+        attrs["probes"] = dict(compared.probes.counts)
+        x = split.test.x.new_tensor(compared.probes.x)
+        tree = _with_probes(tree, posterior, x, stored or num_draws, seed)
     return arviz_io.with_options(tree, attrs)
 
 
-def _with_probes(tree: DataTree, comparison: Evaluations, posterior: PosteriorLike) -> DataTree:
-    """The tree with f at the probes, of the same draws."""
-    assert comparison.probes is not None
-    x = comparison.split.test.x.new_tensor(comparison.probes.x)
-    count = posterior.num_stored_draws or comparison.num_draws
-    f = to_numpy(posterior.function_draws(x, count, comparison.seed, group_by_chain=True))
+def _with_probes(
+    tree: DataTree, posterior: PosteriorLike, x: Tensor, num_draws: int, seed: int
+) -> DataTree:
+    """The tree with f at the probes x, of the same draws."""
+    f = to_numpy(posterior.function_draws(x, num_draws, seed, group_by_chain=True))
     added = arviz_io.datatree(
         {"probes": {"f": f}, "probes_constant_data": {"x": to_numpy(x)}},
         dims={"f": ["probe", "f_output"], "x": ["probe", "input"]},
