@@ -194,7 +194,10 @@ def _times(marks: Sequence[int | None], runs: Sequence[Run]) -> list[float | Non
 
 
 def phases(settings: Settings, folder: Path) -> Iterator[Row]:
-    """A row a method, compiled and not: a step in the first, second and last tenth of the fit."""
+    """A row a method, compiled and not: a step in the first, second and last tenth of the fit.
+
+    Ratios are of each fit; the median over fits. The speed of a machine changes from fit to fit.
+    """
     for method in PHASES[:1] if settings.quick else PHASES:
         for compiled in (False,) if settings.quick else (False, True):
             options = Options(
@@ -218,8 +221,8 @@ def phases(settings: Settings, folder: Path) -> Iterator[Row]:
                 "first": first,
                 "second": second,
                 "seconds": last,
-                "ratio": last / first,
-                "ratio_past_setup": last / second,
+                "ratio": statistics.median(last / first for first, _, last in found),
+                "ratio_past_setup": statistics.median(last / second for _, second, last in found),
             }
 
 
