@@ -381,7 +381,7 @@ def test_two_fits_of_one_guide_are_compared() -> None:
     (text,) = found({"options": {"num_steps": 9, "init_scale": 0.1}}, {"options": {"num_steps": 8}})
     assert text.startswith("worse: not converged, its ELBO is ")
     assert "nats below that of better, another fit of its family; threshold 2.0 standard er" in text
-    assert "take better, raise num_steps, or lower learning_rate" in text
+    assert "take better, double num_steps, or lower learning_rate" in text
     assert found({}, {"model": object()}) == []
     assert found({}, {"options": {"hidden": 3}}) == []  # another family by its options
 

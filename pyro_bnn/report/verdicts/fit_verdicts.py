@@ -13,8 +13,8 @@ from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
 
-LONGER = "raise num_steps, or lower learning_rate"
-COMPARE = "Raise num_steps, or compare with a longer fit of the same guide"
+LONGER = "double num_steps, or lower learning_rate"
+COMPARE = "Double num_steps, or compare with a longer fit of the same guide"
 RICHER = "judge by held-out scores, or try a richer guide"
 
 
@@ -117,7 +117,7 @@ def containment(judged: Judged) -> Iterator[Said]:
 
 
 FITS = [
-    Rule.of_each("trend", "Objective still rising at the end", "raise num_steps", trend,
+    Rule.of_each("trend", "Objective still rising at the end", "double num_steps", trend,
                  short="still improving", against=REFIT),
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
          unchecked, "convergence not judged", UNCHECKED),

@@ -29,7 +29,7 @@ ENOUGH = "a tenth of the rows or more, each by more than 3 standard errors of th
 
 SHIFT = "mean"  # the one fault that points have too
 AT_ENOUGH = "that of the reference at a tenth of the rows or more"
-ELSEWHERE = "raise num_steps or start elsewhere, then try a richer guide"
+ELSEWHERE = "double num_steps or start elsewhere, then try a richer guide"
 TRUST = "Trust the reference for epistemic uncertainty"
 MARGINALS = "Compare the marginals themselves: modes or tails may be missing"
 
@@ -184,7 +184,7 @@ SPREAD = [
     of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
               "Less sure of the function than the posterior: epistemic sd above "
               f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {TRUST} there, or "
-              "raise num_steps for a guide with correlations.",
+              "double num_steps for a guide with correlations.",
               "less sure of the function than the reference"),
     of_places("distance", "Another function than that of the reference, with its mean and spread",
               MARGINALS, is_far, _far,
