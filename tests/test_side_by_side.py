@@ -122,7 +122,10 @@ def test_an_error_of_one_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_a_process_that_ends_by_itself_is_told() -> None:
-    with pytest.raises(BNNError, match="ended by itself, perhaps for want of memory"):
+    message = "ended by itself, perhaps for want of memory"
+    with pytest.raises(BNNError, match=message), side_by_side.processes(1, 1) as pool:
+        pool.submit(os._exit, 3).result()
+    with pytest.raises(BNNError, match=message):
         run({"ends": end_at_once}, 1, 1, str, progress=False)
 
 

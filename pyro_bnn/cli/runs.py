@@ -183,8 +183,8 @@ class Plan:
                     comparison.write_draws(name, path)
 
             comparison.save_with(out, self.command, write)
-        for one in written:
-            one.result()
+            for one in written:
+                one.result()
 
     def do(self, tasks: Mapping[str, Callable[[Say], T]], num_processes: int) -> dict[str, T]:
         """What tasks return, side by side here, or done by the backend."""

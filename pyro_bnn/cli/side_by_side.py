@@ -28,6 +28,7 @@ from pyro_bnn.posterior.provenance import one_of_processes
 
 T = TypeVar("T")
 Say: TypeAlias = Callable[[str], object]
+ENDED = "a process ended by itself, perhaps for want of memory: have fewer --jobs"
 SECONDS = 0.1  # between two looks at what the processes sent
 
 _queue: Any = None  # of a process of the pool: what it sends, (name, kind, value)
@@ -79,13 +80,19 @@ def processes(num_processes: int, threads: int, queue: Any = None) -> Iterator[P
         num_processes: How many.
         threads: CPU threads of each.
         queue: What they send to, if anything.
+
+    Raises:
+        BNNError: If a process ended by itself.
     """
     context, columns = fork_server.context(threads), shutil.get_terminal_size().columns
     with (
         fork_server.environment(dict.fromkeys(fork_server.POOLS, str(threads))),
         ProcessPoolExecutor(num_processes, context, _begin, (queue, columns)) as pool,
     ):
-        yield pool
+        try:
+            yield pool
+        except BrokenProcessPool as error:
+            raise BNNError(ENDED) from error
 
 
 def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> None:
@@ -117,9 +124,7 @@ def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> Non
                 screen.show(futures[future], "ends", None)
                 error = None if future.cancelled() else future.exception()
                 if isinstance(error, BrokenProcessPool):
-                    error = BNNError(
-                        "a process ended by itself, perhaps for want of memory: have fewer --jobs"
-                    )
+                    error = BNNError(ENDED)
                 if error is not None and stops is None:
                     stop_all(error)
         except KeyboardInterrupt as asked:
