@@ -230,6 +230,8 @@ def with_notes(monkeypatch: pytest.MonkeyPatch) -> None:
         raise DivergenceError("the end")
 
     monkeypatch.setattr(fits, "fit_all", warn)
+    # handlers that libraries gave the root, with streams of tests before, say nothing here
+    monkeypatch.setattr(logging.getLogger("pyro_bnn"), "propagate", False)
 
 
 @pytest.mark.usefixtures("with_notes")
