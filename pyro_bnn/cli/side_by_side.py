@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -64,12 +65,12 @@ def run(
         processes(num_processes, threads, queue) as pool,
         _Screen(num_processes if progress else 0, say) as screen,
     ):
-        futures: dict[Future[T], str] = {
-            pool.submit(_call, name, task, num_processes, threads): name
-            for name, task in tasks.items()
-        }
-        _watch(futures, queue, screen)
-    return {name: future.result() for future, name in futures.items()}
+
+        def begin(name: str, task: Callable[[Say], T]) -> Future[T]:
+            return pool.submit(_call, name, task, num_processes, threads)
+
+        done = _watch(tasks, num_processes, begin, queue, screen)
+    return {name: done[name] for name in tasks}
 
 
 @contextmanager
@@ -95,23 +96,37 @@ def processes(num_processes: int, threads: int, queue: Any = None) -> Iterator[P
             raise BNNError(ENDED) from error
 
 
-def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> None:
-    """Show what is sent until all is done, or what has begun when something failed."""
-    waiting = set(futures)
+def _watch(
+    tasks: Mapping[str, Callable[[Say], T]],
+    num_processes: int,
+    begin: Callable[[str, Callable[[Say], T]], Future[T]],
+    queue: Any,
+    screen: _Screen,
+) -> dict[str, T]:
+    """Begin a task where a process is free, and show what they send, until all is done.
+
+    When something failed, no other begins, and those that have begun are waited for. A pool would
+    take all tasks at once, but cannot cancel those that its processes are next to read.
+    """
+    to_begin = deque(tasks.items())
+    waiting: dict[Future[T], str] = {}
     running: dict[str, int] = {}  # name to process
+    found: dict[str, T] = {}
     stops: BaseException | None = None
 
     def stop_all(why: BaseException) -> None:
         nonlocal stops
         stops = stops or why
-        for future in waiting:
-            future.cancel()
+        to_begin.clear()
         for process in running.values():
             _interrupt(process)
 
-    while waiting or not queue.empty():
+    while to_begin or waiting or not queue.empty():
         try:
-            done, waiting = wait(waiting, SECONDS, FIRST_COMPLETED)
+            while to_begin and len(waiting) < num_processes:
+                name, task = to_begin.popleft()
+                waiting[begin(name, task)] = name
+            done, _ = wait(waiting, SECONDS, FIRST_COMPLETED)
             while not queue.empty():
                 name, kind, value = queue.get()
                 if kind == "begins":
@@ -120,17 +135,19 @@ def _watch(futures: Mapping[Future[T], str], queue: Any, screen: _Screen) -> Non
                         _interrupt(value)
                 screen.show(name, kind, value)
             for future in done:
-                running.pop(futures[future], None)
-                screen.show(futures[future], "ends", None)
-                error = None if future.cancelled() else future.exception()
-                if isinstance(error, BrokenProcessPool):
-                    error = BNNError(ENDED)
-                if error is not None and stops is None:
-                    stop_all(error)
+                name = waiting.pop(future)
+                running.pop(name, None)
+                screen.show(name, "ends", None)
+                error = future.exception()
+                if error is None:
+                    found[name] = future.result()
+                elif stops is None:
+                    stop_all(BNNError(ENDED) if isinstance(error, BrokenProcessPool) else error)
         except KeyboardInterrupt as asked:
             stop_all(asked)
     if stops is not None:
         raise stops
+    return found
 
 
 def _interrupt(process: int) -> None:
