@@ -148,8 +148,9 @@ def default_phases(found: Result) -> str:
     )
 
 
-def default_low_rank(found: Result) -> str:
-    """A row a contender, and last the sum of the parts of a step, each of them alone."""
+def default_steps(found: Result) -> str:
+    """A row a contender, and last for each guide the sum of what its step consists of."""
+    rows = found["rows"]
     lines = [
         [
             r["contender"],
@@ -157,11 +158,12 @@ def default_low_rank(found: Result) -> str:
             f"{duration(r['low'])} to {duration(r['high'])}",
             f"{r['ratio']:.2f}",
         ]
-        for r in found["rows"]
+        for r in rows
     ]
-    parts = [r for r in found["rows"] if r["contender"].endswith("alone")]
-    seconds, ratio = (sum(r[key] for r in parts) for key in ("seconds", "ratio"))
-    lines.append(["the sum of these three", duration(seconds), "", f"{ratio:.2f}"])
+    for guide in dict.fromkeys(guide for r in rows for guide in r["part_of"]):
+        parts = [r for r in rows if guide in r["part_of"]]
+        seconds, ratio = (sum(r[key] for r in parts) for key in ("seconds", "ratio"))
+        lines.append([f"the sum of the parts, {guide}", duration(seconds), "", f"{ratio:.2f}"])
     return markdown(["a step", "time", "quartiles", "over the deterministic step"], lines)
 
 
@@ -586,7 +588,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "default-wide": default_fits,
     "default-elbo": default_elbo,
     "default-phases": default_phases,
-    "default-low-rank": default_low_rank,
+    "default-steps": default_steps,
     "svi": svi,
     "cold": cold,
     "predict": predict,

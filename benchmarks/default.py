@@ -2,7 +2,7 @@
 
 ``fits``: 10,000 steps of ``SVI(AutoNormal)``, everything included, beside as many eager
 deterministic ones. ``elbo``: time to within a nat of the final ELBO, beside Pyro's. ``phases``: a
-step early and late in a fit. ``low-rank``: a step of low rank beside what it cannot do without.
+step early and late in a fit. ``steps``: a step of a wide network beside what it consists of.
 Fits run in processes of their own, from empty compile caches and from filled ones.
 """
 
@@ -34,14 +34,15 @@ from benchmarks._settings import Settings
 from benchmarks._timing import spreads
 from benchmarks.nuts import CACHES, caches
 
-ROUNDS = {"fits": 3, "wide": 1, "elbo": 1, "phases": 1, "low-rank": 15}
+ROUNDS = {"fits": 3, "wide": 1, "elbo": 1, "phases": 1, "steps": 15}
 FITS = ("diabetes", "batches")  # and "wide", a part of its own, as it takes ten minutes
 CONVERGED = ("AutoDelta", "AutoNormal", "AutoLowRankMultivariateNormal")
 PHASES = ("AutoDelta", "AutoNormal", "AutoRank1Mixture", "AutoNormal under HalfCauchyScale")
 NUM_DRAWS = 1_000  # of an ELBO
 QUICK_STEPS = 500
 RANK = 10
-BLOCK = 5  # steps of low rank that are timed together
+MEAN_FIELD, LOW_RANK = "AutoNormal", f"low rank {RANK}"
+BLOCK = 5  # steps that are timed together
 
 Row = dict[str, Any]
 
@@ -240,22 +241,28 @@ def tenths(marks: Sequence[float], steps: int) -> tuple[float, float, float]:
     return first, second, last
 
 
-def low_rank(settings: Settings, _folder: Path) -> Iterator[Row]:
-    """A row a contender: a step, and the least that it consists of, over the deterministic one."""
+def steps(settings: Settings, _folder: Path) -> Iterator[Row]:
+    """A row a contender: a step, and what it consists of, over the deterministic one."""
     problem = PROBLEMS["quick" if settings.quick else "wide"]
-    guide = started(bnn.guides.AutoLowRankMultivariateNormal, rank=RANK)
     option: Any = "auto" if settings.quick else True
+    guides = {
+        MEAN_FIELD: started(bnn.guides.AutoNormal),
+        LOW_RANK: started(bnn.guides.AutoLowRankMultivariateNormal, rank=RANK),
+    }
+    parts = list(bare_parts(problem))
     contenders = [
         deterministic(problem),
-        ours(problem, guide, f"pyro_bnn, low rank {RANK}", compile=option),
-        *bare_parts(problem),
+        *(ours(problem, guide, f"pyro_bnn, {n}", compile=option) for n, guide in guides.items()),
+        *(part for part, _ in parts),
     ]
     blocks = {c.name: functools.partial(c.advance, BLOCK) for c in contenders}
     found = spreads(blocks, rounds=settings.rounds)
+    part_of = {part.name: of for part, of in parts}
     for c in contenders:
         low, median, high = sorted(found[c.name])
         yield {
             "contender": c.name,
+            "part_of": part_of.get(c.name, []),
             "net": problem.net,
             "batch": problem.batch,
             "seconds": median / BLOCK,
@@ -265,33 +272,46 @@ def low_rank(settings: Settings, _folder: Path) -> Iterator[Row]:
         }
 
 
-def bare_parts(problem: Problem) -> Iterator[Contender]:
-    """What a low-rank step consists of, each alone, by torch's own kernels."""
+def bare_parts(problem: Problem) -> Iterator[tuple[Contender, list[str]]]:
+    """What steps consist of, each alone, by torch's own kernels, and whose step it is part of."""
     x, y = problem.batch_of()
     net, target = sequential(problem), y.unsqueeze(-1)
     num_weights = problem.num_weights
-    values = torch.zeros((RANK + 2) * num_weights, requires_grad=True)
-    values.grad = torch.ones_like(values)
-    adam = torch.optim.Adam([values], fused=True)
+    untransformed, total = torch.randn(num_weights), torch.zeros(())
     C = torch.randn(RANK, num_weights)  # along the weights, which is the fastest
     S, out = torch.randn(RANK, RANK), torch.empty(RANK, num_weights)
 
-    def differentiate(steps: int) -> None:
-        for _ in range(steps):
-            torch.nn.functional.mse_loss(net(x), target).backward()
+    def differentiate() -> None:
+        torch.nn.functional.mse_loss(net(x), target).backward()
 
-    def optimise(steps: int) -> None:
-        for _ in range(steps):
-            adam.step()
+    def draw() -> None:
+        torch.randn(num_weights)
 
-    def multiply(steps: int) -> None:
-        for _ in range(steps):
-            torch.mm(C, C.mT)  # I + C^T C of the log determinant
-            torch.mm(S, C, out=out)  # and its gradient
+    def scale() -> None:
+        total.add_(torch.nn.functional.softplus(untransformed).log_().sum())
 
-    yield Contender("the network's value and gradient, alone", differentiate, 0.0)
-    yield Contender(f"fused Adam over {RANK + 2} numbers a weight, alone", optimise, 0.0)
-    yield Contender("the two products of the log determinant, alone", multiply, 0.0)
+    def multiply() -> None:
+        torch.mm(C, C.mT)  # I + C^T C of the log determinant
+        torch.mm(S, C, out=out)  # and its gradient
+
+    both = [MEAN_FIELD, LOW_RANK]
+    yield _repeated("the network's value and gradient, alone", differentiate), both
+    yield _repeated("a normal number a weight, alone", draw), both
+    yield _repeated("softplus a weight, and its log summed, alone", scale), both
+    for numbers, of in (2, MEAN_FIELD), (RANK + 2, LOW_RANK):
+        values = torch.zeros(numbers * num_weights, requires_grad=True)
+        values.grad = torch.ones_like(values)
+        adam = torch.optim.Adam([values], fused=True)
+        yield _repeated(f"fused Adam over {numbers} numbers a weight, alone", adam.step), [of]
+    yield _repeated("the two products of the log determinant, alone", multiply), [LOW_RANK]
+
+
+def _repeated(name: str, step: Callable[[], object]) -> Contender:
+    def advance(steps: int) -> None:
+        for _ in range(steps):
+            step()
+
+    return Contender(name, advance, 0.0)
 
 
 PARTS: Mapping[str, Callable[[Settings, Path], Iterator[Row]]] = {
@@ -299,7 +319,7 @@ PARTS: Mapping[str, Callable[[Settings, Path], Iterator[Row]]] = {
     "wide": functools.partial(fits, problems=("wide",)),
     "elbo": elbo,
     "phases": phases,
-    "low-rank": low_rank,
+    "steps": steps,
 }
 
 

@@ -236,7 +236,7 @@ def test_setting_up_is_one_block_of_ten() -> None:
     assert (first, second, last) == pytest.approx((1e-3, 2e-3, 3e-3))
 
 
-def test_the_optimiser_alone_moves_twelve_numbers_a_weight(
+def test_the_optimiser_alone_moves_as_many_numbers_a_weight_as_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved: list[int] = []
@@ -248,9 +248,15 @@ def test_the_optimiser_alone_moves_twelve_numbers_a_weight(
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     problem = PROBLEMS["quick"]
-    for part in default.bare_parts(problem):
+    parts = list(default.bare_parts(problem))
+    for part, _ in parts:
         part.advance(2)
-    assert moved == 2 * [12 * problem.num_weights]
+    weights = problem.num_weights
+    assert moved == [2 * weights, 2 * weights, 12 * weights, 12 * weights]
+    assert [of for part, of in parts if "Adam" in part.name] == [
+        [default.MEAN_FIELD],
+        [default.LOW_RANK],
+    ]
 
 
 @pytest.mark.slow("a process of its own")
@@ -315,22 +321,26 @@ def test_a_quick_run_writes_the_figures_of_every_part(
 @pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("_threads")
 def test_parts_can_be_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    found = default.main(["--quick", "--threads", "1", "--part", "low-rank"])
-    assert list(found) == ["low-rank"]
-    assert found["low-rank"]["command"].endswith(" --part low-rank")
+    found = default.main(["--quick", "--threads", "1", "--part", "steps"])
+    assert list(found) == ["steps"]
+    assert found["steps"]["command"].endswith(" --part steps")
     with pytest.raises(SystemExit):
         default.main(["--part", "none"])
     assert "invalid choice: 'none'" in capsys.readouterr().err
 
 
-def test_the_parts_of_a_step_are_summed() -> None:
-    names = ["deterministic", "ours", "a, alone", "b, alone", "c, alone"]
+def test_the_parts_of_a_step_are_summed_for_each_guide() -> None:
+    parts = {"a": ["one", "other"], "b": ["one"], "c": ["other"]}
     rows = [
-        {"contender": name, "seconds": t, "low": t, "high": t, "ratio": t / 2}
-        for name, t in zip(names, [2.0, 9.0, 1.0, 3.0, 4.0], strict=True)
+        {"contender": name, "part_of": parts.get(name, []), "low": t, "high": t}
+        | {"seconds": t, "ratio": t / 2}
+        for name, t in zip(["deterministic", "ours", *parts], [2.0, 9.0, 1, 3, 4], strict=True)
     ]
-    last = _tables.default_low_rank({"rows": rows}).splitlines()[-1]
-    assert last == "| the sum of these three | 8 s |  | 4.00 |"
+    lines = _tables.default_steps({"rows": rows}).splitlines()
+    assert lines[-2:] == [
+        "| the sum of the parts, one | 4 s |  | 2.00 |",
+        "| the sum of the parts, other | 5 s |  | 2.50 |",
+    ]
 
 
 def test_what_is_not_reached_is_said() -> None:
