@@ -11,34 +11,35 @@ from pathlib import Path
 
 from pyro_bnn.errors import OptionError
 
-if sys.platform != "win32":
-    import fcntl
+LOCK_FILE = ".lock"
+"""On Windows, which locks files only; it stays, and says nothing of a run."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder, which exists, until the end of the block or of the process, however it ends.
 
-    The folder itself is locked, so that no end of a run leaves a file of it. On a network file
-    system that tells apart runs of one machine. Where the disk knows no locks, nothing is held.
+    The folder itself is locked where it can be, so that no end of a run leaves a file of it. On a
+    network file system that tells apart runs of one machine. Where the disk knows no locks, nothing
+    is held.
 
     Raises:
         OptionError: If another run holds it.
     """
-    if sys.platform == "win32":  # where runs are not told apart
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
+    from filelock import lock_descriptor, unlock_descriptor
+
+    if sys.platform == "win32":
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    else:
+        handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_descriptor(handle, blocking=False):
                 raise OptionError(
                     f"another run is saving to {folder}: wait for its end, or pass another folder"
-                ) from None
+                )
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # which reaches forked children too
+            unlock_descriptor(handle)  # which reaches forked children too
         os.close(handle)
