@@ -60,6 +60,30 @@ def test_the_loo_of_an_approximation_is_arvizs_approximate_one(trees: dict[str, 
     assert abs(theirs.elpd - arviz().loo(tree).elpd) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.parametrize("given", ["trees", "scores"])
+def test_fits_of_the_same_rows_compare_row_by_row(trees: dict[str, DataTree], given: str) -> None:
+    """As they are, by ``az.loo`` of both; or the guide by the score of an approximation."""
+    az, nuts, guide = arviz(), trees["NUTS"], trees["AutoNormal"]
+    scores = {"NUTS": az.loo(nuts, pointwise=True), "AutoNormal": az.loo(guide, pointwise=True)}
+    if given == "scores":
+        log_p, log_q = (guide["sample_stats"][name] for name in ("log_p", "log_q"))
+        scores["AutoNormal"] = az.loo_approximate_posterior(guide, log_p, log_q, pointwise=True)
+        assert scores["AutoNormal"].elpd == pytest.approx(loo_approximate(guide).elpd, rel=1e-6)
+    whole = {"round_to": "none"} if az.__name__ == "arviz" else {}  # 0.23 never rounds
+    compared: Any = scores if given == "scores" else {"NUTS": nuts, "AutoNormal": guide}
+    table = az.compare(compared, **whole)
+    rows = {name: np.asarray(score.elpd_i).reshape(-1) for name, score in scores.items()}
+    best, other = sorted(rows, key=lambda name: -rows[name].sum())
+    assert list(table.index) == [best, other]
+    difference = rows[best] - rows[other]
+    assert difference.shape == tuple(nuts["observed_data/y"].shape)
+    # the two lines give it opposite signs
+    assert abs(table.loc[other, "elpd_diff"]) == pytest.approx(difference.sum())
+    assert table.loc[other, "dse"] == pytest.approx(np.sqrt(len(difference) * difference.var()))
+    assert table["weight"].sum() == pytest.approx(1)
+
+
 @pytest.mark.parametrize("name", REGRESSION)
 def test_metrics_are_of_the_predictive_mean(trees: dict[str, DataTree], name: str) -> None:
     tree = trees[name]

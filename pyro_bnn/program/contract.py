@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.do_messenger import DoMessenger
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
@@ -99,11 +100,13 @@ def _check_held(trace: poutine.Trace) -> None:
 def _check_names(model: Model, sites: Collection[str]) -> None:
     """Check that the model has every site that a handler around it names."""
     for handler in unhandled(model)[1]:
-        data = handler.data if isinstance(handler, ConditionMessenger) else {}
+        sets = isinstance(handler, DoMessenger)
+        data = handler.data if sets or isinstance(handler, ConditionMessenger) else {}
         if isinstance(data, Mapping) and (unknown := [name for name in data if name not in sites]):
             known = [name for name in sites if not name.startswith("_")]
             raise ModelError(
-                f"pyro.condition holds {', '.join(map(repr, unknown))}, which the model does not "
+                f"{'poutine.do sets' if sets else 'pyro.condition holds'} "
+                f"{', '.join(map(repr, unknown))}, which the model does not "
                 f"have; its sites are {', '.join(sorted(known))}"
             )
 
