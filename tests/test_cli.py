@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,48 @@ def test_every_option_has_help_and_a_default(command: str) -> None:
         assert parameter.help.endswith("."), parameter.name
         known = parameter.required or parameter.is_flag or parameter.default is not None
         assert known or parameter.show_default, parameter.name
+
+
+def test_help_has_a_heading_for_each_group_of_options() -> None:
+    out = run("compare", "--help").out
+    sections = dict(re.findall(r"^(\w+):\n((?:  .*\n|\n)+)", out, re.MULTILINE))
+    assert [*sections] == ["Data", "Options", "Network", "Fits", "Checkpoints"]
+    for heading, option in (
+        ("Data", "--max-rows"),
+        ("Options", "--reference"),
+        ("Options", "--json"),
+        ("Network", "--width"),
+        ("Fits", "--warmup"),
+        ("Checkpoints", "--resume"),
+    ):
+        assert [name for name, text in sections.items() if f"\n  {option} " in f"\n{text}"] == [
+            heading
+        ], option
+    of_report = run("report", "--help").out
+    assert re.findall(r"^(\w+):$", of_report, re.MULTILINE) == ["Arguments", "Options"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pyro-bnn com", ["compare"]),
+        ("pyro-bnn compare --ch", ["--chains", "--checkpoint"]),
+        ("pyro-bnn fit --model lin", ["linear-regression"]),
+        ("pyro-bnn fit --likelihood hetero", ["heteroscedastic-normal"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(
+    line: str, expected: list[str], tmp_path: Path
+) -> None:
+    """As bash asks for it."""
+    words = line.split()
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, **asked, "_PYRO_BNN_COMPLETE": "complete_bash"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == expected
 
 
 def parameters_of(command: str) -> list[Any]:

@@ -60,10 +60,18 @@ class Case(NamedTuple):
     fit: Callable[..., Any] = no_fit
 
 
-def refused(command: tuple[str, ...], *cases: tuple[tuple[str, ...], str]) -> Iterator[Case]:
-    """A command with options that are refused before anything is fitted or written."""
+def refused(
+    command: tuple[str, ...], *cases: tuple[tuple[str, ...], str], code: int = 2
+) -> Iterator[Case]:
+    """A command with options that are refused before anything is fitted or written.
+
+    Args:
+        command: It.
+        cases: Options, and what is said of them.
+        code: 2 of what was asked for, 1 of files that cannot be read or written.
+    """
     for options, message in cases:
-        yield Case((*command, *options), 2, message)
+        yield Case((*command, *options), code, message)
 
 
 CASES = [
@@ -77,11 +85,11 @@ CASES = [
     Case(FIT, 130, GOES_ON, ends_with(KeyboardInterrupt())),
     Case(
         GUIDE,
-        2,
+        1,
         "the loss is not finite; lower the step size",
         ends_with(DivergenceError("the loss is not finite;\n    lower the step size\n")),
     ),
-    Case(FIT, 2, "cannot write x: No spa", ends_with(OutputError("cannot write x: No space left"))),
+    Case(FIT, 1, "cannot write x: No spa", ends_with(OutputError("cannot write x: No space left"))),
     Case(
         (*OF_A_LINE, "--likelihood", "student-t"),
         2,
@@ -138,23 +146,31 @@ CASES = [
         (("nuts", "--activation", "rely"), "unknown activation 'rely'"),
         (("nuts", "--likelihood", "bernoulli"), "Bernoulli describes 2 classes, but the"),
         (("nuts", "--target", "age"), "diabetes has its own target"),
+    ),
+    *refused(
+        DIABETES,
         (
             ("nuts", "--out", "houses.csv/report"),
             "cannot write to the folder 'houses.csv/report': Not a directory; "
             "choose another output folder\n",
         ),
+        code=1,
     ),
     # data
     *refused(
         ("compare", "--methods", "auto-delta", "--data"),
         (("diabets",), "did you mean 'diabetes'?"),
+        (("linear.csv", "--target", "d"), "unknown"),
+    ),
+    *refused(
+        ("compare", "--methods", "auto-delta", "--data"),
         (("no.csv",), "no file or folder 'no.csv'"),
         (("one.csv",), "one.csv: 1 row is too few for 90 % training"),
         (("nan.csv",), "'b'"),
         (("short.csv",), "line 4"),
         (("well.csv",), "one class only, 'well'"),
-        (("linear.csv", "--target", "d"), "unknown"),
         (("empty.csv",), "is empty"),
+        code=1,
     ),
     # several runs
     *refused(
@@ -196,24 +212,36 @@ CASES = [
         (("--all-rows", "--split", "1"), "--split does nothing for --all-rows: leave it out"),
         (("--target", "prize"), "did you mean 'price'?"),
         (("--likelihood", "categorical"), "Categorical describes 2 classes, but the target h"),
+    ),
+    *refused(
+        FIT,
         (("--out", "houses.csv/fit"), "cannot write to the folder 'houses.csv/fit'"),
+        code=1,
     ),
     *refused(
         ("predict",),
         (("new.csv", "--posterior", "none"), "'none' is not a folder of 'pyro-bnn fit'"),
         (("no.csv", "--posterior", "fit"), "no file 'no.csv'; check the path"),
-        (("houses.csv", "--posterior", "fit", "--out", "houses.csv"), "is the file that"),
         (("odd.csv", "--posterior", "fit"), "first 'Paris' in line 3; known are 'Oslo'"),
         (("gap.csv", "--posterior", "fit"), "missing values: 'area' in 1 row of 1, fir"),
+        code=1,
+    ),
+    *refused(
+        ("predict",),
+        (("houses.csv", "--posterior", "fit", "--out", "houses.csv"), "is the file that"),
     ),
     *refused(
         PREDICT,
         ((), "lacks column 'lift' of the fit; it has"),
+        (("--out", "new.csv/out"), "cannot write to the folder 'new.csv': Not a directory;"),
+        code=1,
+    ),
+    *refused(
+        PREDICT,
         (("--level", "1"), "between 0 and 1, such as"),
         (("--samples", "1"), "Invalid value for '--sam"),
         (("--out", "fit"), "'fit' is a folder: choose a file as --out"),
         (("--out", "odd.csv"), "'odd.csv' exists and holds no predictions, so it is not replaced"),
-        (("--out", "new.csv/out"), "cannot write to the folder 'new.csv': Not a directory;"),
     ),
     # other commands
     *refused(
@@ -242,6 +270,10 @@ CASES = [
         ("report",),
         (("none.nc",), "there is no file"),
         (("houses.csv",), "is truncated or not NetCDF"),
+        code=1,
+    ),
+    *refused(
+        ("report",),
         (("=guide.nc",), "expected FILE or NAME=FILE"),
         (("guide.nc", "guide.nc"), "are both called 'AutoNormal': give them names"),
         (("guide.nc", "--reference", "nut"), "unknown reference 'nut'"),
@@ -252,13 +284,21 @@ CASES = [
         (("--resume",), "--resume needs --checkpoint FOLDER: where the run was saved\n"),
         # of the second method, at which the first fit would be done
         (("--checkpoint", "saved"), f"saved/auto-delta {ON_SAVED}"),
+    ),
+    *refused(
+        ("compare", *SAVED, "--methods", "auto-normal,auto-delta"),
         (("--checkpoint", "houses.csv"), "cannot write to the folder"),
+        code=1,
     ),
     *refused(
         ("fit", *SAVED, "--method", "auto-delta"),
         (("--resume",), "--resume needs --checkpoint FOLDER: where the run was saved\n"),
         (("--checkpoint", "saved/auto-delta"), f"saved/auto-delta {ON_SAVED}"),
+    ),
+    *refused(
+        ("fit", *SAVED, "--method", "auto-delta"),
         (("--checkpoint", "broken", "--resume"), "its document is wrong"),
+        code=1,
     ),
 ]
 

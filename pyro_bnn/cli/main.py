@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import gc
 import shlex
 import shutil
@@ -19,7 +20,9 @@ from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.results import Found
 from pyro_bnn.cli.saves import Saves, check, more_to_go_on
 from pyro_bnn.cli.terminal import (
+    FAILURE,
     PROGRAM,
+    USAGE,
     USAGE_ERROR,
     WIDTH,
     fail,
@@ -28,25 +31,35 @@ from pyro_bnn.cli.terminal import (
     usage,
     write_standard,
 )
-from pyro_bnn.errors import BNNError, DivergenceError, OptionError
+from pyro_bnn.errors import (
+    BNNError,
+    DataError,
+    DivergenceError,
+    FileFormatError,
+    OptionError,
+    OutputError,
+)
 
 # torch and all that needs it are imported by the commands: --help and a mistyped option are instant
 
+FAILURES = (DataError, DivergenceError, FileFormatError, OutputError)
+"""What may go wrong with a command that is right."""
 INTERRUPTED = 130
 COLLECT_AFTER = 50_000  # objects made, in place of 700
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
+command = functools.partial(app.command, cls=opt.GroupedCommand)
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Errors of this package and of usage become one line and exit code 2, Ctrl-C one line, on how a
+    Errors of usage, such as an option that does not suit the method, become one line and exit code
+    2; those of data, files, disks and fits that diverge one line and 1; Ctrl-C one line, on how a
     run that was saved goes on, and 130; any other exception is a bug and keeps its traceback.
 
     Args:
@@ -61,15 +74,15 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # no terminal's encoding may end a long run
             stream.reconfigure(errors="replace")
-    command = typer.main.get_command(app)
+    program = typer.main.get_command(app)
     obj = shlex.join([PROGRAM, *args])
     try:
         with plain_notes():
-            code = command.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)
+            code = program.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)
     except BNNError as error:
-        return fail(str(error))
+        return fail(str(error), FAILURE if isinstance(error, FAILURES) else USAGE)
     except USAGE_ERROR as error:
-        return fail(usage(error))
+        return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code != INTERRUPTED:
@@ -97,7 +110,11 @@ def pyro_bnn(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Bayesian neural networks in Pyro: fit them in many ways, and see which posterior to trust."""
+    """Bayesian neural networks in Pyro: fit them in many ways, and see which posterior to trust.
+
+    Exit codes: 2 where an option does not do, 1 where data, a file, a disk or a fit fails, and 130
+    after Ctrl-C.
+    """
     if version:
         typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
@@ -105,7 +122,7 @@ def pyro_bnn(
         typer.echo(context.get_help())
 
 
-@app.command(short_help="Fit one network by several methods, compare them, write a report.")
+@command(short_help="Fit one network by several methods, compare them, write a report.")
 @opt.spread(hidden=("split", "seed"))
 def compare(
     context: typer.Context,
@@ -187,7 +204,7 @@ def compare(
         raise DivergenceError("; ".join(lost))
 
 
-@app.command(short_help="Make the report of saved ArviZ files again, or of files of several runs.")
+@command(short_help="Make the report of saved ArviZ files again, or of files of several runs.")
 @opt.spread()
 def report(
     context: typer.Context,
@@ -222,7 +239,7 @@ def report(
     )
 
 
-@app.command(short_help="Fit a network by one method and save it, to predict new rows.")
+@command(short_help="Fit a network by one method and save it, to predict new rows.")
 @opt.spread()
 def fit(
     context: typer.Context,
@@ -286,7 +303,7 @@ def fit(
     )
 
 
-@app.command(short_help="Predict the rows of a CSV file from a saved fit.")
+@command(short_help="Predict the rows of a CSV file from a saved fit.")
 @opt.spread()
 def predict(
     context: typer.Context,
@@ -354,7 +371,7 @@ def predict(
     )
 
 
-@app.command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
+@command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
 @opt.spread(hidden=("seed",))
 def trust(
     context: typer.Context,
@@ -443,7 +460,7 @@ def trust(
         raise DivergenceError("; ".join(lost))
 
 
-@app.command(short_help="Check a method on data simulated from a network's prior.")
+@command(short_help="Check a method on data simulated from a network's prior.")
 @opt.spread(without=("chains", "max_rows"), hidden="5", steps=2_000, samples=500)
 def sbc(
     context: typer.Context,
@@ -506,7 +523,7 @@ def sbc(
     )
 
 
-@app.command(name="prior", short_help="Draw the functions that priors believe in.")
+@command(name="prior", short_help="Draw the functions that priors believe in.")
 @opt.spread(without=("max_rows",), data=opt.INPUTS, prior=opt.PRIORS)
 def draw_prior(
     context: typer.Context, source: opt.Source, network: opt.NetworkOptions, drawn: opt.Drawn
@@ -558,7 +575,7 @@ def draw_prior(
     )
 
 
-@app.command(name="list", short_help="Print the names of all there is.")
+@command(name="list", short_help="Print the names of all there is.")
 @opt.spread()
 def list_names() -> Iterator[Found]:
     """Print guides, engines, priors, likelihoods, models and data sets, a line each."""

@@ -16,9 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from pyro_bnn.cli.results import Found, show
 from pyro_bnn.cli.terminal import refuse_idle
@@ -49,6 +50,34 @@ def option(
     return dataclasses.field(**value, metadata={"option": info})
 
 
+def named(kind: str) -> Callable[[str], list[str]]:
+    """What a shell completes a value by: the names of a kind in 'pyro-bnn list'."""
+
+    def complete(incomplete: str) -> list[str]:
+        from pyro_bnn.cli.catalogue import catalogue
+
+        return [name for name in catalogue()[kind] if name.startswith(incomplete)]
+
+    return complete
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has the options of each group under its heading."""
+
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write the arguments and options, sections in the order of what is first in each."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                other = "Options" if parameter.param_type_name == "option" else "Arguments"
+                heading = getattr(parameter, "rich_help_panel", None) or other
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 def spread(
     *, without: Collection[str] = (), hidden: Collection[str] = (), **changed: Any
 ) -> Callable[[Command], Callable[..., None]]:
@@ -70,6 +99,7 @@ def spread(
             if field.name in changed and not isinstance(own, dataclasses.Field):
                 info.default = own
             info.help, info.hidden = info.help or words[field.name], field.name in hidden
+            info.rich_help_panel = getattr(group, "heading", None)
             made[field.name] = inspect.Parameter(
                 field.name, KEYWORD, default=info, annotation=types[field.name]
             )
@@ -126,7 +156,9 @@ class Source:
         max_rows: At most so many training rows, and held-out rows: the first of the split.
     """
 
-    data: str = option(..., "NAME|PATH")
+    heading: ClassVar[str] = "Data"
+
+    data: str = option(..., "NAME|PATH", autocompletion=named("data sets"))
     target: str | None = option(None, "COLUMN,...", "the last")
     task: Literal["regression", "classification", "counts"] | None = option(
         None,
@@ -153,10 +185,19 @@ class NetworkOptions:
         width: Filters of the first stage of a residual network.
     """
 
-    model: str | None = option(None, "NAME", "mlp, or the one that a method needs")
-    prior: str | None = option(None, "NAME", "the model's own, normal")
+    heading: ClassVar[str] = "Network"
+
+    model: str | None = option(
+        None, "NAME", "mlp, or the one that a method needs", autocompletion=named("models")
+    )
+    prior: str | None = option(
+        None, "NAME", "the model's own, normal", autocompletion=named("priors")
+    )
     likelihood: str | None = option(
-        None, "NAME", "normal for regression, bernoulli for two classes, categorical for more"
+        None,
+        "NAME",
+        "normal for regression, bernoulli for two classes, categorical for more",
+        autocompletion=named("likelihoods"),
     )
     hidden: str = option("50", "UNITS,...")
     activation: str = option("relu", "NAME")
@@ -192,6 +233,8 @@ class FitOptions:
         threads: CPU threads of torch; 1 is best for small nets.
         quiet: Print only results and the names of files.
     """
+
+    heading: ClassVar[str] = "Fits"
 
     estimator: str | None = option(None, "NAME", "weight_sampling")
     steps: int = option(10_000, "N", min=1)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyro_bnn.cli.options import option
 from pyro_bnn.errors import DataError, OptionError
@@ -30,6 +30,8 @@ class Saves:
     Raises:
         OptionError: If it is to go on from nowhere.
     """
+
+    heading: ClassVar[str] = "Checkpoints"
 
     checkpoint: Path | None = option(None, "FOLDER", "nothing is saved")
     resume: bool = option(False, None, True, "--resume")  # noqa: FBT003

@@ -15,6 +15,7 @@ from pyro_bnn.errors import BNNWarning, OptionError
 
 PROGRAM = "pyro-bnn"
 WIDTH = 100
+USAGE, FAILURE = 2, 1  # exit codes: of what was asked for, of what then happened
 # UsageError, whose module differs between releases of typer
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
@@ -83,7 +84,7 @@ def write_standard(text: str) -> None:
     sys.stdout.write(text)
 
 
-def fail(message: str, code: int = 2) -> int:
+def fail(message: str, code: int) -> int:
     """Print the one line of an error, return the exit code."""
     line = " ".join(part.strip() for part in message.splitlines())
     typer.echo(f"{PROGRAM}: {line}", err=True)
