@@ -9,9 +9,8 @@ import numpy as np
 
 from pyro_bnn.data.arrays import ArrayLike, column_names, column_order
 from pyro_bnn.data.csv_file import Column, Fields, Target, encode
-from pyro_bnn.data.dataset import random_rows
 from pyro_bnn.data.labels import Task, check_task
-from pyro_bnn.data.split import Split, make_split
+from pyro_bnn.data.split import Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ def from_frame(
     target: Target,
     test_fraction: float = 0.1,
     seed: int = 0,
+    rows: tuple[ArrayLike, ArrayLike] | None = None,
     task: Task | None = None,
 ) -> Split:
     """Split and standardise a data frame, whose columns of text are one-hot encoded.
@@ -40,6 +40,7 @@ def from_frame(
             are numbers, y ``[N, O]``.
         test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
         seed: Of the permutation, >= 0; the global random state is not touched.
+        rows: As in :func:`from_arrays`, by position.
         task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text or
             True and False is classification and numbers are regression.
 
@@ -51,8 +52,8 @@ def from_frame(
             missing values or text that a CSV has for them (names columns and the first row), text
             among numbers, text that differs in most rows, numbers that are not finite, or a target
             that does not suit the task.
-        OptionError: If ``test_fraction``, ``seed`` or ``task`` is not allowed, or a target is named
-            twice.
+        OptionError: If ``test_fraction``, ``seed``, ``rows`` or ``task`` is not allowed, or a
+            target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
 
     Example:
@@ -64,7 +65,7 @@ def from_frame(
     """
     check_task(task)
     table, _ = encode(_fields(frame), target, task)
-    train, test = random_rows(len(table.data), test_fraction, seed, "test_fraction")
+    train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test)
 
 

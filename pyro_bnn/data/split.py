@@ -123,6 +123,7 @@ def from_arrays(
     *,
     test_fraction: float = 0.1,
     seed: int = 0,
+    rows: tuple[ArrayLike, ArrayLike] | None = None,
     task: Task | None = None,
 ) -> Split:
     """Split and standardise arrays.
@@ -135,6 +136,8 @@ def from_arrays(
             are binary targets, ``"counts"`` for a ``Bernoulli`` likelihood.
         test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
         seed: Of the permutation, >= 0; the global random state is not touched.
+        rows: Numbers of the training and of the test rows, in place of ``test_fraction`` and
+            ``seed``: ``(train, test)`` as a splitter of scikit-learn gives them.
         task: ``"regression"``, ``"classification"`` or ``"counts"``; by default floating y is
             regression, several binary targets are counts, and anything else is classification.
             Counts 0, 1, 2, ... are a regression whose y stays as it is.
@@ -146,7 +149,8 @@ def from_arrays(
         DataError: If the data are empty, hold NaN or infinity, or labels that are not 0 .. C-1, or
             the training rows hold one class only.
         ShapeError: If shapes do not fit each other.
-        OptionError: If ``test_fraction``, ``seed`` or ``task`` is not allowed.
+        OptionError: If ``test_fraction``, ``seed`` or ``task`` is not allowed, or ``rows`` are not
+            of the data, or one is named twice.
 
     Example:
         >>> split = from_arrays([[1.0], [2.0], [3.0], [4.0]], [1.0, 4.0, 9.0, 16.0],
@@ -155,8 +159,35 @@ def from_arrays(
         (3, 1, 'regression')
     """
     table = table_of_arrays(x, y, task)
-    train, test = random_rows(len(table.data), test_fraction, seed, "test_fraction")
+    train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test, dtype=arrays.float_dtype(x, y))
+
+
+def rows_of_split(
+    num_rows: int, rows: tuple[ArrayLike, ArrayLike] | None, test_fraction: float, seed: int
+) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+    """Training and test rows: those that are named, else at random by :func:`random_rows`.
+
+    Args:
+        num_rows: N.
+        rows: As in :func:`from_arrays`.
+        test_fraction: Share of the test where rows is None.
+        seed: Of the permutation where rows is None.
+
+    Raises:
+        OptionError: As in :func:`from_arrays`.
+    """
+    if rows is None:
+        return random_rows(num_rows, test_fraction, seed, "test_fraction")
+    train, test = (np.asarray(part) for part in rows)
+    both = np.concatenate([train.reshape(-1), test.reshape(-1)])
+    are_rows = train.ndim == test.ndim == 1 and both.dtype.kind in "iu" and train.size and test.size
+    if not are_rows or both.min() < 0 or both.max() >= num_rows or len(set(both)) < len(both):
+        raise OptionError(
+            f"rows is (train, test), each with whole numbers 0 .. {num_rows - 1} and no row twice, "
+            "as a splitter of scikit-learn gives them: next(KFold(5).split(x))"
+        )
+    return torch.from_numpy(train.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
 
 
 def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "arrays") -> Table:

@@ -60,6 +60,13 @@ def test_numbers_come_back_whole(frame: pd.DataFrame) -> None:
         assert x[:, place].tolist() == frame[name].astype(float).tolist()
 
 
+def test_rows_of_a_frame_are_by_position(frame: pd.DataFrame) -> None:
+    train, test = np.arange(10, 40), np.arange(10)
+    split = from_frame(frame, target="rent", rows=(train, test))
+    _, rent = split.test.raw()
+    assert_close(rent[:, 0], torch.tensor(frame["rent"].iloc[test].to_numpy()).to(rent.dtype))
+
+
 def test_columns_of_text_are_found_by_name_in_any_order(frame: pd.DataFrame) -> None:
     inputs = frame.drop(columns="rent").iloc[:, ::-1]
     names = from_frame(frame, target="rent").train.input_names

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.model_selection import KFold
 from torch.testing import assert_close
 
 from pyro_bnn.data import Dataset
@@ -220,6 +221,39 @@ def test_task_overrides_the_dtype() -> None:
     assert split.train.y.dtype == torch.float32
     split = from_arrays(x, (np.arange(40) % 2).astype(float), task="classification")
     assert split.train.y.dtype == torch.int64
+
+
+def test_rows_of_a_splitter_are_the_parts() -> None:
+    """Each row is tested once, in the order given, in the units of its own training rows."""
+    x, y = regression(23)
+    tested = []
+    for train, test in KFold(4, shuffle=True, random_state=0).split(x):
+        split = from_arrays(torch.tensor(x), torch.tensor(y), rows=(train, test[::-1]), seed=9)
+        for part, numbers in ((split.train, train), (split.test, test[::-1])):
+            expected = (x[numbers] - x[train].mean(0)) / x[train].std(0)
+            assert_close(part.x, torch.tensor(expected), rtol=1e-10, atol=1e-12)
+        assert split.test_rows is not None
+        tested += split.test_rows.tolist()
+    assert sorted(tested) == list(range(23))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ([0, 1, 2], [2, 3]),  # a row in both
+        ([0, 1, 1], [3]),
+        ([0, 1], [23]),
+        ([0, -1], [3]),
+        ([0, 1], []),
+        ([[0, 1]], [2]),
+        ([0.0, 1.0], [2.0]),
+        (np.arange(23) < 20, np.arange(23) >= 20),  # masks
+    ],
+)
+def test_rows_that_are_no_parts_are_refused(rows: Any) -> None:
+    expected = r"rows is \(train, test\), each with whole numbers 0 .. 22 and no row twice"
+    with pytest.raises(OptionError, match=expected):
+        from_arrays(*regression(23), rows=rows)
 
 
 def test_the_seed_decides_the_rows() -> None:
