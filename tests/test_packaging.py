@@ -24,7 +24,7 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
 TOP_FILES = (
     *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *("Makefile", "constraints.txt"),
+    *("Makefile", "constraints.txt", "CITATION.cff", "CODE_OF_CONDUCT.md", "SECURITY.md"),
 )
 TEST_FOLDERS = (".ci", ".github", "benchmarks", "docs", "tests", "tutorials")  # and what tests read
 GUARD = "this folder is the package 'pyro_bnn.guides', not 'guides'"

@@ -160,6 +160,25 @@ def test_a_recipe_logs_the_elbo_of_each_window(
         assert tracker.params["num_steps"] == 40
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TensorBoard's own imports
+def test_tensorboard_itself_has_the_elbo_of_each_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own writer, and read back by its own reader, where it is installed."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    svi = SVI(guides.AutoNormal, num_steps=40, compile=False)
+    names: dict[str, Any] = {"svi": svi, "model": model(), "data": (X, Y)}
+    (recipe,) = (own for own in RECIPES if "tensorboard" in own)
+    exec(textwrap.dedent(recipe), names)
+    losses = names["posterior"].losses
+    (folder,) = tmp_path.glob("runs/*")
+    points = reader.EventAccumulator(str(folder)).Reload().Scalars("ELBO")
+    assert [point.step for point in points] == [20, 40]
+    expected = [-losses[:20].mean(), -losses[20:].mean()]
+    np.testing.assert_allclose([point.value for point in points], expected, rtol=1e-6)  # float32
+
+
 def test_there_are_two_recipes() -> None:
     assert len(RECIPES) == 2
     assert max(len(textwrap.dedent(recipe).strip().splitlines()) for recipe in RECIPES) <= 10

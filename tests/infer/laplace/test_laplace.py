@@ -81,6 +81,19 @@ def test_linearised_and_weights_are_the_same_functions_of_a_linear_model() -> No
     assert_close(first.log_likelihood(data, 50), second.log_likelihood(data, 50))
 
 
+def test_a_head_on_cached_features_has_the_posterior_of_the_head_on_its_body() -> None:
+    body = nn.Sequential(nn.Linear(2, 5), nn.Tanh()).double()
+    body.requires_grad_(requires_grad=False)
+    head = nn.Linear(5, 1).double()
+    prior, noise = priors.Normal(0.5), likelihoods.Normal(0.25)
+    net = nn.Sequential(OrderedDict(body=body, head=head))
+    whole = fit(bayesian(net, {"head.*": prior}, noise))
+    cached = fit(bayesian(head, prior, noise), (body(X), Y))
+    assert cached.log_evidence == pytest.approx(whole.log_evidence, rel=1e-9)
+    draws = whole.predict(X, 50).draws
+    assert_close(cached.predict(body(X), 50).draws, draws, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_log_evidence_is_the_elbo_of_a_linear_model(seed: int) -> None:
     posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, seed=seed)
