@@ -77,8 +77,9 @@ HANDLERS = {"do": poutine.do, "condition": poutine.condition}
 
 def linear() -> models.LinearRegression:
     """The oracle's model as one of ours; its sites are ``weight`` [1, 3] and ``bias`` [1]."""
-    prior, noise = priors.Normal(ORACLE.prior_scale), likelihoods.Normal(ORACLE.noise)
-    return models.LinearRegression(3, prior=prior, likelihood=noise).double()
+    with plain_pyro.default_dtype(torch.float64):  # of the scales
+        prior, noise = priors.Normal(ORACLE.prior_scale), likelihoods.Normal(ORACLE.noise)
+        return models.LinearRegression(3, prior=prior, likelihood=noise)
 
 
 def with_set_weight(oracle: LinearGaussian) -> tuple[Tensor, Tensor, float]:
