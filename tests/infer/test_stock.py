@@ -111,20 +111,19 @@ def test_log_q_of_a_structured_guide_of_a_network() -> None:
         torch.testing.assert_close(log_q, q.log_prob(z), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow("two fits through plain Pyro")
-@pytest.mark.parametrize("kind", ["AutoIAFNormal", "AutoStructured"])
-def test_guides_with_dependencies_beat_the_best_factorised_one(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow("a fit through plain Pyro")
+def test_a_structured_guide_beats_the_best_factorised_one(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On one of our models, whose evidence is known and bounds their ELBO from above."""
+    """On one of our models, whose evidence is known and bounds its ELBO from above."""
     monkeypatch.setattr(stock, "NUM_DRAWS", 1_000)
-    oracle = linear_gaussian(correlation=0.95)
+    oracle = linear_gaussian()
     with plain_pyro.default_dtype(torch.float64):
         model = models.LinearRegression(
             3, prior=priors.Normal(oracle.prior_scale), likelihood=likelihoods.Normal(oracle.noise)
         )
         options: dict[str, Any] = {"num_steps": 800, "learning_rate": 0.03}
-        posterior = run(model, getattr(autoguide, kind), **options)
+        posterior = run(model, autoguide.AutoStructured, **options)
     z, log_q = posterior.unconstrained(1_000), posterior.log_q(1_000)
     terms = oracle.log_joint(z) - log_q
     gap, error = oracle.log_evidence - float(terms.mean()), float(terms.std()) / 1_000**0.5
