@@ -61,6 +61,7 @@ def test_the_loo_of_an_approximation_is_arvizs_approximate_one(trees: dict[str, 
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
+@pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame:DeprecationWarning")  # ArviZ's
 @pytest.mark.parametrize("given", ["trees", "scores"])
 def test_fits_of_the_same_rows_compare_row_by_row(trees: dict[str, DataTree], given: str) -> None:
     """As they are, by ``az.loo`` of both; or the guide by the score of an approximation."""
@@ -69,7 +70,6 @@ def test_fits_of_the_same_rows_compare_row_by_row(trees: dict[str, DataTree], gi
     if given == "scores":
         log_p, log_q = (guide["sample_stats"][name] for name in ("log_p", "log_q"))
         scores["AutoNormal"] = az.loo_approximate_posterior(guide, log_p, log_q, pointwise=True)
-        assert scores["AutoNormal"].elpd == pytest.approx(loo_approximate(guide).elpd, rel=1e-6)
     whole = {"round_to": "none"} if az.__name__ == "arviz" else {}  # 0.23 never rounds
     compared: Any = scores if given == "scores" else {"NUTS": nuts, "AutoNormal": guide}
     table = az.compare(compared, **whole)

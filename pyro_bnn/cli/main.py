@@ -38,11 +38,12 @@ from pyro_bnn.errors import (
     FileFormatError,
     OptionError,
     OutputError,
+    ShapeError,
 )
 
 # torch and all that needs it are imported by the commands: --help and a mistyped option are instant
 
-FAILURES = (DataError, DivergenceError, FileFormatError, OutputError)
+FAILURES = (DataError, DivergenceError, FileFormatError, OutputError, ShapeError)
 """What may go wrong with a command that is right."""
 INTERRUPTED = 130
 COLLECT_AFTER = 50_000  # objects made, in place of 700

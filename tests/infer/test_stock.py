@@ -78,7 +78,9 @@ def test_log_q_of_stock_joint_guides(kind: str) -> None:
     torch.testing.assert_close(log_q, expected, rtol=1e-9, atol=1e-9)
 
 
-def structured_gaussian(guide: Any, sites: Sequence[Site]) -> torch.distributions.Distribution:
+def structured_gaussian(
+    guide: Any, sites: Sequence[Site]
+) -> torch.distributions.MultivariateNormal:
     """What ``AutoStructured`` of normal parts and linear dependencies is over z ``[P]``, by hand.
 
     Each site is its own normal plus a linear map of the sites before it, of which the rows of the
