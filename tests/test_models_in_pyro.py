@@ -42,7 +42,10 @@ def test_the_graph_of_a_network_has_an_edge_from_each_site_to_y(name: str) -> No
 def test_the_graph_of_a_hierarchy_has_the_edges_of_its_centring() -> None:
     x, y = plain_pyro.data()
     for centred in (False, True):
-        prior = {"*.weight": priors.HalfCauchyScale(centred=centred), "*": priors.Normal()}
+        prior: dict[str, Any] = {
+            "*.weight": priors.HalfCauchyScale(centred=centred),
+            "*": priors.Normal(),
+        }
         edges = get_model_relations(models.MLP(3, hidden=(2,), prior=prior), (x, y))
         of_y = edges["sample_sample"]["y"]
         scale = "layers.0.weight.scale"
@@ -72,7 +75,7 @@ def test_render_model_draws_the_graph() -> None:
 
 ORACLE = linear_gaussian()
 SET = torch.tensor([[0.5, -1.0, 2.0]], dtype=torch.float64)
-HANDLERS = {"do": poutine.do, "condition": poutine.condition}
+HANDLERS: dict[str, Any] = {"do": poutine.do, "condition": poutine.condition}
 
 
 def linear() -> models.LinearRegression:
@@ -102,7 +105,7 @@ def test_laplace_is_exact_where_a_weight_is_set(handler: str) -> None:
     """
     model = HANDLERS[handler](linear(), data={"weight": SET})
     engine = Laplace(num_steps=3, compile=False)
-    posterior = engine.run(model, (ORACLE.x, ORACLE.y), progress=False)
+    posterior: Any = engine.run(model, (ORACLE.x, ORACLE.y), progress=False)
     mean, variance, evidence = with_set_weight(ORACLE)
     if handler == "do":
         mean = torch.cat([torch.zeros(3, dtype=torch.float64), mean])
@@ -111,7 +114,7 @@ def test_laplace_is_exact_where_a_weight_is_set(handler: str) -> None:
         )
     else:
         evidence += float(log_normal(SET, ORACLE.prior_scale).sum())
-    q: Any = posterior.guide.get_posterior()
+    q = posterior.guide.get_posterior()
     assert_close(q.loc.detach(), mean, rtol=1e-9, atol=1e-9)
     assert_close(q.covariance_matrix.detach(), variance.diag(), rtol=1e-9, atol=1e-9)
     assert posterior.log_evidence == pytest.approx(evidence, rel=1e-9)

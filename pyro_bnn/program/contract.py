@@ -100,14 +100,13 @@ def _check_held(trace: poutine.Trace) -> None:
 def _check_names(model: Model, sites: Collection[str]) -> None:
     """Check that the model has every site that a handler around it names."""
     for handler in unhandled(model)[1]:
-        sets = isinstance(handler, DoMessenger)
-        data = handler.data if sets or isinstance(handler, ConditionMessenger) else {}
+        data = handler.data if isinstance(handler, DoMessenger | ConditionMessenger) else {}
         if isinstance(data, Mapping) and (unknown := [name for name in data if name not in sites]):
             known = [name for name in sites if not name.startswith("_")]
+            does = "poutine.do sets" if isinstance(handler, DoMessenger) else "pyro.condition holds"
             raise ModelError(
-                f"{'poutine.do sets' if sets else 'pyro.condition holds'} "
-                f"{', '.join(map(repr, unknown))}, which the model does not "
-                f"have; its sites are {', '.join(sorted(known))}"
+                f"{does} {', '.join(map(repr, unknown))}, which the model does not have; its sites "
+                f"are {', '.join(sorted(known))}"
             )
 
 
