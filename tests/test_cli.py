@@ -123,22 +123,23 @@ def test_help_has_a_heading_for_each_group_of_options() -> None:
     [
         ("pyro-bnn com", ["compare"]),
         ("pyro-bnn compare --ch", ["--chains", "--checkpoint"]),
-        ("pyro-bnn fit --model lin", ["linear-regression"]),
+        ("pyro-bnn fit --model l", ["le-net", "linear-regression"]),
         ("pyro-bnn fit --likelihood hetero", ["heteroscedastic-normal"]),
     ],
 )
 def test_a_shell_completes_commands_options_and_names(
-    line: str, expected: list[str], tmp_path: Path
+    line: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As bash asks for it."""
-    words = line.split()
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(
-        [SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, **asked, "_PYRO_BNN_COMPLETE": "complete_bash"},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == expected
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    for name, value in {**asked, "_PYRO_BNN_COMPLETE": "complete_bash"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, expected)
 
 
 def parameters_of(command: str) -> list[Any]:
