@@ -1,11 +1,13 @@
-"""Methods by name: a guide or an engine, and the prior that it is given."""
+"""Methods by name: a guide or an engine, its options, and the prior that it is given."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyro_bnn.cli.method_options import own_options, read_options
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
@@ -20,20 +22,29 @@ class Method:
     Args:
         cls: The guide or engine.
         prior: Class of its prior in ``pyro_bnn.priors``; None for that of the command.
+        options: Its own options, and those of SVI for a guide; they go before the command's.
 
     Example:
-        >>> find_methods("nuts@half-cauchy-scale")
-        {'NUTS @ HalfCauchyScale': Method(cls=<class 'pyro_bnn.infer.mcmc.nuts.NUTS'>, \
-prior='HalfCauchyScale')}
+        >>> find_methods("nuts:target_accept=0.9@half-cauchy-scale")
+        {'NUTS(target_accept=0.9) @ HalfCauchyScale': Method(cls=<class \
+'pyro_bnn.infer.mcmc.nuts.NUTS'>, prior='HalfCauchyScale', options={'target_accept': 0.9})}
     """
 
     cls: type[Any]
     prior: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """What a report calls it."""
-        return self.cls.__name__ if self.prior is None else f"{self.cls.__name__} @ {self.prior}"
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        called = f"{self.cls.__name__}({options})" if options else self.cls.__name__
+        return called if self.prior is None else f"{called} @ {self.prior}"
+
+    @property
+    def fit(self) -> tuple[type[Any], Mapping[str, Any]]:
+        """What it does to a network."""
+        return self.cls, self.options
 
 
 def find_method(name: str) -> type[Any]:
@@ -54,11 +65,12 @@ def find_methods(names: str) -> dict[str, Method]:
     """The methods of a list separated by commas, by the name of a report, in the order given.
 
     Args:
-        names: Each ``METHOD``, or ``METHOD@PRIOR`` for a network with that prior.
+        names: Each ``METHOD``, with options ``METHOD:OPTION=VALUE:OPTION=VALUE``, and with
+            ``@PRIOR`` after it for a network with that prior.
 
     Raises:
         UnknownNameError: If a name is not known; suggests the nearest.
-        OptionError: If there is no name, or a method is named twice.
+        OptionError: If there is no name, a method is named twice, or an option does not do.
 
     Example:
         >>> list(find_methods("auto-normal, AutoDelta"))
@@ -112,10 +124,16 @@ def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Non
 
 
 def _with_prior(text: str) -> Method:
-    name, at, prior = (part.strip() for part in text.partition("@"))
+    called, at, prior = (part.strip() for part in text.partition("@"))
     if at and not prior:
         raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
-    return Method(find_method(name), lookup("prior", prior).__name__ if at else None)
+    name, has_options, options = (part.strip() for part in called.partition(":"))
+    cls = find_method(name)
+    return Method(
+        cls,
+        lookup("prior", prior).__name__ if at else None,
+        read_options(cls, options) if has_options else {},
+    )
 
 
 def make_engines(
@@ -148,14 +166,21 @@ def make_engines(
         )
     engines: dict[str, Any] = {}
     for name, method in methods.items():
-        guide = {"guide": method.cls} if issubclass(method.cls, Guide) else {}
-        engine: Any = SVI if guide else method.cls
-        taken = {option: value for option, value in options.items() if takes(engine, option)}
-        how: dict[str, Any] = {"estimator": estimator} if name in served else {}
+        is_guide = issubclass(method.cls, Guide)
+        engine: Any = SVI if is_guide else method.cls
+        how: dict[str, Any] = {o: value for o, value in options.items() if takes(engine, o)}
+        if name in served:
+            how["estimator"] = estimator
         if takes(engine, "engine"):  # Cyclical runs another engine, which has the options
-            own = {o: value for o, value in options.items() if takes(engine.inner, o)}
-            how["engine"] = engine.inner(**own)
-        engines[name] = engine(**guide, **taken, **how)
+            inner = {o: value for o, value in options.items() if takes(engine.inner, o)}
+            how["engine"] = engine.inner(**inner)
+        how |= method.options
+        if is_guide:
+            own = own_options(method.cls, method.options)
+            how = {option: value for option, value in how.items() if option not in own}
+            guide: Any = method.cls
+            how["guide"] = functools.partial(guide, **own) if own else guide
+        engines[name] = engine(**how)
     return engines
 
 

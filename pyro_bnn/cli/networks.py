@@ -171,7 +171,7 @@ def make_networks(
             width=options.width if takes(cls, "width") else None,
         )
         for other, known in networks.items():
-            if methods[other].cls is method.cls and known == network:
+            if methods[other].fit == method.fit and known == network:
                 raise OptionError(f"{other} and {name} are the same fit of the same network")
         networks[name] = network
     return networks

@@ -275,8 +275,9 @@ class Compared:
 
     Args:
         methods: Guides (fitted by SVI) and samplers of 'pyro-bnn list'; unambiguous abbreviations
-            such as auto-low-rank will do. NAME@PRIOR, such as nuts@half-cauchy-scale, is that
-            method on a network with that prior.
+            such as auto-low-rank will do. NAME:OPTION=VALUE, such as auto-low-rank:rank=5 or
+            laplace:structure=kron:num_steps=2000, sets options of that method; NAME@PRIOR, such as
+            nuts@half-cauchy-scale, is that method on a network with that prior.
         out: Folder of the report; made where it does not exist.
         reference: Method that the others are measured against.
         splits: Splits of the data, such as 0-4 or 0,3,7: of several a report for each, and one
@@ -346,7 +347,8 @@ class Fitted:
     """What 'pyro-bnn fit' fits, and where that goes.
 
     Args:
-        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list', or NAME@PRIOR.
+        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list'; options and prior as in
+            auto-low-rank:rank=5@cauchy.
         out: Folder of the fit; made where it does not exist.
         all_rows: Fit every row, so that none is held out for scores.
     """
@@ -411,7 +413,8 @@ class Simulated:
     """What 'pyro-bnn sbc' simulates, and where the ranks go.
 
     Args:
-        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list', or NAME@PRIOR.
+        method: Guide (fitted by SVI) or sampler of 'pyro-bnn list'; options and prior as in
+            auto-low-rank:rank=5@cauchy.
         out: Folder of the ranks; made where it does not exist.
         rows: How many training rows, the first ones, each simulation has.
         simulations: Simulated data sets, at least 20.
