@@ -260,7 +260,7 @@ def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
     except LinAlgError as error:
         raise DivergenceError(
             "the log joint is not curved downwards where training of AutoLaplaceApproximation "
-            "ended, which is no maximum: raise num_steps, or lower learning_rate"
+            "ended, which is no maximum: double num_steps, or lower learning_rate"
         ) from error
 
 
