@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
+from pyro_bnn.cli import fork_server
+from pyro_bnn.cli.options import Compared, FitOptions
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in mp.get_all_start_methods(), reason="no server here"
@@ -44,3 +49,26 @@ def test_processes_of_the_server_have_imported_and_have_its_threads() -> None:
     assert list(found["3"][0].values()) == [True, True]
     assert found["3"][1:] == ["3", str(signal.SIG_IGN)]  # a terminal's Ctrl-C passes it by
     assert list(found["5"][0].values()) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "starts"),
+    [
+        ({}, 2, True),
+        ({}, 1, False),  # of a machine with more
+        ({"methods": "nuts"}, 2, False),
+        ({"methods": "nuts", "seeds": "0-1"}, 2, True),
+        ({"methods": "nuts", "splits": "0,3"}, 2, True),
+        ({"num_jobs": 1}, 2, False),
+        ({"num_jobs": 2}, 1, True),
+        ({"backend": "loky"}, 2, False),
+    ],
+)
+def test_it_is_started_where_several_fits_may_go_side_by_side(
+    options: dict[str, Any], cores: int, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(fork_server, "start", started.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    Compared(**{"methods": "auto-normal,nuts", **options}).start_server(FitOptions(threads=1))
+    assert started == ([1] if starts else [])

@@ -311,9 +311,11 @@ class Compared:
         """Start importing for fits that are likely to go side by side."""
         from pyro_bnn.cli import fork_server  # which --help does without
 
-        cores = os.cpu_count() or 1
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         default = cores // how.threads if how.steps >= LONG else 1
-        if self.backend is None and (self.num_jobs or default) > 1:
+        is_one_fit = "," not in self.methods and self.splits.isdigit() and self.seeds.isdigit()
+        if self.backend is None and not is_one_fit and (self.num_jobs or default) > 1:
             fork_server.start(how.threads)
 
     def make_backend(self) -> Callable[[], AbstractContextManager[None]] | None:
