@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class BNNError(Exception):
@@ -40,8 +41,15 @@ class UnknownNameError(BNNError, KeyError):
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}known are {', '.join(known)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # from a process that raised it
+        return _unknown, (str(self),)
+
     def __str__(self) -> str:  # KeyError would print the message in quotes
         return str(self.args[0])
+
+
+def _unknown(message: str) -> UnknownNameError:
+    return UnknownNameError.__new__(UnknownNameError, message)
 
 
 class DivergenceError(BNNError, ArithmeticError):

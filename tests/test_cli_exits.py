@@ -15,7 +15,8 @@ from pyro_bnn import __version__, data
 from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits
 from pyro_bnn.cli.saved_fit import SavedFit
-from pyro_bnn.errors import DivergenceError, OutputError
+from pyro_bnn.cli.side_by_side import ENDED
+from pyro_bnn.errors import BNNError, DivergenceError, OutputError
 from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from tests.command_line import run
 from tests.rows import houses
@@ -82,6 +83,14 @@ CASES = [
     Case(("list",), 0, "Guides\n"),
     # what goes wrong on the way
     Case(GUIDE, 130, GOES_ON, ends_with(KeyboardInterrupt())),
+    Case(GUIDE, 1, "a process ended by itself", ends_with(BNNError(ENDED))),
+    Case((*DIABETES, "auto-normal,auto-low-rank:rank=-3"), 2, "rank is an integer of at least 0"),
+    Case((*DIABETES, "auto-normal,auto-dropout:rate=2"), 2, "rate is "),
+    Case((*DIABETES, "hmc", "--steps", "9"), 2, "--steps does nothing for HMC: leave it out"),
+    Case(
+        (*DIABETES, "auto-normal:num_steps=7", "--steps", "9"), 2, "--steps does nothing for Auto"
+    ),
+    Case((*SBC, "nuts:num_chains=4"), 2, "a sampler runs one chain on each data set: leave it out"),
     Case(FIT, 130, GOES_ON, ends_with(KeyboardInterrupt())),
     Case(
         GUIDE,

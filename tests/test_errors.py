@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from pyro_bnn import errors
@@ -42,3 +44,9 @@ def test_every_error_is_caught_by_the_packages_class_and_by_pythons() -> None:
 )
 def test_an_unknown_name_suggests_the_nearest(name: str, message: str) -> None:
     assert str(UnknownNameError("season", name, ["spring", "autumn"])) == message
+
+
+def test_an_unknown_name_is_told_by_a_process_too() -> None:
+    error = UnknownNameError("season", "sprng", ["spring", "autumn"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (UnknownNameError, str(error))

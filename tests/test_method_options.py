@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from pyro_bnn import infer
+from pyro_bnn.cli.fits import expected_seconds
 from pyro_bnn.cli.method_options import read_options, written_options
 from pyro_bnn.cli.methods import find_methods, find_reference, make_engines
 from pyro_bnn.errors import OptionError
@@ -41,9 +42,10 @@ def test_what_is_written_of_a_default_is_the_default(name: str) -> None:
         "create_plates",
     }
     values = {n: v for n, v in defaults.items() if isinstance(v, int | float | str)}
-    assert values.keys() - written.keys() <= {"default"}  # a part of AutoComposite
+    assert values.keys() - written.keys() <= {"default"}  # a class of AutoComposite
     for option in written:
-        assert read_options(cls, f"{option}={defaults[option]}") == {option: defaults[option]}
+        written_default = str(defaults[option]).lower()
+        assert read_options(cls, f"{option}={written_default}") == {option: defaults[option]}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,7 @@ def test_what_is_written_of_a_default_is_the_default(name: str) -> None:
         ("target_accept=1", {"target_accept": 1.0}),
         ("max-tree-depth = 8 : compile=false", {"max_tree_depth": 8, "compile": False}),
         ("compile=auto", {"compile": "auto"}),
+        ("mass_matrix=low-rank", {"mass_matrix": "low_rank"}),
     ],
 )
 def test_values_have_the_types_of_their_options(text: str, options: dict[str, Any]) -> None:
@@ -65,14 +68,18 @@ def test_values_have_the_types_of_their_options(text: str, options: dict[str, An
     [
         ("nuts:", "options of a method are NAME=VALUE, such as rank=5, not ''"),
         ("nuts:compile", "NAME=VALUE, such as rank=5, not 'compile'"),
-        ("nuts:target_acc=1", "NUTS has no option 'target_acc': it has target_accept"),
+        ("nuts:target_acc=1", "NUTS has no option 'target_acc': did you mean target_accept"),
+        ("nuts:rate=1", "NUTS has no option 'rate': .*it has num_chains, warmup_steps"),
+        ("nuts:num_samples=9,num_chains=2", "one another after a colon, as in .* 'num_chains=2'"),
+        ("nuts:target_accept={[]}", "target_accept is a number, not '{\\[\\]}'"),
+        (f"auto-low-rank:rank={'9' * 400}.0", "rank is a whole number or none, not"),
         ("nuts:target_accept=high", "target_accept is a number, not 'high'"),
         ("nuts:compile=1", "compile is auto or true or false, not '1'"),
         ("auto-low-rank:rank=2.5", "rank is a whole number or none, not '2.5'"),
         ("auto-normal:optimizer=adam", "AutoNormal has no option 'optimizer'"),
         ("nuts:compile=true:compile=false", "the option compile of NUTS is written twice"),
         ("laplace:structure=krn", "structure is full or kron or diagonal or low_rank, not 'krn'"),
-        ("nuts:num_samples=9,nuts:num-samples=9", r"NUTS\(num_samples=9\) is named twice"),
+        ("nuts:num_samples=9,nuts:num-samples=9", "NUTS:num_samples=9 is named twice"),
     ],
 )
 def test_what_an_option_is_not_is_said(text: str, message: str) -> None:
@@ -85,8 +92,14 @@ def test_options_go_to_the_guide_and_to_its_engine_before_those_of_the_command()
         "auto-low-rank:rank=5:learning_rate=0.02@cauchy, auto-normal:num_steps=7,nuts:num_samples=9"
     )
     low_rank, normal, nuts = methods
-    assert low_rank == "AutoLowRankMultivariateNormal(rank=5, learning_rate=0.02) @ Cauchy"
-    assert find_reference("nuts:num-samples=9", methods) == nuts == "NUTS(num_samples=9)"
+    assert low_rank == "AutoLowRankMultivariateNormal:rank=5:learning_rate=0.02 @ Cauchy"
+    assert list(find_methods(",".join(methods))) == list(methods)  # a name is what may be typed
+    for asked in ("nuts:num-samples=9", None):
+        assert find_reference(asked, methods) == nuts == "NUTS:num_samples=9"
+    asked = "auto-low-rank:learning_rate=0.02:rank=5@cauchy"
+    assert find_reference(asked, methods) == low_rank
+    two = find_methods("nuts:num_samples=9,nuts:num_samples=8")
+    assert find_reference(None, two) is None
     engines = make_engines(methods, NUMBERS)
     guide = engines[low_rank].guide
     assert isinstance(guide, functools.partial)
@@ -98,6 +111,16 @@ def test_options_go_to_the_guide_and_to_its_engine_before_those_of_the_command()
     assert engines[nuts] == infer.NUTS(num_chains=2, num_samples=9)
 
 
+@pytest.mark.parametrize("method", ["hmc", "mams", "mclmc", "mile"])
+def test_steps_of_fits_are_not_those_of_trajectories(method: str) -> None:
+    (engine,) = make_engines(find_methods(method), NUMBERS).values()
+    assert engine.num_steps is None  # the engine finds it
+    (engine,) = make_engines(find_methods(f"{method}:num_steps=20"), NUMBERS).values()
+    assert engine.num_steps == 20
+    (engine,) = make_engines(find_methods(f"{method}:num_steps=none"), NUMBERS).values()
+    assert expected_seconds(engine) > 0
+
+
 @pytest.mark.slow("a comparison and a fit")
 @pytest.mark.usefixtures("no_pictures")
 def test_one_guide_with_two_options_is_compared_with_itself(tmp_path: Path) -> None:
@@ -105,13 +128,14 @@ def test_one_guide_with_two_options_is_compared_with_itself(tmp_path: Path) -> N
     methods = "auto-low-rank:rank=1,auto-low-rank:rank=3,laplace:structure=diagonal"
     found = run("compare", *small, "--methods", methods, "--out", tmp_path / "report")
     assert (found.code, found.err) == (0, "")
-    names = [f"AutoLowRankMultivariateNormal(rank={rank})" for rank in (1, 3)]
+    names = [f"AutoLowRankMultivariateNormal:rank={rank}" for rank in (1, 3)]
     table = pd.read_csv(tmp_path / "report" / "table.csv", index_col=0)
-    assert {*table.index} == {*names, "Laplace(structure=diagonal)"}
+    assert {*table.index} == {*names, "Laplace:structure=diagonal"}
     weights = 3 * 11 + 3 + 1 + 1  # and the noise
     assert [table.loc[name, "parameters"] for name in names] == [3 * weights, 5 * weights]
     files = sorted((tmp_path / "report").glob("auto-low-rank*.nc"))
-    again = run("report", *files, "--out", tmp_path / "again")
+    given = [f"{name}={file}" for name, file in zip(names, files, strict=True)]
+    again = run("report", *given, "--out", tmp_path / "again")
     assert (again.code, again.err) == (0, "")
     assert set(pd.read_csv(tmp_path / "again" / "table.csv", index_col=0).index) == {*names}
 
@@ -124,7 +148,7 @@ def test_a_fit_with_options_is_saved_and_predicts(tmp_path: Path) -> None:
     small = ("--hidden", "3", "--steps", "20", "--method", "auto-low-rank:rank=1")
     found = run("fit", "--data", tmp_path / "rows.csv", *small, "--out", tmp_path / "fit")
     assert (found.code, found.err) == (0, "")
-    assert "AutoLowRankMultivariateNormal(rank=1)" in found.out
+    assert "AutoLowRankMultivariateNormal:rank=1" in found.out
     saved = json.loads((tmp_path / "fit" / "fit.json").read_text())
     assert "auto-low-rank:rank=1" in saved["command"]
     out = tmp_path / "predictions.csv"

@@ -27,7 +27,7 @@ FEW_WEIGHTS = 2_000  # of a network, whose guides are set up at once to count th
 
 
 def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> None:
-    """Refuse samplers whose model has weights that nothing trains.
+    """Refuse samplers whose model has weights that nothing trains, and guides by their options.
 
     Args:
         engines: By name of the method, in the order of their runs.
@@ -35,8 +35,12 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> Non
 
     Raises:
         OptionError: If a sampler's model has point-estimated parameters, which it holds fixed, and
-            no method before it trains them.
+            no method before it trains them; or as a guide does.
     """
+    for name, engine in engines.items():
+        if takes(engine, "guide"):
+            with isolated(0), unchanged(models[name]):
+                engine.guide(models[name])
     for name in engines:
         if holds_fixed(engines[name], models[name]) and not _trained(name, engines, models):
             raise OptionError(
@@ -164,7 +168,7 @@ def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
     """
     draws = getattr(engine, "warmup_steps", 0) + getattr(engine, "num_samples", 0)
     a_step = SECONDS_A_STEP + SECONDS_A_NUMBER * num_numbers
-    return a_step * getattr(engine, "num_steps", 0) + SECONDS_A_STEP * TYPICAL_STEPS * draws
+    return a_step * (getattr(engine, "num_steps", 0) or 0) + SECONDS_A_STEP * TYPICAL_STEPS * draws
 
 
 def count_numbers(engine: Any, model: Model, data: Dataset) -> int:

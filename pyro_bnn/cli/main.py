@@ -81,7 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
         with plain_notes():
             code = program.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)
     except BNNError as error:
-        return fail(str(error), FAILURE if isinstance(error, FAILURES) else USAGE)
+        is_failure = type(error) is BNNError or isinstance(error, FAILURES)  # a process that ended
+        return fail(str(error), FAILURE if is_failure else USAGE)
     except USAGE_ERROR as error:
         return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -491,6 +492,9 @@ def sbc(
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
     found = find_one(simulated.method)
+    for name, method in found.items():
+        if "num_chains" in method.options:
+            raise OptionError(f"a sampler runs one chain on each data set: leave it out of {name}")
     engines = dataclasses.replace(how, chains=1).engines(context, found)
     loaded = networks.load_rows(source, network.likelihood)
     models = networks.build_models(networks.make_networks(found, loaded, network, how.seed))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +17,8 @@ from pyro_bnn.infer import SVI
 
 WRITTEN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 """Types of the values that a command line can hold, and none."""
+_WORDS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False,), "none": (None,)}
+_OBJECTS = {"default"}  # named by a class, though their types have words
 
 
 def read_options(cls: type[Any], text: str) -> dict[str, Any]:
@@ -43,8 +44,11 @@ def read_options(cls: type[Any], text: str) -> dict[str, Any]:
             raise OptionError(f"options of a method are NAME=VALUE, such as rank=5, not {part!r}")
         name = name.replace("-", "_")
         if name not in known:
-            near = get_close_matches(name, known, 1) or list(known)
-            raise OptionError(f"{cls.__name__} has no option {name!r}: it has {', '.join(near)}")
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise OptionError(
+                f"{cls.__name__} has no option {name!r}: {hint}it has {', '.join(known)}"
+            )
         if name in found:
             raise OptionError(f"the option {name} of {cls.__name__} is written twice")
         found[name] = _read(name, value, known[name])
@@ -58,7 +62,11 @@ def written_options(cls: type[Any]) -> dict[str, Any]:
     """
     owners: list[type[Any]] = [cls, SVI] if issubclass(cls, Guide) else [cls]
     types = {name: of for owner in owners for name, of in _types(owner)}
-    return {name: of for name, of in types.items() if {*_kinds(of)} - {NoneType}}
+    return {
+        name: of
+        for name, of in types.items()
+        if name not in _OBJECTS and {*_kinds(of)} - {NoneType}
+    }
 
 
 def own_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,18 +98,19 @@ def _kinds(of: Any) -> list[Any]:
 
 
 def _read(name: str, text: str, of: Any) -> Any:
-    """The value of an option of a type."""
+    """The value of an option of a type; a word in kebab case too, as of the command's options."""
     kinds = _kinds(of)
-    python = {"true": "True", "false": "False", "none": "None"}.get(text, text)
-    values: list[Any] = [text]
-    with contextlib.suppress(SyntaxError, ValueError):
-        values.insert(0, ast.literal_eval(python))
-    if type(values[0]) is int:
-        values.insert(1, float(values[0]))
+    values: list[Any] = [*_numbers(text), *_WORDS.get(text, ()), text, text.replace("-", "_")]
     for value in values:
-        if any(
-            type(value) is kind or (value == kind and type(value) is type(kind)) for kind in kinds
-        ):
+        if any(type(value) is kind for kind in kinds):
+            return value
+        if any(value == kind and type(value) is type(kind) for kind in kinds):
             return value
     allowed = ["none" if kind is NoneType else WRITTEN.get(kind, str(kind)) for kind in kinds]
     raise OptionError(f"{name} is {' or '.join(allowed)}, not {text!r}")
+
+
+def _numbers(text: str) -> Iterator[int | float]:
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            yield number(text)

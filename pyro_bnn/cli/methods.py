@@ -26,7 +26,7 @@ class Method:
 
     Example:
         >>> find_methods("nuts:target_accept=0.9@half-cauchy-scale")
-        {'NUTS(target_accept=0.9) @ HalfCauchyScale': Method(cls=<class \
+        {'NUTS:target_accept=0.9 @ HalfCauchyScale': Method(cls=<class \
 'pyro_bnn.infer.mcmc.nuts.NUTS'>, prior='HalfCauchyScale', options={'target_accept': 0.9})}
     """
 
@@ -36,9 +36,9 @@ class Method:
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        called = f"{self.cls.__name__}({options})" if options else self.cls.__name__
+        """What a report calls it, and what a command line may."""
+        options = (f"{name}={str(value).lower()}" for name, value in self.options.items())
+        called = ":".join([self.cls.__name__, *options])
         return called if self.prior is None else f"{called} @ {self.prior}"
 
     @property
@@ -113,11 +113,13 @@ def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Non
         OptionError: If it is not among the methods.
     """
     if name is None:
-        return "NUTS" if "NUTS" in methods and len(methods) > 1 else None
-    reference = _with_prior(name).name
-    if reference not in methods:
+        exact = [n for n, one in methods.items() if one.cls.__name__ == "NUTS" and not one.prior]
+        return exact[0] if len(exact) == 1 and len(methods) > 1 else None
+    asked = _with_prior(name)
+    reference = next((n for n, method in methods.items() if method == asked), None)
+    if reference is None:
         raise OptionError(
-            f"the reference {reference} is not among the methods {', '.join(methods)}: "
+            f"the reference {asked.name} is not among the methods {', '.join(methods)}: "
             "add it to them, or choose one of them"
         )
     return reference
@@ -128,6 +130,11 @@ def _with_prior(text: str) -> Method:
     if at and not prior:
         raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
     name, has_options, options = (part.strip() for part in called.partition(":"))
+    if "=" in name:
+        raise OptionError(
+            f"options follow their method and one another after a colon, as in "
+            f"nuts:target_accept=0.9:num_samples=500, not {text!r}"
+        )
     cls = find_method(name)
     return Method(
         cls,
@@ -156,7 +163,10 @@ def make_engines(
     served = [
         name
         for name, method in methods.items()
-        if estimator is not None and issubclass(method.cls, Guide) and serves(estimator, method.cls)
+        if estimator is not None
+        and "estimator" not in method.options
+        and issubclass(method.cls, Guide)
+        and serves(estimator, method.cls)
     ]
     if estimator is not None and not served:
         needed = "guides" if estimator == WEIGHT_SAMPLING else ESTIMATORS[estimator].takes
@@ -168,11 +178,11 @@ def make_engines(
     for name, method in methods.items():
         is_guide = issubclass(method.cls, Guide)
         engine: Any = SVI if is_guide else method.cls
-        how: dict[str, Any] = {o: value for o, value in options.items() if takes(engine, o)}
+        how: dict[str, Any] = {o: value for o, value in options.items() if is_set_by(engine, o)}
         if name in served:
             how["estimator"] = estimator
         if takes(engine, "engine"):  # Cyclical runs another engine, which has the options
-            inner = {o: value for o, value in options.items() if takes(engine.inner, o)}
+            inner = {o: value for o, value in options.items() if is_set_by(engine.inner, o)}
             how["engine"] = engine.inner(**inner)
         how |= method.options
         if is_guide:
@@ -182,6 +192,17 @@ def make_engines(
             how["guide"] = functools.partial(guide, **own) if own else guide
         engines[name] = engine(**how)
     return engines
+
+
+def is_set_by(engine: Any, option: str) -> bool:
+    """Whether an option of a command sets that of an engine; the steps of a trajectory are others.
+
+    Args:
+        engine: An engine, or a class of engines.
+        option: Name of a field, in ``OF_ENGINES``.
+    """
+    is_length = option == "num_steps" and takes(engine, "warmup_steps")
+    return takes(engine, option) and not is_length
 
 
 def takes(engine: Any, option: str) -> bool:

@@ -17,7 +17,7 @@ from pyro_bnn.cli.options import NetworkOptions, Source
 from pyro_bnn.cli.terminal import given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.split import holds_counts
-from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
+from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.likelihoods import Likelihood, Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.network import ACTIVATIONS
@@ -191,12 +191,12 @@ def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
     """Channels, height and width for a model of images; None for one of rows.
 
     Raises:
-        ShapeError: If the inputs are images and the model none of them, or the other way round.
+        OptionError: If the inputs are images and the model none of them, or the other way round.
     """
     shape = tuple(split.train.x.shape)
     if not takes(model, "image_shape"):
         if len(shape) != 2:
-            raise ShapeError(
+            raise OptionError(
                 f"{split.name}: inputs have shape {list(shape)}, but the network takes one row of "
                 "numbers each, [N, I]; flatten them, or take a model of images such as le-net"
             )
@@ -205,7 +205,7 @@ def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
         return shape[1:]
     side = math.isqrt(math.prod(shape[1:]))
     if len(shape) != 2 or side * side != shape[1]:
-        raise ShapeError(
+        raise OptionError(
             f"{split.name}: inputs have shape {list(shape)}, but {model.__name__} takes images "
             "[N, C, H, W], or [N, H * H] for square ones of one channel: take a model of rows, "
             "such as mlp"

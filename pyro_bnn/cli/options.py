@@ -248,11 +248,17 @@ class FitOptions:
 
     def engines(self, context: typer.Context, methods: Mapping[str, Method]) -> dict[str, Any]:
         """The engine of each method; an option that none takes is refused."""
-        from pyro_bnn.cli.methods import make_engines
+        from pyro_bnn.cli.methods import is_set_by, make_engines
 
         options = {name: getattr(self, own) for name, (own, _) in OF_ENGINES.items()}
         engines = make_engines(methods, options, self.estimator)
-        refuse_idle(context, {own: name for name, (own, _) in OF_ENGINES.items()}, engines)
+
+        def has(method: str, option: str) -> bool:
+            engine = engines[method]
+            sets = is_set_by(engine, option) or is_set_by(getattr(engine, "engine", engine), option)
+            return sets and option not in methods[method].options
+
+        refuse_idle(context, {own: name for name, (own, _) in OF_ENGINES.items()}, engines, has)
         return engines
 
     def say(self, line: str) -> None:
@@ -400,7 +406,7 @@ class Trusted:
 
     methods: str = option(..., "NAME,NAME,...")
     out: Path = option(Path("trust"), "FOLDER")
-    ood: str | None = option(None, "NAME|PATH")
+    ood: str | None = option(None, "NAME|PATH", autocompletion=named("data sets"))
     corrupt: str | None = option(None, "K,K,...")
     kinds: str | None = option(None, "NAME,NAME,...", "eight usual ones")
     scale: Literal["mnist", "cifar"] | None = option(None, None, "mnist for one channel")
@@ -456,6 +462,12 @@ INPUTS = option(
     "NAME|PATH",
     "one input from -2 to 2",
     help="Data set as in the other commands, of which only the inputs are used.",
+    autocompletion=named("data sets"),
 )
-PRIORS = option("normal", "NAME,NAME,...", help="Priors of 'pyro-bnn list', drawn together.")
+PRIORS = option(
+    "normal",
+    "NAME,NAME,...",
+    help="Priors of 'pyro-bnn list', drawn together.",
+    autocompletion=named("priors"),
+)
 """Options of 'pyro-bnn prior' in place of those of the same names."""

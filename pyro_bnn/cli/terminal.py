@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -21,7 +21,10 @@ USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def refuse_idle(
-    context: typer.Context, flags: Mapping[str, str], engines: Mapping[str, Any]
+    context: typer.Context,
+    flags: Mapping[str, str],
+    engines: Mapping[str, Any],
+    has: Callable[[str, str], bool] | None = None,
 ) -> None:
     """Refuse options that were given and that no engine takes.
 
@@ -29,12 +32,16 @@ def refuse_idle(
         context: The command's.
         flags: Parameter of the command to option of the engines.
         engines: By name of the method.
+        has: Whether a method's engine takes the option; by default where it has such an attribute.
 
     Raises:
         OptionError: If there is one.
     """
     for parameter, option in flags.items():
-        has_it = any(hasattr(engine, option) for engine in engines.values())
+        has_it = any(
+            hasattr(engine, option) if has is None else has(name, option)
+            for name, engine in engines.items()
+        )
         if given(context, parameter) and not has_it:
             raise OptionError(
                 f"--{parameter.replace('_', '-')} does nothing for {', '.join(engines)}: "

@@ -179,15 +179,26 @@ def rows_of_split(
     """
     if rows is None:
         return random_rows(num_rows, test_fraction, seed, "test_fraction")
-    train, test = (np.asarray(part) for part in rows)
-    both = np.concatenate([train.reshape(-1), test.reshape(-1)])
-    are_rows = train.ndim == test.ndim == 1 and both.dtype.kind in "iu" and train.size and test.size
-    if not are_rows or both.min() < 0 or both.max() >= num_rows or len(set(both)) < len(both):
-        raise OptionError(
-            f"rows is (train, test), each with whole numbers 0 .. {num_rows - 1} and no row twice, "
-            "as a splitter of scikit-learn gives them: next(KFold(5).split(x))"
-        )
-    return torch.from_numpy(train.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
+    refusal = OptionError(
+        f"rows is (train, test), each with whole numbers 0 .. {num_rows - 1} and no row twice, "
+        "as a splitter of scikit-learn gives them: next(KFold(5).split(x))"
+    )
+    try:
+        train, test = (_row_numbers(part, num_rows) for part in rows)
+    except (TypeError, ValueError) as error:
+        raise refusal from error
+    if len({*train.tolist(), *test.tolist()}) < len(train) + len(test):
+        raise refusal
+    return train, test
+
+
+def _row_numbers(part: ArrayLike, num_rows: int) -> Int[Tensor, " rows"]:
+    numbers = np.asarray(part)
+    if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
+        raise ValueError("not a row of whole numbers")
+    if numbers.min() < 0 or numbers.max() >= num_rows:
+        raise ValueError("not of these rows")
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def table_of_arrays(x: ArrayLike, y: ArrayLike, task: Task | None, name: str = "arrays") -> Table:

@@ -247,6 +247,12 @@ def test_rows_of_a_splitter_are_the_parts() -> None:
         ([0, 1], []),
         ([[0, 1]], [2]),
         ([0.0, 1.0], [2.0]),
+        ([0, 1], [True]),
+        ([0, 1],),
+        ([0, 1], [2], [3]),
+        ([0, [1]], [2]),
+        7,
+        KFold(3).split(range(23)),  # all its parts
         (np.arange(23) < 20, np.arange(23) >= 20),  # masks
     ],
 )

@@ -170,7 +170,7 @@ def _positive(precision: Tensor, *, is_mode: bool) -> Tensor:
         raise DivergenceError(
             f"Laplace found no mode: the curvature has an eigenvalue {float(values.min()):.3g} "
             f"beside one of {float(values.max()):.3g}, so that no Gaussian has it. Take "
-            'curvature="ggn", which is never negative, or double num_steps'
+            'curvature="ggn", which is never negative, or raise num_steps'
         )
     values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
     return values if vectors is None else (vectors * values) @ vectors.mT

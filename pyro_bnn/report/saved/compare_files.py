@@ -163,6 +163,9 @@ def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -
 
 def _named(argument: str) -> tuple[str, str]:
     name, _, path = argument.partition("=")
+    while not Path(path).exists() and "=" in path:  # as in nuts:num_samples=9=report/nuts.nc
+        more, _, path = path.partition("=")
+        name = f"{name}={more}"
     if not name or not path:
         raise OptionError(
             f"expected FILE or NAME=FILE, such as nuts=report/nuts.nc, not {argument!r}"
