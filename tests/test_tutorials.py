@@ -79,6 +79,8 @@ def test_the_tutorials_are_there() -> None:
         "14_stochastic_gradient_mcmc",
         "15_can_you_trust_it",
         "16_rank_one",
+        "17_funnels",
+        "18_wider_networks",
         "20_classify_and_shift",
         "21_from_csv_to_decision",
         "22_images_and_pretrained",
