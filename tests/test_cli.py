@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -421,8 +422,10 @@ def test_threads_are_set_before_the_fits(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_method_that_diverges_does_not_take_the_report_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @dataclass
     class Diverging:
-        num_steps, batch_size = 20, None
+        num_steps: int = 20
+        batch_size: int | None = None
 
         def run(self, *args: Any, **options: Any) -> Any:
             raise DivergenceError("the loss is not finite at step 5")

@@ -16,7 +16,7 @@ from pyro_bnn.cli.networks import Network, build_models, describe, make_networks
 from pyro_bnn.cli.options import NetworkOptions, Source
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.data.split import holds_counts
-from pyro_bnn.errors import OptionError, ShapeError, UnknownNameError
+from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS
 from pyro_bnn.likelihoods import (
@@ -166,7 +166,7 @@ def test_hidden_layers_are_positive_integers(hidden: str) -> None:
 
 def test_images_are_refused() -> None:
     images = split_of(torch.randn(6, 1, 4, 4), torch.arange(6) % 2)
-    with pytest.raises(ShapeError, match=r"rows: inputs have shape \[6, 1, 4, 4\], but the netw"):
+    with pytest.raises(OptionError, match=r"rows: inputs have shape \[6, 1, 4, 4\], but the netw"):
         network(images)
 
 
@@ -198,7 +198,7 @@ def test_depth_and_width_are_each_that_asked_for() -> None:
 def test_rows_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
     split = split_of(torch.randn(shape), torch.arange(6) % 2)
     with pytest.raises(
-        ShapeError, match=r"rows: inputs have shape .* but LeNet takes images \[N, C"
+        OptionError, match=r"rows: inputs have shape .* but LeNet takes images \[N, C"
     ):
         network(split, model="le-net")
 
