@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,12 @@ def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None 
     """Engines of these methods diverge, with one seed or always."""
     make: Callable[..., dict[str, Any]] = make_engines
 
+    @dataclass
     class Diverging:
-        def __init__(self, engine: Any) -> None:
-            self.engine = engine
-            self.guide = engine.guide
-            self.num_steps, self.batch_size = engine.num_steps, engine.batch_size
+        engine: Any
+        guide: Any
+        num_steps: int
+        batch_size: int | None
 
         def run(self, *args: Any, **options: Any) -> Any:
             if seed is None or options["seed"] == seed:
@@ -195,7 +197,8 @@ def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None 
 
     def make_with_bad_ones(*args: Any) -> dict[str, Any]:
         engines = make(*args)
-        return engines | {name: Diverging(engines[name]) for name in names}
+        bad = [(name, engines[name]) for name in names]
+        return engines | {n: Diverging(e, e.guide, e.num_steps, e.batch_size) for n, e in bad}
 
     monkeypatch.setattr("pyro_bnn.cli.methods.make_engines", make_with_bad_ones)
 
