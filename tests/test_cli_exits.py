@@ -77,8 +77,8 @@ def refused(
 
 CASES = [
     Case(("--version",), 0, f"pyro-bnn {__version__}\n"),
-    Case((), 0, "Usage: pyro-bnn [OPTIONS] COMMAND [ARGS]..."),
-    Case(("--help",), 0, "Usage: pyro-bnn [OPTIONS] COMMAND [ARGS]..."),
+    Case((), 0, "Usage: pyro-bnn [OPTIONS] "),
+    Case(("--help",), 0, "Usage: pyro-bnn [OPTIONS] "),
     Case(("fit", "--help"), 0, "Usage: pyro-bnn fit [OPTIONS]"),
     Case(("list",), 0, "Guides\n"),
     # what goes wrong on the way
