@@ -102,9 +102,7 @@ def _read(name: str, text: str, of: Any) -> Any:
     kinds = _kinds(of)
     values: list[Any] = [*_numbers(text), *_WORDS.get(text, ()), text, text.replace("-", "_")]
     for value in values:
-        if any(type(value) is kind for kind in kinds):
-            return value
-        if any(value == kind and type(value) is type(kind) for kind in kinds):
+        if any(type(value) is kind or (value, type(value)) == (kind, type(kind)) for kind in kinds):
             return value
     allowed = ["none" if kind is NoneType else WRITTEN.get(kind, str(kind)) for kind in kinds]
     raise OptionError(f"{name} is {' or '.join(allowed)}, not {text!r}")
