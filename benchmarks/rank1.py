@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks import _jsonl, _rank1_page
 from benchmarks._jsonl import Row
 
-SIZES = {"mnist": (10_000, 2_000), "fashion": (3_000, 615), "cifar": (10_000, 2_000)}
+SIZES = {"mnist": (3_000, 2_000), "fashion": (3_000, 615), "cifar": (3_000, 2_000)}
 K = 4
-BATCH = 128
+BATCH = 64
 DEPTH, WIDTH = 8, 8
 DRAWS = 16  # of every method that has any number; a multiple of K
 KEYS = ("data", "method", "seed", "epochs", "train_rows", "test_rows", "corrupted_rows")
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=10, help="passes over the images (10)")
     parser.add_argument("--train", type=int, default=10_000, help="training images, at most")
     parser.add_argument("--test", type=int, default=2_000, help="test images, at most (2,000)")
-    parser.add_argument("--corrupted", type=int, default=200, help="of them corrupted (200)")
+    parser.add_argument("--corrupted", type=int, default=100, help="of them corrupted (100)")
     parser.add_argument("--data", nargs="+", choices=tuple(SIZES), default=("mnist", "cifar"))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--lines", type=Path, default=PATH, help="file of the fits")

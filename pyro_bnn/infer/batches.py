@@ -78,14 +78,17 @@ class Minibatches(Batches):
         self._place = 0
 
     def __next__(self) -> Batch:
-        x, y = self.whole
-        if self._size == len(x):
-            return self.whole
+        rows = self.next_rows()
+        return self.whole if rows is None else self.whole.take(rows)
+
+    def next_rows(self) -> Tensor | None:
+        """Numbers ``[B]`` of the next batch's rows; None for all rows, in their order."""
+        if self._size == len(self.whole.x):
+            return None
         if self._place == len(self._epoch):
             self._shuffle()
-        rows = self._epoch[self._place]
         self._place += 1
-        return Batch(x[rows], y[rows])
+        return self._epoch[self._place - 1]
 
     def _shuffle(self) -> None:
         x, _ = self.whole

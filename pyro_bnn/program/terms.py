@@ -20,6 +20,16 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
 
+    def take(self, rows: Tensor) -> Batch:
+        """The rows of these numbers ``[...]``, as ``x [..., *]`` and ``y [..., *]``.
+
+        torch copies a row whole by ``index_select``, and number by number by ``x[rows]``, which
+        takes three to eight times as long at 784 inputs.
+        """
+        flat = rows.flatten()
+        x, y = (part.index_select(0, flat).unflatten(0, rows.shape) for part in self)
+        return Batch(x, y)
+
 
 class GuideTerms(NamedTuple):
     """What an ELBO needs of a guide at one or more noise vectors.

@@ -19,7 +19,6 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer.mcmc.potentials import of_one
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.program.terms import Batch
 
 HELD_OUT = 0.1  # of the rows
 LOOK = 10  # steps between two looks at the held-out rows
@@ -48,7 +47,7 @@ def train(problem: Problem, starts: Tensor, learning_rate: float, *, progress: b
     generator = torch.Generator().manual_seed(problem.seed)
     order = torch.randperm(num_rows, generator=generator).to(rows.x.device)
     num_held = round(HELD_OUT * num_rows)
-    held, kept = (Batch(rows.x[i], rows.y[i]) for i in (order[:num_held], order[num_held:]))
+    held, kept = (rows.take(i) for i in (order[:num_held], order[num_held:]))
     _, potential, data, _ = of_one(program, kept)
     gradient = Captured(potential, f"the members of {problem.engine}")
     params = {name: value.detach() for name, value in program.params.items()}

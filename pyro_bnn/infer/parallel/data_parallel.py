@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import BNNError, OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.batches import Batches
+from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
@@ -114,18 +114,21 @@ class Shares(Batches):
             computes on a row of another.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Minibatches) -> None:
         super().__init__(batches.whole)
         self._batches, self.weight = batches, 1.0
         self.rows_vary = True
 
     def __next__(self) -> Batch:
-        x, y = next(self._batches)
+        rows = self._batches.next_rows()
+        size = len(self.whole.x if rows is None else rows)
         rank, count = _rank(), _count()
-        first, last = (len(x) * r // count for r in (rank, rank + 1))
-        self.weight = (last - first) / len(x)
+        first, last = (size * r // count for r in (rank, rank + 1))
+        self.weight = (last - first) / size
         own = slice(first, last) if last > first else slice(0, 1)
-        return Batch(x[own], y[own])
+        if rows is None:
+            return Batch(self.whole.x[own], self.whole.y[own])
+        return self.whole.take(rows[own])
 
     def state(self) -> dict[str, Any]:
         """That of the whole batches."""
@@ -158,6 +161,7 @@ class SharedTraining(Training):
                 f'estimator="{run.svi.estimator}" has noise of each row, which processes would '
                 "share: take weight_sampling"
             )
+        assert isinstance(run.batches, Minibatches)  # a DataLoader was refused
         own = cls(
             run.svi,
             run.program,
@@ -196,7 +200,7 @@ class SharedTraining(Training):
         """Loss, minus the ELBO, sampled part and gradients, of the rows of all processes."""
         own = super()._gradient(*inputs)
         assert isinstance(self._batches, Shares)
-        flat = torch.cat([part.reshape(-1) for part in own]) * self._batches.weight
+        flat = torch.cat([part.reshape(-1) for part in own]).mul_(self._batches.weight)
         if dist.is_initialized():
             try:
                 dist.all_reduce(flat)

@@ -55,7 +55,7 @@ class OwnMinibatches(Batches):
         start = self._place * self._size
         rows = self._order[:, start : start + self._size]
         self._place += 1
-        return Batch(self.whole.x[rows], self.whole.y[rows])
+        return self.whole.take(rows)
 
     def _shuffle(self) -> None:
         num_rows = len(self.whole.x)

@@ -19,10 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import NUTS, SVI, guides, likelihoods, models
 from pyro_bnn.errors import BNNError, OptionError
+from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import read_checkpoint
 from pyro_bnn.infer.parallel import DataParallel
 from pyro_bnn.infer.parallel.data_parallel import SharedTraining, Shares
 from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.program.terms import Batch
 
 X = torch.linspace(-1, 1, 13, dtype=torch.float64).unsqueeze(-1)
 Y = X[:, 0].sin()
@@ -138,23 +140,17 @@ def test_shares_hold_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "pyro_bnn.infer.parallel.data_parallel"
     monkeypatch.setattr(f"{place}._count", lambda: 4)
     for size in (13, 5, 3):
-
-        class Same:
-            whole = (X[:size], Y[:size])
-
-            def __next__(self) -> Any:
-                return self.whole
-
+        whole = next(Minibatches(Batch(X, Y), size, seed=0))
         rows, weights = [], []
         for rank in range(4):
             monkeypatch.setattr(f"{place}._rank", partial(int, rank))
-            shares: Any = Shares(Same())  # type: ignore[arg-type]
+            shares = Shares(Minibatches(Batch(X, Y), size, seed=0))
             batch = next(shares)
             weights.append(shares.weight)
             if shares.weight:
                 assert len(batch.x) == round(shares.weight * size)
                 rows.append(batch.x)
-        assert torch.equal(torch.cat(rows), X[:size])
+        assert torch.equal(torch.cat(rows), whole.x)
         assert sum(weights) == pytest.approx(1, abs=1e-15)
 
 
