@@ -1,7 +1,7 @@
 """Work shared by two processes: 20 fits by Dask beside one worker, one SVI run beside one process.
 
     python -m benchmarks._processes dask
-    OMP_NUM_THREADS=1 python -m benchmarks._processes svi --batch 2048
+    OMP_NUM_THREADS=1 python -m benchmarks._processes svi
 
 Prints JSON: seconds of each way in turns, and the ratio of their medians. Processes, imports and
 the first round, which compiles, are not counted.
@@ -77,7 +77,7 @@ def _process(rank: int, count: int, batch: int, steps: int, folder: Path) -> Non
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20_000, 784, generator=generator), torch.randn(20_000, generator=generator)
     at: list[tuple[int, float]] = []
-    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, batch_size=batch)
+    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, batch_size=batch, compile=True)
     engine: Any = DataParallel(svi) if count > 1 else svi
     model = bnn.models.MLP(784, hidden=(400, 400))
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["dask", "svi"])
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, default=2_048)
+    parser.add_argument("--batch", type=int, default=8_192)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     if given.what == "dask":
