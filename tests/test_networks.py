@@ -164,10 +164,16 @@ def test_hidden_layers_are_positive_integers(hidden: str) -> None:
         network(regression(), hidden=hidden)
 
 
-def test_images_are_refused() -> None:
+def test_images_are_refused_by_a_model_of_rows() -> None:
     images = split_of(torch.randn(6, 1, 4, 4), torch.arange(6) % 2)
     with pytest.raises(OptionError, match=r"rows: inputs have shape \[6, 1, 4, 4\], but the netw"):
-        network(images)
+        network(images, model="mlp")
+
+
+def test_images_get_a_model_of_images_and_rows_one_of_rows() -> None:
+    labels = torch.arange(6) % 2
+    assert network(split_of(torch.randn(6, 1, 4, 4), labels)).model == "LeNet"
+    assert network(split_of(torch.randn(6, 16), labels)).model == "MLP"
 
 
 def test_a_model_of_images_takes_images_and_square_rows() -> None:

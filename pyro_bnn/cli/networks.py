@@ -27,7 +27,7 @@ from pyro_bnn.program.random_state import isolated
 from pyro_bnn.registry import entries, lookup
 
 WIDTH = 100
-DEFAULT_MODEL = "MLP"
+DEFAULT_MODEL, DEFAULT_OF_IMAGES = "MLP", "LeNet"
 LAYER_OPTIONS = ("hidden", "activation", "depth", "width")
 """Options of the classes of models that the command line sets, where a class has them."""
 FACTORS = {"loc": 1.0, "scale": 0.1}
@@ -154,7 +154,8 @@ def make_networks(
     num_outputs = y.shape[1] if y.ndim == 2 else 1
     networks: dict[str, Network] = {}
     for name, method in methods.items():
-        model = _model_name(method, options.model)
+        default = DEFAULT_OF_IMAGES if x.ndim == 4 else DEFAULT_MODEL
+        model = _model_name(method, options.model, default)
         cls = lookup("model", model)
         network = Network(
             model=model,
@@ -271,9 +272,9 @@ def _inputs(x: torch.Tensor) -> str:
 # The parts of a network
 
 
-def _model_name(method: Method, given: str | None) -> str:
+def _model_name(method: Method, given: str | None, default: str) -> str:
     needed = getattr(method.cls, "needs_model", None)
-    model = lookup("model", given or needed or DEFAULT_MODEL).__name__
+    model = lookup("model", given or needed or default).__name__
     fitting = (needed, *getattr(method.cls, "suits_models", ()))
     if needed is not None and model not in fitting:
         raise OptionError(

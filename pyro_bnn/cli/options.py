@@ -188,7 +188,10 @@ class NetworkOptions:
     heading: ClassVar[str] = "Network"
 
     model: str | None = option(
-        None, "NAME", "mlp, or the one that a method needs", autocompletion=named("models")
+        None,
+        "NAME",
+        "mlp, le-net for images, or the one that a method needs",
+        autocompletion=named("models"),
     )
     prior: str | None = option(
         None, "NAME", "the model's own, normal", autocompletion=named("priors")

@@ -21,11 +21,13 @@ class TemperatureScale:
         temperature: T; above 1 the probabilities were too sure, below 1 not sure enough.
         nll: Mean negative log likelihood a row before, in nats.
         scaled_nll: The same at the temperature.
+        error: Standard error of the temperature over rows, by the sandwich of its gradient.
     """
 
     temperature: float
     nll: float
     scaled_nll: float
+    error: float
 
     def apply(self, logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:
         """Probabilities of other rows at this temperature.
@@ -93,7 +95,18 @@ def temperature_scaling(
         temperature=1 / inverse,
         nll=_nll(logits, y),
         scaled_nll=_nll(inverse * logits, y),
+        error=_error_of_inverse(inverse, logits, observed) / inverse**2,
     )
+
+
+def _error_of_inverse(
+    inverse: float, logits: Float[np.ndarray, "N C"], observed: Float[np.ndarray, " N"]
+) -> float:
+    """Root mean square of the rows' slopes over the curvature, for N rows."""
+    probs = _softmax(inverse * logits)
+    mean = (probs * logits).sum(1)
+    curvature = ((probs * logits**2).sum(1) - mean**2).mean()
+    return float(np.sqrt(((mean - observed) ** 2).mean() / len(observed)) / curvature)
 
 
 def _logits(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:

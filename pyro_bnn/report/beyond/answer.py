@@ -51,8 +51,14 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         yield "Unknown inputs", _unknown(found.unknown, found.ood_name)
     if found.epsilon is not None:
         yield "Attack", _attack(found.attacked, found.epsilon)
-    if found.num_fits == 1:
-        yield "Not in the errors", "other seeds: one fit of each method was judged."
+    single = [name for name, own in found.fits.items() if len(own) == 1]
+    if single:
+        which = "each method" if len(single) == len(found.names) else _listed(single)
+        yield (
+            "Not in the errors",
+            f"other seeds of the fit, and other draws of its weights: one fit of {which} was "
+            "judged.",
+        )
 
 
 def text_summary(found: Judged) -> str:
@@ -88,53 +94,88 @@ def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
 
 def _calibration(table: pd.DataFrame) -> str:
     """By the debiased squared error, which is 0 in the mean of a calibrated method."""
+    value, error = table["debiased_ece2"], table["debiased_ece2_se"]
+    is_known = value.notna() & error.notna()  # not where a bin has a single row
+    is_off = is_known & (value > ERRORS * error)
     off = [
-        f"{name} (ECE {number(row['ece'])}, floor {number(row['floor'])})"
-        for name, row in table.iterrows()
-        if row["debiased_ece2"] > ERRORS * row["debiased_ece2_se"]
+        f"{name} (ECE {number(row['ece'])}, floor {number(row['floor'])}{_direction(row)})"
+        for name, row in table[is_off].iterrows()
     ]
-    if not off:
-        return "no method is shown to be off: every error is within what chance gives."
-    text = f"off by more than {ERRORS:.0f} standard errors: {_listed(off)}"
-    rest = [str(name) for name in table.index if not any(o.startswith(f"{name} (") for o in off)]
-    return f"{text}; not shown to be off: {_listed(rest)}." if rest else f"{text}."
+    told = {
+        f"probabilities are off by more than {ERRORS:.0f} standard errors": off,
+        "not shown to be off": list(table.index[is_known & ~is_off]),
+        "too few images to say": list(table.index[~is_known]),
+    }
+    text = "; ".join(f"{what}: {_listed(names)}" for what, names in told.items() if names)
+    return (
+        f"{text}. ECE is the mean distance between the largest probability and how often it is "
+        "right; the floor is what chance gives."
+    )
+
+
+def _direction(row: pd.Series[float]) -> str:
+    """Where a temperature improves the other half of the rows, whether it cools or heats."""
+    if not row["temperature_gain"] > ERRORS * row["temperature_gain_se"]:
+        return ""
+    word = "too sure" if row["temperature"] > 1 else "not sure enough"
+    return f", {word}: temperature {number(row['temperature'])}"
 
 
 def _rejection(table: pd.DataFrame) -> str:
-    parts = [
-        f"{name} {with_error(row['augrc'], row['augrc_se'])} (at random "
+    first = str(table.index[0])
+    row = table.loc[first]
+    return (
+        "with the least certain images left out first, the share of images that are kept and "
+        f"wrong, over all shares kept (AUGRC, lower is better), is "
+        f"{with_error(row['augrc'], row['augrc_se'])} of {first} (at random "
         f"{number(row['augrc_random'])}, at best {number(row['augrc_best'])})"
-        for name, row in table.iterrows()
-    ]
-    return f"joint risk over the shares of rows kept (AUGRC): {_listed(parts)}."
+        f"{_beside(table, 'augrc', first, sign=-1)}."
+    )
 
 
 def _unknown(table: pd.DataFrame, name: str) -> str:
     of = table[table["score"] == OOD_SCORE].set_index("method")
     best = str(of["auroc"].idxmax())
-    text = (
-        f"by its {OOD_SCORE} {best} tells {name} apart with AUROC "
-        f"{with_error(of.loc[best, 'auroc'], of.loc[best, 'auroc_se'])}"
+    row = of.loc[best]
+    found = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
+    if not row["auroc"] - 0.5 > ERRORS * row["auroc_se"]:
+        return (
+            f"no method is shown to tell {name} from the test images by its {OOD_SCORE}: the "
+            f"highest is {best}, {found}."
+        )
+    return (
+        f"by its {OOD_SCORE} {best} tells {name} from the test images best ({found})"
+        f"{_beside(of, 'auroc', best)}."
     )
-    worse = [
-        f"{other} by {with_error(-row['auroc_gap'], row['auroc_gap_se'])}"
-        for other, row in of.iterrows()
-        if -row["auroc_gap"] > ERRORS * row["auroc_gap_se"]
-    ]
-    near = [str(n) for n, row in of.iterrows() if n != best]
-    near = [n for n in near if not any(w.startswith(f"{n} by ") for w in worse)]
-    if worse:
-        text += f"; lower by more than {ERRORS:.0f} paired errors: {_listed(worse)}"
-    if near:
-        text += f"; not told from it: {_listed(near)}"
-    return f"{text}."
+
+
+def _beside(table: pd.DataFrame, key: str, best: str, sign: float = 1.0) -> str:
+    """Who differs from one method by more than `ERRORS` paired errors, and who does not."""
+    worse: list[str] = []
+    better: list[str] = []
+    near: list[str] = []
+    for name, row in table.drop(index=best).iterrows():
+        gap, error = sign * row[f"{key}_gap"], row[f"{key}_gap_se"]
+        if abs(gap) > ERRORS * error:
+            (better if gap > 0 else worse).append(f"{name} by {with_error(abs(gap), error)}")
+        else:
+            near.append(str(name))
+    others = {
+        f"worse by more than {ERRORS:.0f} paired errors": worse,
+        f"better by more than {ERRORS:.0f} paired errors": better,
+        "not told from it": near,
+    }
+    return "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
 
 
 def _attack(table: pd.DataFrame, epsilon: float) -> str:
-    parts = [f"{name} {with_error(row['lost'], row['lost_se'])}" for name, row in table.iterrows()]
+    is_told = -table["lost"] > ERRORS * table["lost_se"]
+    costs = [f"{n} {with_error(-row['lost'], row['lost_se'])}" for n, row in table.iterrows()]
+    rest = list(table.index[~is_told])
     return (
-        f"a step of {epsilon:g} of the largest pixel against each method changes its log score, "
-        f"beyond what as large a step at random does, by (nats a row): {_listed(parts)}."
+        f"every pixel is moved by {epsilon:g} of the largest, against the method. Beyond what a "
+        f"move as large at random costs, this costs (nats a row): {_listed(costs)}"
+        f"{f'; not shown to cost more than at random: {_listed(rest)}' if rest else ''}."
     )
 
 

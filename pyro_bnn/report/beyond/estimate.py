@@ -72,14 +72,14 @@ class Resampled:
     def estimate(self) -> Estimate:
         """Its mean over fits, with errors."""
         error = _sd(self.each.mean(0))
-        return Estimate(float(self.whole.mean()), error, _of_seeds(self.whole))
+        return Estimate(float(self.whole.mean()), error, of_seeds(self.whole))
 
     def minus(self, other: Resampled) -> Estimate:
         """The paired difference to another method; fits are paired where they are as many."""
         if len(self.whole) == len(other.whole):
-            seeds = _of_seeds(self.whole - other.whole)
+            seeds = of_seeds(self.whole - other.whole)
         else:
-            both = [_of_seeds(one.whole) for one in (self, other)]
+            both = [of_seeds(one.whole) for one in (self, other)]
             seeds = math.hypot(*(0.0 if math.isnan(one) else one for one in both))
         value = float(self.whole.mean() - other.whole.mean())
         return Estimate(value, _sd(self.each.mean(0) - other.each.mean(0)), seeds)
@@ -99,6 +99,14 @@ def resampled(statistics: Sequence[Statistic], num_rows: int) -> Resampled:
     )
 
 
+def mean_of(numbers: Sequence[Resampled]) -> Resampled:
+    """The mean of numbers of the same fits on the same resamples."""
+    return Resampled(
+        np.mean([one.whole for one in numbers], axis=0),
+        np.mean([one.each for one in numbers], axis=0),
+    )
+
+
 @functools.lru_cache(maxsize=4)
 def resamples(num_rows: int) -> list[Rows]:
     """Rows drawn with replacement, in their order; the same whenever they are asked for."""
@@ -111,7 +119,8 @@ def _sd(values: Float[np.ndarray, " B"]) -> float:
         return float(np.std(values, ddof=1))
 
 
-def _of_seeds(values: Float[np.ndarray, " R"]) -> float:
+def of_seeds(values: Float[np.ndarray, " R"]) -> float:
+    """Standard error of the mean over fits; NaN of one."""
     if len(values) < 2:
         return float("nan")
     return _sd(values) / math.sqrt(len(values))

@@ -14,7 +14,7 @@ from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95
 from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
 from pyro_bnn.errors import DataError
-from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, resampled
+from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, mean_of, of_seeds, resampled
 from pyro_bnn.report.beyond.images import Condition
 from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, floor, smooth_floor
 from pyro_bnn.report.evaluation.units import to_numpy
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
 
 NAN = float("nan")
+
+Samples = Mapping[str, Mapping[str, Resampled]]
+"""Numbers by method and name."""
 
 
 class Attack(NamedTuple):
@@ -111,23 +114,25 @@ class Judged:
         ``temperature_gain``, in nats a row, is what it gains on the other, both ways.
         """
         rows = len(self.labels)
-        numbers = self._numbers(
-            (*NUMBERS, *MORE), lambda fit, number: _on(fit.test, number, self.labels), rows
-        )
+        numbers = _compared(self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels))
         for name, own in self.fits.items():
             error = 1 - numbers[name]["accuracy"]
             scaled = [_scaled(fit.test, self.labels) for fit in own]
-            gain = resampled([_mean_of(gains) for _, gains in scaled], rows).estimate
+            gain = resampled([_mean_of(gains) for *_, gains in scaled], rows).estimate
+            temperatures = np.array([t for t, *_ in scaled])
+            temperature = Estimate(
+                float(temperatures.mean()),
+                float(np.mean([error for _, error, _ in scaled])),  # of the same images
+                of_seeds(temperatures),
+            )
             numbers[name] |= {
                 "floor": float(np.mean([floor(fit.test) for fit in own])),
                 "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),
                 "augrc_random": error / 2,
                 "augrc_best": error**2 / 2,
-                "temperature": float(np.mean([t for t, _ in scaled])),
-                "temperature_gain": gain.value,
-                "temperature_gain_se": gain.error,
                 "fits": len(own),
             }
+            numbers[name] |= _pair("temperature", temperature) | _pair("temperature_gain", gain)
         return _frame(numbers)
 
     @cached_property
@@ -135,13 +140,14 @@ class Judged:
         """The same numbers under corruption: the mean over kinds and severities of each."""
         if not self.conditions:
             return _frame({})
-        y = self.labels[: self._num_shifted]
-
-        def of(fit: Fit, number: Number) -> Callable[[Rows], float]:
-            each = [_on(scored, number, y) for scored in fit.shifted]
-            return lambda rows: float(np.mean([one(rows) for one in each]))
-
-        numbers = self._numbers(NUMBERS, of, len(y))
+        samples = {
+            name: {
+                number.key: mean_of([of[name][number.key] for of in self._under_each])
+                for number in NUMBERS
+            }
+            for name in self.names
+        }
+        numbers = _compared(samples)
         for name, own in self.fits.items():
             floors = [floor(scored) for fit in own for scored in fit.shifted]
             numbers[name]["floor"] = float(np.mean(floors))
@@ -152,25 +158,25 @@ class Judged:
         """Numbers of each corruption: a row a kind, severity and method."""
         import pandas as pd
 
-        y, found = self.labels[: self._num_shifted], []
-
-        def at(place: int) -> Callable[[Fit, Number], Callable[[Rows], float]]:
-            return lambda fit, number: _on(fit.shifted[place], number, y)
-
-        for place, condition in enumerate(self.conditions):
-            numbers = self._numbers(NUMBERS[:1], at(place), len(y))
-            for name, own in self.fits.items():
-                scored = [fit.shifted[place] for fit in own]
-                more = {
-                    number.key: float(
-                        np.mean([_on(s, number, y)(np.arange(len(y))) for s in scored])
-                    )
-                    for number in NUMBERS[1:]
-                }
+        found = []
+        for place, (condition, samples) in enumerate(
+            zip(self.conditions, self._under_each, strict=True)
+        ):
+            for name, numbers in _compared(samples).items():
                 where = {"kind": condition.kind, "severity": condition.severity, "method": name}
-                floors = {"floor": float(np.mean([floor(s) for s in scored]))}
-                found.append(where | numbers[name] | more | floors)
+                floors = [floor(fit.shifted[place]) for fit in self.fits[name]]
+                found.append(where | numbers | {"floor": float(np.mean(floors))})
         return pd.DataFrame(found)
+
+    @cached_property
+    def _under_each(self) -> list[Samples]:
+        """Numbers under each corruption, on the same resamples of the images."""
+        y = self.labels[: len(self.conditions[0].x)] if self.conditions else self.labels
+
+        def seen(place: int) -> Callable[[Fit], Scored]:
+            return lambda fit: fit.shifted[place]
+
+        return [self._samples(NUMBERS, seen(place), y) for place in range(len(self.conditions))]
 
     @cached_property
     def unknown(self) -> pd.DataFrame:
@@ -227,46 +233,45 @@ class Judged:
             }
             samples = {}
             for key, scored in every.items():
-                samples[key] = resampled([_on(s, NUMBERS[0], y) for s in scored], count)
-                row |= _pair(key, samples[key].estimate)
-                row[f"{key}_accuracy"] = float(
-                    np.mean([_on(s, NUMBERS[1], y)(np.arange(count)) for s in scored])
+                samples[key], share = (
+                    resampled([_on(s, number, y) for s in scored], count) for number in NUMBERS[:2]
                 )
+                row |= _pair(key, samples[key].estimate) | _pair(f"{key}_accuracy", share.estimate)
             row |= _pair("lost", samples["moved"].minus(samples["control"]))
             found[name] = row
         return _frame(found)
 
-    @property
-    def _num_shifted(self) -> int:
-        return len(self.conditions[0].x) if self.conditions else 0
-
-    def _numbers(
+    def _samples(
         self,
         numbers: Sequence[Number],
-        of: Callable[[Fit, Number], Callable[[Rows], float]],
-        num_rows: int,
-    ) -> dict[str, dict[str, float]]:
-        """Of every method each number with its error, and its paired difference to the best.
-
-        The best is by the log score, whatever the number.
-        """
-        samples = {
+        seen: Callable[[Fit], Scored],
+        y: Int[np.ndarray, " N"],
+    ) -> Samples:
+        """Numbers of every method, of the rows that ``seen`` takes from each of its fits."""
+        return {
             name: {
-                number.key: resampled([of(fit, number) for fit in own], num_rows)
+                number.key: resampled([_on(seen(fit), number, y) for fit in own], len(y))
                 for number in numbers
             }
             for name, own in self.fits.items()
         }
-        best = max(samples, key=lambda name: samples[name]["log_score"].estimate.value)
-        found: dict[str, dict[str, float]] = {}
-        for name, own in samples.items():
-            found[name] = {}
-            for key, one in own.items():
-                found[name] |= _pair(key, one.estimate)
-                found[name][f"{key}_seeds_se"] = one.estimate.seeds_error
-                gap = one.minus(samples[best][key])
-                found[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
-        return found
+
+
+def _compared(samples: Samples) -> dict[str, dict[str, float]]:
+    """Of every method each number with its error, and its paired difference to the best.
+
+    The best is by the log score, whatever the number.
+    """
+    best = max(samples, key=lambda name: samples[name]["log_score"].estimate.value)
+    found: dict[str, dict[str, float]] = {}
+    for name, own in samples.items():
+        found[name] = {}
+        for key, one in own.items():
+            found[name] |= _pair(key, one.estimate)
+            found[name][f"{key}_seeds_se"] = one.estimate.seeds_error
+            gap = one.minus(samples[best][key])
+            found[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
+    return found
 
 
 def _ranking(scores: Mapping[str, Sequence[Float[np.ndarray, " N"]]]) -> list[Ranked]:
@@ -301,8 +306,10 @@ def _num_unknown(fit: Fit) -> int:
     return len(fit.unknown.probs)
 
 
-def _scaled(scored: Scored, y: Int[np.ndarray, " N"]) -> tuple[float, Float[np.ndarray, " N"]]:
-    """Mean of the temperatures of two halves, and what each gains a row on the other one."""
+def _scaled(
+    scored: Scored, y: Int[np.ndarray, " N"]
+) -> tuple[float, float, Float[np.ndarray, " N"]]:
+    """Mean temperature of two halves, its error, and what each gains a row on the other one."""
     with np.errstate(divide="ignore"):
         logits = np.log(scored.probs).clip(min=np.log(np.finfo(float).tiny))
     halves = np.arange(len(y)) % 2 == 0
@@ -311,13 +318,15 @@ def _scaled(scored: Scored, y: Int[np.ndarray, " N"]) -> tuple[float, Float[np.n
         try:
             scale = temperature_scaling(logits[half], y[half])
         except DataError:  # every row is right: no temperature is best
-            return NAN, gains
-        found.append(scale.temperature)
+            return NAN, NAN, gains
+        found.append(scale)
         other = np.flatnonzero(~half)
         with np.errstate(divide="ignore"):
             after = np.log(scale.apply(logits[other])[np.arange(len(other)), y[other]])
         gains[other] = after - logits[other, y[other]]
-    return float(np.mean(found)), gains
+    one, two = found
+    mean = (one.temperature + two.temperature) / 2
+    return mean, math.hypot(one.error, two.error) / 2, gains
 
 
 def _pair(key: str, estimate: Estimate) -> dict[str, float]:

@@ -37,9 +37,9 @@ def _share(title: str, key: str, meaning: str = "") -> Column:
     return Column(title, "", cell, meaning, key)
 
 
-def _gap(key: str = "log_score_gap") -> Column:
+def _gap(key: str = "log_score_gap", unit: str = NATS) -> Column:
     return Column(
-        "to the best", NATS, lambda row: with_error(row[key], row[f"{key}_se"]) if row[key] else "",
+        "to the best", unit, lambda row: with_error(row[key], row[f"{key}_se"]) if row[key] else "",
         "Paired difference to the method with the highest log score.", key,
     )  # fmt: skip
 
@@ -79,14 +79,14 @@ def tables(found: Judged) -> Iterator[Table]:
         _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
         _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
         _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
-        Column("temperature", "", lambda row: number(row["temperature"]),
-               "The best one on one half of the rows, mean of both halves; above 1: too sure.",
-               "temperature"),
+        _column("temperature", "temperature",
+                "The best one on one half of the rows, mean of both halves; above 1: too sure."),
         _column("its gain", "temperature_gain", "On the other half.", NATS),
     ]  # fmt: skip
     yield Table("Calibration", more, found.table, ordered_by="", caption=NEVER_RANKED)
     rejection = [
-        ACCURACY, AUGRC, _column("at random", "augrc_random"), _column("at best", "augrc_best"),
+        ACCURACY, AUGRC, _gap("augrc_gap", ""),
+        _column("at random", "augrc_random"), _column("at best", "augrc_best"),
         _column("AURC", "aurc", "Mean error rate over shares kept."),
     ]  # fmt: skip
     yield Table("Rejection", rejection, found.table, ordered_by="", caption=NEVER_RANKED)

@@ -69,7 +69,8 @@ def _rejection(found: Judged) -> Drawn:
         "Rejection",
         figure,
         "Rows are kept in the order of the entropy of the mean probabilities; at the right all of "
-        "them. Of the first fit of each method.",
+        "them. Of the first fit of each method; the table of rejection has the errors of the area "
+        "under such a curve, and of differences.",
         f"Accuracy of the rows kept against their share. The joint risk (AUGRC) of {first} is "
         f"{number(found.table.loc[first, 'augrc'])}.",
     )
@@ -94,6 +95,7 @@ def _calibration(found: Judged) -> Drawn:
             ax.set_title(title)
             ax.set_xlabel("calibration error, equal-mass bins")
             ax.set_xlim(left=0)
+            ax.locator_params(axis="x", nbins=5)
             name_rows(ax, list(found.names))
     first = found.table.iloc[0]
     return Drawn(
@@ -119,10 +121,13 @@ def _shift(found: Judged) -> Drawn:
             for name in found.names:
                 style = own[name]
                 part = table[(table["kind"] == kind) & (table["method"] == name)]
-                clean = found.table.loc[name, "log_score"]
-                ax.plot(
-                    [0, *part["severity"]], [clean, *part["log_score"]], color=style.colour,
-                    ls=style.dashes, marker=style.mark, ms=4, label=name,
+                clean = found.table.loc[name]
+                ax.errorbar(
+                    [0, *part["severity"]],
+                    [clean["log_score"], *part["log_score"]],
+                    yerr=2 * np.array([clean["log_score_se"], *part["log_score_se"]]),
+                    color=style.colour, ls=style.dashes, elinewidth=0.8, marker=style.mark, ms=4,
+                    label=name,
                 )  # fmt: skip
             ax.set_title(kind.replace("-", " "))
             ax.set_xticks([0, *sorted(set(table["severity"]))])
@@ -137,7 +142,8 @@ def _shift(found: Judged) -> Drawn:
     return Drawn(
         "Corruption",
         figure,
-        "The same noise for every method. The standard errors are in the table of each corruption.",
+        "The same noise for every method. Bars are two standard errors. Differences of methods "
+        "have smaller ones, as the images are the same: see the table of each corruption.",
         f"Log scores fall with severity; over all corruptions {best.name} has the highest, "
         f"{number(best.score)} nats a row.",
     )

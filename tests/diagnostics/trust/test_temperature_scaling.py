@@ -49,3 +49,27 @@ def test_no_temperature_is_best_of_rows_that_are_all_right_or_say_nothing() -> N
         temperature_scaling(logits, y)
     with pytest.raises(DataError, match="no more of the classes than chance"):
         temperature_scaling(-logits, y)
+
+
+def test_the_error_of_a_temperature_by_hand() -> None:
+    # 1 / T = log(p / (1 - p)) / a, and the log odds of a share p of n rows have the variance
+    # 1 / (n p (1 - p))
+    a, num_rows, p = 2.0, 200, 0.75
+    y = (np.arange(num_rows) >= p * num_rows).astype(int)
+    found = temperature_scaling(np.tile([a, 0.0], (num_rows, 1)), y)
+    inverse = np.log(p / (1 - p)) / a
+    expected = 1 / (a * np.sqrt(num_rows * p * (1 - p))) / inverse**2
+    assert_allclose(found.error, expected, rtol=1e-9)
+
+
+def test_the_error_of_a_temperature_is_its_spread_over_data_sets() -> None:
+    # relative error of a standard deviation of R values: 1 / sqrt(2 (R - 1)) = 0.07
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(100):
+        logits = 2 * rng.normal(size=(300, 4))
+        probs = special.softmax(logits / 1.7, 1)  # the temperature is not that of the fit
+        y = (rng.uniform(size=(300, 1)) > probs.cumsum(1)).sum(1)
+        found.append(temperature_scaling(logits, y))
+    spread = np.std([one.temperature for one in found], ddof=1)
+    assert_allclose(np.mean([one.error for one in found]), spread, rtol=0.25)

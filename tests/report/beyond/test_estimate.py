@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from pyro_bnn.diagnostics import equal_mass_ece
-from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Statistic, resampled
+from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Statistic, mean_of, resampled
 
 
 def of(values: np.ndarray) -> Resampled:
@@ -54,6 +54,14 @@ def test_fits_are_paired_by_their_seeds() -> None:
     one = fits(0.0)
     assert_allclose(a.minus(one).seeds_error, a.estimate.seeds_error)
     assert math.isnan(one.minus(one).seeds_error)
+
+
+def test_a_mean_of_numbers_has_the_error_of_their_mean() -> None:
+    values = np.random.default_rng(2).normal(1.0, 1.0, size=100)
+    both = mean_of([of(values), of(3 - values)])  # on every resample (v + 3 - v) / 2
+    assert_allclose((both.estimate.value, both.estimate.error), (1.5, 0.0), atol=1e-12)
+    seeds = mean_of([fits(1.0, 2.0, 4.0), fits(1.0, 0.0, 4.0)]).estimate
+    assert_allclose((seeds.value, seeds.seeds_error), (2.0, 1.0))  # of 1, 1, 4: sqrt(3 / 3)
 
 
 def test_both_errors_add_in_squares() -> None:

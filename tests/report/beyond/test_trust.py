@@ -98,6 +98,16 @@ def test_corruption_is_the_mean_of_the_number_of_each_condition() -> None:
     eces = found.by_condition["ece"]
     assert_allclose(found.shifted.loc["a", "ece"], eces.mean())  # and not of the pooled rows
     assert_allclose(found.shifted_ranking[0].score, np.mean(means), rtol=1e-6)
+    # of each condition the error of a mean over images, and that in the figure is twice as long
+    scores = [torch.log(0.5 + 0.4 * brightness(c.x)).numpy() for c in found.conditions]
+    errors = [float(np.std(one)) / math.sqrt(30) for one in scores]
+    assert_allclose(found.by_condition["log_score_se"], errors, rtol=4 / math.sqrt(2 * 99))
+    assert (found.by_condition[[f"{n.key}_se" for n in NUMBERS]].notna()).all(axis=None)
+    bars: Any
+    (bars,) = found.figures["shift"].axes[0].containers
+    ends = np.array(bars.lines[2][0].get_segments())[1:, :, 1]  # of the severities, without 0
+    own = found.by_condition[found.by_condition["kind"] == "inverse"]
+    assert_allclose(np.ptp(ends, axis=1), 4 * own["log_score_se"])
     assert all(len(x) in (1, 30, NUM_TEST) for x in method.seen)
 
 

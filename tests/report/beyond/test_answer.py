@@ -1,0 +1,103 @@
+"""What the page says of numbers: which differences it tells, and which it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyro_bnn as bnn
+from pyro_bnn.report import Trust
+from pyro_bnn.report.beyond.judged import Attack, Fit, Judged
+from pyro_bnn.report.beyond.scored import ENTROPY, Scored
+from tests.report.beyond.known import NUM_TEST, constant, images
+
+SPLIT = images()
+Y = SPLIT.test.y
+
+
+def said(found: Trust | Judged) -> dict[str, str]:
+    """The statements by their label."""
+    from pyro_bnn.report.beyond.answer import answer
+
+    return dict(answer(found)[1])
+
+
+def often_right(share: float, confidence: float, num_rows: int = 600) -> str:
+    """What is said of the calibration of one probability for all rows, right in a share of them."""
+    right = np.arange(num_rows) // 2 % 20 < 20 * share  # alike in both halves
+    p = np.where(right, confidence, 1 - confidence)
+    split = images(num_rows)
+    y = split.test.y.numpy()
+    probs = np.stack([np.where(y == 0, p, 1 - p), np.where(y == 1, p, 1 - p)], -1)
+    scored = Scored(probs, np.log(p), {ENTROPY: np.zeros(num_rows)})
+    fits = {"one": [Fit(scored, (), None, None)]}
+    return said(Judged(split, fits, num_draws=1))["Calibration"]
+
+
+def test_who_is_off_is_told_in_which_direction() -> None:
+    # right in 3 of 4 rows: log odds of log 3, where log 63 and log(9 / 7) are said; the
+    # probabilities are sums of powers of 2, so that those of all rows are equal
+    assert "errors: one (ECE 0.234, floor" in often_right(0.75, 63 / 64)
+    assert "too sure: temperature 3.77" in often_right(0.75, 63 / 64)
+    assert "errors: one (ECE 0.188, floor" in often_right(0.75, 9 / 16)
+    assert "not sure enough: temperature 0.229" in often_right(0.75, 9 / 16)
+    assert often_right(0.75, 0.75).startswith("not shown to be off: one.")
+
+
+def test_a_calibration_that_too_few_images_tell_is_not_called_right() -> None:
+    # a single row is alone in its bin
+    assert often_right(0.75, 63 / 64, num_rows=1).startswith("too few images to say: one.")
+
+
+def of_entropy(entropy: np.ndarray, right: np.ndarray) -> Scored:
+    """Rows of two classes, of which the entropy and whether they are right are given."""
+    p = np.where(right, 0.7, 0.3)
+    probs = np.stack([np.where(Y == 0, p, 1 - p), np.where(Y == 1, p, 1 - p)], -1)
+    return Scored(probs, np.log(p), {ENTROPY: entropy})
+
+
+def test_an_area_under_the_risk_that_is_higher_is_told_as_worse() -> None:
+    order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) < 0.7 * NUM_TEST
+    fits = {
+        "perfect": [Fit(of_entropy(order, right), (), None, None)],
+        "backward": [Fit(of_entropy(-order, right), (), None, None)],
+        "alike": [Fit(of_entropy(order * 2, right), (), None, None)],
+    }
+    text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
+    assert "of perfect (at random 0.150, at best 0.0450)" in text  # e / 2 and e^2 / 2
+    assert "worse by more than 2 paired errors: backward by 0.21" in text  # e (1 - e)
+    assert "not told from it: alike" in text
+    assert "better" not in text.replace("lower is better", "")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
+    right = np.ones(NUM_TEST, dtype=bool)
+    test = of_entropy(np.linspace(0.0, 1.0, NUM_TEST), right)
+    unknown = of_entropy(np.linspace(0.0, 1.0, NUM_TEST) + 0.5 * sign, right)
+    fits = {"one": [Fit(test, (), unknown, None)]}
+    text = said(Judged(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
+    told = "by its entropy one tells others from the test images best (AUROC 0.8"
+    not_told = "no method is shown to tell others from the test images by its entropy"
+    assert text.startswith(told if sign > 0 else not_told)
+
+
+def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
+    order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) % 4 > 0
+    as_it_is, hurt = of_entropy(order, right), of_entropy(order, np.arange(NUM_TEST) % 4 > 2)
+    fits = {
+        "hurt": [Fit(as_it_is, (), None, Attack(hurt, as_it_is))],
+        "spared": [Fit(as_it_is, (), None, Attack(as_it_is, as_it_is))],
+    }
+    text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
+    assert "hurt 0.4" in text  # half of the rows lose log(0.7 / 0.3)
+    assert text.endswith("not shown to cost more than at random: spared.")
+
+
+def test_methods_with_one_fit_are_named_where_others_have_several() -> None:
+    fits: Any = {"a": [constant(0.8, Y), constant(0.7, Y)], "b": [constant(0.6, Y)]}
+    assert "one fit of b was judged" in said(bnn.trust(fits, SPLIT))["Not in the errors"]
+    several: Any = {"a": fits["a"]}
+    assert "Not in the errors" not in said(bnn.trust(several, SPLIT))
