@@ -12,12 +12,15 @@ ellipse, with :math:`E p^2 = 1`, has
           \qquad g^2 = \langle \lambda_i^2 E x_i^2 \rangle
 
 However much of the velocity is refreshed between steps, :math:`E p^2 = 1` and the ellipse stay.
+Steps turn (x, p) on it by an angle :math:`\theta` with :math:`\cos\theta = 1 - \lambda H^2 / 2`.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -28,11 +31,30 @@ def isotropic(step_size: float, num_latents: int) -> tuple[float, float]:
     The distance from the centre and the cosine of the velocity to the force close on themselves;
     linear in what they differ by from their means, the energy error has this variance.
     """
-    h = step_size / math.sqrt(num_latents - 1)
-    delta = brentq(lambda d: 4 * d * math.tanh(d) - h**2, 1e-9, 10)
+    delta = _kick(step_size, num_latents)
     t = math.tanh(delta)
     r = delta / t - 1
     return r, 4 * r**2 * t**2 * (1 - t**2) / (1 - delta * t)
+
+
+def _kick(step_size: float, num_latents: int) -> float:
+    """Size of a half kick at curvature 1."""
+    h = step_size / math.sqrt(num_latents - 1)
+    return float(brentq(lambda d: 4 * d * math.tanh(d) - h**2, 1e-9, 10))
+
+
+def autocorrelations(
+    step_size: float, num_latents: int, apart: int, memory: int, lags: int
+) -> NDArray[np.float64]:
+    """Of an entry of draws so many steps apart, by lag ``[lags]``, at curvature 1.
+
+    Between two draws (x, p) turns, and then p is forgotten in part, as the memory says.
+    """
+    # H^2 = h^2 tanh(delta) / delta, and h^2 = 4 delta tanh(delta)
+    angle = apart * math.acos(1 - 2 * math.tanh(_kick(step_size, num_latents)) ** 2)
+    keep, (cos, sin) = math.exp(-apart / memory), (math.cos(angle), math.sin(angle))
+    move = np.array([[cos, sin], [-keep * sin, keep * cos]])
+    return np.array([np.linalg.matrix_power(move, lag)[0, 0] for lag in range(lags)])
 
 
 def variances(curvature: Tensor, step_size: float) -> Tensor:

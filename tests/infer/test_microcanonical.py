@@ -14,15 +14,16 @@ from pyro_bnn.diagnostics import simulation_based_calibration
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer import HMC, MAMS, MCLMC
+from pyro_bnn.infer.mcmc.length_search import LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
+from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, STRETCH, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from tests.diagnostics.test_sbc_nuts import NUM_SIMULATIONS, X, network
 from tests.infer.chains import all_draws
 from tests.infer.densities import scales
-from tests.infer.isokinetic_laws import isotropic
+from tests.infer.isokinetic_laws import autocorrelations, isotropic
 from tests.infer.scores import moment_scores, z_scores
 from tests.oracle import LinearGaussian
 
@@ -98,6 +99,8 @@ def unadjusted(
     integrator: str = "leapfrog",
     seed: int = 0,
     num_samples: int = 400,
+    limit: int = 12,
+    parts: int = PARTS,
 ) -> tuple[Any, dict[str, Any]]:
     """Whitened draws ``[C, S, P]`` of a standard normal, and statistics."""
     density = scales(*[1.0] * num_latents)
@@ -109,7 +112,7 @@ def unadjusted(
         (),
         starts,
         Mass(torch.ones(num_latents).double()),
-        limit=12,
+        limit=limit,
         target_accept=energy_variance,
         seed=seed,
         name="a density",
@@ -120,9 +123,9 @@ def unadjusted(
         chains,
         warmup_steps=150,
         num_samples=num_samples,
-        limit=12,
+        limit=limit,
         progress=Progress("", 32, 150 + num_samples, show=False),
-        last={"parts": PARTS},
+        last={"parts": parts},
     )
     run.begin()
     while not run.is_done:
@@ -157,6 +160,19 @@ def test_the_energy_variance_is_as_wanted(integrator: str, wanted: float) -> Non
     runs = [unadjusted(wanted, 100, integrator, seed, 100)[1] for seed in range(8)]
     found = [mean_energy_variance(s["energy_variance"], s["diverging"] > 0) for s in runs]
     assert np.mean(found) == pytest.approx(wanted, rel=0.15)
+
+
+@pytest.mark.slow("compiles and samples chains")
+@pytest.mark.parametrize("stretch", [1, STRETCH])
+def test_draws_forget_as_the_memory_says(stretch: int) -> None:
+    """Entries of a standard normal, by lag: with a longer memory they swing longer."""
+    memory, apart = 12 * stretch, 3
+    z, stats = unadjusted(1e-3, 400, limit=memory, parts=PARTS * stretch)
+    expected = autocorrelations(stats["step_size"].mean(), 400, apart, memory, 12)
+    found = [(z[:, lag:] * z[:, : z.shape[1] - lag]).mean() for lag in range(12)]
+    assert (stats["n_steps"] == apart).all()
+    # errors of 32 x 400 x 400 products, and terms in 1 / P
+    np.testing.assert_allclose(np.array(found) / float(found[0]), expected, rtol=0, atol=0.02)
 
 
 # --- ranks of simulated truths -------------------------------------------------------------------
@@ -243,3 +259,34 @@ def test_the_length_is_found(engine: Any) -> None:
     )
     assert run.options["num_steps"] is None
     assert 1 <= run.sample_stats["n_steps"].mean() < 12
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "memory", "apart"),
+    [(MAMS, {}, 6, 6), (MCLMC, {}, 12, 1), (MCLMC, {"num_steps": 8}, 8, 2)],
+)
+def test_a_memory_is_twice_the_length_that_was_found(
+    engine: Any,
+    given: dict[str, int],
+    memory: int,
+    apart: int,
+    oracle: LinearGaussian,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Draws stay a quarter of that length apart; of a memory that is given, a quarter of it."""
+    lengths: list[int] = []
+    restart = Lockstep.restart
+
+    def noted(self: Lockstep, mass: Mass, *, limit: int) -> None:
+        lengths.append(limit)
+        restart(self, mass, limit=limit)
+
+    monkeypatch.setattr(Lockstep, "restart", noted)
+    found = property(lambda self: 6, lambda self, value: None)
+    monkeypatch.setattr(LengthSearch, "steps", found, raising=False)
+    sampler = engine(num_chains=2, warmup_steps=45, num_samples=4, compile=False, **given)
+    run = sampler.run(oracle.model, (oracle.x, oracle.y), progress=False)
+    assert lengths[-1] == memory
+    assert set(lengths[:-1]) == {given.get("num_steps", 6)}
+    if engine is MCLMC:
+        assert (run.sample_stats["n_steps"] == apart).all()

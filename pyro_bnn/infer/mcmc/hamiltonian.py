@@ -101,6 +101,11 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         """Fields of the kernel's state and their values from the last window on."""
         return {}
 
+    @property
+    def _stretch(self) -> int:
+        """How many times the length that was found trajectories have from the last window on."""
+        return 1
+
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
         began = time.perf_counter()
@@ -250,6 +255,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             progress=board,
             search=LengthSearch(starts) if self._finds_length else None,
             last=self._last,
+            stretch=self._stretch,
             path=None if saves is None or saves.folder is None else saves.folder / DRAWS,
             phases={} if is_over else phases,
         )

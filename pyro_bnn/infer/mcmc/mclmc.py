@@ -12,7 +12,7 @@ from pyro_bnn.checks import check_positive
 from pyro_bnn.infer.mcmc.hamiltonian import SamplerOfLength
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, check_integrator, check_latents
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, Unadjusted
+from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, STRETCH, Unadjusted
 from pyro_bnn.infer.mcmc.potentials import Target
 from pyro_bnn.infer.problem import Problem
 
@@ -37,14 +37,15 @@ class MCLMC(SamplerOfLength):
     is in ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with
     ``MAMS`` or ``NUTS`` before a small difference of spreads is trusted.
 
-    The memory L is tuned in the warm-up as the length of trajectories with a velocity of its own
-    each, as in ``HMC``. A draw is kept every quarter of L, as draws closer together tell little
-    more.
+    The memory L is twice the best length of trajectories with a velocity of its own each, which the
+    warm-up finds as in ``HMC``, and a draw is kept every quarter of that length: why, says
+    :mod:`~pyro_bnn.infer.mcmc.microcanonical_kernel`. Of a memory that is given draws are a quarter
+    apart.
 
     Args:
         num_chains: Number of chains C.
         warmup_steps: Draws of a chain that adapt step size, mass matrix and memory and are dropped,
-            on average over the chains. The memory is found with 45 or more; with fewer it is 16
+            on average over the chains. The memory is found with 45 or more; with fewer it is 32
             steps.
         num_samples: Draws S of each chain that are kept.
         energy_variance: The variance E of a step's energy error a dimension that step sizes are
@@ -100,5 +101,9 @@ class MCLMC(SamplerOfLength):
         return super()._typical_steps * INTEGRATORS[self.integrator].num_gradients
 
     @property
+    def _stretch(self) -> int:
+        return STRETCH if self._finds_length else 1
+
+    @property
     def _last(self) -> Mapping[str, float]:
-        return {"parts": PARTS}
+        return {"parts": PARTS * self._stretch}

@@ -93,6 +93,7 @@ class Sampling:
         progress: The bar.
         search: Finds another length; None to keep that.
         last: Fields of the kernel's state and their values from the last window on.
+        stretch: How many times the length that was found trajectories have from there on.
         path: File for the draws of a run that others go on with; see
             :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
         phases: Seconds of the phases before.
@@ -108,12 +109,13 @@ class Sampling:
         progress: Progress,
         search: LengthSearch | None = None,
         last: Mapping[str, float] | None = None,
+        stretch: int = 1,
         path: Path | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> None:
         self._chains, self._progress = chains, progress
         self._num_samples, self._limit, self._path = num_samples, limit, path
-        self._search, self._last = search, dict(last or {})
+        self._search, self._last, self._stretch = search, dict(last or {}), stretch
         self._windows = windows_of(warmup_steps)
         self._enter(0)
         num_chains = len(chains.chains)
@@ -298,6 +300,8 @@ class Sampling:
         length = self._limit if self._search is None else self._search.steps
         if self._window is not None:
             length = min(length, SHORT << self._number)
+        elif self._search is not None:
+            length = min(self._stretch * length, self._limit)
         self._chains.restart(mass, limit=length)
         if self._window is None:
             self._chains.write(**self._last)
