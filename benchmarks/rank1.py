@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import _jsonl, _rank1_page
 from benchmarks._jsonl import Row
 
-SIZES = {"mnist": (3_000, 2_000), "fashion": (3_000, 615), "cifar": (3_000, 2_000)}
+SIZES = {"mnist": (10_000, 2_000), "fashion": (3_000, 615), "cifar": (10_000, 2_000)}
 K = 4
 BATCH = 64
 DEPTH, WIDTH = 8, 8
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="fits at a time")
     parser.add_argument("--longest", type=float, default=1_200, help="seconds of a fit (1,200)")
     parser.add_argument("--seeds", type=int, default=3, help="fits of each method (3)")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the images (10)")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over the images (4)")
     parser.add_argument("--train", type=int, default=10_000, help="training images, at most")
     parser.add_argument("--test", type=int, default=2_000, help="test images, at most (2,000)")
     parser.add_argument("--corrupted", type=int, default=100, help="of them corrupted (100)")
