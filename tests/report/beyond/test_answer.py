@@ -89,7 +89,9 @@ def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
     as_it_is, hurt = of_entropy(order, right), of_entropy(order, np.arange(NUM_TEST) % 4 > 2)
     fits = {
         "hurt": [Fit(as_it_is, (), None, Attack(hurt, as_it_is))],
-        "spared": [Fit(as_it_is, (), None, Attack(as_it_is, as_it_is))],
+        "spared": [
+            Fit(as_it_is, (), None, Attack(as_it_is, of_entropy(order, right & (order > 1))))
+        ],
     }
     text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
     assert "hurt 0.4" in text  # half of the rows lose log(0.7 / 0.3)
