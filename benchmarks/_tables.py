@@ -574,7 +574,7 @@ def _members(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{r['log_score']:.3f} ± {r['log_score_se']:.3f}",
             f"{r['gain']:+.3f} ± {r['gain_se']:.3f}",
             f"{r['rmse']:.3f}",
-            *(f"{r[key]:.2g}" if key in r else "" for key in ("rhat", "rhat_within")),
+            *(f"{r[key]:.2f}" if key in r else "" for key in ("rhat", "rhat_within")),
             f"{r['energy_variance']:.1g}" if "energy_variance" in r else "",
             f"{r['seconds']:,.0f}",
         ]
