@@ -159,7 +159,7 @@ def test_the_page_of_rank_1_says_what_was_not_run() -> None:
 
 def test_a_fit_of_rank_1_is_expected_to_take_its_steps_and_its_images() -> None:
     rows = rank1_rows("a", 0.0, (0.0, 0.1))  # 20 steps in 1 s, 50 images in 3 s
-    task = {"method": "a", "epochs": 10, "train_rows": 1280, "test_rows": 100, "corrupted_rows": 10}
+    task = {"method": "a", "epochs": 5, "train_rows": 1280, "test_rows": 100, "corrupted_rows": 10}
     # 100 steps; 100 images as they are and 10 under 8 kinds in 3 severities
     assert rank1.expected_seconds(task, rows) == pytest.approx(1.0 * 5 + 3.0 * (100 + 240) / 50)
     assert rank1.expected_seconds({**task, "method": "b"}, rows) is None
