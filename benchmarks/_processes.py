@@ -75,7 +75,8 @@ def _process(rank: int, count: int, batch: int, steps: int, folder: Path) -> Non
         wait = timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=init, rank=rank, world_size=count, timeout=wait)
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(20_000, 784, generator=generator), torch.randn(20_000, generator=generator)
+    rows = 4 * batch  # no smaller batch at an epoch's end
+    x, y = torch.randn(rows, 784, generator=generator), torch.randn(rows, generator=generator)
     at: list[tuple[int, float]] = []
     svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, batch_size=batch, compile=True)
     engine: Any = DataParallel(svi) if count > 1 else svi

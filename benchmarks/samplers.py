@@ -149,12 +149,18 @@ def is_answer(rhat: float, ess: float) -> bool:
 
 
 def draws_needed(f: Array) -> int | None:
-    """Least number of draws a chain, in steps, after which f ``[C, S, M, 1]`` is an answer."""
-    for draws in range(EVERY, f.shape[1] + 1, EVERY):
+    """Least number of draws a chain, in steps, after which f ``[C, S, M, 1]`` is an answer.
+
+    None where all of them are not: looking at every part of a long run would take an hour.
+    """
+
+    def answers(draws: int) -> bool:
         found = function_convergence(f[:, :draws])
-        if is_answer(found.worst_rhat, found.smallest_ess):
-            return draws
-    return None
+        return is_answer(found.worst_rhat, found.smallest_ess)
+
+    if not answers(f.shape[1]):
+        return None
+    return next(filter(answers, range(EVERY, f.shape[1], EVERY)), f.shape[1])
 
 
 def of_entry(entry: Entry, turn: int, row: Row) -> Row:
