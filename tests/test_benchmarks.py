@@ -544,6 +544,24 @@ def test_the_ratio_of_variances_has_the_error_of_its_chains() -> None:
     assert abs(ratio - 4) < 4 * error
 
 
+def test_an_answer_is_looked_for_in_the_whole_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def converged(f: np.ndarray) -> Any:
+        looks.append(f.shape[1])
+        return function_convergence(f)
+
+    monkeypatch.setattr(samplers, "function_convergence", converged)
+    agreed = np.random.default_rng(0).normal(size=(4, 1_000, 2, 1)).astype(np.float32)
+    apart = agreed + 3 * np.arange(4, dtype=np.float32)[:, None, None, None]
+    assert samplers.draws_needed(apart) is None
+    assert looks == [1_000]
+    needed = samplers.draws_needed(agreed)
+    assert needed is not None
+    assert 100 <= needed < 1_000  # four times as many for an ESS of 400
+    assert looks[1:] == [1_000, *range(samplers.EVERY, needed + 1, samplers.EVERY)]
+
+
 @pytest.fixture
 def samplers_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Samplers run in this process, which has imported torch and what they take."""
