@@ -558,7 +558,7 @@ def test_an_answer_is_looked_for_in_the_whole_run_first(monkeypatch: pytest.Monk
     assert looks == [1_000]
     needed = samplers.draws_needed(agreed)
     assert needed is not None
-    assert 100 <= needed < 1_000  # four times as many for an ESS of 400
+    assert 100 <= needed < 1_000  # four chains of 100 independent draws have an ESS of 400
     assert looks[1:] == [1_000, *range(samplers.EVERY, needed + 1, samplers.EVERY)]
 
 
