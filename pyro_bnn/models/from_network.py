@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pyro
 import torch
@@ -65,6 +65,12 @@ class BayesianModule(Network):
             _like(_sampled(name, prior, parameters[name].shape), parameters[name])
             for name, prior in matched.items()
         )
+        starts = _starts_of_norms(self.net)
+        self._starts = {
+            name: starts[name]
+            for name, prior in zip(self.sites, self.priors, strict=True)
+            if name in starts and _allows(prior, parameters[name], starts[name])
+        }
         # sampled, hence not trained and not in parameters(); a tied weight has several places
         self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
 
@@ -75,7 +81,8 @@ class BayesianModule(Network):
             if isinstance(prior, Hierarchy):
                 value = prior.sample(name)
             else:
-                value = pyro.sample(name, prior())
+                infer: Any = {"start": self._starts[name]} if name in self._starts else {}
+                value = pyro.sample(name, prior(), infer=infer)
             values |= dict.fromkeys(self._places[name], value)
         f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
         return require_rows(f, x)
@@ -94,6 +101,10 @@ def bayesian(
     switch units off. With fan-in scale that is a standard deviation of 1, as each acts on one
     entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
     The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
+
+    A fit starts at draws from the prior, but normalisations start with gains of 1 and shifts of 0
+    where these have a density, as they do in torch: a network whose gains and shifts are draws of
+    standard deviation 1 learns slowly. Guides start elsewhere by their ``init_loc_fn``.
 
     Fan-in scales are of the layer, whatever the shape of its weight: transposed convolutions keep
     inputs first, and an embedding looks up one of its rows; :mod:`pyro_bnn.models.fan_in`.
@@ -172,6 +183,23 @@ def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str,
         if isinstance(prior, AROUND) and prior.loc == 0:
             suited[name] = dataclasses.replace(prior, loc=1.0)
     return suited
+
+
+def _starts_of_norms(net: nn.Module) -> dict[str, float]:
+    """Where the parameters of normalisations start, by name: gains at 1, all others at 0."""
+    return {
+        f"{prefix}.{name}" if prefix else name: float(name == "weight")
+        for prefix, module in net.named_modules()
+        if isinstance(module, NORMS)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def _allows(prior: nn.Module, parameter: Tensor, number: float) -> bool:
+    """Whether a prior has a density where every entry of the parameter is the number."""
+    if not isinstance(prior, PriorModule):
+        return False  # a hierarchy, whose sites are others
+    return bool(prior().support.check(torch.full_like(parameter, number)).all())
 
 
 def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hierarchy:

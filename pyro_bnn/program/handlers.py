@@ -44,7 +44,8 @@ class ModelTrace:
 
     Attributes:
         sites: Latent sites in the order of the model's execution.
-        messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw.
+        messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw, or
+            at its ``infer={"start": ...}``.
         param_messages: Messages of explicit ``pyro.param`` statements.
     """
 
@@ -90,6 +91,15 @@ def without_validation() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(validates)
 
 
+class Starting(Messenger):
+    """Sites with ``infer={"start": number}`` have it in every entry, where they would be drawn."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        number = msg["infer"].get("start")
+        if number is not None and msg["value"] is None:
+            msg["value"] = torch.full_like(msg["fn"](), number)
+
+
 def trace_model(
     model: Model, *args: Any, leave_enumerated: bool = False, **kwargs: Any
 ) -> ModelTrace:
@@ -105,7 +115,7 @@ def trace_model(
         SiteError: If a latent site is discrete, or the model has none.
     """
     quiet = _without_registration_warnings()
-    with poutine.block(), empty_store(), still_frozen(model), quiet:
+    with poutine.block(), empty_store(), still_frozen(model), quiet, Starting():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []

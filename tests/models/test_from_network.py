@@ -9,10 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import init_to_value
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn import bayesian, bayesian_dropout, likelihoods, priors
+from pyro_bnn import bayesian, bayesian_dropout, guides, likelihoods, priors
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.models import MLP
 from pyro_bnn.program import Program
@@ -218,3 +219,35 @@ def test_hierarchies_by_pattern_in_a_partially_bayesian_net() -> None:
     assert sampled[:4] == ["0.weight.scale", "0.weight.raw", "0.weight", "0.bias"]
     assert nodes["0.weight.scale"]["value"].shape == (1, 3)
     assert {nodes[name]["value"].dtype for name in sampled[:4]} == {torch.float64}
+
+
+def test_normalisations_start_as_the_identity_and_weights_at_draws() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1))
+    x, y = torch.randn(20, 3), torch.randn(20)
+    inside = {
+        "1.weight": dist.LogNormal(0.0, 1.0).expand([8]).to_event(1),
+        "1.bias": dist.LogNormal(0.0, 1.0).expand([8]).to_event(1),  # has no density at 0
+        "*": priors.Normal(),
+    }
+    for prior, has_shifts in ((None, True), (inside, False)):
+        model = bayesian(copy.deepcopy(net), prior)
+        guide = guides.AutoNormal(model)
+        guide.setup(x, y)
+        for start in (Program(model, x, y).initial, guide.loc.detach()):
+            values = Program(model, x, y).constrain(start)
+            assert_close(values["1.weight"], torch.ones(8))
+            assert bool((values["1.bias"] == 0).all()) == has_shifts
+            assert values["0.weight"].std() > 0.1
+        drawn = Program(model, x, y).prior_draws(500, x, 0)  # the prior is as it was
+        gains = Program(model, x, y).constrain(drawn)["1.weight"].log().nan_to_num()
+        assert gains.std() > 0.5
+
+
+def test_a_guides_own_start_is_that_of_normalisations_too() -> None:
+    model = bayesian(nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 1)))
+    guide = guides.AutoNormal(
+        model, init_loc_fn=init_to_value(values={"1.weight": torch.arange(8.0)})
+    )
+    guide.setup(torch.randn(20, 3), torch.randn(20))
+    median = guide.median(torch.randn(20, 3), torch.randn(20))
+    assert_close(median["1.weight"], torch.arange(8.0))
