@@ -22,7 +22,7 @@ from pyro_bnn import guides, models
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program import Program
-from pyro_bnn.program.contract import CORRECTED, check_model
+from pyro_bnn.program.contract import CORRECTED, FEW, check_model
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
 from pyro_bnn.program.random_state import derived_seed, isolated
@@ -581,6 +581,35 @@ def test_a_plate_of_a_fixed_size_is_refused() -> None:
     message = r'the plate "data" has 12 rows whatever x has(.|\n)*x\.shape\[0\]'
     with pytest.raises(ModelError, match=message):
         check_model(fixed_plate, *data())
+
+
+def test_many_rows_are_not_all_run_to_look_at_a_model() -> None:
+    seen = []
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        seen.append(len(x))
+        return plain_function(x, y)
+
+    x, y = torch.randn(2_000, 3), torch.randn(2_000)
+    program = Program(model, x, y)
+    assert max(seen) == FEW
+    assert program.num_data == 2_000
+    assert_close(program.initial, Program(plain_function, x[:20], y[:20]).initial)
+    assert program.batch(x, y).y.shape == (2_000, 1)
+
+
+def test_words_on_many_rows_are_of_all_of_them() -> None:
+    x = torch.randn(1_000, 3)
+    with pytest.raises(ShapeError, match=r"y has shape \(1000, 2\)"):
+        check_model(plain_function, x, torch.zeros(1_000, 2))
+
+    def of_all(x: Tensor, y: Tensor | None = None) -> Any:
+        f = pyro.deterministic("f", x @ weights())
+        with pyro.plate("data", 1_000):
+            return observe(f, y)
+
+    with pytest.raises(ModelError, match='the plate "data" has 1000 rows whatever x has'):
+        check_model(of_all, x, torch.zeros(1_000))
 
 
 def test_handlers_of_the_caller_change_nothing() -> None:
