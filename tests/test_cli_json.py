@@ -21,7 +21,8 @@ def test_every_command_has_it() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert len(commands) == 8
     for name, command in commands.items():
-        assert "--json" in [flag for own in command.params for flag in own.opts], name
+        flags = {flag for own in command.params for flag in own.opts}
+        assert {"--json", "--config"} <= flags, name
 
 
 def test_plain_values() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.cli.methods import takes
 from pyro_bnn.cli.options import OF_ENGINES
@@ -20,6 +20,9 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
+
+if TYPE_CHECKING:
+    from pyro_bnn.report.verdicts.verdict import Verdict
 
 SECONDS_A_STEP = 1e-3
 SECONDS_A_NUMBER = 1e-8  # of a guide, in a step of Adam's
@@ -142,8 +145,8 @@ def fit_all(
     return posteriors, diverged
 
 
-def convergence_words(name: str, posterior: Posterior, rows: Split, seed: int) -> list[str]:
-    """What speaks against convergence of a fit, in sentences, and how much was looked at.
+def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:
+    """What speaks against convergence of a fit, and how much was looked at, which warns of nothing.
 
     Args:
         name: The method.
@@ -151,12 +154,14 @@ def convergence_words(name: str, posterior: Posterior, rows: Split, seed: int) -
         rows: The data.
         seed: Seed of the draws of the function.
     """
-    from pyro_bnn.report.verdicts.verdicts import run_words
+    from pyro_bnn.report.verdicts import verdict
+    from pyro_bnn.report.verdicts.verdicts import of_run
 
     try:
-        return run_words(name, posterior, rows, seed)
+        return of_run(name, posterior, rows, seed)
     except BNNError as error:  # draws that exceed the memory: the fit is saved all the same
-        return [f"{name}: convergence not judged: {error}"]
+        text = f"{name}: convergence not judged: {error}"
+        return [verdict.Verdict(text, "unchecked", is_warning=False)]
 
 
 def expected_seconds(engine: Any, num_numbers: int = 0) -> float:

@@ -17,11 +17,13 @@ import typer
 
 from pyro_bnn import __version__
 from pyro_bnn.cli import options as opt
-from pyro_bnn.cli.results import Found
+from pyro_bnn.cli.config_file import with_file
+from pyro_bnn.cli.results import ANY, Found, UnwantedError
 from pyro_bnn.cli.saves import Saves, check, more_to_go_on
 from pyro_bnn.cli.terminal import (
     FAILURE,
     PROGRAM,
+    UNWANTED,
     USAGE,
     USAGE_ERROR,
     WIDTH,
@@ -48,6 +50,9 @@ FAILURES = (DataError, DivergenceError, FileFormatError, OutputError, ShapeError
 INTERRUPTED = 130
 COLLECT_AFTER = 50_000  # objects made, in place of 700
 
+AGAINST = (ANY, "refit", "unchecked", "function", "predictions")
+"""What --fail-on names: any warning, or what a rule of the report speaks against."""
+
 app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -60,8 +65,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Errors of usage, such as an option that does not suit the method, become one line and exit code
-    2; those of data, files, disks and fits that diverge one line and 1; Ctrl-C one line, on how a
-    run that was saved goes on, and 130; any other exception is a bug and keeps its traceback.
+    2; those of data, files, disks and fits that diverge one line and 1; a verdict that --fail-on
+    names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130; any other
+    exception is a bug and keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -75,14 +81,18 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # no terminal's encoding may end a long run
             stream.reconfigure(errors="replace")
-    program = typer.main.get_command(app)
-    obj = shlex.join([PROGRAM, *args])
+    program: Any = typer.main.get_command(app)
     try:
+        if args and (chosen := program.commands.get(args[0])):
+            args = [args[0], *with_file(args[1:], args[0], opt.flags_of(chosen))]
+        obj = shlex.join([PROGRAM, *args])
         with plain_notes():
             code = program.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)
     except BNNError as error:
         is_failure = type(error) is BNNError or isinstance(error, FAILURES)  # a process that ended
         return fail(str(error), FAILURE if is_failure else USAGE)
+    except UnwantedError as error:
+        return fail(str(error), UNWANTED)
     except USAGE_ERROR as error:
         return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -114,8 +124,8 @@ def pyro_bnn(
 ) -> None:
     """Bayesian neural networks in Pyro: fit them in many ways, and see which posterior to trust.
 
-    Exit codes: 2 where an option does not do, 1 where data, a file, a disk or a fit fails, and 130
-    after Ctrl-C.
+    Exit codes: 2 where an option does not do, 1 where data, a file, a disk or a fit fails, 3 where
+    there is a verdict that --fail-on names, and 130 after Ctrl-C.
     """
     if version:
         typer.echo(f"{PROGRAM} {__version__}")
@@ -125,7 +135,7 @@ def pyro_bnn(
 
 
 @command(short_help="Fit one network by several methods, compare them, write a report.")
-@opt.spread(hidden=("split", "seed"))
+@opt.spread(hidden=("split", "seed"), fails_on=AGAINST)
 def compare(
     context: typer.Context,
     source: opt.Source,
@@ -201,13 +211,14 @@ def compare(
         text=f"\n{whole.summary()}\n",
         document=lambda: _of_comparison(whole),
         files=[compared.out / file for file in ("index.html", "table.csv", *files)],
+        warnings=lambda: _warnings(whole),
     )
     if lost:
         raise DivergenceError("; ".join(lost))
 
 
 @command(short_help="Make the report of saved ArviZ files again, or of files of several runs.")
-@opt.spread()
+@opt.spread(fails_on=AGAINST)
 def report(
     context: typer.Context,
     files: Annotated[
@@ -238,11 +249,12 @@ def report(
         text=f"{comparison.summary()}\n",
         document=lambda: _of_comparison(comparison),
         files=[reported.out / name for name in ("index.html", "table.csv", "verdicts.json")],
+        warnings=lambda: _warnings(comparison),
     )
 
 
 @command(short_help="Fit a network by one method and save it, to predict new rows.")
-@opt.spread()
+@opt.spread(fails_on=(ANY,))
 def fit(
     context: typer.Context,
     source: opt.Source,
@@ -297,11 +309,13 @@ def fit(
         posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
     )
     done.save(fitted.out)
-    words = list(fits.convergence_words(name, posterior, rows, how.seed))
+    verdicts = fits.convergence(name, posterior, rows, how.seed)
+    words = [verdict.text for verdict in verdicts]
     yield Found(
         text="\n".join([done.summary(), *words]),
         document=lambda: {"method": name, "held_out": done.held_out, "convergence": words},
         files=[fitted.out / file for file in saved_fit.FILES],
+        warnings=lambda: [(ANY, verdict.text) for verdict in verdicts if verdict.is_warning],
     )
 
 
@@ -463,7 +477,7 @@ def trust(
 
 
 @command(short_help="Check a method on data simulated from a network's prior.")
-@opt.spread(without=("chains", "max_rows"), hidden="5", steps=2_000, samples=500)
+@opt.spread(without=("chains", "max_rows"), hidden="5", fails_on=(ANY,), steps=2_000, samples=500)
 def sbc(
     context: typer.Context,
     source: opt.Source,
@@ -483,7 +497,8 @@ def sbc(
     is asymmetric, their means are biased too. --ranks ranks the truth among its draws as well.
 
     FOLDER gets ranks.png, ranks.csv (a row a simulation) and table.csv, of probabilities
-    probabilities.png and probabilities.csv. The exit code says nothing of the verdict.
+    probabilities.png and probabilities.csv. The exit code says nothing of the verdict, unless
+    --fail-on warning is given.
     """
     import torch
 
@@ -525,6 +540,7 @@ def sbc(
         text=f"\n{result.summary()}\n",
         document=lambda: {"table": result.table, "is_calibrated": result.is_calibrated},
         files=list(result.save(simulated.out)),
+        warnings=lambda: [] if result.is_calibrated else [(ANY, f"{name} is not calibrated")],
     )
 
 
@@ -597,6 +613,14 @@ def _check_writable(*folders: Path | None) -> None:
     for folder in folders:
         if folder is not None:
             check_writable(folder)
+
+
+def _warnings(whole: Any) -> list[tuple[str, str]]:
+    """The warnings of a comparison, or of several, each with what it speaks against."""
+    from pyro_bnn.report.verdicts.verdicts import RULES
+
+    against = {rule.kind: rule.against for rule in RULES}
+    return [(against.get(v.kind, ""), v.text) for v in whole.findings if v.is_warning]
 
 
 def _of_comparison(whole: Any) -> dict[str, Any]:

@@ -12,15 +12,17 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from pyro_bnn.cli.config_file import FLAG
 from pyro_bnn.cli.results import Found, show
 from pyro_bnn.cli.terminal import refuse_idle
 
@@ -78,16 +80,28 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def spread(
-    *, without: Collection[str] = (), hidden: Collection[str] = (), **changed: Any
-) -> Callable[[Command], Callable[..., None]]:
-    """Turn the parameters of a command that are groups into the options of these; add ``--json``.
+def flags_of(command: TyperCommand) -> dict[str, bool]:
+    """The options of a command, such as ``--steps``, and whether each is a flag."""
+    spelt = ((name, parameter) for parameter in command.params for name in parameter.opts)
+    return {name: getattr(p, "is_flag", False) for name, p in spelt if name.startswith("--")}
 
-    The command yields what it found, which is printed.
+
+def spread(
+    *,
+    without: Collection[str] = (),
+    hidden: Collection[str] = (),
+    fails_on: Sequence[str] = (),
+    **changed: Any,
+) -> Callable[[Command], Callable[..., None]]:
+    """Turn the parameters of a command that are groups into the options of these.
+
+    The command yields what it found, which is printed. It gets ``--json`` and ``--config``, and
+    ``--fail-on`` where its findings may fail it.
 
     Args:
         without: Options that the command does not have; they keep their defaults.
         hidden: Options that its help leaves out.
+        fails_on: What ``--fail-on`` may name.
         changed: By name of an option another default, or what :func:`option` gives in its place.
     """
 
@@ -112,26 +126,52 @@ def spread(
         }
 
         @functools.wraps(command)
-        def grouped(*, as_json: bool, **values: Any) -> None:
+        def grouped(
+            *, as_json: bool, config: str | None, fail_on: Sequence[str] = (), **values: Any
+        ) -> None:
+            del config  # main has put its options in its place
             for name, options in groups.items():
                 values[name] = hints[name](**{key: values.pop(key) for key in options})
-            show(command, values, as_json=as_json)
+            show(command, values, as_json=as_json, fail_on=fail_on)
 
         every: list[inspect.Parameter] = []
         for name, own in inspect.signature(command, eval_str=True).parameters.items():
             every += groups[name].values() if name in groups else [own]
-        as_json = typer.Option(
-            "--json", help="Print one JSON document, and what is said on the way as errors are."
-        )
-        every.append(
-            inspect.Parameter(
-                "as_json", KEYWORD, default=False, annotation=Annotated[bool, as_json]
-            )
-        )
+        every += _of_all(fails_on)
         grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         return grouped
 
     return decorate
+
+
+def _of_all(fails_on: Sequence[str]) -> Iterator[inspect.Parameter]:
+    """Options of no group: ``--json``, ``--config``, and ``--fail-on`` where it has names."""
+    as_json = typer.Option(
+        "--json", help="Print one JSON document, and what is said on the way as errors are."
+    )
+    yield inspect.Parameter("as_json", KEYWORD, default=False, annotation=Annotated[bool, as_json])
+    config = typer.Option(
+        FLAG,
+        metavar="FILE.toml",
+        help="TOML file whose table of this command's name has options, such as steps = 2000; what "
+        "stands on the command line as well replaces it.",
+        show_default="none",
+    )
+    yield inspect.Parameter("config", KEYWORD, default=None, annotation=Annotated[str, config])
+    if fails_on:
+        fail_on = typer.Option(
+            "--fail-on",
+            help="End with exit code 3 if there is such a verdict; may be given several times.",
+            show_default="nothing",
+        )
+        make: Any = StrEnum  # whose members mypy would see as literals alone
+        names = make("Unwanted", {name: name for name in fails_on})
+        yield inspect.Parameter(
+            "fail_on",
+            KEYWORD,
+            default=(),
+            annotation=Annotated[list[names], fail_on],  # type: ignore[valid-type]
+        )
 
 
 def _words(group: Any) -> dict[str, str]:

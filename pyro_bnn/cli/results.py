@@ -22,15 +22,29 @@ class Found:
         text: What is printed without ``--json``.
         document: What is printed with it: names, numbers, text, and tables of pandas.
         files: Those that were written.
+        warnings: What ``--fail-on`` looks at: texts, each with what it speaks against.
     """
 
     text: str
     document: Callable[[], Mapping[str, Any]]
     files: Sequence[Path] = field(default_factory=tuple)
+    warnings: Callable[[], Sequence[tuple[str, str]]] = tuple
+
+
+ANY = "warning"
+"""What ``--fail-on`` calls any warning."""
+
+
+class UnwantedError(Exception):
+    """A verdict that ``--fail-on`` names."""
 
 
 def show(
-    command: Callable[..., Iterator[Found]], values: Mapping[str, Any], *, as_json: bool
+    command: Callable[..., Iterator[Found]],
+    values: Mapping[str, Any],
+    *,
+    as_json: bool,
+    fail_on: Sequence[str] = (),
 ) -> None:
     """Run a command, and print what it found: all of it, before an error that comes after it.
 
@@ -38,6 +52,10 @@ def show(
         command: Yields what it found, or nothing.
         values: Its arguments.
         as_json: Whether that is printed as JSON, and what is said on the way on standard error.
+        fail_on: What warnings are errors, by what they speak against, or `ANY`.
+
+    Raises:
+        UnwantedError: If there is such a warning.
     """
     results = command(**values)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -52,6 +70,10 @@ def show(
         for file in found.files:
             typer.echo(f"Wrote {file}")
     next(results, None)
+    unwanted = [text for against, text in found.warnings() if {ANY, against} & set(fail_on)]
+    if unwanted:
+        more = f" (and {len(unwanted) - 1} more)" if len(unwanted) > 1 else ""
+        raise UnwantedError(f"--fail-on {','.join(fail_on)}: {unwanted[0]}{more}")
 
 
 def plain(value: Any) -> Any:

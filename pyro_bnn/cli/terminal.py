@@ -15,7 +15,7 @@ from pyro_bnn.errors import BNNWarning, OptionError
 
 PROGRAM = "pyro-bnn"
 WIDTH = 100
-USAGE, FAILURE = 2, 1  # exit codes: of what was asked for, of what then happened
+USAGE, FAILURE, UNWANTED = 2, 1, 3  # exit codes: of what was asked for, happened, was found
 # UsageError, whose module differs between releases of typer
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 

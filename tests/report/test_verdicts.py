@@ -18,7 +18,7 @@ from pyro_bnn.report import compare
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.verdicts.containment import is_below, limit_of
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
-from pyro_bnn.report.verdicts.verdicts import OF_RUNS, RULES, run_words, score_verdicts
+from pyro_bnn.report.verdicts.verdicts import OF_RUNS, RULES, of_run, score_verdicts
 from tests.report.conjugate import LinearPosterior, class_split, losses, regression_split
 
 SPLIT = regression_split()
@@ -185,16 +185,18 @@ def test_a_run_alone_says_what_its_report_would_say_of_convergence() -> None:
     short = LinearPosterior(SPLIT, losses=losses(num_steps=150))
     for name, posterior, kinds in (("NUTS", chains, ["ess"]), ("short", short, ["unchecked"])):
         findings = [f for f in compare({name: posterior}, SPLIT).findings if f.is_warning]
-        of_run = [f.text for f in findings if f.kind in {rule.kind for rule in OF_RUNS}]
-        words = run_words(name, posterior, SPLIT, 0)
-        assert words[: len(of_run)] == of_run
-        assert all(f"{name}: " in note for note in words[len(of_run) :])
-        assert set(kinds) <= {f.kind for f in findings if f.text in of_run}
+        of_run_texts = [f.text for f in findings if f.kind in {rule.kind for rule in OF_RUNS}]
+        verdicts = of_run(name, posterior, SPLIT, 0)
+        words = [verdict.text for verdict in verdicts]
+        assert [v.is_warning for v in verdicts] == [v.text in of_run_texts for v in verdicts]
+        assert words[: len(of_run_texts)] == of_run_texts
+        assert all(f"{name}: " in note for note in words[len(of_run_texts) :])
+        assert set(kinds) <= {f.kind for f in findings if f.text in of_run_texts}
         assert sum("convergence not judged" in word for word in words) == 0  # once, as a verdict
     noisy = 30 * np.random.default_rng(1).normal(size=4_000)
-    (word,) = run_words("long", LinearPosterior(SPLIT, losses=noisy), SPLIT, 0)
-    assert word.startswith("long: a rise of up to ")
-    assert word.endswith(" would have been found in 9 of 10 runs.")
+    (verdict,) = of_run("long", LinearPosterior(SPLIT, losses=noisy), SPLIT, 0)
+    assert verdict.text.startswith("long: a rise of up to ")
+    assert verdict.text.endswith(" would have been found in 9 of 10 runs.")
 
 
 @pytest.mark.slow("a second or more")

@@ -36,8 +36,8 @@ OF_RUNS = [*CHAINS, TEMPERATURE, *(rule for rule in FITS if rule.kind in ("trend
 """Those that ask a run alone whether it has converged."""
 
 
-def run_words(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list[str]:
-    """What one run says of whether it has converged, in sentences: verdicts, then what limits them.
+def of_run(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list[Verdict]:
+    """What one run says of whether it has converged, then what limits that, which warns of nothing.
 
     Nothing said is not passed: the checks are those of `OF_RUNS`, and a point has none.
 
@@ -49,9 +49,10 @@ def run_words(name: str, posterior: PosteriorLike, split: Split, seed: int) -> l
     """
     checks = run_checks(posterior, split, seed)
     run = cast("Evaluation", SimpleNamespace(name=name, posterior=posterior, checks=checks))
-    found = [verdict.text for rule in OF_RUNS for verdict in rule.verdicts(Judged([run], None))]
+    found = [verdict for rule in OF_RUNS for verdict in rule.verdicts(Judged([run], None))]
     said = "convergence not judged"  # a verdict says so already
-    return [*found, *(f"{name}: {note}." for note in checks.notes if not note.startswith(said))]
+    notes = [f"{name}: {note}." for note in checks.notes if not note.startswith(said)]
+    return [*found, *(Verdict(note, "note", is_warning=False) for note in notes)]
 
 
 class Gap(NamedTuple):
