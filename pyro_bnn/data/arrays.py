@@ -19,6 +19,7 @@ ArrayLike = Any
 EXACT = 2**53  # up to here float64 has every whole number
 MOST_NAMES = 20  # most columns that a message lists
 HALF_BYTES = 4  # floating numbers of fewer bytes are of half precision or less
+PIECE = 2**20  # numbers that are looked at at a time: a copy of all may exceed the memory
 
 
 def to_tensor(values: ArrayLike, what: str) -> Tensor:
@@ -252,7 +253,7 @@ def cast(values: Tensor, dtype: torch.dtype, what: str) -> Tensor:
         DataError: If a number is too large for ``dtype``.
     """
     result = values.to(dtype)
-    if not torch.isfinite(result).all():
+    if result is not values and not is_finite(result):
         raise DataError(
             f"{what} does not fit {dtype}: its largest magnitude is "
             f"{float(values.abs().max()):.4g}; rescale it or pass float64 tensors"
@@ -288,6 +289,12 @@ def check_rows(x: Tensor, y: Tensor) -> None:
         raise DataError(f"{why}: x is {list(x.shape)}, y is {list(y.shape)}")
 
 
+def is_finite(values: Tensor) -> bool:
+    """Whether all numbers of ``[N, ...]`` are finite; looks at a piece of the rows at a time."""
+    num_rows = max(1, PIECE // max(1, values[:1].numel()))
+    return all(bool(part.isfinite().all()) for part in values.split(num_rows))
+
+
 def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) -> None:
     """Check that there is no NaN and no infinity.
 
@@ -299,9 +306,9 @@ def check_finite(values: Tensor, what: str, names: Sequence[str] | None = None) 
     Raises:
         DataError: Names up to five columns, how many rows of each, and the first row.
     """
-    bad = ~torch.isfinite(values).reshape(len(values), -1)  # [N, columns]
-    if not bad.any():
+    if is_finite(values):
         return
+    bad = ~torch.isfinite(values).reshape(len(values), -1)  # [N, columns]
     counts, where = bad.sum(0).tolist(), count_rows(int(bad.any(1).sum()))
     if values.ndim > 1:
         columns = [column for column, count in enumerate(counts) if count]
