@@ -96,7 +96,7 @@ def _on(side: str) -> Callable[[], dict[str, Any]]:
 
 
 def _rank1(**options: Any) -> Callable[[int], Any]:
-    return _guide("AutoRank1Mixture", num_components=K, **options)
+    return _guide("AutoRank1Mixture", num_components=K, init_scale=1e-3, **options)
 
 
 WIDE = _prior("Normal", 1.0, 1.0)  # in which a factor around -1 costs 2 nats
