@@ -54,8 +54,8 @@ def mean_with_error(
 
 def verdict(a: str, b: str, fits: Mapping[str, Mapping[int, Row]]) -> str:
     """Whether one beats the other by two paired errors, with every seed on its side."""
-    if a not in fits or b not in fits:
-        return ""
+    if len(set(fits.get(a, ())) & set(fits.get(b, ()))) < 2:
+        return ""  # one seed has no error over seeds
     mean, error, each = mean_with_error(fits[a], fits[b], "groups", "log_score")
     ahead = mean >= ERRORS * error and all(value > 0 for value in each)
     behind = mean <= -ERRORS * error and all(value < 0 for value in each)

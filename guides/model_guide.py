@@ -195,7 +195,7 @@ class ModelGuide(AutoGuide):
         msg = dict(message)
         if self.init_loc_fn is not None:
             return self.init_loc_fn(msg)
-        if is_real(msg["fn"].support) or "start" in msg["infer"]:
+        if is_real(msg["fn"].support):
             return cast(Tensor, msg["value"])
         with torch.random.fork_rng():
             return cast(Tensor, init_to_median(msg))

@@ -10,12 +10,20 @@ import pandas as pd
 import pytest
 
 from pyro_bnn.cli import main as cli
-from pyro_bnn.cli.config_file import with_file
+from pyro_bnn.cli.config_file import Takes, with_file
+from pyro_bnn.errors import BNNError, OptionError
+from pyro_bnn.report.verdicts import verdicts
 from pyro_bnn.report.verdicts.verdict import FUNCTION, PREDICTIONS, REFIT, UNCHECKED
 from pyro_bnn.report.verdicts.verdicts import RULES
 from tests.command_line import run
 
-OPTIONS = {"--data": False, "--methods": False, "--steps": False, "--quiet": True}
+OPTIONS: dict[str, Takes] = {
+    "--data": "value",
+    "--methods": "value",
+    "--steps": "value",
+    "--quiet": "nothing",
+    "--fail-on": "values",
+}
 
 
 @pytest.fixture
@@ -34,11 +42,23 @@ def test_options_of_the_file_come_first(
     text = '[compare]\ndata = "moons"\nmethods = ["nuts", "cavi"]\nsteps = 5\nquiet = true\n[fit]\n'
     Path("run.toml").write_text(text)
     of_file = ["--data=moons", "--methods=nuts,cavi", "--steps=5", "--quiet"]
+    assert with_file(spelt, "compare", OPTIONS) == of_file
+    of_file.remove("--steps=5")
     assert with_file(["--steps", "9", *spelt], "compare", OPTIONS) == [*of_file, "--steps", "9"]
     assert with_file(spelt, "fit", OPTIONS) == []
     assert with_file(["--steps", "9"], "compare", OPTIONS) == ["--steps", "9"]
-    Path("run.toml").write_text("[compare]\nquiet = false\n")
-    assert with_file(spelt, "compare", OPTIONS) == []
+    assert with_file([*spelt, "--help"], "compare", OPTIONS) == ["--help"]
+    Path("run.toml").write_text('[compare]\nquiet = false\nfail-on = ["refit", "function"]\n')
+    assert with_file(spelt, "compare", OPTIONS) == ["--fail-on=refit", "--fail-on=function"]
+    given = [*spelt, "--fail-on=unchecked"]  # in place of those of the file, not beside them
+    assert with_file(given, "compare", OPTIONS) == ["--fail-on=unchecked"]
+
+
+@pytest.mark.parametrize("args", [["--config", ""], ["--config=a", "--config", "b"]])
+def test_one_file_is_named(args: list[str]) -> None:
+    with pytest.raises(OptionError, match="--config names one file, not "):
+        with_file([*args, "--json"], "compare", OPTIONS)
+    assert with_file(["--config"], "compare", OPTIONS) == ["--config"]  # which the parser refuses
 
 
 @pytest.mark.parametrize(
@@ -100,6 +120,17 @@ def test_verdicts_that_are_named_end_with_another_code(rows: Path) -> None:
     assert f"pyro-bnn: --fail-on warning: {warned}" in failed.err
     assert "Wrote fit/posterior.safetensors" in failed.out  # all was done
     assert run("fit", "--fail-on", "refit").code == 2
+
+
+def test_a_fit_that_cannot_be_judged_fails(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_run(*args: object) -> list[str]:
+        raise BNNError("draws of f exceed the memory")
+
+    monkeypatch.setattr(verdicts, "of_run", of_run)
+    args = ("fit", "--data", "rows.csv", "--method", "auto-normal", "--steps", "50")
+    failed = run(*args, "--fail-on", "warning")
+    assert failed.code == 3
+    assert "convergence not judged: draws of f exceed the memory" in failed.err
 
 
 @pytest.mark.slow("five commands, one of them over two seeds")

@@ -612,6 +612,31 @@ def test_words_on_many_rows_are_of_all_of_them() -> None:
         check_model(of_all, x, torch.zeros(1_000))
 
 
+def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
+    def change_point(x: Tensor, y: Tensor | None = None) -> Any:
+        tau = pyro.sample("tau", dist.Uniform(0.0, float(x.max())))
+        f = pyro.deterministic("f", torch.sigmoid(x - tau))
+        with pyro.plate("data", len(x)):
+            return observe(f, y)
+
+    rows = torch.linspace(0.1, 1.0, 1_000)[:, None]
+    for x in (rows, rows.flip(0)):
+        trace, _ = check_model(change_point, x, torch.zeros(1_000))
+        assert float(trace.sites[0].support.upper_bound) == 1.0
+
+
+@pytest.mark.parametrize("num_drawn", [64, 100, 128])
+def test_a_plate_that_draws_its_own_rows_is_refused_for_many_too(num_drawn: int) -> None:
+    def subsampled(x: Tensor, y: Tensor | None = None) -> Any:
+        f = pyro.deterministic("f", x @ weights())
+        with pyro.plate("data", len(x), subsample_size=min(num_drawn, len(x))) as index:
+            return observe(f[index], None if y is None else y[index])
+
+    x, y = torch.randn(1_000, 3), torch.zeros(1_000, 1)
+    with pytest.raises(ShapeError, match=rf"batch shape \({num_drawn},\), not \(1000,\)"):
+        check_model(subsampled, x, y)
+
+
 def test_handlers_of_the_caller_change_nothing() -> None:
     x, y = data()
     with isolated(1):

@@ -5,54 +5,73 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pyro_bnn.errors import FileFormatError, OptionError, UnknownNameError
 
 FLAG = "--config"
+Takes: TypeAlias = Literal["nothing", "value", "values"]
 
 
-def with_file(args: Sequence[str], command: str, options: Mapping[str, bool]) -> list[str]:
+def with_file(args: Sequence[str], command: str, options: Mapping[str, Takes]) -> list[str]:
     """Arguments with the options of the file that they name in its place, first.
 
     The table ``[compare]`` of the file has options of ``pyro-bnn compare``: strings, numbers,
-    lists, of which the parts are joined by commas, and true for a flag. An option that is given
-    as well replaces the file's.
+    lists, of which the parts are joined by commas where the option takes one value, and true for a
+    flag. An option that is given as well replaces the file's.
 
     Args:
         args: Arguments of a command.
         command: Its name.
-        options: Its options, such as ``"--steps"``; whether each is a flag.
+        options: Its options, such as ``"--steps"``, and what each takes.
 
     Raises:
         FileFormatError: If the file cannot be read, or is no TOML.
-        OptionError: If it has no such table, or a value that no option takes.
+        OptionError: If it has no such table, or a value that no option takes, or there are two.
         UnknownNameError: If the command has no such option.
     """
     rest: list[str] = []
-    file = None
+    files = []
     given = iter(args)
     for arg in given:
         name, equals, value = arg.partition("=")
-        if name == FLAG and (equals or (value := next(given, ""))):
-            file = value
-        else:
+        own = (value if equals else next(given, None)) if name == FLAG else None
+        if own is None:
             rest.append(arg)
-    if file is None:
+        else:
+            files.append(own)
+    if not files or {"-h", "--help"} & set(rest):
         return rest
-    names = {flag.removeprefix("--"): is_flag for flag, is_flag in options.items() if flag != FLAG}
+    if len(files) > 1 or not files[0]:
+        raise OptionError(f"{FLAG} names one file, not {' and '.join(map(repr, files))}")
+    typed = {arg.partition("=")[0] for arg in rest}
     made = []
+    for name, values in _options(files[0], command, options).items():
+        if name not in typed:
+            made += [name if value is True else f"{name}={value}" for value in values]
+    return [*made, *rest]
+
+
+def _options(
+    file: str, command: str, options: Mapping[str, Takes]
+) -> dict[str, list[str | Literal[True]]]:
+    """The values of each option in a table of a file."""
+    names = {flag.removeprefix("--"): kind for flag, kind in options.items() if flag != FLAG}
+    made: dict[str, list[str | Literal[True]]] = {}
     for key, value in _table(file, command).items():
         name = key.replace("_", "-")
         if name not in names:
             raise UnknownNameError(f"option in [{command}] of {file}", key, names)
-        if names[name] != isinstance(value, bool) or isinstance(value, Mapping):
-            wanted = "true or false" if names[name] else "text, a number or a list"
+        is_flag, parts = names[name] == "nothing", value if isinstance(value, list) else [value]
+        if any(is_flag != isinstance(part, bool) or isinstance(part, dict) for part in parts):
+            wanted = "true or false" if is_flag else "text, a number or a list"
             raise OptionError(f"{key} in [{command}] of {file} is {wanted}, not {value!r}")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if value is not False:
-            made.append(f"--{name}" if names[name] else f"--{name}={text}")
-    return [*made, *rest]
+        if is_flag:
+            made[f"--{name}"] = [True] if value is True else []
+        else:
+            several = [str(part) for part in parts]
+            made[f"--{name}"] = [*several] if names[name] == "values" else [",".join(several)]
+    return made
 
 
 def _table(file: str, command: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list
         return of_run(name, posterior, rows, seed)
     except BNNError as error:  # draws that exceed the memory: the fit is saved all the same
         text = f"{name}: convergence not judged: {error}"
-        return [verdict.Verdict(text, "unchecked", is_warning=False)]
+        return [verdict.Verdict(text, "unchecked")]
 
 
 def expected_seconds(engine: Any, num_numbers: int = 0) -> float:

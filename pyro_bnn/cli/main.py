@@ -84,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> int:
     program: Any = typer.main.get_command(app)
     try:
         if args and (chosen := program.commands.get(args[0])):
-            args = [args[0], *with_file(args[1:], args[0], opt.flags_of(chosen))]
+            args = [args[0], *with_file(args[1:], args[0], opt.takes(chosen))]
         obj = shlex.join([PROGRAM, *args])
         with plain_notes():
             code = program.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)

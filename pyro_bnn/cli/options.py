@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperCommand
 
-from pyro_bnn.cli.config_file import FLAG
+from pyro_bnn.cli.config_file import FLAG, Takes
 from pyro_bnn.cli.results import Found, show
 from pyro_bnn.cli.terminal import refuse_idle
 
@@ -80,10 +80,16 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def flags_of(command: TyperCommand) -> dict[str, bool]:
-    """The options of a command, such as ``--steps``, and whether each is a flag."""
+def takes(command: TyperCommand) -> dict[str, Takes]:
+    """The options of a command, such as ``--steps``, and what each takes."""
+
+    def kind(parameter: Any) -> Takes:
+        if getattr(parameter, "is_flag", False):
+            return "nothing"
+        return "values" if parameter.multiple else "value"
+
     spelt = ((name, parameter) for parameter in command.params for name in parameter.opts)
-    return {name: getattr(p, "is_flag", False) for name, p in spelt if name.startswith("--")}
+    return {name: kind(own) for name, own in spelt if name.startswith("--")}
 
 
 def spread(
@@ -161,7 +167,9 @@ def _of_all(fails_on: Sequence[str]) -> Iterator[inspect.Parameter]:
     if fails_on:
         fail_on = typer.Option(
             "--fail-on",
-            help="End with exit code 3 if there is such a verdict; may be given several times.",
+            metavar="WORD",
+            help=f"End with exit code 3 if there is such a verdict: {', '.join(fails_on)}; may be "
+            "given several times.",
             show_default="nothing",
         )
         make: Any = StrEnum  # whose members mypy would see as literals alone

@@ -56,7 +56,8 @@ class BayesianModule(Network):
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
         matched = match_priors(NormalPrior() if priors is None else priors, parameters)
-        if not isinstance(priors, Mapping | NamedPrior):  # one prior for all weights
+        is_one = not isinstance(priors, Mapping | NamedPrior)  # prior for all weights
+        if is_one:
             matched = suited_to_norms(self.net, matched)
         matched = suited_to_layers(self.net, matched)
         self.sites = tuple(matched)
@@ -65,12 +66,7 @@ class BayesianModule(Network):
             _like(_sampled(name, prior, parameters[name].shape), parameters[name])
             for name, prior in matched.items()
         )
-        starts = _starts_of_norms(self.net)
-        self._starts = {
-            name: starts[name]
-            for name, prior in zip(self.sites, self.priors, strict=True)
-            if name in starts and _allows(prior, parameters[name], starts[name])
-        }
+        self._starts = starts_of_norms(self.net, matched) if is_one else {}
         # sampled, hence not trained and not in parameters(); a tied weight has several places
         self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
 
@@ -102,9 +98,10 @@ def bayesian(
     entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
     The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
 
-    A fit starts at draws from the prior, but normalisations start with gains of 1 and shifts of 0
-    where these have a density, as they do in torch: a network whose gains and shifts are draws of
-    standard deviation 1 learns slowly. Guides start elsewhere by their ``init_loc_fn``.
+    Guides, and engines that start at one point, start at a draw from the prior, but with one prior
+    for all normalisations start at its centre, gains of 1 and shifts of 0 as in torch: a network
+    whose gains and shifts are draws of standard deviation 1 learns slowly. Markov chains start at
+    draws, and guides elsewhere by their ``init_loc_fn``.
 
     Fan-in scales are of the layer, whatever the shape of its weight: transposed convolutions keep
     inputs first, and an embedding looks up one of its rows; :mod:`pyro_bnn.models.fan_in`.
@@ -185,21 +182,25 @@ def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str,
     return suited
 
 
-def _starts_of_norms(net: nn.Module) -> dict[str, float]:
-    """Where the parameters of normalisations start, by name: gains at 1, all others at 0."""
-    return {
-        f"{prefix}.{name}" if prefix else name: float(name == "weight")
+def starts_of_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str, float]:
+    """Where gains and shifts of normalisations start, by name: at the centres of their priors.
+
+    Args:
+        net: The network.
+        priors: The prior of each parameter, one for all but for its centre.
+    """
+    names = (
+        f"{prefix}.{name}" if prefix else name
         for prefix, module in net.named_modules()
         if isinstance(module, NORMS)
         for name, _ in module.named_parameters(recurse=False)
+    )
+    found = ((name, priors.get(name)) for name in names)
+    return {
+        name: float(prior.loc)
+        for name, prior in found
+        if isinstance(prior, AROUND) and not isinstance(prior, HierarchicalPrior)
     }
-
-
-def _allows(prior: nn.Module, parameter: Tensor, number: float) -> bool:
-    """Whether a prior has a density where every entry of the parameter is the number."""
-    if not isinstance(prior, PriorModule):
-        return False  # a hierarchy, whose sites are others
-    return bool(prior().support.check(torch.full_like(parameter, number)).all())
 
 
 def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hierarchy:

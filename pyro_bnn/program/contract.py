@@ -63,6 +63,8 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
     if len(x) > FEW:  # seconds and gigabytes of 10,000 images; any refusal is that of all rows
         with contextlib.suppress(Exception):
             trace, matched, fn = _checked(model, x[:FEW], y[:FEW])
+            for rows in (x[:1], x[-FEW:]):
+                _require_same_sites(model, trace, rows)
             return trace, match_observation(y, fn.expand(torch.Size([len(x)]))).to(matched.dtype)
     trace, y, _ = _checked(model, x, y)
     return trace, y
@@ -95,6 +97,31 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         _check_observed(observed, model, x, y)
     with isolated():
         return trace_model(model, x), y, of_first.nodes["y"]["fn"]
+
+
+def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
+    """Check that other rows have the same sites, of the same supports, and all of them a term.
+
+    Raises:
+        ModelError: If they have not: the sites are then those of all rows.
+    """
+    with poutine.block(), isolated(), still_frozen(model), _without_registration_warnings():
+        nodes: Mapping[str, Any] = poutine.trace(model).get_trace(rows).nodes
+    plates = [
+        node["fn"] for node in nodes.values() if type(node.get("fn")).__name__ == "_Subsample"
+    ]
+    same = all(plate.subsample_size is None for plate in plates)
+    for site in trace.sites:
+        value, support = nodes[site.name]["value"], nodes[site.name]["fn"].support
+        same &= value.shape == site.shape and _bounds(support) == _bounds(site.support)
+    if not same:
+        raise ModelError("the sites of the model depend on the rows that it is given")
+
+
+def _bounds(support: Any) -> list[Any]:
+    """The numbers that a support is made of."""
+    own = vars(_base(support)).values()
+    return [bound.tolist() if isinstance(bound, Tensor) else bound for bound in own]
 
 
 def _check_held(trace: poutine.Trace) -> None:
