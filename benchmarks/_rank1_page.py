@@ -80,8 +80,7 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
         pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
         pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
         said = [text for a, b in pairs if (text := verdict(a, b, fits))]
-        if said:
-            yield f"{_case_words(case)}: {'; '.join(said)}."
+        yield f"{_case_words(case)}: {'; '.join(said) or 'no verdicts before a second seed'}."
     yield _run_words(rows)
     for case, fits in found.items():
         yield f"## {_case_words(case)}"
