@@ -622,7 +622,8 @@ def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
     rows = torch.linspace(0.1, 1.0, 1_000)[:, None]
     for x in (rows, rows.flip(0)):
         trace, _ = check_model(change_point, x, torch.zeros(1_000))
-        assert float(trace.sites[0].support.upper_bound) == 1.0
+        bounds: Any = trace.sites[0].support
+        assert float(bounds.upper_bound) == 1.0
 
 
 @pytest.mark.parametrize("num_drawn", [64, 100, 128])

@@ -21,7 +21,7 @@ class LargestMade(TorchDispatchMode):
     """The most bytes of a tensor that is made, views and those of memory-mapped rows aside."""
 
     def __init__(self, rows: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.largest, self._rows = 0, rows.untyped_storage().data_ptr()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

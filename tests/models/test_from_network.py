@@ -239,9 +239,10 @@ def test_normalisations_start_as_the_identity_and_weights_at_draws(prior: Any) -
 
 
 def test_gains_of_priors_of_their_own_start_at_draws_of_these() -> None:
-    net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1))
-    nn.init.constant_(net[1].weight, 0.2)
-    nn.init.constant_(net[1].bias, 2.0)
+    norm = nn.LayerNorm(8)
+    nn.init.constant_(norm.weight, 0.2)
+    nn.init.constant_(norm.bias, 2.0)
+    net = nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, 1))
     x, y = torch.randn(20, 3), torch.randn(20)
     trained = Program(bayesian(net, priors.Pretrained(net, scale=0.01)), x, y)
     values = trained.constrain(trained.initial)
