@@ -98,10 +98,10 @@ def bayesian(
     entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
     The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
 
-    Guides, and engines that start at one point, start at a draw from the prior, but with one prior
-    for all normalisations start at its centre, gains of 1 and shifts of 0 as in torch: a network
-    whose gains and shifts are draws of standard deviation 1 learns slowly. Markov chains start at
-    draws, and guides elsewhere by their ``init_loc_fn``.
+    Guides, and engines that start at one point, start weights at a draw from the prior. Where one
+    prior is for all parameters, they start normalisations at its centre, gains at 1 and shifts at 0
+    as in torch: a network whose gains and shifts are draws of standard deviation 1 learns slowly.
+    Markov chains start at draws of all. ``init_loc_fn`` sets another start of a guide.
 
     Fan-in scales are of the layer, whatever the shape of its weight: transposed convolutions keep
     inputs first, and an embedding looks up one of its rows; :mod:`pyro_bnn.models.fan_in`.
