@@ -57,16 +57,31 @@ def ours(
 ) -> Contender:
     """Steps of this package's SVI, each with its noise, loss, gradient, checks and Adam."""
     start = time.perf_counter()
-    model = (mlp(problem) if model is None else model).to(device)
-    x, y = problem.data(device)
-    program = bnn.Program(model, x, y)
+    model = mlp(problem) if model is None else model
+    of = (problem.data(device), problem.batch_of(device))
+    advance = steps_of(model, guide, *of, device=device, compile=compile)
+    return Contender(name, advance, time.perf_counter() - start, copies)
+
+
+def steps_of(
+    model: Any,
+    guide: Callable[..., Any],
+    data: tuple[Any, Any],
+    rows: tuple[Any, Any],
+    *,
+    device: str,
+    compile: Compile = "auto",  # noqa: A002
+) -> Callable[[int], None]:
+    """What makes so many steps of SVI with the same rows of the data, and waits for the device."""
+    model = model.to(device)
+    program = bnn.Program(model, *data)
     torch.manual_seed(0)
     made = guide(model)
-    made.setup(x[:1])
+    made.setup(data[0][:1])
     made.to(device=program.device, dtype=program.dtype)
     program.prepare(made)
     svi = bnn.SVI(guide, num_steps=10**9, learning_rate=LEARNING_RATE, compile=compile)
-    batch = program.batch(*problem.batch_of(device))
+    batch = program.batch(*rows)
     run = Training(svi, program, made, 0, batches=Minibatches(batch, None, 0))
 
     def advance(steps: int) -> None:
@@ -75,7 +90,7 @@ def ours(
         _synchronise(device)
 
     advance(1)
-    return Contender(name, advance, time.perf_counter() - start, copies)
+    return advance
 
 
 def stock_pyro(

@@ -1,10 +1,13 @@
 """Work shared by two processes: 20 fits by Dask beside one worker, one SVI run beside one process.
 
     python -m benchmarks._processes dask
+    python -m benchmarks._processes kill
     OMP_NUM_THREADS=1 python -m benchmarks._processes svi
 
-Prints JSON: seconds of each way in turns, and the ratio of their medians. Processes, imports and
-the first round, which compiles, are not counted.
+Prints JSON: seconds of each way in turns, and the ratio of their medians. Processes, imports, a
+worker's first fit and the first round, which compiles, are not counted. ``kill`` is no timing: a
+worker is killed in the middle of 8 fits with checkpoints, and the results are compared with those
+of one process.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import os
+import signal
 import statistics
 import tempfile
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -29,6 +35,8 @@ from pyro_bnn.infer.parallel import DataParallel
 from pyro_bnn.infer.parallel.tasks import in_order
 
 FITS = 20
+KILLED_AMONG = 8
+KILLED_AFTER = 12.0  # s
 
 
 def fits(steps: int) -> list[Any]:
@@ -39,6 +47,11 @@ def fits(steps: int) -> list[Any]:
     engine = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, compile=False)
     run = partial(engine.run, bnn.models.MLP(10, hidden=(50,)), (x, y), progress=False)
     return [partial(run, seed=seed) for seed in range(FITS)]
+
+
+def first() -> None:
+    """A fit that is not counted: a worker that was just started imports and sets up for it."""
+    fits(1)[0]()
 
 
 def by_dask(steps: int, rounds: int) -> dict[str, Any]:
@@ -56,7 +69,7 @@ def by_dask(steps: int, rounds: int) -> dict[str, Any]:
                     while len(client.scheduler_info()["workers"]) != workers:
                         time.sleep(0.1)
                     with joblib.parallel_config("dask"):
-                        client.run(fits, 1)  # imports
+                        client.run(first)
                         start = time.perf_counter()
                         every = joblib.Parallel()(joblib.delayed(task)() for task in tasks)
                         took = time.perf_counter() - start
@@ -66,6 +79,40 @@ def by_dask(steps: int, rounds: int) -> dict[str, Any]:
     here = [p.unconstrained(5, 0) for p in in_order(tasks[:3])]
     equal = all(map(torch.equal, found[1], found[2])) and all(map(torch.equal, here, found[2]))
     return {"seconds": seconds, "equal_bits": equal}
+
+
+def with_a_kill(steps: int, seconds: float) -> dict[str, Any]:
+    """Fits by two workers, one of which is killed after some seconds; then each fit here."""
+    import joblib
+    from distributed import Client, LocalCluster
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(2)
+        before = set(client.run(os.getpid).values())
+        killer = threading.Timer(seconds, os.kill, (min(before), signal.SIGKILL))
+        tasks = fits(steps)[:KILLED_AMONG]
+        saved = [
+            partial(task, checkpoint=f"{folder}/{i}", resume=True) for i, task in enumerate(tasks)
+        ]
+        with joblib.parallel_config("dask"):
+            killer.start()
+            every = joblib.Parallel()(joblib.delayed(task)() for task in saved)
+        is_late = killer.is_alive()
+        client.wait_for_workers(2)
+        after = set(client.run(os.getpid).values())
+    pairs = [
+        (a.unconstrained(5, 0), task().unconstrained(5, 0))
+        for a, task in zip(every, tasks, strict=True)
+    ]
+    return {
+        "fits": len(every),
+        "killed_in_time": not is_late and len(before & after) == 1,
+        "equal_bits": all(torch.equal(*pair) for pair in pairs),
+    }
 
 
 def _process(rank: int, count: int, batch: int, steps: int, folder: Path) -> None:
@@ -108,11 +155,14 @@ def by_ranks(count: int, batch: int, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["dask", "svi"])
+    parser.add_argument("what", choices=["dask", "kill", "svi"])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int, default=8_192)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    if given.what == "kill":
+        print(json.dumps(with_a_kill(given.steps or 4_000, KILLED_AFTER), indent=1))
+        return
     if given.what == "dask":
         found = by_dask(given.steps or 2_000, given.rounds)
         seconds = found["seconds"]

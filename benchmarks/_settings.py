@@ -96,6 +96,8 @@ def parse(
         )
         if value != parser.get_default(name) and hasattr(given, name)
     ]
+    if parts and given.part:
+        changed.append(f"--part {' '.join(given.part)}")
     return Settings(
         threads=given.threads,
         rounds=given.rounds or (2 if given.quick else rounds),

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks._settings import RESULTS
 
-PAGES = [Path(__file__).parent / name for name in ("README.md", "NOTES.md")]
+PAGES = [Path(__file__).parent / name for name in ("README.md", "NOTES.md", "GPU.md")]
 DEFAULT_CHAINS = 4  # of NUTS
 REACHED = "yes"
 Result = Mapping[str, Any]
@@ -64,7 +64,9 @@ def _with_provenance(found: Result, part: str | None) -> str:
 def provenance(found: Result) -> str:
     """Machine, threads, versions, date and command in one sentence."""
     machine = found["machine"]
-    where = machine["gpu"] if found["device"] == "cuda" else machine["cpu"]
+    where = machine["cpu"]
+    if found["device"] == "cuda":
+        where = f"{machine['gpu']} beside {where}"
     have = [f"{name} {v}" for name, v in found["versions"].items() if v != "not installed"]
     lack = [name for name, v in found["versions"].items() if v == "not installed"]
     missing = f"; not installed: {', '.join(lack)}" if lack else ""
@@ -221,6 +223,26 @@ def predict(found: Result) -> str:
             for r in found["rows"]
         ],
     )
+
+
+def devices(found: Result) -> str:
+    """A row a case: one step, prediction or run by where, and how much faster the GPU is."""
+    seconds: dict[str, dict[str, float]] = {}
+    for r in found["rows"]:
+        seconds.setdefault(f"{r['case']}: a {r['unit']}", {})[r["contender"]] = r["seconds"]
+    places = list(dict.fromkeys(r["contender"] for r in found["rows"]))
+    others = [place for place in places if "GPU" in places and place != "GPU"]
+    head = ["", *places, *(f"{place} over GPU" for place in others)]
+    lines = []
+    for title, of in seconds.items():
+        times = [duration(of[place]) if place in of else "-" for place in places]
+        ratios = [_ratio(of[place] / of["GPU"]) if place in of else "-" for place in others]
+        lines.append([title, *times, *ratios])
+    return markdown(head, lines)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def scaling(found: Result) -> str:
@@ -592,6 +614,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "svi": svi,
     "cold": cold,
     "predict": predict,
+    "devices": devices,
     "scaling": scaling,
     "nuts": nuts,
     "estimators": estimators,

@@ -35,6 +35,7 @@ from benchmarks import (
     _tables,
     _timing,
     cold,
+    devices,
     ensembles,
     estimators,
     laplace,
@@ -58,6 +59,7 @@ MODULES = {
     "svi": svi,
     "cold": cold,
     "predict": predict,
+    "devices": devices,
     "scaling": scaling,
     "nuts": nuts,
     "estimators": estimators,
@@ -279,7 +281,9 @@ def _threads() -> Iterator[None]:
     _settings.hold_to(allowed)
 
 
-@pytest.mark.parametrize("name", ["svi", "predict", "scaling", "estimators", "natural", "sgmcmc"])
+@pytest.mark.parametrize(
+    "name", ["svi", "predict", "devices", "scaling", "estimators", "natural", "sgmcmc"]
+)
 @pytest.mark.slow("whole benchmarks")
 def test_a_quick_run_writes_its_figures_and_pictures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -287,7 +291,7 @@ def test_a_quick_run_writes_its_figures_and_pictures(
     before = [page.read_text() for page in _tables.PAGES]
     found = quick(name, tmp_path)
     assert check_schema(json.loads((tmp_path / f"{name}.json").read_text())) == name
-    assert list(tmp_path.glob(f"{name}*.png")) or name == "sgmcmc"  # a table alone
+    assert list(tmp_path.glob(f"{name}*.png")) or name in ("sgmcmc", "devices")  # tables alone
     assert _tables.TABLES[name](found) in capsys.readouterr().out
     assert [page.read_text() for page in _tables.PAGES] == before
 
@@ -850,11 +854,14 @@ def test_the_tables_of_the_pages_are_those_of_the_results() -> None:
         text = page.read_text()
         assert _tables.filled(text, _settings.RESULTS) == text
         shown |= set(re.findall(r"<!-- table: (.*) -->", text))
-    for name, table in _tables.TABLES.items():
-        found = json.loads((_settings.RESULTS / f"{name}.json").read_text())
-        parts = range(1, 2 + table(found).count("\n\n"))
-        places = [marker.split()[1:] for marker in shown if marker.split()[0] == name]
+    measured = set()
+    for path in RESULTS:
+        found = json.loads(path.read_text())
+        measured.add(found["benchmark"])
+        parts = range(1, 2 + _tables.TABLES[found["benchmark"]](found).count("\n\n"))
+        places = [marker.split()[1:] for marker in shown if marker.split()[0] == path.stem]
         assert [] in places or {str(part) for part in parts} == set().union(*places)
+    assert measured == set(_tables.TABLES)
     assert {"goals", "goals missed"} <= shown
 
 

@@ -186,6 +186,7 @@ def compare(
         progress=how.progress,
         say=how.say,
         command=context.obj,
+        device=how.device,
         saves=saves,
         notes=plain_notes,
         backend=compared.make_backend(),
@@ -287,7 +288,7 @@ def fit(
     columns = saved_fit.input_columns(source.data, source.target, loaded)
     rows = all_rows(loaded) if fitted.all_rows else loaded
     plans = networks.make_networks(found, rows, network, how.seed)
-    models = networks.build_models(plans)
+    models = networks.build_models(plans, how.device)
     networks.check_layers(context, models)
     fits.check_starts(engines, models)
     fits.check_estimators(engines, models, rows.train)
@@ -367,7 +368,7 @@ def predict(
         raise OptionError("--json and --out - both write to standard output: leave one out")
     if not is_standard:
         predictions.check_out(out, new)
-    saved = SavedFit.load(predicted.posterior)
+    saved = SavedFit.load(predicted.posterior, predicted.device)
     found = predictions.predict_file(
         saved, new, level=predicted.level, num_samples=predicted.samples, seed=predicted.seed
     )
@@ -439,6 +440,7 @@ def trust(
         progress=how.progress,
         say=how.say,
         command=context.obj,
+        device=how.device,
         notes=plain_notes,
     )
     models = {seed: plan.models(rows, seed) for seed in seeds}
@@ -512,7 +514,8 @@ def sbc(
             raise OptionError(f"a sampler runs one chain on each data set: leave it out of {name}")
     engines = dataclasses.replace(how, chains=1).engines(context, found)
     loaded = networks.load_rows(source, network.likelihood)
-    models = networks.build_models(networks.make_networks(found, loaded, network, how.seed))
+    plans = networks.make_networks(found, loaded, network, how.seed)
+    models = networks.build_models(plans, how.device)
     networks.check_layers(context, models)
     _check_writable(simulated.out)
     x = loaded.train.x[: simulated.rows]

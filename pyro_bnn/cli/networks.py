@@ -21,6 +21,7 @@ from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.likelihoods import Likelihood, Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.network import ACTIVATIONS
+from pyro_bnn.program.device import on_device
 from pyro_bnn.program.distributions import kind_of_target
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
@@ -178,13 +179,14 @@ def make_networks(
     return networks
 
 
-def build_models(networks: Mapping[str, Network]) -> dict[str, Model]:
-    """The models of networks by name; equal networks share ONE model object.
+def build_models(networks: Mapping[str, Network], device: str = "cpu") -> dict[str, Model]:
+    """The models of networks by name, on a device; equal networks share ONE model object.
 
     Raises:
-        OptionError: As :meth:`Network.build`.
+        OptionError: As :meth:`Network.build`, or if there is no such device.
     """
-    built = {network: network.build() for network in dict.fromkeys(networks.values())}
+    different = dict.fromkeys(networks.values())
+    built = {network: on_device(network.build(), device) for network in different}
     return {name: built[network] for name, network in networks.items()}
 
 

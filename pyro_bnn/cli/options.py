@@ -282,6 +282,7 @@ class FitOptions:
         samples: Draws of each chain that are kept (num_samples).
         seed: Seed of all fits and draws.
         threads: CPU threads of torch; 1 is best for small nets.
+        device: Where networks are fitted: cpu, cuda, or of several GPUs cuda:1.
         quiet: Print only results and the names of files.
     """
 
@@ -295,6 +296,7 @@ class FitOptions:
     samples: int = option(300, "N", min=1)
     seed: int = option(0, "N", min=0, max=2**32 - 1)
     threads: int = option(1, "N", min=1)
+    device: str = option("cpu", "NAME")
     quiet: bool = option(False, None, True, "--quiet")  # noqa: FBT003
 
     def engines(self, context: typer.Context, methods: Mapping[str, Method]) -> dict[str, Any]:
@@ -427,6 +429,7 @@ class Predicted:
         level: Probability of the interval from low to high.
         samples: Draws of the posterior.
         seed: Seed of all draws.
+        device: Where it is predicted, as in the other commands.
     """
 
     posterior: Path = option(..., "FOLDER")
@@ -436,6 +439,7 @@ class Predicted:
         None, "N", "1,000, or all that a sampler stored where they are fewer", min=2
     )
     seed: int = option(0, "N", min=0, max=2**32 - 1)
+    device: str = option("cpu", "NAME")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ class Plan:
         progress: Whether to show progress bars.
         say: Gets lines on what is being done.
         command: What to run to get the reports again.
+        device: Where the networks are.
         saves: Where the methods of a run are saved, each in a folder of its own.
         notes: Around the runs of another process, which shows there what is logged and warned of.
         backend: Makes the backend of joblib that does the fits; None for processes here.
@@ -63,6 +64,7 @@ class Plan:
     progress: bool
     say: Callable[[str], object]
     command: str
+    device: str = "cpu"
     saves: Saves = dataclasses.field(default_factory=Saves)
     notes: Callable[[], AbstractContextManager[object]] = nullcontext
     backend: Callable[[], AbstractContextManager[object]] | None = None
@@ -82,7 +84,7 @@ class Plan:
             OptionError: If the options do not fit each other or the data.
         """
         made: dict[str, Any] = networks.build_models(
-            networks.make_networks(self.methods, rows, self.choice, seed)
+            networks.make_networks(self.methods, rows, self.choice, seed), self.device
         )
         fits.check_starts(self.engines, made)
         fits.check_estimators(self.engines, made, rows.train)

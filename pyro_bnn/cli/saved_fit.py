@@ -27,6 +27,7 @@ from pyro_bnn.files.atomic import made_folder, output
 from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.device import on_device
 from pyro_bnn.report.evaluation.held_out import held_out
 
 POSTERIOR_FILE, TRAINING_FILE = "posterior.safetensors", "training.safetensors"
@@ -159,11 +160,16 @@ class SavedFit:
             raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
 
     @classmethod
-    def load(cls, folder: str | Path) -> SavedFit:
+    def load(cls, folder: str | Path, device: str = "cpu") -> SavedFit:
         """Read a folder written by :meth:`save`; nothing in it is executed or unpickled.
+
+        Args:
+            folder: The folder.
+            device: Where its posterior is to be, whatever device it was fitted on.
 
         Raises:
             FileFormatError: If it is missing, damaged, foreign or newer.
+            OptionError: If there is no such device.
             SiteError: If its posterior is not of its network.
         """
         path, stored = Path(folder, FIT_FILE), Path(folder, POSTERIOR_FILE)
@@ -177,7 +183,7 @@ class SavedFit:
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             what = str(error) if isinstance(error, BNNError) else repr(error)
             raise FileFormatError(f"{path} is damaged: {what}") from error
-        posterior = Posterior.load(stored, model)
+        posterior = Posterior.load(stored, on_device(model, device))
         novelty = training_file.read(Path(folder, TRAINING_FILE), values["columns"])
         return cls(posterior=posterior, novelty=novelty, **values)
 

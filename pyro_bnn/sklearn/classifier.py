@@ -37,6 +37,7 @@ class BNNClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
         engine_options: Other options of the engine, by name.
         num_draws: Draws of the posterior that predictions are made from.
         random_state: Seed of the fit and of predictions, or a ``RandomState`` that draws it.
+        device: Where the network is fitted: ``"cpu"``, ``"cuda"``, or of several GPUs ``"cuda:1"``.
         verbose: Whether to show a progress bar.
 
     Attributes:

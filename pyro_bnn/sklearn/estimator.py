@@ -19,6 +19,7 @@ from pyro_bnn.data.split import Table, make_split
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.predictive.prediction import Prediction
+from pyro_bnn.program.device import on_device
 from pyro_bnn.sklearn.building import make_engine, make_model
 
 LARGEST_SEED = 2**32 - 1
@@ -45,6 +46,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         engine_options: Mapping[str, Any] | None = None,
         num_draws: int | None = None,
         random_state: Any = None,
+        device: str = "cpu",
         verbose: bool = False,
     ) -> None:
         self.method = method
@@ -59,6 +61,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self.engine_options = engine_options
         self.num_draws = num_draws
         self.random_state = random_state
+        self.device = device
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -131,6 +134,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             likelihood=likelihood,
             seed=self.seed_,
         )
+        network = on_device(network, self.device)
         self.posterior_ = engine.run(network, data, seed=self.seed_, progress=self.verbose)
         return self
 

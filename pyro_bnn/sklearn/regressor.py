@@ -45,6 +45,7 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
             stored ones where they are fewer.
         random_state: Seed of the fit and of predictions, or a ``RandomState`` that draws it.
             Default: NumPy's global one draws it.
+        device: Where the network is fitted: ``"cpu"``, ``"cuda"``, or of several GPUs ``"cuda:1"``.
         verbose: Whether to show a progress bar.
 
     Attributes:
