@@ -102,6 +102,7 @@ def with_a_kill(steps: int, seconds: float) -> dict[str, Any]:
             killer.start()
             every = joblib.Parallel()(joblib.delayed(task)() for task in saved)
         is_late = killer.is_alive()
+        killer.cancel()
         client.wait_for_workers(2)
         after = set(client.run(os.getpid).values())
     pairs = [
@@ -161,8 +162,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     if given.what == "kill":
-        print(json.dumps(with_a_kill(given.steps or 4_000, KILLED_AFTER), indent=1))
-        return
+        found = with_a_kill(given.steps or 4_000, KILLED_AFTER)
+        print(json.dumps(found, indent=1))
+        raise SystemExit(not (found["killed_in_time"] and found["equal_bits"]))
     if given.what == "dask":
         found = by_dask(given.steps or 2_000, given.rounds)
         seconds = found["seconds"]

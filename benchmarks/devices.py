@@ -1,6 +1,6 @@
-"""What a GPU gives: the same steps, predictions and chains on one core, on all cores and on it.
+"""What a GPU gives: the same steps, predictions and chains on one core and on it.
 
-Without ``--device cuda`` there are the columns of the CPU alone. Setting up, compiling included,
+Without ``--device cuda`` there is the column of the core alone. Setting up, compiling included,
 ends before the blocks begin; blocks take turns.
 """
 
@@ -139,11 +139,8 @@ def measure(case: Case, settings: Settings) -> list[dict[str, Any]]:
     """A row for each place, with the seconds of one step, prediction or run."""
     every = settings.threads
     places: dict[str, tuple[str, int, Callable[[str], Advance]]] = {
-        "one core": ("cpu", 1, case.make),
-        "all cores": ("cpu", every, case.make),
+        "one core": ("cpu", 1, case.make)
     }
-    if every == 1:
-        del places["all cores"]
     if settings.device == "cuda":
         places["GPU"] = ("cuda", every, case.make)
     if case.pyros is not None:

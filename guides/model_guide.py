@@ -31,7 +31,7 @@ from pyro_bnn.program.handlers import (
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.model_facts import store_params
-from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.terms import Params
 from pyro_bnn.sites import Site, is_real, require_sites
 
@@ -197,7 +197,7 @@ class ModelGuide(AutoGuide):
             return self.init_loc_fn(msg)
         if is_real(msg["fn"].support):
             return cast(Tensor, msg["value"])
-        with torch.random.fork_rng():
+        with own_generators():
             return cast(Tensor, init_to_median(msg))
 
     def _pass_through_model(

@@ -123,6 +123,8 @@ def test_fits_go_side_by_side_where_that_saves_more_than_processes_take_to_begin
     assert number(10, 10, asked=2) == 2
     nuts = {"a": NUTS(warmup_steps=100, num_samples=100), "b": SVI(AutoNormal, num_steps=10_000)}
     assert number_of_jobs(None, nuts, 1, 1) == 2
+    assert number_of_jobs(None, nuts, 1, 1, device="cuda") == 1  # which is one for all
+    assert number_of_jobs(2, nuts, 1, 1, device="cuda") == 2
     for asked, runs, said in [
         (3, 1, "--jobs 3 does nothing beyond one for each method, and there are 2 methods"),
         (3, 2, "--jobs 3 does nothing beyond one for each run, and there are 2 runs"),

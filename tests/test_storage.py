@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -91,6 +92,18 @@ def test_a_trained_guide(guide: str, tmp_path: Path) -> None:
     assert type(loaded.guide) is GUIDES[guide]
     assert_same(loaded, posterior, oracle.x, oracle.y)
     assert [path.name for path in tmp_path.iterdir()] == ["fit.pt"]
+
+
+def test_the_gpu_of_a_fit_is_kept_and_older_files_have_none(tmp_path: Path) -> None:
+    oracle, path = linear_gaussian(), tmp_path / "fit.pt"
+    posterior = stored_posterior(oracle)
+    posterior.provenance = dataclasses.replace(posterior.provenance, gpu="NVIDIA H100")
+    posterior.save(path)
+    assert Posterior.load(path, linear_gaussian().model).gpu == "NVIDIA H100"
+    document = read_tensors(path)
+    del document["header"]["gpu"]
+    write_tensors(document, path)
+    assert Posterior.load(path, linear_gaussian().model).gpu is None
 
 
 def test_stored_draws_with_statistics(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pyro_bnn.capture.cuda_graph import CudaGraphs
 from pyro_bnn.capture.inductor import compile_graph
 from pyro_bnn.capture.record import DEPENDENT, Graph, RowsError, TensorFunction, capture
 from pyro_bnn.errors import CaptureError
+from pyro_bnn.program.random_state import own_generators
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -186,9 +187,9 @@ class Captured:
                 others[1][i] = others[1][i].narrow(dim, 0, fewer).clone()
         for other in others:
             copies = [a.clone() for a in other]
-            with torch.random.fork_rng():
+            with own_generators():
                 expected = self._directly(other)
-            with torch.random.fork_rng(), torch.no_grad():
+            with own_generators(), torch.no_grad():
                 actual = graph(*copies)
             state = list(zip(copies, other, strict=True))[: self._num_state]
             pairs = [*zip(actual, expected, strict=True), *state]

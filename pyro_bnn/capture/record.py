@@ -27,6 +27,7 @@ from pyro_bnn.capture.simplify import memory_of, simplify
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.memory import Mode
 from pyro_bnn.program.handlers import without_validation
+from pyro_bnn.program.random_state import own_generators
 
 if TYPE_CHECKING:  # this and sympy take half a second to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -144,7 +145,7 @@ def _operations(
     recorder, copies = _Recorder(decompositions), [arg.detach().clone() for arg in args]
     for copy_of_input in copies:
         recorder.input(copy_of_input)
-    with torch.random.fork_rng(), without_validation():
+    with own_generators(), without_validation():
         with recorder, _Unread(recorder):
             values = fn(*copies)
         recorder.graph.output(tuple(recorder.node(value) for value in values))

@@ -174,7 +174,12 @@ def compare(
     seeds = runs.one_or_several(context, "seed", compared.seeds)
     num_runs = len(splits) * len(seeds)
     processes = runs.number_of_jobs(
-        compared.num_jobs, engines, num_runs, how.threads, is_here=compared.backend is None
+        compared.num_jobs,
+        engines,
+        num_runs,
+        how.threads,
+        is_here=compared.backend is None,
+        device=how.device,
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
     data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
@@ -352,7 +357,8 @@ def predict(
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
-    training rows, both under the draws of the fit's own seed. Above the largest value of a training
+    training rows, both under the draws of the fit's own seed (of a guide others on another device).
+    Above the largest value of a training
     row, which is printed, do not trust it. It is one-sided, a small value proves nothing: in a gap
     of the data, or far from them, it can be below 1. Where NEW.csv has the target, the
     predictions are scored.

@@ -360,7 +360,7 @@ class Compared:
     num_jobs: int | None = option(
         None,
         "N",
-        "the cores, where that saves more than the processes take to begin",
+        "the cores, where that saves more than the processes take to begin; 1 on a GPU",
         "--jobs",
         min=1,
     )
@@ -372,7 +372,7 @@ class Compared:
 
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-        default = cores // how.threads if how.steps >= LONG else 1
+        default = cores // how.threads if how.steps >= LONG and how.device == "cpu" else 1
         is_one_fit = "," not in self.methods and self.splits.isdigit() and self.seeds.isdigit()
         if self.backend is None and not is_one_fit and (self.num_jobs or default) > 1:
             fork_server.start(how.threads)

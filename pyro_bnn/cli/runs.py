@@ -314,6 +314,7 @@ def number_of_jobs(
     threads: int,
     *,
     is_here: bool = True,
+    device: str = "cpu",
 ) -> int:
     """How many processes fit side by side: runs where there are several, else methods.
 
@@ -324,6 +325,7 @@ def number_of_jobs(
         num_runs: Runs over splits and seeds.
         threads: CPU threads of each process.
         is_here: Whether they are processes of this machine, and no other backend's.
+        device: Where the networks are: a GPU is one for all, so that nothing is chosen there.
 
     Raises:
         OptionError: If there are more jobs than fits, or than cores for the threads of each.
@@ -331,7 +333,7 @@ def number_of_jobs(
     from joblib import cpu_count
 
     num_tasks = num_runs if num_runs > 1 else len(engines)
-    if asked is None and not is_here:
+    if asked is None and not (is_here and device == "cpu"):
         return 1
     if asked is None:
         seconds = [fits.expected_seconds(engine) for engine in engines.values()]

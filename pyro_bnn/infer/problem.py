@@ -15,6 +15,7 @@ from pyro_bnn.infer.batches import Batches, batches_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
 from pyro_bnn.posterior.provenance import Provenance, of_data
+from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -96,5 +97,6 @@ class Problem:
             losses=np.asarray(losses or [], dtype=np.float64),
             phases=phases or {},
             threads=saves.threads,
+            gpu=gpu_name(self.program.device),
             **of_data(self.dataset),
         )

@@ -34,8 +34,8 @@ NAMED_POINTS = 8
 PRIOR_DRAWS = 200
 TRACE_NAMES = {"ELBO": "elbo", "log joint": "log_joint"}  # by objective
 KEPT = (
-    "method", "engine", "options", "seed", "wall_time", "threads", "processes", "num_parameters",
-    "num_stored_draws", "num_atoms", "elbo_kind", "objective",
+    "method", "engine", "options", "seed", "wall_time", "threads", "processes", "gpu",
+    "num_parameters", "num_stored_draws", "num_atoms", "elbo_kind", "objective",
 )  # fmt: skip
 """What a tree keeps of how a posterior came about."""
 Groups = dict[str, dict[str, NDArray[Any]]]

@@ -88,6 +88,7 @@ class Posterior(ABC):
         self.options, self.seed = provenance.options, provenance.seed
         self.wall_time, self.threads = provenance.wall_time, provenance.threads
         self.processes, self.num_parameters = provenance.processes, provenance.num_parameters
+        self.gpu = provenance.gpu
         self.losses = provenance.losses
 
     # What is known of it

@@ -37,6 +37,7 @@ class Provenance:
             as in older files.
         processes: How many such processes the run shared the machine with, itself included, as
             far as :func:`one_of_processes` said.
+        gpu: Name of the GPU of the run; None where it was on the CPU.
         input_names: Names of the I columns of x, in their order; None where unknown.
         target_names: Names of several targets; None of one, or where unknown.
         class_names: Names of the classes 0 .. C-1, or None.
@@ -54,6 +55,7 @@ class Provenance:
     phases: dict[str, float] = field(default_factory=dict)
     threads: int | None = field(default_factory=torch.get_num_threads)
     processes: int = field(default_factory=_processes.get)
+    gpu: str | None = None
     input_names: tuple[str, ...] | None = None
     target_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None

@@ -44,9 +44,11 @@ OF_PROVENANCE = {
     "phases": {str: float},
     "threads": (None, int),
     "processes": int,
+    "gpu?": (None, str),
     "num_parameters": int,
     **dict.fromkeys(NAMES, (None, [str])),
 }
+FIELDS = [name.removesuffix("?") for name in OF_PROVENANCE]
 UNITS = (None, {"loc": Tensor, "scale": Tensor})
 SCHEMA = {
     "format": str,
@@ -104,7 +106,7 @@ def save(
         contents: What `guide_contents` or `draws_contents` gives.
     """
     x, y = program.example
-    header = {name: getattr(provenance, name) for name in OF_PROVENANCE}
+    header = {name: getattr(provenance, name) for name in FIELDS}
     document: Document = {
         "format": FORMAT,
         "version": VERSION,
@@ -238,7 +240,7 @@ def _require_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _provenance(document: Document) -> Provenance:
-    header = {name: document["header"][name] for name in OF_PROVENANCE}
+    header = {name: document["header"].get(name) for name in FIELDS}
     names = {name: tuple(header[name]) for name in NAMES if header[name] is not None}
     inputs, target = (
         units and Standardiser(**units) for units in (document["inputs"], document["target"])

@@ -11,6 +11,11 @@ from pyro_bnn.program.handlers import Model
 KINDS = ("cpu", "cuda")
 
 
+def gpu_name(device: torch.device) -> str | None:
+    """Name of the GPU that a device is; None of another device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def on_device(model: Model, device: str) -> Model:
     """The model itself, with its weights and the numbers of its priors moved there.
 
@@ -21,8 +26,9 @@ def on_device(model: Model, device: str) -> Model:
     Raises:
         OptionError: If it is no such name, or torch finds no such GPU.
     """
-    kind, colon, number = device.partition(":")
-    if kind not in KINDS or (colon and not (kind == "cuda" and number.isdecimal())):
+    kind, colon, number = str(device).partition(":")
+    is_number = number.isdecimal() and number == str(int(number))
+    if kind not in KINDS or (colon and not (kind == "cuda" and is_number)):
         raise OptionError(f"a device is cpu or cuda, of several GPUs cuda:1, not {device!r}")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if int(number or 0) >= count:

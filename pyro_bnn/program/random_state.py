@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import pyro
@@ -18,10 +18,20 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     Args:
         seed: Seed of torch's global generators inside, or None to leave them at their state.
     """
-    with torch.random.fork_rng(), empty_store():
+    with own_generators(), empty_store():
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def own_generators() -> AbstractContextManager[None]:
+    """Leave the generators as they were, of every GPU too once torch has begun to use any.
+
+    Left to choose, torch begins with all GPUs of a machine, and warns where there are several.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    made: AbstractContextManager[None] = torch.random.fork_rng(devices=gpus)
+    return made
 
 
 def derived_seed(seed: int, stream: int) -> int:

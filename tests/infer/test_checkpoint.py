@@ -385,6 +385,22 @@ def test_a_line_says_why_a_run_does_not_go_on_bit_for_bit(
     assert re.match(f"resumed at step 1 of 10, but not bit for bit: {line}", warning)
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_run_of_a_gpu_does_not_go_on_without_one_nor_the_other_way_round(
+    is_complete: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError):
+        walked(tmp_path, fail_after=4)
+    document = {**document_of(tmp_path), "is_complete": is_complete}
+    with pytest.raises(OptionError, match="device cpu, whose random numbers do not go on on cuda"):
+        opened(tmp_path, resume=True, device=torch.device("cuda"))
+    document["surroundings"]["device"] = "NVIDIA H100"
+    write_document(document, tmp_path)
+    with pytest.raises(OptionError, match=r"device NVIDIA H100, whose random .* go on on cpu"):
+        opened(tmp_path, resume=True)
+    opened(tmp_path, resume=True, device=torch.device("cuda"))
+
+
 def test_a_line_names_another_compile_path_and_an_order_of_ones_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

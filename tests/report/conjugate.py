@@ -114,6 +114,7 @@ class LinearPosterior:
     wall_time: float = 1.5
     threads: int | None = 2
     processes: int = 1
+    gpu: str | None = None
     seed: int = 0
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
     options: dict[str, Any] = field(default_factory=dict)

@@ -112,6 +112,13 @@ def test_costs_are_those_of_the_table(judged: Comparison) -> None:
     )
 
 
+def test_a_fit_of_a_gpu_took_its_time_there(split: Split) -> None:
+    posterior = LinearPosterior(split, losses=losses(seed=1), wall_time=5.0)
+    assert "5.0 s for good on 2 threads." in said(compare({"good": posterior}, split))[COST]
+    posterior.gpu = "NVIDIA H100"
+    assert "5.0 s for good on NVIDIA H100." in said(compare({"good": posterior}, split))[COST]
+
+
 def test_without_a_judge_nothing_is_confirmed(split: Split) -> None:
     comparison = compare(
         {

@@ -57,8 +57,10 @@ def fits(split: Split, model: MLP) -> dict[str, Posterior]:
     def svi(guide: type[guides.Guide]) -> Posterior:
         return SVI(guide, num_steps=50).run(model, split.train, progress=False)
 
+    point = svi(guides.AutoDelta)
+    point.gpu = "NVIDIA H100"
     return {
-        "MAP": svi(guides.AutoDelta),
+        "MAP": point,
         "mean-field": svi(guides.AutoNormal),
         "NUTS": SAMPLER.run(model, split.train, progress=False),
     }
@@ -298,7 +300,7 @@ def test_members_are_those_of_the_posterior(
         found = files[name]
         for member in (
             "method", "engine", "seed", "wall_time", "num_parameters", "elbo_kind", "options",
-            "num_chains", "has_log_prob",
+            "num_chains", "has_log_prob", "gpu",
         ):  # fmt: skip
             assert getattr(found, member) == getattr(own, member), member
         assert_array_equal(found.losses, own.losses)

@@ -155,8 +155,9 @@ class Checkpoint:
         Raises:
             DataError, OptionError, SiteError: If the checkpoint is of another run.
             FileFormatError: If the checkpoint is damaged, foreign, older or newer.
-            OptionError: If there is a checkpoint already and ``resume`` is False, or ``resume`` is
-                True without a folder.
+            OptionError: If there is a checkpoint already and ``resume`` is False, ``resume`` is
+                True without a folder, or a run of a GPU is to go on without one, or the other way
+                round.
         """
         identity = saved = None
         if folder is None:
@@ -172,6 +173,7 @@ class Checkpoint:
             identity, saved = identify(), read_checkpoint(folder)
             if saved is not None:
                 identity.check(saved, folder)
+                _check_device(saved["surroundings"].get("device"), device, folder)
             elif resume:
                 logger.warning("%s holds no checkpoint: the run starts at the beginning", folder)
         return cls(folder, identity, saved, device=device, own_order=own_order, start=start)
@@ -332,6 +334,15 @@ class Checkpoint:
             ) from error
         self._number, self._file = self._number + 1, _file_of(self.folder)
         self._next_save = time.monotonic() + SECONDS
+
+
+def _check_device(before: object, now: torch.device, folder: Path) -> None:
+    """Random numbers go on only from the state of a generator of the same kind."""
+    if (before == "cpu") != (now.type == "cpu"):
+        raise OptionError(
+            f"{folder} is of a run on the device {before}, whose random numbers do not go on on "
+            f"{now.type}: go on there, or start anew in another folder"
+        )
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:

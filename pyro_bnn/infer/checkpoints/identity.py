@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_bnn import __version__
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
+from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.program import Program
 
@@ -138,10 +139,9 @@ class Identity:
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """What the bits of a run depend on beside what it is, by the words of a message."""
-    on_gpu = device.type == "cuda"
     return {
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "device": gpu_name(device) or device.type,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "Python": platform.python_version(),
         "torch": str(torch.__version__),

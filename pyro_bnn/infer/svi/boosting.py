@@ -144,6 +144,7 @@ def boost(
         wall_time=posterior.wall_time + time.perf_counter() - start,
         num_parameters=sum(p.numel() for p in mixture.parameters()),
         losses=losses / K - rest,
+        gpu=posterior.gpu,
         **of_data(posterior.provenance),
     )
     return GuidePosterior(growth.program, mixture, provenance)

@@ -33,6 +33,7 @@ OPTIONS: Mapping[Any, Any] = {
         ...: None,
     },
     "name?": (None, str),
+    "gpu?": (None, str),
     "compared?": (None, [str]),
     "data?": (None, {"name": str, "index": int, "note": str}),
     **dict.fromkeys(("num_draws?", "num_atoms?", "threads?", "processes?"), COUNTS),

@@ -138,6 +138,7 @@ class FilePosterior:
         self.wall_time: float = self.saved["wall_time"]
         self.threads: int | None = saved("threads")
         self.processes: int = saved("processes") or 1
+        self.gpu: str | None = saved("gpu")
         self.num_parameters: int = self.saved["num_parameters"]
         self.num_atoms: int | None = saved("num_atoms")
         self.elbo_kind: str = self.saved["elbo_kind"]

@@ -440,12 +440,12 @@ def _cost(facts: Facts) -> Statement | None:
         return None
     posterior = used.posterior
     at_once = f", {posterior.processes} fits at a time" if posterior.processes > 1 else ""
-    threads = (
-        ""
-        if posterior.threads is None
-        else f" on {posterior.threads} thread" + ("s" * (posterior.threads > 1))
-    )
-    text = f"{_time(times.pop(used.name))} for {used.name}{threads}{at_once}"
+    where, gpu = "", getattr(posterior, "gpu", None)  # which not everybody's posterior tells
+    if gpu is not None:
+        where = f" on {gpu}"
+    elif posterior.threads is not None:
+        where = f" on {posterior.threads} thread" + "s" * (posterior.threads > 1)
+    text = f"{_time(times.pop(used.name))} for {used.name}{where}{at_once}"
     if times:
         low, high = min(times, key=times.__getitem__), max(times, key=times.__getitem__)
         span = f"{_time(times[low])} ({low})"
