@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow("samples hundreds of chains")
 
 X = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64).unsqueeze(1)
 NUM_SIMULATIONS = 100
+LONG: dict[str, Any] = {"thin": 20, "target_accept": 0.95, "warmup_steps": 300, "max_tree_depth": 8}
 HIERARCHY = {"*.weight": priors.HalfCauchyScale(0.3), "*.bias": priors.Normal()}
 
 
@@ -42,14 +43,15 @@ def calibrate(
     *,
     thin: int,
     target_accept: float = 0.8,
+    warmup_steps: int = 100,
     max_tree_depth: int = 5,
     compiled: bool = True,
 ) -> SimulationRanks:
     nuts = NUTS(
-        warmup_steps=100,
+        warmup_steps=warmup_steps,
         num_samples=19 * thin,
         target_accept=target_accept,
-        max_tree_depth=max_tree_depth,  # right all the same; all wait for the longest ridge
+        max_tree_depth=max_tree_depth,
         compile=compiled,
     )
     return simulation_based_calibration(
@@ -59,19 +61,22 @@ def calibrate(
 
 @pytest.mark.usefixtures("all_apart")
 @pytest.mark.parametrize(
-    ("prior", "thin", "target_accept", "divergences"),
+    ("prior", "how", "divergences"),
     [
-        pytest.param(priors.Normal(), 5, 0.8, 0.005, id="network", marks=pytest.mark.soak),
-        pytest.param(HIERARCHY, 8, 0.9, 0.055, id="half-Cauchy hierarchy"),
+        pytest.param(priors.Normal(), {"thin": 5}, 0.005, id="network", marks=pytest.mark.soak),
+        pytest.param(HIERARCHY, LONG, 0.032, id="half-Cauchy hierarchy"),
     ],
 )
-def test_ranks_are_uniform(prior: Any, thin: int, target_accept: float, divergences: float) -> None:
+def test_ranks_are_uniform(prior: Any, how: dict[str, Any], divergences: float) -> None:
     """The hierarchy diverges where its scales are far out in their tails.
 
-    Of 41 seeds of the simulations each has 2.7 +- 0.6 % divergences with trajectories of up to 127
-    steps, at an acceptance of 0.6 twelve: the limit is four standard deviations above the mean.
+    Of 22 seeds of the simulations each has 1.7 +- 0.4 % divergences: the limit is four standard
+    deviations above the mean. Its scales have Cauchy tails, in which short trajectories stay:
+    thinned by 8, with 31 steps at most, draws were so much alike that in 4,000 simulations the
+    scale of the last layer had its rank at an end too often (p = 1e-63).
     """
-    found = calibrate(network(prior), thin=thin, target_accept=target_accept)
+    thin = how["thin"]
+    found = calibrate(network(prior), **how)
     assert found.num_failed == 0
     assert (found.p_values > 0.001).all(), found.summary()
     smooth = [uniformity.smooth_p_value for uniformity in found.uniformities.values()]

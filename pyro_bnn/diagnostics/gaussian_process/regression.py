@@ -83,6 +83,7 @@ class GaussianProcess:
     """
 
     num_chains = processes = 1
+    gpu = None
     num_stored_draws: int | None = None
     num_atoms: int | None = None
     has_log_prob = False
