@@ -10,10 +10,13 @@ import json
 import multiprocessing as mp
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from benchmarks import _settings
 
 Row: TypeAlias = dict[str, Any]
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,6 +36,14 @@ def mend(path: Path) -> None:
     if path.exists():
         text = path.read_text()
         path.write_text(text[: text.rfind("\n") + 1])
+
+
+def processors(rows: Sequence[Row]) -> str:
+    """The processors of fits in words, those of the most fits first."""
+    counted: Counter[str] = Counter(row["cpu"] for row in rows)
+    if len(counted) == 1:
+        return next(iter(counted))
+    return ", ".join(f"{count:,} on {cpu}" for cpu, count in counted.most_common())
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
@@ -78,6 +89,7 @@ def fits(
     left = [task for task in tasks if tuple(task[key] for key in keys) not in known]
     os.environ.update(dict.fromkeys(POOLS, "1"))
     running: dict[Future[Row], Row] = {}
+    cpu = _settings.machine()["cpu"]
     with ProcessPoolExecutor(jobs, mp.get_context("spawn")) as pool:
         while left or running:
             while left and len(running) < jobs:
@@ -94,7 +106,7 @@ def fits(
                 task = running.pop(future)
                 error = future.exception()
                 found = {"error": str(error)} if error is not None else future.result()
-                row = {**{key: task[key] for key in keys}, **found}
+                row = {**{key: task[key] for key in keys}, **found, "cpu": cpu}
                 append(path, row)
                 rows.append(row)
                 yield json.dumps(row)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import _settings
+from benchmarks import _jsonl, _settings
 from benchmarks._tables import markdown
 
 Row: TypeAlias = dict[str, Any]
@@ -155,7 +155,7 @@ def _run_words(rows: Sequence[Row]) -> str:
         "images, the same noise for all.\n\n"
         f"What was run: {len(done)} fits, {fits:.1f} CPU minutes of fits and {rest:.1f} of "
         "corrupting and predicting, one thread each, on a "
-        f"machine with other work: {machine['cpu']}, {machine['cores']} cores, Python "
+        f"machine with other work: {_jsonl.processors(rows)}; {machine['cores']} cores, Python "
         f"{machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
         "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`. No "
         "figure compares with published ones: the images are parts, CIFAR-10's were decoded from "

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import _settings
+from benchmarks import _jsonl, _settings
 from benchmarks._tables import markdown
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.report.splits.statistics import MIN_SPLITS, behind_over_splits, over_splits
@@ -302,8 +302,8 @@ def _run_words(rows: Sequence[Row], sets: Mapping[str, Compared]) -> str:
         f"family-wise error of {100 * FAMILY_WISE_ERROR:.0f} %.\n\n"
         f"What was run: {len(rows) - len(failed)} fits on {len(sets)} of the seven sets, "
         f"{minutes:.0f} CPU minutes of fits in all, one thread each, on a machine with other work "
-        f"(so CPU seconds, not wall time): {machine['cpu']}, {machine['cores']} cores, Python "
-        f"{machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
+        f"(so CPU seconds, not wall time): {_jsonl.processors(rows)}; {machine['cores']} cores, "
+        f"Python {machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
         "`python -m benchmarks.uci --minutes M --jobs J` goes on from `results/uci.jsonl` and "
         "makes this page again; `--sets`, `--methods` and `--splits` choose."
     )

@@ -57,6 +57,7 @@ def uci_rows(scores: dict[str, list[float]], data: str = "uci/yacht") -> list[Ro
         {
             "data": data, "split": k, "method": method, "log_score": value, "rmse": 1.0,
             "coverage": 0.95, "width": 2.0, "seconds": seconds, "train_rows": 90, "test_rows": 10,
+            "cpu": "a",
         }
         for seconds, (method, values) in enumerate(scores.items(), start=1)
         for k, value in enumerate(values)
@@ -105,8 +106,10 @@ def test_two_splits_carry_no_answer() -> None:
     assert "No set has 3 splits yet" in _uci_page.answer(
         {"uci/yacht": _uci_page.Compared(_uci_page.by_set(rows)["uci/yacht"])}
     )
-    page = _uci_page.page([*rows, {"data": "uci/yacht", "split": 0, "method": "x", "error": "y"}])
-    for words in ("1 fits failed: x on uci/yacht: y", "6 fits", "1.58 (.48)", "0.6 to 1.6"):
+    failed = {"data": "uci/yacht", "split": 0, "method": "x", "error": "y", "cpu": "b"}
+    page = _uci_page.page([*rows, failed])
+    asked = ("1 fits failed: x on uci/yacht: y", "6 fits", "1.58 (.48)", "0.6 to 1.6")
+    for words in (*asked, "6 on a, 1 on b; "):
         assert words in page
 
 
@@ -118,6 +121,7 @@ def rank1_rows(method: str, shift: float, seeds: tuple[float, ...]) -> list[Row]
             "method": method, "seed": s, "steps": 20, "other_seconds": 3.0,
             "log_score": shift + own, "groups": (groups + shift + own).tolist(),
             "accuracy": 0.5, "ece": 0.1, "floor": 0.1, "seconds": 1.0, "passes": 4, "draws": 16,
+            "cpu": "a",
         }
         for s, own in enumerate(seeds)
     ]  # fmt: skip
