@@ -13,6 +13,8 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program.program import Program
 
+MEDIAN_DRAWS = 15  # as ``pyro.infer.autoguide.init_to_median``
+
 
 def starting_points(
     program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
@@ -60,6 +62,25 @@ def starting_points(
     start = program.constrain(program.initial if default is None else default)
     z = program.unconstrain({**start, **values})
     return z.expand(num_points, -1).clone()
+
+
+def one_start(program: Program, seed: int) -> Tensor:
+    """Where a single run starts ``[P]``: a draw of the prior, but scales at their medians.
+
+    So guides start too. A noise scale far out in its prior makes gradients and curvatures so large
+    that no step comes back from there.
+
+    Args:
+        program: The model as tensor functions.
+        seed: Seed of the draws that medians are taken of.
+    """
+    start = program.initial.clone()
+    others = [site for site in program.sites if not site.is_real]
+    if others:
+        draws = program.prior_draws(MEDIAN_DRAWS, program.example.x[:1], seed)
+        for site in others:
+            start[site.start : site.stop] = draws[:, site.start : site.stop].median(0).values
+    return start
 
 
 def check_posterior(program: Program, init: Posterior) -> None:

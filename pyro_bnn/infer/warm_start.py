@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNormal, Guide
 from pyro_bnn.infer.inputs import Init
-from pyro_bnn.infer.starting_points import check_posterior, starting_points
+from pyro_bnn.infer.starting_points import check_posterior, one_start, starting_points
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.priors.from_posterior import gaussian_of
 from pyro_bnn.program.program import Program
@@ -52,10 +52,11 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
     guide.set_member_params(program.params)
 
 
-def starting_mean(program: Program, init: Init, seed: int) -> Tensor | None:
-    """Where a Gaussian that has no guide yet is centred ``[P]``; None for its default.
+def starting_mean(program: Program, init: Init, seed: int) -> Tensor:
+    """Where a Gaussian that has no guide yet is centred ``[P]``.
 
-    The centre of a guide's posterior, a draw of another one, a network, or values of sites.
+    The centre of a guide's posterior, a draw of another one, a network, or values of sites; what
+    these leave out starts as :func:`~pyro_bnn.infer.starting_points.one_start` has it.
 
     Args:
         program: The model as tensor functions; takes the point-estimated parameters of ``init``.
@@ -70,8 +71,9 @@ def starting_mean(program: Program, init: Init, seed: int) -> Tensor | None:
     if isinstance(init, Posterior) and isinstance(other, Guide):
         check_posterior(program, init)
         return other.centre().to(program.initial)
-    z = starting_points(program, init, 1, seed)
-    return None if z is None else z[0]
+    default = one_start(program, seed)
+    z = starting_points(program, init, 1, seed, default=default)
+    return default if z is None else z[0]
 
 
 def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:

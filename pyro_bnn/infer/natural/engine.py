@@ -74,7 +74,7 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
                 self,
                 program,
                 prior,
-                program.initial if centre is None else centre,
+                centre,
                 problem.batches(self.batch_size),
                 problem.seed,
                 saves.compile_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import signal
 from collections.abc import Iterator
@@ -32,7 +33,10 @@ from pyro_bnn import (
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.starting_points import one_start
 from pyro_bnn.posterior import GuidePosterior
+from pyro_bnn.program import Program
+from pyro_bnn.program.random_state import isolated
 from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 from tests.saves import document_of, end_state, write_document
@@ -299,3 +303,43 @@ def test_vogn_comes_near_the_optimum_of_svi() -> None:
     for engine in (VOGN(num_steps=400), VON(num_steps=400), SLANG(num_steps=400, rank=2)):
         found = elbo(engine)
         assert abs(found / best - 1) < 0.02, type(engine)
+
+
+# Where runs start
+
+LINE = torch.linspace(-2, 2, 40, dtype=torch.float64).unsqueeze(-1)
+
+
+def drawn(seed: int) -> Program:
+    """A small network with a learned noise scale, its last number, as a run of a seed has it."""
+    with isolated(seed):
+        return Program(models.MLP(1, hidden=(5,)).double(), LINE, LINE[:, 0])
+
+
+@functools.cache
+def seed_of_little_noise() -> int:
+    smallest = min(range(300), key=lambda seed: float(drawn(seed).initial[-1]))
+    assert drawn(smallest).initial[-1].exp() < 0.01
+    return smallest
+
+
+def test_scales_start_at_their_medians_and_weights_at_a_draw() -> None:
+    """The median of a half-normal is 0.674, and of 15 draws it has a standard deviation of 0.2."""
+    programs = [drawn(seed) for seed in range(25)]
+    starts = [one_start(program, seed) for seed, program in enumerate(programs)]
+    for start, program in zip(starts, programs, strict=True):
+        assert torch.equal(start[:-1], program.initial[:-1])
+    scales = torch.stack(starts)[:, -1].exp()
+    assert scales.min() > 0.1
+    assert abs(float(scales.mean()) - 0.674) < 5 * 0.2 / 25**0.5
+
+
+@pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])
+def test_a_seed_whose_prior_draws_a_tiny_noise_is_fitted_like_others(cls: type[Any]) -> None:
+    smallest = seed_of_little_noise()
+    y = LINE[:, 0].sin() + 0.1 * (9 * LINE[:, 0]).cos()
+    model = models.MLP(1, hidden=(5,)).double()
+    engine = cls(num_steps=300)
+    fits = [engine.run(model, (LINE, y), seed=s, progress=False) for s in (smallest, 0)]
+    own, other = (float(fit.predict(LINE, 200).log_prob(y).mean()) for fit in fits)
+    assert own > other - 1.0
