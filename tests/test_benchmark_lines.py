@@ -82,22 +82,33 @@ def test_differences_over_splits_have_the_corrected_error() -> None:
     assert_allclose(compared.ranks()["near"], (2 + 2 + 1 + 2 + 2 + 2) / 6)
 
 
-def test_the_answer_names_the_cheapest_of_those_that_are_not_behind() -> None:
+def test_what_a_method_may_lose_is_a_bound_of_the_paired_difference() -> None:
+    compared = _uci_page.Compared(_uci_page.by_set(uci_rows(SCORES))["uci/yacht"])
+    mean, error = compared.to_best("near")
+    assert compared.may_lose("best", 2) == 0.0
+    t = 2.5706  # 97.5 % of Student's t with five degrees of freedom, of tables
+    assert_allclose(compared.may_lose("near", 2), -mean + t * error, rtol=1e-4)
+
+
+def test_the_answer_says_what_can_be_lost_for_fewer_seconds() -> None:
+    """One that fails on a split has too large an error to be behind: it is not recommended."""
+    wild = {"wild": [-0.9, -2.0, -99.0, -1.0, -1.5, -1.2], **SCORES}
     sets = {
         name: _uci_page.Compared(fits)
         for data in ("uci/yacht", "uci/boston")
-        for name, fits in _uci_page.by_set(uci_rows(SCORES, data)).items()
+        for name, fits in _uci_page.by_set(uci_rows(wild, data)).items()
     }
+    assert not sets["uci/yacht"].is_behind("wild")
     text = _uci_page.answer(sets)
-    assert "Of 3 methods on all 2 sets, 2 are behind on none" in text
-    assert "`near` (1 s), `best` (2 s)" in text
-    assert "`far` on 2" in text
-    assert "6 splits are too few to name one to start with" in text
-    many = {name: values * 2 for name, values in SCORES.items()}
-    rows = _uci_page.by_set(uci_rows(many))["uci/yacht"]
-    assert "Start with the cheapest of them, `near`." in _uci_page.answer(
-        {"uci/yacht": _uci_page.Compared(rows)}
+    assert "**`best` can lose least**, of 4 methods on all 2 sets: on none" in text
+    assert "more than 0.00 nats a row below" in text
+    one = sets["uci/yacht"]
+    bounds = f"{one.may_lose('wild', 2):.0f}", f"{one.may_lose('near', 2):.2f}"
+    listed = (
+        f"`wild` {bounds[0]} nats (1 s), `near` {bounds[1]} nats (2 s), `best` 0.00 nats (3 s)."
     )
+    assert f"**The cheaper, the more can be lost**: {listed}" in text
+    assert "`far` on 2" in text
 
 
 def test_two_splits_carry_no_answer() -> None:
