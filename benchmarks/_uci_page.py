@@ -241,8 +241,8 @@ def answer(sets: Mapping[str, Compared]) -> str:
     level = f"{100 * (1 - FAMILY_WISE_ERROR):.0f} %"
     texts = [
         f"**`{safest}` can lose least**, of {len(found)} methods on all {count} sets: on none is "
-        f"its mean log score more than {_nats(found[safest]['may_lose'])} nats a row below the best "
-        f"one's (paired bound, {level} for all sets together), for "
+        f"its mean log score more than {_nats(found[safest]['may_lose'])} nats a row below the "
+        f"best one's (paired bound, {level} for all sets together), for "
         f"{found[safest]['seconds']:.0f} CPU seconds a fit."
     ]
     if len(front) > 1:
