@@ -146,6 +146,10 @@ def _pm(pair: tuple[float, float], digits: int = 3) -> str:
     return text if math.isnan(error) else f"{text} ± {error:.{digits}f}"
 
 
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
 def _nats(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
@@ -163,7 +167,7 @@ def _table(compared: Compared) -> str:
                 name,
                 _pm(compared.mean(name, "log_score")),
                 gap,
-                f"yes, p = {p:.3f}" if compared.is_behind(name) else "",
+                f"yes, p {_p(p)}" if compared.is_behind(name) else "",
                 _pm(compared.mean(name, "rmse"), digits),
                 f"{100 * compared.mean(name, 'coverage')[0]:.1f} %",
                 f"{compared.mean(name, 'width')[0]:.3g}",
