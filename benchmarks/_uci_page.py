@@ -118,10 +118,10 @@ class Compared:
         return found.mean, found.standard_error
 
     def may_lose(self, method: str, bounds: int) -> float:
-        """How far, nats a row, its mean log score lies below the best one's at most.
+        """How far, nats a row, its mean log score lies below that of the one that scored best.
 
-        One-sided at a level that holds for so many bounds at once. The best of the table may be
-        the best by luck, which makes losses look larger, not smaller.
+        An upper bound, one-sided, at a level that holds for so many bounds at once; 0 for the one
+        that scored best itself, though another may be better in truth.
         """
         if method == next(iter(self.fits)):
             return 0.0
@@ -246,7 +246,7 @@ def answer(sets: Mapping[str, Compared]) -> str:
     texts = [
         f"**`{safest}` can lose least**, of {len(found)} methods on all {count} sets: on none is "
         f"its mean log score more than {_nats(found[safest]['may_lose'])} nats a row below the "
-        f"best one's (paired bound, {level} for all sets together), for "
+        f"one that scored best there (paired bound, {level} for all sets together), for "
         f"{found[safest]['seconds']:.0f} CPU seconds a fit."
     ]
     if len(front) > 1:
@@ -258,9 +258,10 @@ def answer(sets: Mapping[str, Compared]) -> str:
         listed = ", ".join(f"`{m}` on {n}" for m, n in sorted(behind.items(), key=lambda i: i[1]))
         texts.append(f"Shown to be behind some other method: {listed}.")
     texts.append(
-        "A large bound is a loss that was seen, or splits that differ so much that none can be "
-        "excluded. The log score hardly sees the epistemic part of the uncertainty where noise "
-        "dominates."
+        "On a set where a method scored best itself it counts as losing nothing, though another "
+        "may be better in truth. A large bound is a loss that was seen, or splits that differ so "
+        "much that none can be excluded. The log score hardly sees the epistemic part of the "
+        "uncertainty where noise dominates."
     )
     return "\n\n".join(texts)
 

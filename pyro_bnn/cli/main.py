@@ -357,11 +357,10 @@ def predict(
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
-    training rows, both under the draws of the fit's own seed (of a guide others on another device).
-    Above the largest value of a training
-    row, which is printed, do not trust it. It is one-sided, a small value proves nothing: in a gap
-    of the data, or far from them, it can be below 1. Where NEW.csv has the target, the
-    predictions are scored.
+    training rows, both under the draws of the fit's own seed; a guide's draws are others on another
+    device. Above the largest value of a training row, which is printed, do not trust it. It is
+    one-sided, a small value proves nothing: in a gap of the data, or far from them, it can be below
+    1. Where NEW.csv has the target, the predictions are scored.
     """
     import pandas as pd
 
