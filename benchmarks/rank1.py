@@ -82,6 +82,17 @@ def _engine(name: str, share: float = 1.0, **options: Any) -> Callable[[int], An
     return engine
 
 
+def _swag(steps: int) -> Any:
+    """Adam for three quarters of the steps, then SGD for the others, of which it takes iterates."""
+    import pyro_bnn as bnn
+
+    count = 20
+    thin = max(1, steps // (4 * count))
+    return bnn.SWAG(
+        num_steps=max(0, steps - count * thin), num_iterates=count, thin=thin, batch_size=BATCH
+    )
+
+
 def _prior(name: str, loc: float, scale: float) -> Callable[[], dict[str, Any]]:
     def options() -> dict[str, Any]:
         import pyro_bnn as bnn
@@ -125,7 +136,7 @@ METHODS = {
     ),
     "ensemble, equal epochs": Contender(_engine("Ensemble", num_members=K), passes=K),
     "ensemble, equal passes": Contender(_engine("Ensemble", 1 / K, num_members=K)),
-    "SWAG": Contender(_engine("SWAG")),
+    "SWAG": Contender(_swag),
     "rank-1 Gaussian, mixture, shared biases": Contender(
         _rank1(objective="mixture", separate_biases=False),
         rank1=True,

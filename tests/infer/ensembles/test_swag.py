@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_bnn import SVI, SWAG, guides, likelihoods, models
+from pyro_bnn import SVI, SWAG, guides, likelihoods, memory, models
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.ensembles.iterates import Iterates
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior import Posterior
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 from tests.oracle import LinearGaussian, linear_gaussian
 
@@ -214,6 +215,27 @@ def test_the_scale_finds_the_spread_of_held_out_targets(monkeypatch: pytest.Monk
     assert 4 / math.sqrt(2) - 1e-9 <= posterior.options["scale"] <= 4 * math.sqrt(2) + 1e-9
     sds = posterior.guide.get_posterior().covariance_matrix.detach().sqrt()
     assert float(sds) == pytest.approx(0.5 * posterior.options["scale"], rel=0.1)
+
+
+def test_the_scale_is_chosen_within_a_bound_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images once took 23 GiB: all draws at all held-out rows at once."""
+    working_set, num_held = 64_000, 300
+    x = torch.linspace(-1, 1, 1_200, dtype=torch.float64).reshape(600, 2)
+    engine = SWAG(num_steps=1, num_iterates=3, rank=2, held_out=0.5, compile=False)
+    chosen = engine.run(network(), (x, x[:, 0]), progress=False).options["scale"]
+    monkeypatch.setattr(memory, "WORKING_SET", working_set)
+    largest, of_all = 0, Program.log_likelihood
+
+    def watched(program: Program, z: Tensor, batch: Batch, params: Any) -> Tensor:
+        nonlocal largest
+        largest = max(largest, len(z) * len(batch.x))
+        return of_all(program, z, batch, params)
+
+    monkeypatch.setattr(Program, "log_likelihood", watched)
+    posterior = engine.run(network(), (x, x[:, 0]), progress=False)
+    assert posterior.options["scale_tuned_on"] == num_held
+    assert posterior.options["scale"] == chosen
+    assert 0 < largest * 4 * Y.itemsize <= working_set  # of 4 hidden units alone
 
 
 # --- what it is and refuses -----------------------------------------------------------------------
