@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro
 import pytest
 import torch
+from pyro import poutine
+from pyro.distributions import Normal
 from pyro.infer import Predictive, autoguide
 from pyro.infer.autoguide import init_to_value
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,11 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import CAVI, HMC, NUTS, SVI, VON, Exact, guides, likelihoods, memory, models, priors
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError, SiteError
-from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
+from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from tests.guides.exact import at, exact_posterior, multivariate_normal, stored_posterior
 from tests.laws import assert_mean
-from tests.oracle import design, linear_gaussian
+from tests.oracle import LinearModel, design, linear_gaussian, log_normal, with_answers
 
 
 def both_kinds() -> list[Posterior]:
@@ -141,6 +144,42 @@ def test_densities_are_in_the_same_coordinates() -> None:
     elbo, error = posterior.elbo((oracle.x, oracle.y), 50)
     assert elbo == pytest.approx(oracle.log_evidence, rel=1e-10)
     assert error < 1e-9
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_log_joint_of_a_model_under_a_scale_has_that_scale(as_tensor: bool) -> None:
+    """Rows that count 4 times each: noise of half the sd, and another constant of each row."""
+    oracle, power = linear_gaussian(), 4.0
+    tempered = with_answers(
+        oracle.x, oracle.y, LinearModel(3, oracle.noise / math.sqrt(power), oracle.prior_scale)
+    )
+    scale = torch.tensor(power) if as_tensor else power
+    prior = Normal(torch.zeros((), dtype=torch.float64), oracle.prior_scale)
+
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        w = pyro.sample("w", prior.expand([3, 1]).to_event(2))
+        b = pyro.sample("b", prior.expand([1]).to_event(1))
+        f = pyro.deterministic("f", x @ w + b)
+        with poutine.scale(scale=scale), pyro.plate("data", len(x)):
+            return pyro.sample("y", Normal(f, oracle.noise).to_event(1), obs=y)
+
+    guide = guides.AutoMultivariateNormal(model)
+    guide.setup(oracle.x, oracle.y)
+    guide.set_moments(tempered.mean, tempered.covariance)
+    program = Program(model, oracle.x, oracle.y)
+    posterior = GuidePosterior(program, guide, Provenance("AutoMultivariateNormal", "SVI"))
+    of_a_row = math.log(2 * math.pi * oracle.noise**2) / 2  # by which c log N has less
+    missing = (power - 1) * of_a_row + math.log(power) / 2
+    expected = tempered.log_evidence - len(oracle.x) * missing
+    elbo, error = posterior.elbo((oracle.x, oracle.y), 50)
+    assert elbo == pytest.approx(expected, rel=1e-9)
+    assert error < 1e-9
+    some = (oracle.x[:5], oracle.y[:5])  # its rows alone, not in the place of all
+    z = posterior.unconstrained(50)
+    residual = oracle.y[:5] - z @ design(oracle.x[:5]).T
+    log_joint = power * log_normal(residual, oracle.noise).sum(-1)
+    log_joint += log_normal(z, oracle.prior_scale).sum(-1)
+    torch.testing.assert_close(posterior.log_joint(some, 50), log_joint)
 
 
 def test_the_log_joint_of_draws_in_several_blocks_is_that_of_each(

@@ -24,7 +24,7 @@ from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
-from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
+from pyro_bnn.predictive.map_draws import Chunks, Rows
 from pyro_bnn.predictive.predict import log_likelihoods, predict
 from pyro_bnn.predictive.prediction import Names, Prediction, require_finite
 from pyro_bnn.program.handlers import Model
@@ -339,15 +339,26 @@ class Posterior(ABC):
             DataError: If the columns have names, and these are not those of the fit.
             OptionError: If the result exceeds the bound; names the num_samples that fits.
         """
-        run = self._log_likelihoods(data, num_samples, seed)
+        draws = self.in_blocks(self.count(num_samples), seed)
+        run = log_likelihoods(self.chunks, draws, self.batch(data), self.params)
         (values,) = run.together(memory)
         return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
     def log_joint(
         self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
-        """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian."""
-        run = self._log_likelihoods(data, num_samples, seed)
+        """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian.
+
+        Where the model is under ``poutine.scale``, its terms have that scale.
+        """
+
+        def log_likelihood_terms(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+            return (self.program.log_likelihood_terms(z, Batch(*rows), params),)
+
+        draws = self.in_blocks(self.count(num_samples), seed)
+        run = self.chunks.over(
+            "log likelihood terms", log_likelihood_terms, draws, self.batch(data), self.params
+        )
         if refusal := run.excess(GIB, run.one.itemsize):
             raise OptionError(refusal)
         # Made before the blocks: small results left among what they free would split the heap
@@ -366,10 +377,6 @@ class Posterior(ABC):
             GIB
         )
         return total.to(prior.dtype) + prior
-
-    def _log_likelihoods(self, data: Data, num_samples: int | None, seed: int) -> Pass:
-        draws = self.in_blocks(self.count(num_samples), seed)
-        return log_likelihoods(self.chunks, draws, self.batch(data), self.params)
 
     def densities(
         self, data: Data, num_samples: int | None = None, seed: int = 0

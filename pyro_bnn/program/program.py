@@ -207,7 +207,8 @@ class Program:
                 "x holds fractions, but the model takes whole numbers, to which it was fitted: "
                 "pass the numbers that its embedding looks up"
             )
-        return x.to(device=self.device, dtype=self.x_dtype)
+        # vmap refuses the layout of images whose channels came last
+        return x.to(device=self.device, dtype=self.x_dtype).contiguous()
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """Rows in the program's dtype and device, y in the shape the likelihood takes.
@@ -228,7 +229,7 @@ class Program:
                 f"{self.likelihood_family.__name__} likelihood, {fn.support}"
             )
         # captured graphs expect this layout
-        return Batch(x.contiguous(), y.to(self._y_dtype).contiguous())
+        return Batch(x, y.to(self._y_dtype).contiguous())
 
     # Densities
 
@@ -260,6 +261,15 @@ class Program:
     def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
         return self._at(z, *batch, params, lambda run, _: log_prob(run.observed))
+
+    def log_likelihood_terms(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
+        """The same ``[..., N]`` times the scale of ``poutine.scale``: the rows' part of log p."""
+
+        def of(run: Evaluate, _: Tensor) -> Tensor:
+            rows, scale = self._log_likelihood(run)
+            return rows * (scale * rows.shape[0] / self.num_data)
+
+        return self._at(z, *batch, params, of)
 
     def log_likelihood_given(
         self, f: Tensor, z: Tensor, batch: Batch, params: Params | None = None

@@ -154,3 +154,13 @@ def test_it_is_listed_and_described() -> None:
     model = ResNet((3, 8, 8), 5, depth=8, width=2, prior=priors.Normal(0.5))
     words = "ResNet 3x8x8, Normal(0, 0.5) and Normal(1, 0.5) priors, Categorical likelihood"
     assert describe(model) == words
+
+
+def test_images_whose_channels_came_last_are_batched_over_draws() -> None:
+    """Torch's vmap refuses their layout, which is a matter of strides alone."""
+    x = torch.randn(4, 32, 32, 3).permute(0, 3, 1, 2)
+    program = Program(ResNet(depth=8, width=8), x, torch.arange(4))
+    z = torch.randn(2, program.num_latents) / 10
+    f = program.function(z, program.inputs(x))
+    assert program.is_batched
+    assert_close(f, program.function(z, x.contiguous()))

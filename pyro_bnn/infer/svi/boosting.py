@@ -217,8 +217,8 @@ class _Growth:
         z = self.program.prior_draws(num_candidates, x, seed)
         given = DrawsPosterior(self.program, z.unsqueeze(0), self.posterior.provenance)
         z = given.unconstrained(num_candidates)
-        log_likelihood = given.log_likelihood(self.pair, num_candidates).double().sum(-1)
-        log_prior = given.log_joint(self.pair, num_candidates).double() - log_likelihood
+        log_prior = self.program.log_prior(z, x).double()
+        log_likelihood = given.log_joint(self.pair, num_candidates).double() - log_prior
         log_q = held.joint_log_prob(z).logsumexp(-1).double()
         score = log_likelihood - torch.logaddexp(log_q - log_prior, torch.zeros_like(log_q))
         return z[score.nan_to_num(-math.inf, neginf=-math.inf).argmax()]
