@@ -100,10 +100,11 @@ def function_convergence(f: Float[np.ndarray, "C S N F"]) -> FunctionConvergence
         f = np.concatenate([f[:, :half], f[:, -half:]])
     num_draws = f.shape[0] * f.shape[1]
     constant = (f == f[:1, :1]).all((0, 1))  # [N, F]
+    lost = np.isnan(f).any((0, 1))  # chains that agree on nothing
     stuck = (f == f[:, :1]).all((0, 1)) & ~constant  # every chain still, but apart
-    moving = ~(constant | stuck)
-    rhat = np.where(stuck, np.inf, np.nan)  # [N, F]
-    ess = np.where(stuck, float(len(f)), np.nan)
+    moving = ~(constant | stuck | lost)
+    rhat = np.where(stuck | lost, np.inf, np.nan)  # [N, F]
+    ess = np.where(lost, 0.0, np.where(stuck, float(len(f)), np.nan))
     ess_tail = ess.copy()
     if moving.any():
         rhat[moving] = arviz_io.rhat(f[:, :, moving])

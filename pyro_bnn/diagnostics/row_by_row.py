@@ -29,7 +29,7 @@ class RowByRow:
         \sum_{b=1}^B (\theta_{-b} - \bar\theta)^2
 
     Attributes:
-        values: The number ``[M]`` at each row and output where the reference has a spread.
+        values: The number ``[M]`` at each row and output that is judged.
         without: Of each sample, the values without each block of its draws ``[B, M]``; none where
             it has too few draws for an error.
 
@@ -96,7 +96,9 @@ def sd_ratio(
         >>> [round(ratio.quantile(level)[0], 1) for level in (0.1, 0.9)]
         [0.3, 1.7]
     """
-    own, judge = _both(f, reference, least_sd)
+    own, judge = _both(f, reference)
+    rows = judge.sd > least_sd
+    own, judge = own.at(rows), judge.at(rows)
     return RowByRow(values=own.sd / judge.sd, without=(own.sds / judge.sd, own.sd / judge.sds))
 
 
@@ -108,12 +110,13 @@ def mean_shift(
     .. math:: \delta_n = \frac{|\bar f_n - \bar f^{\mathrm{ref}}_n|}
         {\mathrm{sd}_s f^{\mathrm{ref}}_{sn}}
 
-    It is a bias whatever the spread of the method.
+    It is a bias whatever the spread of the method, and worst where the reference is certain.
 
     Args:
         f: Function draws of the method ``[S, N, F]``, in the same units as the reference.
         reference: Function draws of the reference ``[C, T, N, F]``.
-        least_sd: As in `sd_ratio`.
+        least_sd: Smallest sd of the reference that a distance is divided by. Rows and outputs
+            where neither that sd nor the distance is larger are left out: they do not matter.
 
     Raises:
         ShapeError: If points or outputs differ, or the reference has fewer than two draws.
@@ -123,13 +126,15 @@ def mean_shift(
         >>> round(mean_shift(draws[0] + 3, draws).value, 1)
         3.0
     """
-    own, judge = _both(f, reference, least_sd)
+    own, judge = _both(f, reference)
+    rows = judge.sd > least_sd
+    if least_sd > 0:
+        rows |= np.abs(own.mean - judge.mean) > least_sd
+    own, judge = own.at(rows), judge.at(rows)
+    sd, sds = np.maximum(judge.sd, least_sd), np.maximum(judge.sds, least_sd)
     return RowByRow(
-        values=np.abs(own.mean - judge.mean) / judge.sd,
-        without=(
-            np.abs(own.means - judge.mean) / judge.sd,
-            np.abs(own.mean - judge.means) / judge.sds,
-        ),
+        values=np.abs(own.mean - judge.mean) / sd,
+        without=(np.abs(own.means - judge.mean) / sd, np.abs(own.mean - judge.means) / sds),
     )
 
 
@@ -152,17 +157,15 @@ class _Moments:
 
 
 def _both(
-    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"], least_sd: float
+    f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]
 ) -> tuple[_Moments, _Moments]:
-    """Moments of both at the rows and outputs where the reference has a spread."""
+    """Moments of both at all rows and outputs."""
     f, reference = check_pair(f, reference)
     C, T = reference.shape[:2]
     per_chain = 1 if C >= 4 or T < 4 else 2
     chains = reference.reshape(C * T, -1)
     own = _moments(f.reshape(len(f), -1), NUM_BLOCKS if len(f) >= 2 * NUM_BLOCKS else 1)
-    judge = _moments(chains, C * per_chain)
-    rows = judge.sd > least_sd
-    return own.at(rows), judge.at(rows)
+    return own, _moments(chains, C * per_chain)
 
 
 def _moments(draws: Float[np.ndarray, "S M"], num_blocks: int) -> _Moments:

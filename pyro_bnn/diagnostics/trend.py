@@ -123,8 +123,10 @@ def objective_trend(
     num_free = NUM_BLOCKS - design.shape[1]
     largest = gain + _quantile(CONFIDENCE, num_free) * error
     if design.shape[1] > 2:
+        level = (1 + CONFIDENCE) / 2  # of each of two bounds, of which the lower one is taken
+        largest = gain + _quantile(level, num_free) * error
         whole, error_of_whole = (value * length for value in _fall(design[:, :2], blocks[:, 0]))
-        bound = whole + _quantile(CONFIDENCE, NUM_BLOCKS - 2) * error_of_whole
+        bound = whole + _quantile(level, NUM_BLOCKS - 2) * error_of_whole
         largest = min(largest, float(bound))
         gain = min(gain, largest)  # of a curved fall the trend may take more than there is
     return Trend(

@@ -111,6 +111,16 @@ def test_tails_that_mix_slower_than_the_bulk_are_found() -> None:
     assert result.smallest_ess_tail == arviz_io.ess(f, kind="tail").min()
 
 
+@pytest.mark.parametrize("num_points", [1, 3])
+def test_draws_that_are_no_numbers_have_not_converged(num_points: int) -> None:
+    f = np.random.default_rng(9).normal(size=(4, 500, num_points, 1))
+    f[1, 100:150, 0] = np.nan
+    result = function_convergence(f)
+    assert (result.worst, result.worst_rhat) == ((0, 0), np.inf)
+    assert result.smallest_ess == result.smallest_ess_tail == 0
+    assert not result.converged
+
+
 def test_infinite_values_that_stand_still_are_constant() -> None:
     assert np.isnan(function_convergence(np.full((4, 100, 1, 1), -np.inf)).worst_rhat)
 

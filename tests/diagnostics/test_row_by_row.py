@@ -124,7 +124,21 @@ def test_rows_where_the_reference_has_no_spread_that_matters_are_left_out() -> N
     reference, f = scale * rng.normal(size=(4, 300, 4, 1)), rng.normal(size=(400, 4, 1))
     assert sd_ratio(f, reference).values.shape == (3,)
     assert sd_ratio(f, reference, least_sd=0.01).values.shape == (2,)
-    assert mean_shift(f, reference, least_sd=0.01).values.shape == (2,)
+    near = reference[0] + 0.009 * np.sign(scale)  # means that do not matter either
+    assert mean_shift(near, reference, least_sd=0.01).values.shape == (2,)
+
+
+def test_a_mean_that_is_off_where_the_reference_is_certain_is_a_shift() -> None:
+    """Nine of ten rows with a probability of 0.99, of which the method says 0.6."""
+    rng = np.random.default_rng(12)
+    sd = np.where(np.arange(100) < 95, 0.005, 0.05)[:, None]
+    reference = 0.99 + sd * rng.normal(size=(4, 300, 100, 1))
+    f = np.where(sd < 0.01, 0.6, 0.99) + sd * rng.normal(size=(400, 100, 1))
+    shift = mean_shift(f, reference, least_sd=0.01)
+    assert_allclose(np.sort(shift.values)[-95:], 0.39 / 0.01, rtol=0.02)
+    assert shift.values.shape == (100,)
+    assert sd_ratio(f, reference, least_sd=0.01).values.shape == (5,)
+    assert shift.errors.max() < 0.3  # of means of 400 and 1,200 draws over the least sd
 
 
 def test_columns_at_a_time_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pyro_bnn.report.verdicts.answer import (
     CHANGE,
     CHEAPER,
     COST,
+    DIFFERS,
     NOT,
     POINT,
     PREDICT,
@@ -173,6 +176,44 @@ def test_methods_of_another_model_are_unjudged(split: Split) -> None:
     assert "A reference for other, of another model than NUTS" in said(comparison)[CHANGE]
 
 
+@pytest.mark.slow("a second or more")
+def test_only_a_method_without_any_verdict_has_no_fault(split: Split) -> None:
+    """Not one that is wider than the reference, nor one without moments to compare."""
+    posteriors = {
+        "wide": LinearPosterior(split, spread=2.0, losses=losses(seed=1)),
+        "tails": LinearPosterior(split, "AutoRadial", losses=losses(), moments="none"),
+        "NUTS": chains(split),
+    }
+    comparison = compare(posteriors, split, reference="NUTS")
+    status = comparison.answer.status
+    assert (status["wide"], status["tails"]) == (DIFFERS, UNJUDGED)
+    assert AGREES not in said(comparison)
+    assert said(comparison)[DIFFERS] == "wide (less sure of the function than the reference)."
+    assert "tails (no mean or sd to hold against that of NUTS)" in said(comparison)[UNJUDGED]
+
+
+def test_few_draws_judge_no_spread(split: Split) -> None:
+    posteriors = {
+        "few": LinearPosterior(split, spread=0.1, losses=losses()),
+        "NUTS": chains(split),
+    }
+    comparison = compare(posteriors, split, reference="NUTS", num_samples=12)
+    assert comparison.answer.status["few"] == UNJUDGED
+    why = "too few draws for an error of its spread"
+    assert said(comparison)[UNJUDGED] == f"few ({why})."
+    assert f"Its spread was not judged: {why}." in said(comparison)[CHEAPER]
+
+
+def test_a_fit_of_unknown_time_is_not_said_to_be_the_fastest(split: Split) -> None:
+    posteriors = {
+        "read": LinearPosterior(split, losses=losses(), wall_time=math.nan),
+        "far": LinearPosterior(split, losses=losses(), shift=9.0, wall_time=3.0),
+    }
+    comparison = compare(posteriors, split)
+    assert said(comparison)[USE].startswith("read")
+    assert CHEAPER not in said(comparison)
+
+
 def test_a_reference_that_is_behind_is_not_said_to_predict_best(split: Split) -> None:
     posteriors = {
         "better": LinearPosterior(split, losses=losses(), model="another"),
@@ -234,15 +275,25 @@ def test_the_cost_of_a_wrong_spread_is_a_divergence_of_gaussians(ratio: float) -
     assert cost_of_wrong_spread(np.ones(1), 0.0) == np.inf
 
 
-def test_the_rows_that_a_difference_needs_go_with_the_square(split: Split) -> None:
+@pytest.mark.parametrize("num_draws", [100, 4_000])
+def test_more_rows_are_asked_for_where_they_would_show_a_difference(
+    split: Split, num_draws: int
+) -> None:
     posteriors = {
         "a": LinearPosterior(split, losses=losses(), spread=0.9),
         "b": LinearPosterior(split, losses=losses(), shift=1.5),
     }
-    comparison = compare(posteriors, split)
-    error = comparison.ranking[1].difference.standard_error
-    needed = float(f"{len(split.test) * (4 * error / 0.01) ** 2:.1e}")
-    assert f"some {needed:,.0f} in place of 60" in said(comparison)[CHANGE]
+    comparison = compare(posteriors, split, num_samples=num_draws)
+    gap = comparison.ranking[1].difference
+    words = re.search(r"some ([\d,]+) in place of 60 ", said(comparison)[CHANGE])
+    if gap.draws_error > 0.01 / 4:  # more rows do not help
+        assert words is None
+        assert "More draws (num_samples)" in said(comparison)[CHANGE]
+    else:
+        assert words is not None
+        rows = int(words[1].replace(",", ""))
+        error = math.hypot(gap.points_error * math.sqrt(60 / rows), gap.draws_error)
+        assert 0.01 / error == pytest.approx(4, rel=0.05)
 
 
 def test_the_document_holds_what_the_page_says(judged: Comparison, tmp_path: Path) -> None:

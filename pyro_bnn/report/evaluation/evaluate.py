@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-LEAST_SD = 0.01  # of a class probability: of two spreads that are smaller neither matters
+LEAST_SD = 0.01  # of a class probability: a smaller spread, or distance of means, does not matter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,8 @@ def against(
         reference: Draws of the reference by chain.
         where: What the rows are.
         scale: Unit of distances, in that of the draws.
-        least_sd: Rows and outputs with no larger sd of the reference are not judged.
+        least_sd: Rows and outputs with no larger sd of the reference are not judged, but for means
+            that are farther apart than this.
         counts: Rows of each kind, in their order.
     """
     return AgainstReference(

@@ -17,6 +17,7 @@ from pyro_bnn.report.verdicts.answer import (
     AGAIN,
     AGREES,
     CHEAPER,
+    DIFFERS,
     NOT,
     PREDICT,
     UNJUDGED,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     USE: "good", PREDICT: "good", CHEAPER: "plain", NOT: "bad", AGAIN: "again", AGREES: "fine",
-    UNJUDGED: "plain",
+    DIFFERS: "differs", UNJUDGED: "plain",
 }  # fmt: skip
 """Class of a label of the answer, or of a status, that says its colour."""
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy", "arviz", "matplotlib")

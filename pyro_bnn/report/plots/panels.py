@@ -18,7 +18,7 @@ from pyro_bnn.plotting.theme import (
     styles,
     wrap_name,
 )
-from pyro_bnn.report.verdicts.answer import AGAIN, AGREES, NOT, UNJUDGED, USE
+from pyro_bnn.report.verdicts.answer import AGAIN, AGREES, DIFFERS, NOT, UNJUDGED, USE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 STATUS = {
     USE: Style(GOOD, "o", "-"),
     AGREES: Style(GOOD, "P", "-"),
+    DIFFERS: Style(INK, "v", "-"),
     UNJUDGED: Style(INK, "s", "-"),
     NOT: Style(BAD, "^", "-"),
     AGAIN: Style(MUTED, "D", "-"),

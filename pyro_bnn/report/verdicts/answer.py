@@ -7,7 +7,7 @@ It says nothing of its own. A method is used, or kept from something, by the ver
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from pyro_bnn.report.verdicts.verdict import (
 
 POINT = "a point estimate: its intervals hold noise only"
 GAP = 0.01  # nats a row, whose rows are counted
-FOUND = 4.0  # standard errors of a difference that the ranking finds in nine of ten reports
+FOUND = 4.0  # standard errors of a difference that the ranking of a few methods mostly finds
 WRONG = 2.0  # times or part of the epistemic sd, whose cost in score is told
 USE, PREDICT, CHEAPER, NOT, AGAIN, TIE, COST, CHANGE = (
     "Use", "To predict", "Cheaper", "Not for uncertainty", "Refit first", "Why the tie",
@@ -59,8 +59,9 @@ WORDS = {
     "posterior is sought. AutoNormal: independent weights. AutoDelta: one point.",
 }
 """Meaning of the words that a reader of the answer needs."""
-AGREES, UNJUDGED = "No fault found", "Spread not judged"
-"""Status of a method that was held against a judge without a fault, and of one that was not."""
+AGREES, DIFFERS, UNJUDGED = "No fault found", "Another function", "Spread not judged"
+"""Status of a method that was held against a judge without a fault; with one that does not keep it
+from being used, as a spread that is too wide; and of one that was not held against it."""
 
 
 class Statement(NamedTuple):
@@ -83,8 +84,8 @@ class Answer(NamedTuple):
     Attributes:
         headline: In one or two sentences.
         statements: The reasons.
-        status: Of every method what decides: ``USE``, ``AGAIN``, ``NOT``, ``AGREES`` or
-            ``UNJUDGED``.
+        status: Of every method what decides: ``USE``, ``AGAIN``, ``NOT``, ``AGREES``,
+            ``DIFFERS`` or ``UNJUDGED``.
     """
 
     headline: str
@@ -142,11 +143,26 @@ class Facts:
         is_judge = self.judge is not None and self.judge.name == name
         return is_judge or not self.against(name, REFIT, UNCHECKED)
 
-    def is_judged(self, name: str) -> bool:
-        """Whether the spread of a method was held against the judge's, of the same model."""
+    def is_of_the_judge(self, name: str) -> bool:
+        """Whether a method has the judge's model."""
         return self.judge is not None and same_posterior(
             self.entries[name].posterior, self.judge.posterior
         )
+
+    def unjudged(self, name: str) -> str:
+        """Why the spread of a method was not held against the judge's; empty where it was."""
+        if self.judge is None:
+            return "no reference judges"
+        if not self.is_of_the_judge(name):
+            return f"another model than that of {self.judge.name}: only scores compare"
+        at = self.entries[name].at_rows
+        if at is None:
+            return f"no mean or sd to hold against that of {self.judge.name}"
+        if not at.sd_ratio.values.size:
+            return f"{self.judge.name} has no spread that matters at any test row"
+        if not np.isfinite(at.sd_ratio.errors).all():
+            return "too few draws for an error of its spread"
+        return ""
 
     def seconds(self, name: str) -> float:
         """Wall time of a fit; NaN where it is not known."""
@@ -190,7 +206,9 @@ def _status(facts: Facts, name: str) -> str:
         return AGAIN
     if facts.bars_uncertainty(name):
         return NOT
-    return AGREES if facts.is_judged(name) else UNJUDGED
+    if facts.unjudged(name):
+        return UNJUDGED
+    return DIFFERS if facts.against(name, "") else AGREES
 
 
 def _headline(facts: Facts) -> str:
@@ -275,6 +293,8 @@ def _cheaper(facts: Facts) -> Statement | None:
     if used is None or len(facts.entries) == 1:
         return None
     own = facts.seconds(used.name)
+    if math.isnan(own):
+        return None
     faster = [name for name in facts.entries if facts.seconds(name) < own]
     if not faster:
         return Statement(CHEAPER, f"None: {used.name} took the least time.", (used.name,))
@@ -294,7 +314,7 @@ def _cheaper(facts: Facts) -> Statement | None:
     name = min(
         able,
         key=lambda name: (
-            facts.is_point(name), not facts.is_judged(name), bool(facts.bars_uncertainty(name)),
+            facts.is_point(name), bool(facts.unjudged(name)), bool(facts.bars_uncertainty(name)),
             facts.seconds(name),
         ),
     )  # fmt: skip
@@ -311,10 +331,10 @@ def _spread(facts: Facts, name: str) -> str:
     entry, judge = facts.entries[name], facts.judge
     if facts.is_point(name):
         return "Take its predictions of y only: it is a point estimate."
-    if judge is None or entry.at_rows is None:
+    if judge is None:
         return "Its spread was not held against a reference."
-    if not facts.is_judged(name):
-        return f"Its spread was not judged: {judge.name} answers under another model."
+    if (why := facts.unjudged(name)) or entry.at_rows is None:
+        return f"Its spread was not judged: {why}."
     ratio = f"{_ratio(entry.at_rows.sd_ratio)} times that of {judge.name} at the test rows"
     if entry.off_data is not None:
         ratio = f"{ratio}, {_ratio(entry.off_data.sd_ratio)} times away from the data"
@@ -329,15 +349,19 @@ def _ratio(ratio: object) -> str:
 
 
 def _others(facts: Facts, status: dict[str, str]) -> Iterator[Statement]:
-    """Methods that the judge found no fault with, and those that it cannot judge."""
+    """Methods that the judge found no fault with, or another function, or cannot judge."""
     if facts.judge is None:
         return
-    for label, words in {
-        AGREES: f"spread and mean of the function are those of {facts.judge.name} within the "
-        "thresholds",
-        UNJUDGED: f"another model than that of {facts.judge.name}: only scores compare",
-    }.items():
-        found = _grouped(label, {name: [words] for name, own in status.items() if own == label})
+    agrees = (
+        f"spread and mean of the function are those of {facts.judge.name} within the thresholds"
+    )
+    words: dict[str, Callable[[str], list[str]]] = {
+        AGREES: lambda _: [agrees],
+        DIFFERS: lambda name: [rule.short for rule in facts.against(name, "")],
+        UNJUDGED: lambda name: [facts.unjudged(name)],
+    }
+    for label, say in words.items():
+        found = _grouped(label, {name: say(name) for name, own in status.items() if own == label})
         if found is not None:
             yield found
 
@@ -467,7 +491,7 @@ def _changes(facts: Facts) -> Iterator[str]:
     if any(not facts.is_fit(name) for name in facts.places):
         yield "The fits to be run again: once finished they may rank differently."
     if facts.judge is not None:
-        elsewhere = [name for name in facts.entries if not facts.is_judged(name)]
+        elsewhere = [name for name in facts.entries if not facts.is_of_the_judge(name)]
         if elsewhere:
             yield (
                 f"A reference for {_listed(elsewhere)}, of another model than {facts.judge.name}: "
@@ -483,13 +507,20 @@ def _more_rows(facts: Facts) -> Iterator[str]:
     tied = [place for place in facts.ranking[1:] if not place.is_behind]
     for place in tied[:1]:
         rows = len(facts.entries[place.name].held_out.log_score)
-        error = place.difference.standard_error
-        if math.isfinite(error) and FOUND * error > GAP:
-            needed = number(float(f"{rows * (FOUND * error / GAP) ** 2:.1e}"), 2)
+        gap, own = place.difference, f"{facts.ranking[0].name} and {place.name}"
+        if not FOUND * gap.standard_error > GAP:
+            continue
+        room = (GAP / FOUND) ** 2 - gap.draws_error**2  # which more rows leave as it is
+        if room <= 0:
+            yield (
+                f"More draws (num_samples): by theirs alone a difference of {GAP} nats a row "
+                f"between {own} is less than {FOUND:g} of its standard errors."
+            )
+        elif math.isfinite(gap.points_error):
+            needed = number(float(f"{rows * gap.points_error**2 / room:.1e}"), 2)
             yield (
                 f"More test rows: with some {needed} in place of {rows:,} a difference of {GAP} "
-                f"nats a row between {facts.ranking[0].name} and {place.name} would be {FOUND:g} "
-                "of its standard errors, which the ranking finds in nine of ten cases."
+                f"nats a row between {own} would be {FOUND:g} of its standard errors."
             )
 
 
