@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.verdict_rates._rate import Rate
-from pyro_bnn.diagnostics.temperature import MOST_OFF, STANDARD_ERRORS, temperature_of
+from pyro_bnn.infer.sgmcmc.temperature import MOST_OFF, STANDARD_ERRORS, temperature_of
 from pyro_bnn.plotting.numbers import percent
 
 SEED = 31

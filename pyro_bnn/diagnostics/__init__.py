@@ -85,7 +85,6 @@ from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
-from pyro_bnn.diagnostics.temperature import Temperature, temperature_of
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.diagnostics.trust.calibration_error import (
@@ -101,6 +100,7 @@ from pyro_bnn.diagnostics.trust.corruptions import corrupt
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95, novelty_scores
 from pyro_bnn.diagnostics.trust.selective import SelectiveRisk, selective_risk
 from pyro_bnn.diagnostics.trust.temperature_scaling import TemperatureScale, temperature_scaling
+from pyro_bnn.infer.sgmcmc.temperature import Temperature, temperature_of
 
 __all__ = [
     "NNGP",

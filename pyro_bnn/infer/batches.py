@@ -113,6 +113,49 @@ class Minibatches(Batches):
         self._place = state["place"]
 
 
+class IndependentMinibatches(Batches):
+    """Minibatches of rows drawn with replacement; all rows where ``batch_size`` is None or N.
+
+    The gradients of steps have the variance of one batch and no correlation, as samplers that live
+    on that noise or take it away assume. Batches that walk a permutation make up for each other
+    within an epoch, and what moves by them spreads less than the variance of a batch says.
+
+    Args:
+        whole: All rows.
+        batch_size: Rows B of a batch.
+        seed: Seed of the rows.
+        chains: Shape of the chains that have batches ``[*chains, B, ...]`` of their own, if any.
+
+    Attributes:
+        per_epoch: Batches that have about as many rows as there are.
+        are_all: Whether every batch is all rows.
+    """
+
+    def __init__(
+        self, whole: Batch, batch_size: int | None, seed: int, chains: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(whole)
+        num_rows = len(whole.x)
+        size = min(batch_size or num_rows, num_rows)
+        self.per_epoch, self.are_all = num_rows // size, size == num_rows
+        self._shape = *chains, size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __next__(self) -> Batch:
+        if self.are_all:
+            return self.whole
+        rows = torch.randint(len(self.whole.x), self._shape, generator=self._generator)
+        return self.whole.take(rows.to(self.whole.x.device))
+
+    def state(self) -> dict[str, Any]:
+        """The generator before the next batch."""
+        return {"generator": self._generator.get_state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a state."""
+        self._generator.set_state(state["generator"])
+
+
 class LoaderBatches(Batches):
     """Passes over a user's DataLoader, in the program's dtype and device.
 

@@ -74,13 +74,17 @@ def one_start(program: Program, seed: int) -> Tensor:
         program: The model as tensor functions.
         seed: Seed of the draws that medians are taken of.
     """
-    start = program.initial.clone()
+    return at_medians(program, program.initial.clone(), seed)
+
+
+def at_medians(program: Program, z: Tensor, seed: int) -> Tensor:
+    """Points ``[..., P]`` whose scales are put at their prior medians, in place."""
     others = [site for site in program.sites if not site.is_real]
     if others:
         draws = program.prior_draws(MEDIAN_DRAWS, program.example.x[:1], seed)
         for site in others:
-            start[site.start : site.stop] = draws[:, site.start : site.stop].median(0).values
-    return start
+            z[..., site.start : site.stop] = draws[:, site.start : site.stop].median(0).values
+    return z
 
 
 def check_posterior(program: Program, init: Posterior) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.guides import AutoDelta, AutoLowRankMultivariateNormal
 from pyro_bnn.guides.guide import LOG_JOINT
 from pyro_bnn.handled import model_name
-from pyro_bnn.infer.batches import Batches
+from pyro_bnn.infer.batches import Batches, IndependentMinibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
@@ -41,6 +42,8 @@ from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.predict import log_likelihoods
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch
+
+logger = logging.getLogger("pyro_bnn")
 
 BATCH_SIZE = 32
 NUM_BATCHES = 32  # that the variance of the gradient is estimated by
@@ -84,7 +87,9 @@ class SWAG(Engine[GuidePosterior]):
             log score of the held-out rows. ``options["scale"]`` of the posterior has it, and
             ``options["scale_tuned_on"]`` the number of these rows.
         held_out: Share of the rows that are held out of the fit where ``scale`` is None.
-        batch_size: Rows a step; default 32. A ``DataLoader`` has its own.
+        batch_size: Rows a step, drawn with replacement; default 32. A ``DataLoader`` has its own:
+            where it goes through all rows, its batches make up for each other, and iterates spread
+            less.
         compile: As in ``SVI``.
 
     Raises:
@@ -209,8 +214,13 @@ class SWAGRun(GradientRun[GuidePosterior]):
         compile_path: str | None = None,
     ) -> None:
         self.engine, self.program, self._held = engine, problem.program, held
-        batches = problem.batches(engine.batch_size or BATCH_SIZE)
-        self.thin = engine.thin or _num_batches(problem, batches, engine.batch_size or BATCH_SIZE)
+        size = engine.batch_size or BATCH_SIZE
+        batches = (
+            problem.batches(size)
+            if problem.has_own_order
+            else IndependentMinibatches(problem.rows, size, problem.seed)
+        )
+        self.thin = engine.thin or _num_batches(problem, batches, size)
         num_steps = engine.num_steps + self.thin * engine.num_iterates
         super().__init__(num_steps, type(engine).__name__, batches)
         self.z = z.detach().clone().requires_grad_()
@@ -346,7 +356,14 @@ class SWAGRun(GradientRun[GuidePosterior]):
             found = float(rows.double().mean())
             return found if math.isfinite(found) else -math.inf
 
-        return max(SCALES, key=score)
+        best = max(SCALES, key=score)
+        if best in {SCALES[0], SCALES[-1]}:
+            logger.warning(
+                "SWAG's scale %.3g is the end of those tried, %.3g to %.3g: the spread of its "
+                "iterates is far from the posterior's. Pass step_size=, or raise num_iterates",
+                *(best, SCALES[0], SCALES[-1]),
+            )
+        return best
 
     # A checkpoint's two methods
 

@@ -33,7 +33,9 @@ from pyro_bnn.infer.sgmcmc.batches import own_batches
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
 from pyro_bnn.infer.sgmcmc.gradient import difference, potential_of, slope_of_all
 from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
+from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
+from pyro_bnn.infer.starting_points import at_medians
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.random_state import derived_seed
@@ -121,6 +123,8 @@ class Chains(Run[DrawsPosterior]):
             problem.seed,
             [problem.rows],
         )
+        if problem.init is None:
+            z = at_medians(problem.program, z, problem.seed)
         self._z = z.requires_grad_()  # on the way down
         self._descent = Descent(
             [self._z],
@@ -234,6 +238,20 @@ class Chains(Run[DrawsPosterior]):
                 "before it, if any. Lower step_size, or standardise the data"
             )
 
+    def finish(self) -> None:
+        """Warn of draws that have another temperature than was asked for."""
+        if self.num_kept < MIN_DRAWS:
+            return
+        found = temperature_of(self.stats[:, : self.num_kept, 0], self.method.temperature)
+        if found.is_off:
+            logger.warning(
+                "the draws have a configurational temperature of %.3g ± %.2g, not %.3g: too %s",
+                *(found.mean, found.error, found.wanted),
+                "wide, by the step or the noise of batches: lower step_size, or raise batch_size"
+                if found.mean > found.wanted
+                else "narrow, or not spread yet: raise warmup_steps and thin",
+            )
+
     # A step
 
     def _advance(
@@ -292,23 +310,31 @@ class Chains(Run[DrawsPosterior]):
         self.found = self.found._replace(scale=scale, centre=z / scale)
         if self.method.control is not None:
             self._set_anchor()
-        if self.method.control == "mode":
-            self._warn_of_no_mode(found)
+        if self.num_descent and (needs_scale or self.method.control == "mode"):
+            self._warn_of_no_mode(self._slope_of_all(z), found)
 
-    def _warn_of_no_mode(self, curvature: Tensor) -> None:
-        """Warn where the anchor is farther from a mode than draws of the posterior are.
+    def _warn_of_no_mode(self, slope: Tensor, curvature: Tensor) -> None:
+        """Warn where the descent ended farther from a mode than draws are, or an anchor may be.
 
         A draw has :math:`E g_j^2 = H_{jj} T`, at most :math:`D_j T`, and a mode g = 0.
         """
-        squares = self.found.anchor_slope.square() / curvature  # [C, P]
-        excess = float(squares.mean(-1).max()) / self.method.temperature
-        logger.info("step %d: the anchor's squared slope is %.3g of a draw's", self.step, excess)
-        if excess > NEAR_A_MODE:
+        excess = float((slope.square() / curvature).mean(-1).max()) / self.method.temperature
+        logger.info("step %d: the squared slope is %.3g of a draw's", self.step, excess)
+        place = (
+            f"the descent of {self.num_descent} steps ended where the squared slope is "
+            f"{excess:.3g} times that of a draw"
+        )
+        if self.method.control == "mode" and excess > NEAR_A_MODE:
             logger.warning(
-                "control='mode': the descent of %d steps ended where the squared slope is %.3g "
-                "times that of a draw, so not near a mode, and control variates take little noise "
+                "control='mode': %s, so not near a mode, and control variates take little noise "
                 "away. Raise warmup_steps or batch_size, start from init=, or take control='svrg'",
-                *(self.num_descent, excess),
+                place,
+            )
+        elif excess > 1:
+            logger.warning(
+                "%s, so not near the posterior, and the step that is found there does not suit it: "
+                "raise warmup_steps, or start from init=, such as a posterior of SVI",
+                place,
             )
 
     def _set_anchor(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyro_bnn.diagnostics.temperature import MIN_DRAWS, MOST_OFF, temperature_of
+from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, MOST_OFF, temperature_of
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Rule

@@ -17,9 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import SVI, SWAG, guides, likelihoods, memory, models
 from pyro_bnn.errors import DataError, OptionError
-from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.ensembles.iterates import Iterates
-from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -107,24 +105,6 @@ class OneWeight(PyroModule):
         return sampled
 
 
-class Independent(Batches):
-    """Rows drawn with replacement, as the law of SGD has them."""
-
-    def __init__(self, whole: Batch, size: int) -> None:
-        super().__init__(whole)
-        self.size, self.generator = size, torch.Generator().manual_seed(0)
-
-    def __next__(self) -> Batch:
-        rows = torch.randint(len(self.whole.x), (self.size,), generator=self.generator)
-        return Batch(self.whole.x[rows], self.whole.y[rows])
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        del state
-
-
 @pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("stiffness", [0.2, 1.0])  # h lambda
 def test_iterates_of_sgd_have_the_variance_of_its_law(
@@ -132,7 +112,6 @@ def test_iterates_of_sgd_have_the_variance_of_its_law(
 ) -> None:
     """:math:`h V / (lambda (2 - h lambda))`, a chain of order one."""
     n, size, count = 8, 2, 5_000
-    monkeypatch.setattr(Problem, "batches", lambda self, _: Independent(self.rows, size))
     x = torch.tensor([1.0, -1.0]).double().repeat(n // 2).unsqueeze(-1)
     y = torch.randn(n, 1, generator=torch.Generator().manual_seed(2)).double()
     curvature = n / 0.25 + 1
@@ -141,7 +120,14 @@ def test_iterates_of_sgd_have_the_variance_of_its_law(
     noise = n**2 / size * float(slopes.var(correction=0))
     step = stiffness / curvature
     engine = SWAG(
-        num_steps=0, num_iterates=count, thin=1, rank=2, step_size=step, scale=1.0, compile=False
+        num_steps=0,
+        num_iterates=count,
+        thin=1,
+        rank=2,
+        step_size=step,
+        scale=1.0,
+        batch_size=size,
+        compile=False,
     )
     taken: list[Tensor] = []
     monkeypatch.setattr(Iterates, "add", lambda _, z: taken.append(z.detach().clone()))
@@ -174,8 +160,8 @@ def test_the_step_is_that_of_the_posteriors_spread_where_gradients_are_noisy() -
     engine = SWAG(num_steps=0, num_iterates=2, rank=2, scale=1.0, batch_size=1, compile=False)
     init = {"w": torch.tensor([mode]).double()}
     posterior = engine.run(OneWeight(), (x, y), init=init, progress=False)
-    noise = n**2 * float(slopes.var())
-    # of 32 of 40 gradients without replacement: a chi-square variance's error is 25 % at the most
+    noise = n**2 * float(slopes.var(correction=0))
+    # of 32 gradients: a chi-square variance has an error of 25 %
     assert posterior.options["step_size"] == pytest.approx(2 / noise, rel=0.5)
     assert posterior.options["step_size"] < 0.1 / (n / 0.25 + 1)
 

@@ -1,4 +1,4 @@
-"""Every chain has rows of its own, each of all rows once an epoch."""
+"""Every chain has rows of its own, drawn anew at each step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import models
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer import BAOAB
+from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.sgmcmc import gradient
-from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, OwnPasses
+from pyro_bnn.infer.sgmcmc.batches import OwnPasses
 from pyro_bnn.infer.sgmcmc.gradient import potential_of, slope_of_all
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -20,59 +21,56 @@ N, C = 20, 3
 WHOLE = Batch(torch.arange(N).unsqueeze(-1), torch.arange(N))
 
 
-def epoch(batches: OwnMinibatches) -> torch.Tensor:
-    """Numbers of the rows of the next epoch ``[C, batches, B]``."""
-    return torch.stack([next(batches).y for _ in range(batches.per_epoch)], 1)
+def minibatches(size: int | None, seed: int = 0, whole: Batch = WHOLE) -> IndependentMinibatches:
+    return IndependentMinibatches(whole, size, seed, chains=(C,))
 
 
 @pytest.mark.parametrize("size", [1, 4, 6])
-def test_each_chain_sees_each_row_once_an_epoch_in_an_order_of_its_own(size: int) -> None:
-    batches = OwnMinibatches(WHOLE, size, C, seed=0)
-    first, second = epoch(batches), epoch(batches)
-    assert first.shape == (C, N // size, size)
-    for rows in (*first, *second):
-        assert len(rows.unique()) == rows.numel()
-    orders = torch.cat([first, second]).flatten(1)
-    assert len(orders.unique(dim=0)) == 2 * C
+def test_sums_over_an_epoch_have_the_variance_of_independent_rows(size: int) -> None:
+    """Those of a permutation have none, whatever the rows."""
+    batches, count = minibatches(size), 4_000
+    assert batches.per_epoch == N // size
+    means = torch.stack([next(batches).y.double().mean(1) for _ in range(count)])  # [T, C]
+    of_one = (N**2 - 1) / 12  # variance of a row's number
+    epochs = means.unfold(0, batches.per_epoch, batches.per_epoch).mean(-1)
+    expected = of_one / (size * batches.per_epoch)
+    assert float(epochs.var()) == pytest.approx(expected, rel=5 * (2 / epochs.numel()) ** 0.5)
+    assert abs(float(torch.corrcoef(means.T)[0, 1])) < 5 / count**0.5  # chains have their own
 
 
 def test_rows_of_x_and_y_belong_together() -> None:
-    batch = next(OwnMinibatches(WHOLE, 5, C, seed=1))
+    batch = next(minibatches(5, seed=1))
+    assert batch.x.shape == (C, 5, 1)
     assert torch.equal(batch.x.squeeze(-1), batch.y)
+    alone = next(IndependentMinibatches(WHOLE, 5, 1))
+    assert alone.x.shape == (5, 1)
 
 
 @pytest.mark.parametrize("size", [None, N, N + 1])
 def test_all_rows_are_shared(size: int | None) -> None:
-    batches = OwnMinibatches(WHOLE, size, C, seed=0)
+    batches = minibatches(size)
     assert batches.are_all
     assert next(batches).x is WHOLE.x
 
 
 @pytest.mark.parametrize("taken", [0, 3, 5, 8])
 def test_a_state_goes_on_with_the_same_rows(taken: int) -> None:
-    one, other = (OwnMinibatches(WHOLE, 4, C, seed=seed) for seed in (2, 3))
+    one, other = (minibatches(4, seed) for seed in (2, 3))
     for _ in range(taken):
         next(one)
     other.restore(one.state())
     for _ in range(7):
         assert torch.equal(next(one).y, next(other).y)
-    with pytest.raises(ValueError, match="batch 9 of an epoch of 5"):
-        other.restore({**one.state(), "place": 9})
 
 
-def test_the_mean_over_an_epoch_is_the_gradient_of_all_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gradient_of_all_rows_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient, "ROWS_AT_ONCE", 7)  # all rows in parts of 7, 7 and 6
     oracle = linear_gaussian(num_rows=N)
     program = Program(oracle.model, oracle.x, oracle.y)
     whole = program.batch(oracle.x, oracle.y)
     potential = potential_of(program)
     z = program.prior_draws(C, whole.x[:1])
-    batches = OwnMinibatches(whole, 4, C, seed=0)
-    slopes = [potential(z, *next(batches))[1] for _ in range(batches.per_epoch)]
     expected = (z - oracle.mean) @ oracle.precision  # of U, in closed form
-    torch.testing.assert_close(torch.stack(slopes).mean(0), expected, rtol=1e-10, atol=1e-10)
     of_all = slope_of_all(lambda *args: potential(*args)[1], z, whole)
     torch.testing.assert_close(of_all, expected, rtol=1e-10, atol=1e-10)
 

@@ -102,6 +102,40 @@ def test_temperatures_of_right_draws_are_t(oracle: LinearGaussian, cls: Any) -> 
         assert 0.5 - 5 * error < means.mean() < most + 5 * error, name
 
 
+@pytest.mark.slow("a second or more")
+def test_sghmc_takes_as_much_noise_away_as_its_batches_have() -> None:
+    """Rows x = 1 and x = -1: of one curvature, so that the noise of a batch is the same anywhere.
+
+    Batches of a permutation, whose noise cancels, left three quarters of the variance.
+    """
+    n, size, friction, chains, draws = 40, 4, 10.0, 500, 20
+    x = torch.tensor([1.0, -1.0]).double().repeat(n // 2).unsqueeze(-1)
+    y = 0.5 * torch.randn(n, 1, generator=torch.Generator().manual_seed(5)).double()
+    curvature = n / 0.25 + 1
+    mode = float((x * y).sum() / 0.25) / curvature
+    noise = n**2 / size * float(((y - x * mode) / 0.25).var(correction=0))
+    h = friction / (2 * noise)  # a quarter of the friction's own noise
+
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        w = pyro.sample("w", dist.Normal(torch.zeros(1).double(), 1.0).to_event(1))
+        f = pyro.deterministic("f", x * w)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+
+    found = SGHMC(
+        num_chains=chains,
+        warmup_steps=400,
+        num_samples=draws,
+        thin=60,
+        batch_size=size,
+        friction=friction,
+        step_size=h,
+    ).run(model, (x, y), init={"w": torch.tensor([mode]).double()}, progress=False)
+    expected = 1 / curvature / (1 - h * h * curvature / (4 - 2 * friction * h))
+    variance = float((found.stored - mode).square().mean())
+    assert abs(variance / expected - 1) < 5 * math.sqrt(2 / (chains * draws))
+
+
 def test_chains_that_have_not_spread_are_cold(oracle: LinearGaussian) -> None:
     """Of SGLD from the mode, after t steps: T (1 - (1 - h l)^2t) / (1 - h l / 2) in a direction."""
     values = torch.linalg.eigvalsh(oracle.precision)

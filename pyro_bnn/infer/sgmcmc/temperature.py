@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.shapes import check_axes
 from pyro_bnn.errors import OptionError, ShapeError
 
 MOST_OFF = 0.1  # of the temperature itself
@@ -67,7 +66,9 @@ def temperature_of(values: Float[np.ndarray, "C S"], wanted: float = 1.0) -> Tem
     """
     from pyro_bnn import arviz_io
 
-    values = check_axes("values", values, "C S")
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 2:
+        raise ShapeError(f"values must have shape [C, S], got {list(values.shape)}")
     if not wanted > 0:
         raise OptionError(f"wanted is a temperature above 0, not {wanted!r}")
     if values.shape[1] < MIN_DRAWS:
