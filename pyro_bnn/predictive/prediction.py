@@ -16,6 +16,7 @@ from pyro_bnn.data.labels import coded
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
+from pyro_bnn.program.distributions import order_statistic
 
 SHOWN = 8  # rows in a notebook
 PREDICTED = "predicted"  # prefix of the columns of predictions
@@ -155,8 +156,8 @@ class Prediction:
         levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
         position = levels * (len(self.draws) - 1)
         if self._is_discrete:
-            share = torch.as_tensor(q, dtype=torch.float64, device="cpu") * len(self.draws)
-            position = (share.ceil() - 1).clamp(min=0).to(position)
+            exact = torch.as_tensor(q, dtype=torch.float64, device="cpu")
+            position = order_statistic(exact, len(self.draws)).to(position)
         low = position.floor().long()
         high = (low + 1).clamp(max=len(self.draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
