@@ -23,7 +23,7 @@ from pyro_bnn.guides.parts.components import Components, pick
 from pyro_bnn.handled import model_name, module_of
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
-from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.distributions import base_distribution, order_statistic
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import isolated
@@ -393,7 +393,7 @@ class AutoRank1Mixture(Guide):
     def z_quantiles(self, levels: Tensor) -> Tensor:
         """Marginal quantiles ``[Q, P]`` of z under the mixture."""
         if not self.has_log_prob:
-            return self.loc.quantile(levels, dim=0, interpolation="lower")
+            return self.loc.sort(0).values[order_statistic(levels, self.num_components)]
         return self._mixture.quantiles(levels)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
