@@ -77,7 +77,8 @@ class AutoRank1Mixture(Guide):
       are not reported as an ELBO.
 
     Components are Gaussian, Cauchy on the factors r and s (other sites stay Gaussian), or deltas,
-    which is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et al., ICLR 2020). A Cauchy has no mean,
+    which with ``"average"``, the log joint then, is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et
+    al., ICLR 2020). A Cauchy has no mean,
     and its KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's
     stated ``clip``, and predictions have quantiles only.
 
@@ -160,9 +161,10 @@ class AutoRank1Mixture(Guide):
                 'init_loc_fn would have no effect on the factors, as start="random_sign" puts them '
                 "around -1 and +1: leave one of the two out"
             )
-        if objective == "mixture" and family == "delta":
+        if objective != "average" and family == "delta":
             raise OptionError(
-                'objective="mixture" needs a density, which family="delta" has not: use "average"'
+                f'objective="{objective}" needs a density, which family="delta" has not: use '
+                '"average"'
             )
         self.has_log_prob = family != "delta"
         self.has_moments = family != "cauchy"

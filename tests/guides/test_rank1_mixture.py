@@ -579,14 +579,17 @@ def test_options_out_of_range_are_refused() -> None:
         ({"init_spread": -0.1}, "init_spread is a number of at least 0, not -0.1"),
         ({"init_scale": 0.0}, "init_scale is a positive standard deviation, not 0.0"),
         ({"objective": "mixture"}, "there is one for each component: pass separate_biases=False"),
-        (
-            {"objective": "mixture", "separate_biases": False, "family": "delta"},
-            'needs a density, which family="delta" has not: use "average"',
-        ),
     ):
         with pytest.raises(OptionError) as caught:
             AutoRank1Mixture(model, **options)
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("objective", ["mixture", "log_mixture", "log_mixture_averaged_kl"])
+def test_deltas_have_the_average_alone(objective: Any) -> None:
+    message = f'objective="{objective}" needs a density, which family="delta" has not: use "averag'
+    with pytest.raises(OptionError, match=message):
+        AutoRank1Mixture(network(), family="delta", objective=objective, separate_biases=False)
 
 
 def test_options_without_effect_are_refused() -> None:
