@@ -97,8 +97,7 @@ class Conditional:
         base = base_distribution(self.of(0, len(self)))
         if isinstance(base, dist.Categorical):
             return base.probs
-        p = base.probs.unsqueeze(-1)
-        return torch.cat([1 - p, p], -1)
+        return torch.stack([(-base.logits).sigmoid(), base.probs], -1)  # 1 - p would lose digits
 
     def sample(self, seed: int) -> Num[Tensor, "S N O"]:
         """One y from each draw; the first of them for a larger S."""
