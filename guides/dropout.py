@@ -33,7 +33,7 @@ SMALLEST = 1e-8  # size below which a weight's noise shrinks no further: at 0 th
 MOLCHANOV = (0.63576, 1.87320, 1.48695)
 LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 STANDARD_ENTROPY = 0.5 + LOG_ROOT_2_PI  # of N(0, 1)
-INIT_SCALE = 0.01
+RATE, INIT_SCALE = 0.1, 0.01
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class AutoDropout(Guide):
     of 50 units and 400 rows reached an ELBO 120 nats higher.
 
     On a model of ``pyro_bnn.bayesian_dropout`` the masks are the model's own, drawn as it draws
-    them: their q is their prior, their KL is 0.
+    them, at its rates: their q is their prior, their KL is 0.
 
     Args:
         model: Pyro model.
@@ -150,7 +150,7 @@ class AutoDropout(Guide):
         model: Model,
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         kind: Kind = "bernoulli",
-        rate: float = 0.1,
+        rate: float = RATE,
         drop_inputs: bool = False,
         temperature: float | None = None,
         init_scale: float = INIT_SCALE,
@@ -173,13 +173,14 @@ class AutoDropout(Guide):
         """Find the weights whose inputs are dropped, and the model's own noise.
 
         Raises:
-            SiteError: If there is neither, or the kind does not suit the model's own noise.
+            SiteError: If there is neither, or an option would have no effect on the model's own
+                noise.
         """
         noise = tuple(s.name for s in sites if run.latent[s.name]["infer"].get(IS_MASK_NOISE))
-        if noise and (self.kind != "bernoulli" or self.drop_inputs):
+        if noise and (self.kind != "bernoulli" or self.rate != RATE or self.drop_inputs):
             raise SiteError(
-                "the model has dropout of its own, at its own rates: leave kind and drop_inputs "
-                "at their defaults"
+                "the model has dropout of its own, at its own rates: leave kind, rate and "
+                "drop_inputs at their defaults"
             )
         weights = tuple(s.name for s in sites if s.is_real and len(s.shape) > 1)
         if not (self.drop_inputs or self.kind == "gaussian"):
