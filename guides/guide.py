@@ -56,7 +56,7 @@ class Guide(ModelGuide):
         kl_kind: ``"exact"`` where the entropy of q is in closed form (then ``kl`` is exact too, if
             every prior has a closed-form expectation), ``"monte_carlo"``, ``"bound"``, or
             ``"none"`` for a point estimate.
-        has_moments: Whether predictions have a mean and sd.
+        has_moments: Whether predictions have a mean and sd that do not hang on few draws.
         needs_all_rows: Whether the objective is defined over the whole data set only.
         marginal_family: Family of the marginals of all sites but ``cauchy_sites``: ``"normal"``, or
             ``"moments"`` where only their means and sds are known.

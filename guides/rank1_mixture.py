@@ -78,9 +78,9 @@ class AutoRank1Mixture(Guide):
 
     Components are Gaussian, Cauchy on the factors r and s (other sites stay Gaussian), or deltas,
     which with ``"average"``, the log joint then, is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et
-    al., ICLR 2020). A Cauchy has no mean,
-    and its KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's
-    stated ``clip``, and predictions have quantiles only.
+    al., ICLR 2020). The KL of a Cauchy from a Gaussian prior is infinite: it needs a Cauchy-tailed
+    prior and the model's stated ``clip``. The clip bounds f, but its mean and sd hang on the clip
+    and on the few largest draws: predictions have quantiles only, and a mean and sd of NaN.
 
     Args:
         model: A model of rank-1 layers: ``pyro_bnn.models.Rank1MLP``, ``Rank1ResNet``, or your own.

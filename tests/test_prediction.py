@@ -441,7 +441,9 @@ def test_a_variance_that_does_not_exist_is_nan_with_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(prediction.mean, f.mean(0))  # StudentT has a mean for df > 1
-    with pytest.warns(BNNWarning, match=r"the predictive sd does not exist at 7 rows and is NaN"):
+    with pytest.warns(
+        BNNWarning, match=r"sd does not exist or hangs on few draws at 7 rows and is N"
+    ):
         sd = prediction.sd
     assert bool(sd.isnan().all())
     assert bool(prediction.quantile(0.9).isfinite().all())
@@ -452,7 +454,7 @@ def test_a_mean_that_does_not_exist_is_nan_with_a_warning() -> None:
     x = inputs()
     prediction = drawn(HeavyTailed(1.0), x, x[:, 0], NUM_DRAWS).predict(x, NUM_DRAWS)
     for name in ("mean", "sd"):
-        with pytest.warns(BNNWarning, match=f"the predictive {name} does not exist at 7 rows"):
+        with pytest.warns(BNNWarning, match=f"{name} does not exist or .* at 7 rows"):
             value = getattr(prediction, name)
         assert bool(value.isnan().all())
     # y = f + Cauchy with f symmetric about 0: P(y < 0) = 1/2 at every row

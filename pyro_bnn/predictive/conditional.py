@@ -33,7 +33,7 @@ class Conditional:
         fn: The distribution ``[N]`` at one draw.
         tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
         units: Carries y to the user's units; None leaves it in the model's.
-        has_moments: Whether the mixture over draws has a mean; without, means are NaN.
+        has_moments: Whether means over draws are to be relied on; without, they are NaN.
     """
 
     fn: Distribution

@@ -124,7 +124,10 @@ class Prediction:
 
     @property
     def mean(self) -> Float[Tensor, "N O"]:
-        """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist."""
+        """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist.
+
+        NaN too where a guide's tails make it hang on few draws (``has_moments``).
+        """
         return _existing(self._mean_of("means"), "mean")
 
     @property
@@ -490,8 +493,8 @@ def _array(value: Tensor) -> np.ndarray[Any, Any]:
 def _existing(value: Tensor, name: str) -> Tensor:
     if bool(value.isnan().any()):
         warnings.warn(
-            f"the predictive {name} does not exist at {int(value.isnan().any(-1).sum())} rows and "
-            "is NaN there; quantile(q) does exist",
+            f"the predictive {name} does not exist or hangs on few draws at "
+            f"{int(value.isnan().any(-1).sum())} rows and is NaN there; quantile(q) does exist",
             BNNWarning,
             stacklevel=3,
         )

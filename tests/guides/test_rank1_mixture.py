@@ -497,9 +497,11 @@ def test_cauchy_predictions_have_quantiles_and_no_moments() -> None:
     posterior = fit(cauchy_network(), family="cauchy", num_steps=100)
     x, y = rows()
     prediction = posterior.predict(x, 400)
-    with pytest.warns(BNNWarning, match="the predictive mean does not exist at 12 rows"):
+    with pytest.warns(BNNWarning, match="the predictive mean does not exist or hangs on few"):
         assert bool(prediction.mean.isnan().all())
-    with pytest.warns(BNNWarning, match="the predictive sd does not exist"):
+    with pytest.warns(
+        BNNWarning, match="the predictive sd does not exist or hangs on few draws at 12 r"
+    ):
         assert bool(prediction.sd.isnan().all())
     assert bool(prediction.quantile([0.1, 0.5, 0.9]).isfinite().all())
     assert bool(prediction.log_prob(y).isfinite().all())

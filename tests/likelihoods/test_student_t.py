@@ -125,7 +125,9 @@ def test_moments_that_do_not_exist_are_nan_with_a_warning(df: float, exists: str
         if name in exists:
             assert_close(getattr(prediction, name), expected)
             continue
-        with pytest.warns(BNNWarning, match=f"the predictive {name} does not exist at 8 rows"):
+        with pytest.warns(
+            BNNWarning, match=f"the predictive {name} does not exist or .* at 8 rows"
+        ):
             assert bool(getattr(prediction, name).isnan().all())
     assert bool(prediction.quantile(0.5).isfinite().all())
     assert_close(
