@@ -45,8 +45,8 @@ class Guide(ModelGuide):
         init_loc_fn: Start of each site: a Pyro initialisation strategy such as
             ``pyro.infer.autoguide.init_to_median``, called with the site. Default: for weights a
             draw from the prior, which breaks the symmetry of hidden units; for positive and other
-            constrained sites the prior's median; what normalisations learn starts as the identity,
-            see :func:`pyro_bnn.bayesian`.
+            constrained sites the median of 15 draws from it; what normalisations learn starts as
+            the identity, see :func:`pyro_bnn.bayesian`.
         create_plates: Function of the model's arguments that returns a ``pyro.plate``, or several,
             to use in place of plates made by the guide, as for stock Pyro's guides.
 

@@ -85,7 +85,7 @@ class AutoRank1Mixture(Guide):
     Args:
         model: A model of rank-1 layers: ``pyro_bnn.models.Rank1MLP``, ``Rank1ResNet``, or your own.
         init_loc_fn: Centre of all components' starts; default 1 for the factors r and s, and for
-            other sites the median of positive ones and a draw from the prior of real ones.
+            other sites a draw from the prior, or the median of 15 where they are positive.
         num_components: K.
         family: ``"normal"``, ``"cauchy"`` or ``"delta"``.
         objective: See above.
