@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides.model_guide import CreatePlates, ModelGuide
+from pyro_bnn.program.batched import over_draws
 from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Latents, Marginals
@@ -373,7 +374,7 @@ class Guide(ModelGuide):
                 run = self._evaluate(latents.constrain(row), params)
                 return latents.log_prior(run, row, blocks=blocks)
 
-            log_prior = log_prior + torch.func.vmap(rest)(z).mean()
+            log_prior = log_prior + over_draws(rest, z).mean()
             if entropy is not None:
                 return float(-entropy - log_prior), False
             return float(self.log_prob_of_sample(num_draws, seed).mean() - log_prior), False
