@@ -10,12 +10,16 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from pyro_bnn.checks import check_choice, check_positive, check_share
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.guide import ELBO, Guide, KLKind, check_init_scale, positive_parameter
+from pyro_bnn.guides.parts.blocks import layers_of
 from pyro_bnn.guides.parts.units import Part, Units
+from pyro_bnn.handled import module_of
 from pyro_bnn.layers.dropout import IS_MASK_NOISE, keeps
+from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Latents, Marginals
@@ -29,7 +33,7 @@ SMALLEST = 1e-8  # size below which a weight's noise shrinks no further: at 0 th
 MOLCHANOV = (0.63576, 1.87320, 1.48695)
 LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 STANDARD_ENTROPY = 0.5 + LOG_ROOT_2_PI  # of N(0, 1)
-INIT_SCALE = 0.01
+RATE, INIT_SCALE = 0.1, 0.01
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
@@ -63,7 +67,8 @@ class AutoDropout(Guide):
     One mask m ``[I]`` a weight ``[O, I]`` and draw of the function, shared by all rows, as one z
     is; with ``SVI(per_example_draws=True)`` each row of a step has masks of its own, as in ordinary
     training. A weight is a real site of two or more dimensions as ``torch.nn.Linear`` and
-    convolutions hold it, ``[O, I, *kernel]``, where whole channels are dropped. Of several weights
+    convolutions hold it, ``[O, I, *kernel]``, or ``[I, O, *kernel]`` of a layer that is a
+    ``torch.nn.ConvTranspose1d`` to ``3d``; whole channels are dropped. Of several weights
     the one that the model samples first is taken for that of its inputs, and is a point estimate
     unless ``drop_inputs``. All else, biases and scales of priors and noise, are point estimates
     that the prior penalises, as in ``AutoDelta``. ``kind`` is the family of m:
@@ -98,7 +103,7 @@ class AutoDropout(Guide):
     of 50 units and 400 rows reached an ELBO 120 nats higher.
 
     On a model of ``pyro_bnn.bayesian_dropout`` the masks are the model's own, drawn as it draws
-    them: their q is their prior, their KL is 0.
+    them, at its rates: their q is their prior, their KL is 0.
 
     Args:
         model: Pyro model.
@@ -145,7 +150,7 @@ class AutoDropout(Guide):
         model: Model,
         init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
         kind: Kind = "bernoulli",
-        rate: float = 0.1,
+        rate: float = RATE,
         drop_inputs: bool = False,
         temperature: float | None = None,
         init_scale: float = INIT_SCALE,
@@ -168,13 +173,14 @@ class AutoDropout(Guide):
         """Find the weights whose inputs are dropped, and the model's own noise.
 
         Raises:
-            SiteError: If there is neither, or the kind does not suit the model's own noise.
+            SiteError: If there is neither, or an option would have no effect on the model's own
+                noise.
         """
         noise = tuple(s.name for s in sites if run.latent[s.name]["infer"].get(IS_MASK_NOISE))
-        if noise and (self.kind != "bernoulli" or self.drop_inputs):
+        if noise and (self.kind != "bernoulli" or self.rate != RATE or self.drop_inputs):
             raise SiteError(
-                "the model has dropout of its own, at its own rates: leave kind and drop_inputs "
-                "at their defaults"
+                "the model has dropout of its own, at its own rates: leave kind, rate and "
+                "drop_inputs at their defaults"
             )
         weights = tuple(s.name for s in sites if s.is_real and len(s.shape) > 1)
         if not (self.drop_inputs or self.kind == "gaussian"):
@@ -196,7 +202,8 @@ class AutoDropout(Guide):
         That is ``logit_rate`` or ``log_alpha``, one number a weight, and for the Gaussian kind
         ``scale`` of the entries outside weights.
         """
-        self._units = Units.of(self._shapes, self._weights, self._noise)
+        inputs_first = _transposed(self._weights, self.model)
+        self._units = Units.of(self._shapes, self._weights, self._noise, inputs_first)
         self.loc = nn.Parameter(self._units.without_noise(loc))
         odds = loc.new_full((len(self._weights),), self.rate / (1 - self.rate))
         if self.kind == "concrete":
@@ -347,6 +354,15 @@ class AutoDropout(Guide):
         return self.sample_sites(
             lambda site: self.point(site, z, has_density=False), *args, **kwargs
         )
+
+
+def _transposed(weights: Sequence[str], model: Model) -> set[str]:
+    """The weights of transposed convolutions, ``[I, O / groups, *kernel]``."""
+    inner = module_of(model)
+    net = inner.net if isinstance(inner, BayesianModule) else inner
+    layers = {} if net is None else dict(net.named_modules())
+    names = zip(weights, layers_of(weights, model), strict=True)
+    return {name for name, layer in names if isinstance(layers.get(layer), _ConvTransposeNd)}
 
 
 def _check_options(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides.model_guide import CreatePlates, ModelGuide
+from pyro_bnn.program.batched import over_draws
 from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Latents, Marginals
@@ -45,8 +46,8 @@ class Guide(ModelGuide):
         init_loc_fn: Start of each site: a Pyro initialisation strategy such as
             ``pyro.infer.autoguide.init_to_median``, called with the site. Default: for weights a
             draw from the prior, which breaks the symmetry of hidden units; for positive and other
-            constrained sites the prior's median; what normalisations learn starts as the identity,
-            see :func:`pyro_bnn.bayesian`.
+            constrained sites the median of 15 draws from it; what normalisations learn starts as
+            the identity, see :func:`pyro_bnn.bayesian`.
         create_plates: Function of the model's arguments that returns a ``pyro.plate``, or several,
             to use in place of plates made by the guide, as for stock Pyro's guides.
 
@@ -56,7 +57,7 @@ class Guide(ModelGuide):
         kl_kind: ``"exact"`` where the entropy of q is in closed form (then ``kl`` is exact too, if
             every prior has a closed-form expectation), ``"monte_carlo"``, ``"bound"``, or
             ``"none"`` for a point estimate.
-        has_moments: Whether predictions have a mean and sd.
+        has_moments: Whether predictions have a mean and sd that do not hang on few draws.
         needs_all_rows: Whether the objective is defined over the whole data set only.
         marginal_family: Family of the marginals of all sites but ``cauchy_sites``: ``"normal"``, or
             ``"moments"`` where only their means and sds are known.
@@ -373,7 +374,7 @@ class Guide(ModelGuide):
                 run = self._evaluate(latents.constrain(row), params)
                 return latents.log_prior(run, row, blocks=blocks)
 
-            log_prior = log_prior + torch.func.vmap(rest)(z).mean()
+            log_prior = log_prior + over_draws(rest, z).mean()
             if entropy is not None:
                 return float(-entropy - log_prior), False
             return float(self.log_prob_of_sample(num_draws, seed).mean() - log_prior), False

@@ -41,7 +41,9 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
     Args:
         model: Pyro model.
         init_loc_fn: Start of the means; default a draw from the prior.
-        init_scale: Initial standard deviation of every entry of z, > 0, in its units.
+        init_scale: Initial standard deviation s of z, > 0, in its units, in the mean square: as C
+            starts at random, an entry starts at variance :math:`\tfrac{s^2}{2} (1 + \chi^2_R / R)`,
+            and with rank 0 at s^2.
         rank: Rank R; default the square root of P, or of the layer's number of entries, rounded.
         block: ``"layer"`` for layers that are independent; ``"all"`` or None for one Gaussian.
 

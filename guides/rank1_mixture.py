@@ -23,7 +23,7 @@ from pyro_bnn.guides.parts.components import Components, pick
 from pyro_bnn.handled import model_name, module_of
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
-from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.distributions import base_distribution, order_statistic
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import isolated
@@ -77,14 +77,15 @@ class AutoRank1Mixture(Guide):
       are not reported as an ELBO.
 
     Components are Gaussian, Cauchy on the factors r and s (other sites stay Gaussian), or deltas,
-    which is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et al., ICLR 2020). A Cauchy has no mean,
-    and its KL from a Gaussian prior is infinite: it needs a Cauchy-tailed prior and the model's
-    stated ``clip``, and predictions have quantiles only.
+    which with ``"average"``, the log joint then, is :class:`pyro_bnn.guides.BatchEnsemble` (Wen et
+    al., ICLR 2020). The KL of a Cauchy from a Gaussian prior is infinite: it needs a Cauchy-tailed
+    prior and the model's stated ``clip``. The clip bounds f, but its mean and sd hang on the clip
+    and on the few largest draws: predictions have quantiles only, and a mean and sd of NaN.
 
     Args:
         model: A model of rank-1 layers: ``pyro_bnn.models.Rank1MLP``, ``Rank1ResNet``, or your own.
         init_loc_fn: Centre of all components' starts; default 1 for the factors r and s, and for
-            other sites the median of positive ones and a draw from the prior of real ones.
+            other sites a draw from the prior, or the median of 15 where they are positive.
         num_components: K.
         family: ``"normal"``, ``"cauchy"`` or ``"delta"``.
         objective: See above.
@@ -160,9 +161,10 @@ class AutoRank1Mixture(Guide):
                 'init_loc_fn would have no effect on the factors, as start="random_sign" puts them '
                 "around -1 and +1: leave one of the two out"
             )
-        if objective == "mixture" and family == "delta":
+        if objective != "average" and family == "delta":
             raise OptionError(
-                'objective="mixture" needs a density, which family="delta" has not: use "average"'
+                f'objective="{objective}" needs a density, which family="delta" has not: use '
+                '"average"'
             )
         self.has_log_prob = family != "delta"
         self.has_moments = family != "cauchy"
@@ -393,7 +395,7 @@ class AutoRank1Mixture(Guide):
     def z_quantiles(self, levels: Tensor) -> Tensor:
         """Marginal quantiles ``[Q, P]`` of z under the mixture."""
         if not self.has_log_prob:
-            return self.loc.quantile(levels, dim=0, interpolation="lower")
+            return self.loc.sort(0).values[order_statistic(levels, self.num_components)]
         return self._mixture.quantiles(levels)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,13 +44,19 @@ class Units(NamedTuple):
         sites: Sequence[tuple[str, Sequence[int], int]],
         weights: Sequence[str],
         noise: Sequence[str],
+        inputs_first: Collection[str] = (),
     ) -> Units:
-        """The parts of sites (name, shape, length), of which some are weights, some noise."""
+        """The parts of sites (name, shape, length), of which some are weights, some noise.
+
+        Weights ``[I, O, *kernel]``, named in ``inputs_first``, count as one output of a kernel of O
+        times as many entries.
+        """
         parts: list[Part] = []
         for name, shape, length in sites:
             if name in weights:
-                O, I, *kernel = shape  # noqa: E741
-                sizes, is_spatial = (O, I, math.prod(kernel)), bool(kernel)
+                is_spatial = len(shape) > 2
+                O, I, *kernel = (1, *shape) if name in inputs_first else shape  # noqa: E741
+                sizes = (O, I, math.prod(kernel))
                 parts.append(Part(length, weights.index(name), sizes, is_spatial))
             elif name in noise:
                 parts.append(Part(length, is_noise=True))

@@ -346,8 +346,8 @@ def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> N
         count = int(np.isnan(columns[f"{start}_mean"] + columns[f"{start}_sd"]).sum())
         if count:
             warnings.warn(
-                f"the predictive mean or sd does not exist in {count_rows(count)} and is empty "
-                f"there; {start}_median and the interval do exist",
+                "the predictive mean or sd does not exist or hangs on few draws in "
+                f"{count_rows(count)} and is empty there; {start}_median and the interval do exist",
                 BNNWarning,
                 stacklevel=3,
             )

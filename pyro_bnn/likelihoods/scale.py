@@ -41,7 +41,8 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
     """
     if isinstance(value, Distribution):
         is_flat = len(value.event_shape) < 2 and not value.batch_shape
-        if not is_flat or bool(value.support.check(-torch.ones(value.shape())).any()):
+        negative = [torch.full(value.shape(), number) for number in (-1.0, -1e-30)]
+        if not is_flat or any(bool(value.support.check(v).any()) for v in negative):
             raise OptionError(
                 f"the prior over the {what} is univariate (one for each target) or over a vector "
                 f"[O], and positive, not {value}; take for example "

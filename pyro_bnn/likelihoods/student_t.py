@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
 from pyro_bnn.likelihoods.likelihood import Likelihood
 from pyro_bnn.likelihoods.scale import Positive, add_positive, half_normal, positive
+from pyro_bnn.priors.student_t_density import StudentT as Density
 
 
 class StudentT(Likelihood):
@@ -58,4 +58,4 @@ class StudentT(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """Student-t over the targets of a row: batch ``[N]``, event ``[O]``."""
         df, scale = (positive(self, name, f.shape[-1]) for name in ("df", "scale"))
-        return cast(Distribution, dist.StudentT(df, f, scale).to_event(1))
+        return cast(Distribution, Density(df, f, scale).to_event(1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -79,10 +80,14 @@ class LeNet(BayesianModule):
     ) -> None:
         shape = checked_image_shape(image_shape, LEAST_SIDE)
         likelihood, num_function_outputs = image_likelihood(num_outputs, likelihood)
-        function = activation_function(activation)
-        net = le_net(shape, num_function_outputs, function)
+        net = le_net(shape, num_function_outputs, activation_function(activation))
         super().__init__(net, prior, likelihood)
-        self.image_shape, self.activation = shape, function
+        self.image_shape = shape
+
+    @property
+    def activation(self) -> Activation:
+        """The function between the layers."""
+        return cast(Elementwise, self.net.get_submodule("activation1")).activation
 
 
 def le_net(

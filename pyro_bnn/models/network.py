@@ -147,7 +147,7 @@ def priors_of_all(prior: Priors | None, names: Sequence[str], model: nn.Module) 
 
 
 def activation_function(activation: str | Activation) -> Activation:
-    """The activation of a name, or a callable as it is.
+    """The activation of a name, or a callable as it is, a copy of a module.
 
     Raises:
         OptionError: If it is a class instead of an instance.
@@ -158,6 +158,8 @@ def activation_function(activation: str | Activation) -> Activation:
             f"activation is the class {activation.__name__}, but a function of one tensor is "
             f"expected: pass an instance, {activation.__name__}()"
         )
+    if isinstance(activation, nn.Module):  # its parameters become the model's own
+        return copy.deepcopy(activation)
     if callable(activation):
         return activation
     if activation not in ACTIVATIONS:

@@ -33,7 +33,7 @@ class Conditional:
         fn: The distribution ``[N]`` at one draw.
         tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
         units: Carries y to the user's units; None leaves it in the model's.
-        has_moments: Whether the mixture over draws has a mean; without, means are NaN.
+        has_moments: Whether means over draws are to be relied on; without, they are NaN.
     """
 
     fn: Distribution
@@ -97,8 +97,7 @@ class Conditional:
         base = base_distribution(self.of(0, len(self)))
         if isinstance(base, dist.Categorical):
             return base.probs
-        p = base.probs.unsqueeze(-1)
-        return torch.cat([1 - p, p], -1)
+        return torch.stack([(-base.logits).sigmoid(), base.probs], -1)  # 1 - p would lose digits
 
     def sample(self, seed: int) -> Num[Tensor, "S N O"]:
         """One y from each draw; the first of them for a larger S."""

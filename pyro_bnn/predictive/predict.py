@@ -58,7 +58,7 @@ def predict(
             Beyond it the prediction is by blocks of rows, and has no draws.
         target: Carries y to the user's units, in the wider of its dtype and the model's; None
             leaves y in the model's units.
-        has_moments: Whether the mixture over draws has a mean and sd; without, both are NaN.
+        has_moments: Whether means and sds over draws are to be relied on; else they are NaN.
         chunks: What was learned of the program in earlier calls.
         names: What the table of the prediction calls its rows and columns.
 
@@ -106,7 +106,7 @@ class _OfY:
     Args:
         run: The pass over all draws and rows.
         target: Carries y to the user's units; None leaves it in the model's.
-        has_moments: Whether the mixture over draws has a mean and sd.
+        has_moments: Whether means and sds over draws are to be relied on.
 
     Attributes:
         is_number: Whether y is a number, and no class.

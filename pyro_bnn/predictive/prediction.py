@@ -16,6 +16,7 @@ from pyro_bnn.data.labels import coded
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
+from pyro_bnn.program.distributions import order_statistic
 
 SHOWN = 8  # rows in a notebook
 PREDICTED = "predicted"  # prefix of the columns of predictions
@@ -123,7 +124,10 @@ class Prediction:
 
     @property
     def mean(self) -> Float[Tensor, "N O"]:
-        """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist."""
+        """Predictive mean ``[N, O]``, in the units of y; NaN where it does not exist.
+
+        NaN too where a guide's tails make it hang on few draws (``has_moments``).
+        """
         return _existing(self._mean_of("means"), "mean")
 
     @property
@@ -155,8 +159,8 @@ class Prediction:
         levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
         position = levels * (len(self.draws) - 1)
         if self._is_discrete:
-            share = torch.as_tensor(q, dtype=torch.float64, device="cpu") * len(self.draws)
-            position = (share.ceil() - 1).clamp(min=0).to(position)
+            exact = torch.as_tensor(q, dtype=torch.float64, device="cpu")
+            position = order_statistic(exact, len(self.draws)).to(position)
         low = position.floor().long()
         high = (low + 1).clamp(max=len(self.draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
@@ -489,8 +493,8 @@ def _array(value: Tensor) -> np.ndarray[Any, Any]:
 def _existing(value: Tensor, name: str) -> Tensor:
     if bool(value.isnan().any()):
         warnings.warn(
-            f"the predictive {name} does not exist at {int(value.isnan().any(-1).sum())} rows and "
-            "is NaN there; quantile(q) does exist",
+            f"the predictive {name} does not exist or hangs on few draws at "
+            f"{int(value.isnan().any(-1).sum())} rows and is NaN there; quantile(q) does exist",
             BNNWarning,
             stacklevel=3,
         )

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive
+from pyro_bnn.errors import OptionError
 from pyro_bnn.priors.half_cauchy_scale import root_mean_square
 from pyro_bnn.priors.hierarchy import Hierarchy
 from pyro_bnn.priors.positive import HalfCauchy
 from pyro_bnn.priors.prior import PriorModule
 from pyro_bnn.priors.scales import Scale, scale_for
+
+SLAB_DF = 4.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Horseshoe:
         centred: Whether the weight is a sample site, ``.value``, in place of ``.raw``.
 
     Raises:
-        OptionError: If a scale or ``slab_df`` is not positive.
+        OptionError: If a scale or ``slab_df`` is not positive, or ``slab_df`` is of no slab.
 
     References:
         Carvalho, Polson & Scott, "The horseshoe estimator for sparse signals", Biometrika 97(2),
@@ -57,7 +60,7 @@ class Horseshoe:
 
     scale: Scale = "fan_in"
     slab_scale: float | None = None
-    slab_df: float = 4.0
+    slab_df: float = SLAB_DF
     loc: float = 0.0
     centred: bool = False
 
@@ -66,6 +69,10 @@ class Horseshoe:
         if self.slab_scale is not None:
             check_positive("slab_scale", self.slab_scale)
         check_positive("slab_df", self.slab_df)
+        if self.slab_scale is None and self.slab_df != SLAB_DF:
+            raise OptionError(
+                f"slab_df={self.slab_df} would have no effect, as there is no slab: pass slab_scale"
+            )
 
     def hierarchy(self, shape: torch.Size) -> Hierarchy:
         """A module that samples one tensor of ``shape``."""

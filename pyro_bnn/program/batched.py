@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 
@@ -17,6 +18,17 @@ def without_vmap_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
+
+
+def over_draws(fn: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """A function of each draw of z ``[S, P]``, one after the other where it refuses all at once."""
+    try:
+        with without_vmap_warnings():
+            return torch.func.vmap(fn)(z)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return torch.stack([fn(draw) for draw in z])
 
 
 @contextmanager

@@ -85,6 +85,17 @@ def base_distribution(fn: Distribution) -> Distribution:
     return fn
 
 
+def order_statistic(levels: Tensor, count: int) -> Tensor:
+    r"""Place ``[...]``, from 0, of the quantiles of K sorted points of equal weight.
+
+    .. math:: \max(\lceil q K \rceil, 1) - 1
+
+    A level may be off by one rounding of float32, as 1 - 0.95 is.
+    """
+    rounding = min(torch.finfo(torch.float32).eps * count, 0.5)
+    return (levels.double() * count - rounding).ceil().long().clamp(min=1) - 1
+
+
 def kind_of_target(likelihood: Likelihood, num_outputs: int) -> str:
     """What a likelihood is over: numbers, positive numbers, counts, or how many classes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -97,6 +98,19 @@ def test_the_objective_is_the_mean_over_members_of_the_log_joint() -> None:
     likelihood = 3 * normal(f, one(0.5)).log_prob(batch.y).flatten(1).sum(-1)
     assert_close(terms.expected_log_likelihood, likelihood.mean(), rtol=1e-10, atol=1e-10)
     assert_close(terms.kl, -log_prior.mean(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_components", [1, 2, 3, 10])
+def test_quantiles_are_atoms_by_the_inverse_of_the_distribution(num_components: int) -> None:
+    """The least atom at or below which lies a share q; in float32 0.1 is no exact tenth."""
+    guide = BatchEnsemble(network(), num_components=num_components)
+    guide.setup(rows()[0])
+    levels = [0.0, 0.05, 0.1, 0.3, 0.5, 0.51, 0.7, 0.95, 1.0]
+    for like in (guide.double(), guide.float()):
+        site = like.quantiles(levels)["layers.0.r"]
+        atoms = like.loc[:, 3:7].detach().numpy()  # s has three entries
+        expected = np.quantile(atoms, levels, axis=0, method="inverted_cdf")
+        np.testing.assert_array_equal(site.numpy(), expected)
 
 
 def test_it_has_no_density_and_says_so(posterior: Any) -> None:

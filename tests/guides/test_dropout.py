@@ -191,6 +191,27 @@ def test_channels_of_a_convolution_are_dropped_whole() -> None:
         assert stats.kstest(logistic.flatten().numpy(), "logistic").pvalue > 0.01
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("prior", [priors.Normal(), priors.HalfCauchyScale()])
+def test_input_channels_of_a_transposed_convolution_are_dropped(prior: Any, groups: int) -> None:
+    """Its weight is [I, O / groups, kernel]."""
+    net = nn.Sequential(
+        *(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 1), nn.ConvTranspose1d(4, 6, 2, groups=groups)),
+        nn.Flatten(),
+    ).double()
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(1, 6)
+    model = models.bayesian(net, prior, likelihoods.Normal(1.0))
+    guide = at(model, x, rate=0.5)
+    (site,) = guide.rates()
+    assert site in ("2.weight", "2.weight.raw")
+    assert guide.noise_dim == 4
+    constrain = cast(Any, guide.latents).constrain
+    z, centre = guide.sample(50), guide.centre()
+    masks = constrain(z)[site] / constrain(centre)[site]  # [S, I, O / groups, kernel]
+    exact(masks, masks[:, :, :1, :1].expand_as(masks))
+    assert set(masks.unique().tolist()) == {0.0, 2.0}
+
+
 def test_quantiles_of_a_masked_weight() -> None:
     oracle = oracle_of_halves()
     loc = torch.tensor([0.7, -1.2, 0.0, 0.3], dtype=torch.float64)

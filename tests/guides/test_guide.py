@@ -131,6 +131,30 @@ def test_a_guide_without_closed_forms_works_by_monte_carlo() -> None:
         guide.quantiles([0.5])
 
 
+def branching(x: Tensor, y: Tensor | None = None) -> None:
+    """A prior by a branch on a latent value, which draws cannot be batched over."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
+    b = pyro.sample("b", dist.Laplace(0.0, w.exp().sum() if w.sum() > 0 else (-w).exp().sum()))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w + b, 1.0), obs=y)
+
+
+def test_the_kl_of_a_model_that_cannot_be_batched_is_that_of_one_draw_after_another() -> None:
+    x = linear_gaussian().x
+    guide = AutoNormal(branching, init_scale=0.5)
+    guide.setup(x)
+    value, exact = guide.kl(num_draws=20)
+    assert not exact
+    z = guide.sample(20)
+    loc, scale = guide.loc.detach(), guide.scale.detach()
+    d = torch.distributions
+    of_w = d.kl_divergence(d.Normal(loc[:3], scale[:3]), d.Normal(one(0.0), one(1.0))).sum()
+    w = z[:, :3]
+    prior_of_b = d.Laplace(one(0.0), (w * w.sum(1, keepdim=True).sign()).exp().sum(1))
+    of_b = -d.Normal(loc[3], scale[3]).entropy() - prior_of_b.log_prob(z[:, 3]).mean()
+    assert value == pytest.approx(float(of_w + of_b), rel=1e-10)
+
+
 def test_svi_trains_a_users_own_guide() -> None:
     oracle = linear_gaussian()
     posterior = SVI(Uniform, num_steps=300, learning_rate=0.05, num_particles=4).run(

@@ -12,6 +12,8 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.likelihoods import Bernoulli, Categorical
+from pyro_bnn.posterior import DrawsPosterior, Provenance
+from pyro_bnn.program import Program
 
 
 def test_bernoulli_probability_is_the_logistic_of_f() -> None:
@@ -30,6 +32,18 @@ def test_a_confident_wrong_class_costs_its_logit_and_is_pulled_back(num_targets:
     assert log_p.item() == -200.0 * num_targets
     (slope,) = torch.autograd.grad(log_p, f)
     assert_close(slope, -torch.ones(1, num_targets), rtol=0, atol=0)
+
+
+def test_both_classes_have_probabilities_to_the_last_digit_in_float32() -> None:
+    f = torch.tensor([-80.0, -20.0, 0.0, 20.0, 80.0])
+    model = bnn.models.MLP(1, hidden=(), likelihood=Bernoulli())
+    program = Program(model, torch.zeros(2, 1), torch.tensor([0, 1]))
+    z = torch.stack([torch.zeros(5), f], 1)  # weights of 0, the bias is the logit
+    draws = DrawsPosterior(program, z[None], Provenance("made", "none"))
+    probs = draws.predict(torch.zeros(1, 1), 5).class_probs
+    assert probs is not None
+    expected = torch.stack([-f, f], 1).double().sigmoid().float()
+    assert_close(probs[:, 0], expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float32])

@@ -233,5 +233,8 @@ def test_what_has_no_mask_for_all_rows_is_refused() -> None:
         bayesian_dropout(flat, NOISE)(x)
     with pytest.raises(SiteError, match=r"likelihood.scale is to be learned: pass a likelihood"):
         mc_dropout(bayesian_dropout(dense()), (x, x[:, 0]))
-    with pytest.raises(SiteError, match="the model has dropout of its own"):
-        AutoDropout(bayesian_dropout(dense(), NOISE), kind="concrete").setup(x)
+    options: dict[str, Any]
+    for options in ({"rate": 0.7}, {"kind": "concrete"}, {"drop_inputs": True}):
+        guide = AutoDropout(bayesian_dropout(dense(), NOISE), **options)
+        with pytest.raises(SiteError, match=r"the model has dropout of its own.* kind, rate and"):
+            guide.setup(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, priors
 from pyro_bnn.errors import OptionError, ShapeError, SiteError, UnknownNameError
-from pyro_bnn.models import MLP
+from pyro_bnn.models import MLP, LeNet, Rank1MLP
 from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.priors import PriorModule
 from pyro_bnn.priors.prior import tensors_of
@@ -242,3 +243,32 @@ def test_hierarchical_priors_by_pattern() -> None:
     w = [nodes[f"layers.{i}.weight"]["value"] for i in (0, 1)]
     b = [nodes[f"layers.{i}.bias"]["value"] for i in (0, 1)]
     assert_close(nodes["f"]["value"], torch.relu(x @ w[0].T + b[0]) @ w[1].T + b[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "columns", "count"),
+    [
+        (functools.partial(MLP, 3), 3, 1),
+        (functools.partial(Rank1MLP, 3), 3, 1),
+        (functools.partial(LeNet, (1, 8, 8), prior={"conv*": priors.Normal()}), 64, 1),
+        (functools.partial(LeNet, (1, 8, 8)), 64, 0),
+    ],
+    ids=["mlp", "rank-1", "le-net", "le-net-sampled"],
+)
+def test_parameters_of_an_activation_are_the_models_own_and_are_used(
+    make: Any, columns: int, count: int
+) -> None:
+    """One slope in training, or none where it is sampled; two models share none."""
+    slope = nn.PReLU(init=0.125)
+    first, second = make(activation=slope), make(activation=slope)
+    slopes = [
+        [v for v in m.parameters() if v.shape == (1,) and v == 0.125] for m in (first, second)
+    ]
+    assert [len(found) for found in slopes] == [count, count]
+    x = torch.linspace(-1, 1, 4 * columns).reshape(4, columns)
+    for model, own in zip((first, second), slopes, strict=True):
+        with torch.random.fork_rng():
+            f = nodes_of(model, x)["f"]["value"]
+        assert all(bool(torch.autograd.grad(f.square().sum(), v)[0]) for v in own)
+        assert model.activation(-torch.ones(1)).item() == -0.125
+    assert {id(v) for v in slopes[0]}.isdisjoint(map(id, slopes[1]))

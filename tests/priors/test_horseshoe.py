@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from pyro_bnn.errors import OptionError
 from pyro_bnn.priors import Horseshoe
 from tests.priors.laws import assert_law, horseshoe_cdf
 
@@ -112,3 +113,9 @@ def test_extreme_scales_do_not_overflow() -> None:
     torch.testing.assert_close(w, torch.tensor([2.0, 1e-30]), rtol=1e-6, atol=0)
     (gradient,) = torch.autograd.grad(w.sum(), local)
     torch.testing.assert_close(gradient, torch.tensor([0.0, 1.0]))
+
+
+def test_degrees_of_freedom_of_no_slab_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"slab_df=1.0 would have no effect, .* pass slab_scale"):
+        Horseshoe(slab_df=1.0)
+    assert Horseshoe(slab_df=4.0) == Horseshoe()

@@ -82,6 +82,13 @@ def test_density_draws_and_moments(prior: Prior, shape: tuple[int, ...], law: An
         assert abs(float((draws - mean).square().mean()) - variance) < 4 * error
 
 
+def test_a_student_t_of_many_degrees_of_freedom_keeps_its_digits_in_float32() -> None:
+    w = torch.linspace(-2.0, 2.0, 9)
+    actual = StudentT(1e6, scale=0.5).distribution(w.shape).base_dist.log_prob(w)
+    expected = torch.from_numpy(stats.t(1e6, scale=0.5).logpdf(w.double().numpy()))
+    assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(5, 7), (9,), (4, 3, 2, 2)])
 @pytest.mark.parametrize("prior", [Laplace(), StudentT(), StudentT(2.5), StudentT(50.0)])
 def test_fan_in_has_the_variance_of_the_gaussian(prior: Prior, shape: tuple[int, ...]) -> None:

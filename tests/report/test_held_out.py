@@ -189,8 +189,8 @@ def test_without_a_mean_the_rmse_is_that_of_the_median() -> None:
     assert np.isnan(scores.gaussian_log_score)
     assert not scores.has_mean
     assert scores.notes == (
-        "the predictive mean does not exist: RMSE is that of the predictive median, and there is "
-        "no Gaussian score",
+        "the predictive mean does not exist or hangs on few draws: RMSE is that of the predictive "
+        "median, and there is no Gaussian score",
     )
     assert scores.crps == expected.crps
     assert scores.coverage == expected.coverage
@@ -207,5 +207,6 @@ def test_without_an_sd_only_the_gaussian_score_is_missing() -> None:
     assert scores.has_mean
     assert scores.rmse == expected.rmse
     assert np.isnan(scores.gaussian_log_score)
-    assert scores.notes == ("the predictive sd does not exist: no Gaussian score",)
+    note = "the predictive sd does not exist or hangs on few draws: no Gaussian score"
+    assert scores.notes == (note,)
     assert expected.notes == ()

@@ -233,10 +233,10 @@ def _missing_moments(has_mean: bool, has_sd: bool) -> tuple[str, ...]:
     if has_sd:
         return ()
     if has_mean:
-        return ("the predictive sd does not exist: no Gaussian score",)
+        return ("the predictive sd does not exist or hangs on few draws: no Gaussian score",)
     return (
-        "the predictive mean does not exist: RMSE is that of the predictive median, and there is "
-        "no Gaussian score",
+        "the predictive mean does not exist or hangs on few draws: RMSE is that of the predictive "
+        "median, and there is no Gaussian score",
     )
 
 
