@@ -14,7 +14,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_bnn import likelihoods, models
+from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, Cyclical
 from pyro_bnn.infer.sgmcmc import run
@@ -233,6 +233,57 @@ def test_cycles_take_the_steps_of_their_engine() -> None:
     taken = found.sample_stats["step_size"][0]
     assert np.isclose(taken[:, None], possible, rtol=1e-12).any(1).all()
     assert len(set(taken)) > 1
+
+
+def test_scales_start_at_their_prior_medians() -> None:
+    """A draw of the noise far out in its prior is a start that no chain comes back from."""
+    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
+    model = models.LinearRegression(1, likelihood=likelihoods.Normal(dist.HalfCauchy(1.0)))
+    engine = SGLD(num_chains=200, warmup_steps=0, num_samples=1, thin=1, step_size=1e-12)
+    draws = engine.run(model, (x, x[:, 0]), progress=False).sample(200)
+    noise = next(
+        value for name, value in draws.items() if "weight" not in name and "bias" not in name
+    )
+    assert float(noise.max() / noise.min()) == pytest.approx(1, rel=1e-4)
+    # the median of 15 draws of prior median 1, whose log has a density of 1 / pi there
+    assert abs(math.log(float(noise.mean()))) < 5 * math.pi / 2 / math.sqrt(15)
+    weights = next(value for name, value in draws.items() if "weight" in name)
+    assert float(weights.std()) > 0.1
+
+
+@pytest.mark.parametrize(("sd", "is_told"), [(1.0, False), (100.0, True)])
+def test_a_descent_that_ends_far_from_the_posterior_is_told(
+    sd: float, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights that start at a hundred times those of the posterior do not arrive."""
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.3 * torch.randn(60)
+    model = models.LinearRegression(3, prior=priors.Normal(sd), likelihood=likelihoods.Normal())
+    with caplog.at_level(logging.WARNING, logger="pyro_bnn"):
+        BAOAB(num_chains=2, warmup_steps=3_000, num_samples=1, thin=1).run(
+            model, (x, y), progress=False
+        )
+    assert ("so not near the posterior" in caplog.text) is is_told
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"warmup_steps": 0, "step_size": 1e-4}, "too narrow"),  # from the mode, not spread
+        ({"warmup_steps": 200, "step_size": 0.9}, "too wide"),  # of 2 / largest curvature
+        ({"warmup_steps": 200, "step_size": 0.05}, None),
+    ],
+)
+def test_draws_of_another_temperature_are_told(
+    oracle: LinearGaussian, options: Any, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = {"w": oracle.mean[:3].unsqueeze(-1), "b": oracle.mean[3:]}
+    step = options["step_size"] * 2 / float(torch.linalg.eigvalsh(oracle.precision)[-1])
+    engine = SGLD(num_chains=20, num_samples=50, thin=20, **{**options, "step_size": step})
+    with caplog.at_level(logging.WARNING, logger="pyro_bnn"):
+        engine.run(oracle.model, (oracle.x, oracle.y), init=start, progress=False)
+    assert (text is None) is (caplog.text == "")
+    assert text is None or text in caplog.text
 
 
 def test_a_cycle_explores_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
