@@ -20,6 +20,69 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 
+class OwnMinibatches(Batches):
+    """Random minibatches ``[C, B, ...]``; all rows ``[N, ...]`` of all where B is None or N.
+
+    Every chain walks permutations of its own. Their batches make up for each other within an epoch,
+    so that they heat positions less than independent ones of the same variance. Rows that are left
+    at the end of one, fewer than B, are left out of it, so that all batches are of one size.
+
+    Args:
+        whole: All rows.
+        batch_size: Rows B of a batch.
+        num_chains: Number of chains C.
+        seed: Seed of the permutations.
+
+    Attributes:
+        per_epoch: Batches of a permutation.
+        are_all: Whether every batch is all rows.
+    """
+
+    def __init__(self, whole: Batch, batch_size: int | None, num_chains: int, seed: int) -> None:
+        super().__init__(whole)
+        num_rows = len(whole.x)
+        self._size = min(batch_size or num_rows, num_rows)
+        self.per_epoch, self.are_all = num_rows // self._size, self._size == num_rows
+        self._num_chains = num_chains
+        self._generator = torch.Generator().manual_seed(seed)
+        self._before = self._generator.get_state()  # the permutations were drawn
+        self._order, self._place = torch.empty(0), 0  # [C, N]
+
+    def __next__(self) -> Batch:
+        if self.are_all:
+            return self.whole
+        if not len(self._order) or self._place == self.per_epoch:
+            self._shuffle()
+        start = self._place * self._size
+        rows = self._order[:, start : start + self._size]
+        self._place += 1
+        return self.whole.take(rows)
+
+    def _shuffle(self) -> None:
+        num_rows = len(self.whole.x)
+        self._before = self._generator.get_state()
+        orders = [
+            torch.randperm(num_rows, generator=self._generator) for _ in range(self._num_chains)
+        ]
+        self._order, self._place = torch.stack(orders).to(self.whole.x.device), 0
+
+    def state(self) -> dict[str, Any]:
+        """The generator before the permutations that are walked, and the place in them."""
+        return {"generator": self._before, "place": self._place}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a state.
+
+        Raises:
+            ValueError: If it is of other data.
+        """
+        self._generator.set_state(state["generator"])
+        if not 0 <= state["place"] <= self.per_epoch:
+            raise ValueError(f"batch {state['place']} of an epoch of {self.per_epoch}")
+        self._shuffle()
+        self._place = state["place"]
+
+
 class OwnPasses(Batches):
     """A pass over a user's DataLoader for every chain, all side by side, batches ``[C, B, ...]``.
 
@@ -73,9 +136,18 @@ class OwnPasses(Batches):
 
 
 def own_batches(
-    problem: Problem, batch_size: int | None, num_chains: int
-) -> IndependentMinibatches | OwnPasses:
-    """Batches of each chain: a DataLoader's, else random minibatches, or all rows."""
+    problem: Problem, batch_size: int | None, num_chains: int, *, independent: bool = False
+) -> OwnMinibatches | IndependentMinibatches | OwnPasses:
+    """Batches of each chain: a DataLoader's, else random minibatches, or all rows.
+
+    Args:
+        problem: What is sampled.
+        batch_size: Rows B of a batch.
+        num_chains: Number of chains C.
+        independent: Whether minibatches are drawn anew at each step, not from permutations.
+    """
     if isinstance(problem.data, DataLoader):
         return OwnPasses(problem.data, problem.program, problem.rows, num_chains)
-    return IndependentMinibatches(problem.rows, batch_size, problem.seed, chains=(num_chains,))
+    if independent:
+        return IndependentMinibatches(problem.rows, batch_size, problem.seed, chains=(num_chains,))
+    return OwnMinibatches(problem.rows, batch_size, num_chains, problem.seed)

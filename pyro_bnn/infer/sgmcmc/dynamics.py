@@ -59,6 +59,7 @@ class Dynamics(ABC):
     )
     has_own_scale: ClassVar[bool] = False  # whether it finds steps for each coordinate by itself
     uses_variance: ClassVar[bool] = False  # whether its noise makes room for that of the batches
+    undoes_noise: ClassVar[bool] = False  # whether it assumes the noise of batches independent
 
     def __post_init__(self) -> None:
         for name in ("num_chains", "num_samples", "thin"):

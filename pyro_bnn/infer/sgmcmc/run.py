@@ -22,6 +22,7 @@ from pyro_bnn.capture import Captured
 from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import model_name
+from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
@@ -29,7 +30,7 @@ from pyro_bnn.infer.mcmc.starts import find_starts
 from pyro_bnn.infer.mcmc.store import DrawStore
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.infer.sgmcmc.batches import own_batches
+from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, own_batches
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
 from pyro_bnn.infer.sgmcmc.gradient import difference, potential_of, slope_of_all
 from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
@@ -48,6 +49,7 @@ DESCENT_RATE = 0.02  # of Adam at its start
 LOOKS = (0, 1 / 3, 2 / 3)  # shares of the rest of the warm-up at which the step is found
 SETTLED = 1 / 2  # share of it from which on its mean is taken
 NEAR_A_MODE = 0.1  # squared slope of an anchor, beside that of draws, up to which it is at a mode
+APART = 121  # stream of the rows that temperatures are taken from
 NUM_BATCHES = 16  # that the variance of the gradient is estimated by
 DRAWS = "pyro-bnn-sgmcmc-draws.bin"  # in the folder of a checkpoint
 STATISTICS = ("configurational_temperature", "kinetic_temperature", "step_size")
@@ -100,7 +102,9 @@ class Chains(Run[DrawsPosterior]):
         options: Mapping[str, Any],
     ) -> None:
         self.method, self.options, self.title = method, dict(options), problem.engine
-        self.batches = own_batches(problem, method.batch_size, method.num_chains)
+        self.batches = own_batches(
+            problem, method.batch_size, method.num_chains, independent=method.undoes_noise
+        )
         if method.control is not None and self.batches.are_all:
             raise OptionError(
                 f"control={method.control!r} would have no effect, as every step has all rows: set "
@@ -135,6 +139,13 @@ class Chains(Run[DrawsPosterior]):
             clip_norm=None,
         )
         self._generator = torch.Generator(z.device).manual_seed(problem.seed + 1)
+        # the noise of a permutation's batches depends on where it has brought the chains
+        self._apart = IndependentMinibatches(
+            problem.rows,
+            method.batch_size,
+            derived_seed(problem.seed, APART),
+            chains=(method.num_chains,),
+        )
         self.step_size = method.step_size
         z, zero = z.detach(), torch.zeros_like(z)
         one = torch.ones_like(z[0])
@@ -228,6 +239,10 @@ class Chains(Run[DrawsPosterior]):
         z = self.found.scale * self.now["z"]
         self._store.append(torch.arange(len(z)), z)
         self.stats[:, self.num_kept, :2] = stats.cpu().numpy()
+        if isinstance(self.batches, OwnMinibatches) and not self.batches.are_all:
+            (slope,) = self._slope(z, *next(self._apart))
+            away = z - self.found.scale * self.found.centre
+            self.stats[:, self.num_kept, 0] = (away * slope).mean(-1).cpu().numpy()
         self.stats[:, self.num_kept, 2] = step_size
         self.num_kept += 1
 
@@ -425,6 +440,7 @@ class Chains(Run[DrawsPosterior]):
             "stats": torch.from_numpy(self.stats[:, : self.num_kept]),
             "generator": self._generator.get_state(),
             "batches": self.batches.state(),
+            "apart": self._apart.state(),
         }
 
     def _changing(self) -> dict[str, Tensor]:
@@ -451,6 +467,7 @@ class Chains(Run[DrawsPosterior]):
         self._descent.restore(state["descent"])
         self._generator.set_state(state["generator"])
         self.batches.restore(state["batches"])
+        self._apart.restore(state["apart"])
         values = {name: value.to(self._noise.device) for name, value in saved.items()}
         with torch.no_grad():
             self._z.copy_(values["down"])

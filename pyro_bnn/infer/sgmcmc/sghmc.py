@@ -49,6 +49,7 @@ compile: As of :class:`BAOAB`.
     friction: float = 1.0
 
     uses_variance: ClassVar[bool] = True
+    undoes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

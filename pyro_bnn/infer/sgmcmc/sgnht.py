@@ -19,6 +19,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ compile: As of :class:`BAOAB`.
     Raises:
         OptionError: If an option is out of its range.
     """
+
+    undoes_noise: ClassVar[bool] = True
 
     friction: float = 1.0
 

@@ -11,7 +11,7 @@ from pyro_bnn.errors import DataError
 from pyro_bnn.infer import BAOAB
 from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.sgmcmc import gradient
-from pyro_bnn.infer.sgmcmc.batches import OwnPasses
+from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, OwnPasses
 from pyro_bnn.infer.sgmcmc.gradient import potential_of, slope_of_all
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -46,6 +46,22 @@ def test_rows_of_x_and_y_belong_together() -> None:
     assert alone.x.shape == (5, 1)
 
 
+def epoch(batches: OwnMinibatches) -> torch.Tensor:
+    """Numbers of the rows of the next epoch ``[C, batches, B]``."""
+    return torch.stack([next(batches).y for _ in range(batches.per_epoch)], 1)
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_each_chain_walks_permutations_of_its_own(size: int) -> None:
+    batches = OwnMinibatches(WHOLE, size, C, seed=0)
+    first, second = epoch(batches), epoch(batches)
+    assert first.shape == (C, N // size, size)
+    for rows in (*first, *second):
+        assert len(rows.unique()) == rows.numel()
+    orders = torch.cat([first, second]).flatten(1)
+    assert len(orders.unique(dim=0)) == 2 * C
+
+
 @pytest.mark.parametrize("size", [None, N, N + 1])
 def test_all_rows_are_shared(size: int | None) -> None:
     batches = minibatches(size)
@@ -55,12 +71,18 @@ def test_all_rows_are_shared(size: int | None) -> None:
 
 @pytest.mark.parametrize("taken", [0, 3, 5, 8])
 def test_a_state_goes_on_with_the_same_rows(taken: int) -> None:
-    one, other = (minibatches(4, seed) for seed in (2, 3))
-    for _ in range(taken):
-        next(one)
-    other.restore(one.state())
-    for _ in range(7):
-        assert torch.equal(next(one).y, next(other).y)
+    pairs = [
+        [minibatches(4, seed) for seed in (2, 3)],
+        [OwnMinibatches(WHOLE, 4, C, seed=seed) for seed in (2, 3)],
+    ]
+    for one, other in pairs:
+        for _ in range(taken):
+            next(one)
+        other.restore(one.state())
+        for _ in range(7):
+            assert torch.equal(next(one).y, next(other).y)
+    with pytest.raises(ValueError, match="batch 9 of an epoch of 5"):
+        other.restore({**one.state(), "place": 9})
 
 
 def test_the_gradient_of_all_rows_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
@@ -102,38 +102,69 @@ def test_temperatures_of_right_draws_are_t(oracle: LinearGaussian, cls: Any) -> 
         assert 0.5 - 5 * error < means.mean() < most + 5 * error, name
 
 
-@pytest.mark.slow("a second or more")
-def test_sghmc_takes_as_much_noise_away_as_its_batches_have() -> None:
+class OneWeight(NamedTuple):
     """Rows x = 1 and x = -1: of one curvature, so that the noise of a batch is the same anywhere.
 
-    Batches of a permutation, whose noise cancels, left three quarters of the variance.
+    Attributes:
+        x: ``[40, 1]``.
+        y: ``[40, 1]``.
+        curvature: Of U.
+        mode: Of the posterior, a Gaussian.
+        noise: Variance of the gradient over batches of 4 rows.
     """
-    n, size, friction, chains, draws = 40, 4, 10.0, 500, 20
-    x = torch.tensor([1.0, -1.0]).double().repeat(n // 2).unsqueeze(-1)
-    y = 0.5 * torch.randn(n, 1, generator=torch.Generator().manual_seed(5)).double()
-    curvature = n / 0.25 + 1
-    mode = float((x * y).sum() / 0.25) / curvature
-    noise = n**2 / size * float(((y - x * mode) / 0.25).var(correction=0))
-    h = friction / (2 * noise)  # a quarter of the friction's own noise
 
+    x: torch.Tensor
+    y: torch.Tensor
+    curvature: float
+    mode: float
+    noise: float
+
+    @classmethod
+    def make(cls) -> OneWeight:
+        x = torch.tensor([1.0, -1.0]).double().repeat(20).unsqueeze(-1)
+        y = 0.5 * torch.randn(40, 1, generator=torch.Generator().manual_seed(5)).double()
+        curvature = 40 / 0.25 + 1
+        mode = float((x * y).sum() / 0.25) / curvature
+        noise = 40**2 / 4 * float(((y - x * mode) / 0.25).var(correction=0))
+        return cls(x, y, curvature, mode, noise)
+
+    @staticmethod
     def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
         w = pyro.sample("w", dist.Normal(torch.zeros(1).double(), 1.0).to_event(1))
         f = pyro.deterministic("f", x * w)
         with pyro.plate("data", len(x)):
             return pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
 
-    found = SGHMC(
-        num_chains=chains,
-        warmup_steps=400,
-        num_samples=draws,
-        thin=60,
-        batch_size=size,
-        friction=friction,
-        step_size=h,
-    ).run(model, (x, y), init={"w": torch.tensor([mode]).double()}, progress=False)
-    expected = 1 / curvature / (1 - h * h * curvature / (4 - 2 * friction * h))
-    variance = float((found.stored - mode).square().mean())
-    assert abs(variance / expected - 1) < 5 * math.sqrt(2 / (chains * draws))
+    def run(self, cls: Any, **options: Any) -> Any:
+        """500 chains of 20 draws, which start at the mode."""
+        engine = cls(
+            num_chains=500, warmup_steps=400, num_samples=20, thin=60, batch_size=4, **options
+        )
+        init = {"w": torch.tensor([self.mode]).double()}
+        return engine.run(self.model, (self.x, self.y), init=init, progress=False)
+
+
+@pytest.mark.slow("a second or more")
+def test_sghmc_takes_as_much_noise_away_as_its_batches_have() -> None:
+    """Batches of a permutation, whose noise cancels, left three quarters of the variance."""
+    of, friction = OneWeight.make(), 10.0
+    h = friction / (2 * of.noise)  # a quarter of the friction's own noise
+    found = of.run(SGHMC, friction=friction, step_size=h)
+    expected = 1 / of.curvature / (1 - h * h * of.curvature / (4 - 2 * friction * h))
+    variance = float((found.stored - of.mode).square().mean())
+    assert abs(variance / expected - 1) < 5 * math.sqrt(2 / found.num_stored_draws)
+
+
+@pytest.mark.slow("a second or more")
+def test_the_temperature_is_that_of_the_draws_whatever_their_batches() -> None:
+    """E (z - m) U'(z) = curvature var(z), where the batches that moved z know where it is."""
+    of = OneWeight.make()
+    found = of.run(BAOAB, friction=10.0, step_size=10 / of.noise)
+    squares = (found.stored - of.mode).square()[..., 0].numpy()
+    seen = found.sample_stats["configurational_temperature"] - of.curvature * squares
+    noise = math.sqrt(squares.mean() * of.noise)  # of the batch that the slope is taken from
+    assert abs(seen.mean()) < 5 * noise / math.sqrt(seen.size)
+    assert abs(of.curvature * squares.mean() - 1) < 0.1  # independent batches heat it by half
 
 
 def test_chains_that_have_not_spread_are_cold(oracle: LinearGaussian) -> None:
