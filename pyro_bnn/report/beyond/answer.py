@@ -173,8 +173,9 @@ def _attack(table: pd.DataFrame, epsilon: float) -> str:
     costs = [f"{n} {with_error(-row['lost'], row['lost_se'])}" for n, row in table.iterrows()]
     rest = list(table.index[~is_told])
     return (
-        f"every pixel is moved by {epsilon:g} of the largest, against the method. Beyond what a "
-        f"move as large at random costs, this costs (nats a row): {_listed(costs)}"
+        f"every pixel is moved by up to {epsilon:g} of the largest, within black and white, "
+        "against the method. Beyond what random signs cost, this costs (nats a row): "
+        f"{_listed(costs)}"
         f"{f'; not shown to cost more than at random: {_listed(rest)}' if rest else ''}."
     )
 

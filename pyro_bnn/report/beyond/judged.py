@@ -31,7 +31,7 @@ Samples = Mapping[str, Mapping[str, Resampled]]
 
 
 class Attack(NamedTuple):
-    """Rows moved against a method, and as far at random, as the method sees them."""
+    """Rows moved against a method, and with random signs, as the method sees them."""
 
     moved: Scored
     control: Scored

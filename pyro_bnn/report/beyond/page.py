@@ -107,7 +107,7 @@ def tables(found: Judged) -> Iterator[Table]:
     if found.epsilon is not None:
         columns = [
             _column("before", "before", "Log score of the rows as they are.", NATS),
-            _column("at random", "control", "Moved as far with random signs.", NATS),
+            _column("at random", "control", "Moved by up to as much, with random signs.", NATS),
             _column("attacked", "moved", "Moved up the gradient of the mean over draws.", NATS),
             _column("attack less random", "lost", "Paired.", NATS),
             _share("accuracy before", "before_accuracy"),

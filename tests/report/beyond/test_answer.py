@@ -94,6 +94,9 @@ def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
         ],
     }
     text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
+    assert text.startswith(
+        "every pixel is moved by up to 0.1 of the largest, within black and white"
+    )
     assert "hurt 0.4" in text  # half of the rows lose log(0.7 / 0.3)
     assert text.endswith("not shown to cost more than at random: spared.")
 
