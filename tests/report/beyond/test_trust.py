@@ -16,11 +16,18 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 import pyro_bnn as bnn
-from pyro_bnn.diagnostics import auroc, fpr95, novelty_scores
+from pyro_bnn.diagnostics import (
+    auroc,
+    equal_mass_ece,
+    equal_mass_floor,
+    fpr95,
+    novelty_scores,
+)
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
+from pyro_bnn.report.beyond.plots import drawn
 from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Scored, class_draws, floor, smooth_floor
 from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
 
@@ -74,6 +81,17 @@ def test_a_difference_within_its_error_is_not_told() -> None:
     clear = judged({"a": scattered(base, Y), "b": scattered(base - 0.1, Y)}, SPLIT)
     assert clear.answer[0] == "Trust a here, by the log score on the test images"
     assert "behind: b by 0.1" in dict(clear.answer[1])["Test images"]
+
+
+def test_half_of_calibrated_methods_lie_right_of_the_floor() -> None:
+    rng = np.random.default_rng(0)
+    probs = np.repeat(rng.uniform(0.5, 1.0, size=(1_000, 1)), 2, axis=1)
+    probs[:, 1] = 1 - probs[:, 0]
+    draws = [(rng.uniform(size=1_000) > probs[:, 0]).astype(int) for _ in range(400)]
+    right = np.mean([equal_mass_ece(probs, y) > equal_mass_floor(probs) for y in draws])
+    assert abs(right - 0.5) < 5 * 0.5 / math.sqrt(400)
+    caption = drawn(judged({"a": constant(0.8, Y)}, SPLIT))["calibration"].caption
+    assert "of methods whose probabilities are right about half lie right of it" in caption
 
 
 def brightness(x: Tensor) -> Tensor:
