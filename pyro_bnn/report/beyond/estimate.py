@@ -74,6 +74,7 @@ class Resampled:
         error = _sd(self.each.mean(0))
         return Estimate(float(self.whole.mean()), error, of_seeds(self.whole))
 
+    @np.errstate(invalid="ignore")  # impossible rows of both: NaN
     def minus(self, other: Resampled) -> Estimate:
         """The paired difference to another method; fits are paired where they are as many."""
         if len(self.whole) == len(other.whole):

@@ -311,13 +311,13 @@ def _scaled(
 ) -> tuple[float, float, Float[np.ndarray, " N"]]:
     """Mean temperature of two halves, its error, and what each gains a row on the other one."""
     with np.errstate(divide="ignore"):
-        logits = np.log(scored.probs).clip(min=np.log(np.finfo(float).tiny))
+        logits = np.log(scored.probs)
     halves = np.arange(len(y)) % 2 == 0
     gains, found = np.full(len(y), np.nan), []
     for half in (halves, ~halves):
         try:
             scale = temperature_scaling(logits[half], y[half])
-        except DataError:  # every row is right: no temperature is best
+        except DataError:  # no temperature is best: every row is right, or one impossible
             return NAN, NAN, gains
         found.append(scale)
         other = np.flatnonzero(~half)

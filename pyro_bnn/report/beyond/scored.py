@@ -87,8 +87,7 @@ def class_draws(f: Float[np.ndarray, "S N F"]) -> Float[np.ndarray, "S N C"]:
 
     if f.shape[-1] > 1:
         return np.asarray(special.softmax(f, axis=-1))
-    p = special.expit(f)
-    return np.concatenate([1 - p, p], -1)
+    return np.concatenate([special.expit(-f), special.expit(f)], -1)
 
 
 class Number(NamedTuple):

@@ -58,6 +58,21 @@ def test_numbers_of_a_constant_classifier() -> None:
     assert table["temperature"].isna().all()  # right in every row: no temperature is best
 
 
+def test_an_impossible_row_has_no_best_temperature() -> None:
+    # both halves are right in 3 of 4 rows, at log odds of log 9 in place of log 3
+    scores = np.log(np.where(np.arange(NUM_TEST) // 2 % 4 < 3, 0.9, 0.1))
+    table = judged({"one": scattered(scores, Y)}, SPLIT).table
+    assert_allclose(table["temperature"], 2.0, rtol=0.1)
+    scores[0] = -np.inf
+    table = judged({"one": scattered(scores, Y)}, SPLIT).table
+    assert table[["temperature", "temperature_gain"]].isna().all(axis=None)
+
+
+def test_a_single_output_keeps_small_probabilities() -> None:
+    (p,) = class_draws(np.array([[[50.0]]]))
+    assert_allclose(p, [[math.exp(-50.0), 1.0]], rtol=1e-12)  # 1 - 1 / (1 + e^-50) rounds to 0
+
+
 def test_errors_over_seeds_and_their_pairs() -> None:
     fits = {"a": [constant(p, Y) for p in (0.8, 0.9)], "b": [constant(p, Y) for p in (0.4, 0.45)]}
     table = judged(fits, SPLIT).table
