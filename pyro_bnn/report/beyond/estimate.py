@@ -7,9 +7,10 @@ over fits r = 1..R,
     \mathrm{se}_\text{seeds}^2 = \mathrm{var}_r(\theta_r) / R
 
 The resamples are the same for every method, so that the error of a difference is that of the
-differences on each: paired. A jackknife is no substitute: of the calibration error of a calibrated
-method, which is no smooth function of its rows, it says twice the error. A single fit has no error
-over seeds.
+differences on each: paired. Rows of two sets, known and unknown ones, are drawn each from its own
+set, so that every resample has as many of both. A jackknife is no substitute: of the calibration
+error of a calibrated method, which is no smooth function of its rows, it says twice the error. A
+single fit has no error over seeds, and a single row none over images.
 
 References:
     Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, sections 6 and 11.
@@ -86,18 +87,18 @@ class Resampled:
         return Estimate(value, _sd(self.each.mean(0) - other.each.mean(0)), seeds)
 
 
-def resampled(statistics: Sequence[Statistic], num_rows: int) -> Resampled:
+def resampled(statistics: Sequence[Statistic], *num_rows: int) -> Resampled:
     """A number of each fit, of all rows and of resamples of them.
 
     Args:
         statistics: Of each fit, what gives the number of some rows.
-        num_rows: Number of rows N.
+        num_rows: Number of rows of each set; those of the second come after those of the first.
     """
-    every, others = np.arange(num_rows), resamples(num_rows)
-    return Resampled(
-        np.array([of(every) for of in statistics]),
-        np.array([[of(rows) for rows in others] for of in statistics]),
-    )
+    every, others = np.arange(sum(num_rows)), resamples(*num_rows)
+    each = np.full((len(statistics), RESAMPLES), np.nan)
+    if min(num_rows) > 1:
+        each = np.array([[of(rows) for rows in others] for of in statistics])
+    return Resampled(np.array([of(every) for of in statistics]), each)
 
 
 def mean_of(numbers: Sequence[Resampled]) -> Resampled:
@@ -109,10 +110,16 @@ def mean_of(numbers: Sequence[Resampled]) -> Resampled:
 
 
 @functools.lru_cache(maxsize=4)
-def resamples(num_rows: int) -> list[Rows]:
-    """Rows drawn with replacement, in their order; the same whenever they are asked for."""
+def resamples(*num_rows: int) -> list[Rows]:
+    """Rows drawn with replacement from each set, in order; the same whenever they are asked for."""
     rng = np.random.default_rng(0)
-    return [np.sort(rng.integers(0, num_rows, num_rows)) for _ in range(RESAMPLES)]
+    ends = np.cumsum(num_rows)
+    return [
+        np.concatenate(
+            [np.sort(rng.integers(e - n, e, n)) for e, n in zip(ends, num_rows, strict=True)]
+        )
+        for _ in range(RESAMPLES)
+    ]
 
 
 def _sd(values: Float[np.ndarray, " B"]) -> float:

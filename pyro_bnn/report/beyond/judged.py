@@ -203,8 +203,7 @@ class Judged:
                 of[name] = {}
                 for kind, measure in kinds.items():
                     each = [_told_apart(fit, score, measure, known) for fit in own]
-                    total = known + _num_unknown(own[0])
-                    of[name][kind] = resampled(each, total)
+                    of[name][kind] = resampled(each, known, _num_unknown(own[0]))
             best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
             for name in self.names:
                 row: dict[str, Any] = {"method": name, "score": score}

@@ -167,6 +167,27 @@ def test_unknown_inputs_are_told_apart_by_a_method_that_knows_them() -> None:
     assert_allclose(of.loc["blind", ["auroc_se", "auroc_gap_se"]].astype(float), 0, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_unknown", [1, 3, 40])
+def test_known_and_unknown_images_are_resampled_each_by_itself(num_unknown: int) -> None:
+    # the variance over resamples of P(u > k), two samples drawn apart: by the sums over pairs
+    split, other = images(300), images(num_unknown, seed=5)
+    method = Known(lambda x: torch.stack([1 - (p := 0.5 + 0.01 * x[:, 0]), p], -1)[None].double())
+    fit = judged({"one": method}, split, ood=other)
+    row = fit.unknown.set_index("score").loc["entropy"]
+    own = fit.fits["one"][0]
+    assert own.unknown is not None
+    k, u = own.test.novelty["entropy"][:, None], own.unknown.novelty["entropy"]
+    above = (u > k) + 0.5 * (u == k)
+    by_known, by_unknown, each = above.mean(1).var(), above.mean(0).var(), above.var()
+    n, m = above.shape
+    variance = by_known / n + by_unknown / m + (each - by_known - by_unknown) / n / m
+    assert_allclose(row["auroc"], above.mean())
+    if num_unknown == 1:
+        assert np.isnan(row["auroc_se"])  # one image says nothing of others
+    else:
+        assert_allclose(row["auroc_se"], math.sqrt(variance), rtol=4 / math.sqrt(2 * 99))
+
+
 def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
 
