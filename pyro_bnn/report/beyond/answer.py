@@ -93,16 +93,16 @@ def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
 
 
 def _calibration(table: pd.DataFrame) -> str:
-    """By the debiased squared error, which is 0 in the mean of a calibrated method."""
-    value, error = table["debiased_ece2"], table["debiased_ece2_se"]
-    is_known = value.notna() & error.notna()  # not where a bin has a single row
-    is_off = is_known & (value > ERRORS * error)
+    """By the debiased squared error: of a calibrated method its mean is 0, its scatter known."""
+    value = table["debiased_ece2"]
+    is_known = value.notna()  # not where a bin has a single row
+    is_off = is_known & (value > ERRORS * table["debiased_ece2_sd"])
     off = [
         f"{name} (ECE {number(row['ece'])}, floor {number(row['floor'])}{_direction(row)})"
         for name, row in table[is_off].iterrows()
     ]
     told = {
-        f"probabilities are off by more than {ERRORS:.0f} standard errors": off,
+        f"probabilities are off by more than {ERRORS:.0f} standard deviations of chance": off,
         "not shown to be off": list(table.index[is_known & ~is_off]),
         "too few images to say": list(table.index[~is_known]),
     }

@@ -16,7 +16,15 @@ from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
 from pyro_bnn.errors import DataError
 from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, mean_of, of_seeds, resampled
 from pyro_bnn.report.beyond.images import Condition
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, floor, smooth_floor
+from pyro_bnn.report.beyond.scored import (
+    MORE,
+    NUMBERS,
+    Number,
+    Scored,
+    floor,
+    of_pairs,
+    smooth_floor,
+)
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -110,8 +118,9 @@ class Judged:
 
         ``log_score_gap`` is the paired difference to the first; ``floor`` and
         ``smooth_floor`` are about what ``ece`` and ``smooth_ece`` are where the probabilities are
-        right; ``temperature`` is found on one half of the rows and
-        ``temperature_gain``, in nats a row, is what it gains on the other, both ways.
+        right, and ``debiased_ece2_sd`` is what ``debiased_ece2`` scatters by; ``temperature`` is
+        found on one half of the rows and ``temperature_gain``, in nats a row, is what it gains on
+        the other, both ways.
         """
         rows = len(self.labels)
         numbers = _compared(self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels))
@@ -125,6 +134,8 @@ class Judged:
                 float(np.mean([error for _, error, _ in scaled])),  # of the same images
                 of_seeds(temperatures),
             )
+            pairs = [of_pairs(fit.test, self.labels) for fit in own]
+            numbers[name] |= {key: float(np.mean([of[key] for of in pairs])) for key in pairs[0]}
             numbers[name] |= {
                 "floor": float(np.mean([floor(fit.test) for fit in own])),
                 "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),

@@ -78,6 +78,7 @@ def tables(found: Judged) -> Iterator[Table]:
         _column("its floor", "smooth_floor", "About what smooth ECE is where they are right."),
         _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
         _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
+        _column("its sd by chance", "debiased_ece2_sd", "Its scatter where they are right."),
         _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
         _column("temperature", "temperature",
                 "The best one on one half of the rows, mean of both halves; above 1: too sure."),

@@ -28,7 +28,15 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
 from pyro_bnn.report.beyond.plots import drawn
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Scored, class_draws, floor, smooth_floor
+from pyro_bnn.report.beyond.scored import (
+    MORE,
+    NUMBERS,
+    Scored,
+    class_draws,
+    floor,
+    of_pairs,
+    smooth_floor,
+)
 from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
 
 SPLIT = images()
@@ -254,6 +262,7 @@ def test_ten_thousand_rows_and_a_hundred_draws_take_two_seconds() -> None:
         found = [n.of(scored, y, np.arange(len(y))) for n in (*NUMBERS, *MORE)]
         of = scored.novelty["entropy"]
         rate = fpr95(of[:5_000], of[5_000:], positive="known")
+        found += of_pairs(scored, y).values()
         return [*found, floor(scored), smooth_floor(scored), auroc(of[:5_000], of[5_000:]), rate]
 
     def seconds(work: Callable[[], object]) -> float:
