@@ -53,11 +53,12 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         yield "Attack", _attack(found.attacked, found.epsilon)
     single = [name for name, own in found.fits.items() if len(own) == 1]
     if single:
-        which = "each method" if len(single) == len(found.names) else _listed(single)
+        is_all = len(single) == len(found.names)
+        ranked = "" if is_all else " The ranking takes its scatter over seeds from the others."
         yield (
             "Not in the errors",
-            f"other seeds of the fit, and other draws of its weights: one fit of {which} was "
-            "judged.",
+            "other seeds of the fit, and other draws of its weights: one fit of "
+            f"{'each method' if is_all else _listed(single)} was judged.{ranked}",
         )
 
 

@@ -165,7 +165,18 @@ def _lead(found: Judged) -> str:
         text += f", {len(found.conditions)} corruptions of {len(found.conditions[0].x):,} of them"
     if found.ood_name is not None:
         text += f", and {found.ood_name} as unknown inputs"
-    return f"{text}. Ranked only by the log score; a method is behind where a test over all pairs says so, at a family-wise error of 5 %"  # noqa: E501
+    text += (
+        ". Ranked only by the log score; a method is behind where a test over all pairs says so, "
+        "at a family-wise error of 5 %"
+    )
+    if found.num_fits > 1:
+        text += (
+            "; the variance over seeds is that of all methods, or its own where that is larger, by "
+            "Student's t"
+        )
+    if found.num_fits == 2:
+        text += " (of two fits each, where one method alone scatters, up to 12 %)"
+    return text
 
 
 def _fits(found: Judged) -> str:

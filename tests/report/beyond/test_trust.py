@@ -27,6 +27,7 @@ from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
+from pyro_bnn.report.beyond.judged import Fit, Judged
 from pyro_bnn.report.beyond.plots import drawn
 from pyro_bnn.report.beyond.scored import (
     MORE,
@@ -90,6 +91,40 @@ def test_errors_over_seeds_and_their_pairs() -> None:
     assert_allclose(table.loc["b", "log_score_gap"], -math.log(2))  # of each seed
     assert_allclose(table.loc["b", "log_score_gap_se"], 0, atol=1e-12)
     assert_allclose(table["fits"], 2)
+
+
+def of_log_score(log_score: np.ndarray) -> Fit:
+    """A fit of which the log scores alone are given."""
+    nothing = np.zeros((len(log_score), 2))
+    return Fit(Scored(nothing, log_score, {}), (), None, None)
+
+
+@pytest.mark.parametrize(("counts", "spreads"), [((2, 2), (1, 1)), ((3, 1, 1), (1, 1, 1)),
+                                                 ((3, 3, 3), (4, 1, 1))])  # fmt: skip
+def test_equal_methods_of_few_fits_are_told_apart_in_five_of_a_hundred_pages(
+    counts: tuple[int, ...], spreads: tuple[float, ...]
+) -> None:
+    # fits scatter more than rows do: two of two methods have a t of 2 degrees of freedom
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(400):
+        fits = {
+            str(k): [of_log_score(rows + 0.05 * spread * rng.normal()) for _ in range(count)]
+            for k, (count, spread) in enumerate(zip(counts, spreads, strict=True))
+            for rows in [0.05 * rng.normal(size=NUM_TEST) - 1.0]
+        }
+        told += any(place.is_behind for place in Judged(SPLIT, fits, num_draws=1).ranking)
+    assert told / 400 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_methods_that_fits_tell_apart_are_told_apart() -> None:
+    # the difference is 20 times its error, of a t of 4 degrees of freedom
+    rng = np.random.default_rng(0)
+    rows = 0.05 * rng.normal(size=NUM_TEST) - 1.0
+    fits = {
+        name: [of_log_score(rows + mean + 0.01 * e) for e in (-1.0, 0.0, 1.0)]
+        for name, mean in (("a", 0.0), ("b", -0.2 / math.sqrt(1.5)))
+    }
+    assert [p.is_behind for p in Judged(SPLIT, fits, num_draws=1).ranking] == [False, True]
 
 
 def test_a_difference_within_its_error_is_not_told() -> None:
@@ -223,7 +258,7 @@ def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.Mon
 
 def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
     other = images(20, seed=2)
-    fits = {"a": [constant(0.8, Y), constant(0.7, Y)], "b": [constant(0.6, Y)]}
+    fits = {"a": [constant(0.8, Y), constant(0.79, Y)], "b": [constant(0.6, Y)]}
     found = judged(fits, SPLIT, ood=other, corruptions=(2,), kinds=("rotate", "inverse"))
     found.save(tmp_path, command="pyro-bnn trust ...")
     text = (tmp_path / "index.html").read_text()
@@ -233,6 +268,7 @@ def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
         "1 to 2 fits each",
         "Rotate",
         "over seeds",
+        "the variance over seeds is that of all methods",
         "smooth ECE",
     ):
         assert words in text
