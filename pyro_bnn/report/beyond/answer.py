@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.report.beyond.estimate import ERRORS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.report.beyond.judged import Judged
 
-ERRORS = 2.0  # standard errors from which on a difference is told
 OOD_SCORE = "entropy"
 
 
@@ -139,7 +139,7 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
     best = str(of["auroc"].idxmax())
     row = of.loc[best]
     found = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
-    if not row["auroc"] - 0.5 > ERRORS * row["auroc_se"]:
+    if not row["auroc"] - 0.5 > row["auroc_gap_told"] * row["auroc_se"]:
         return (
             f"no method is shown to tell {name} from the test images by its {OOD_SCORE}: the "
             f"highest is {best}, {found}."
@@ -151,22 +151,26 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
 
 
 def _beside(table: pd.DataFrame, key: str, best: str, sign: float = 1.0) -> str:
-    """Who differs from one method by more than `ERRORS` paired errors, and who does not."""
+    """Who differs from one method, of all pairs at once, and who does not."""
+    told = float(table.loc[best, f"{key}_gap_told"])
     worse: list[str] = []
     better: list[str] = []
     near: list[str] = []
     for name, row in table.drop(index=best).iterrows():
         gap, error = sign * row[f"{key}_gap"], row[f"{key}_gap_se"]
-        if abs(gap) > ERRORS * error:
+        if abs(gap) > told * error:
             (better if gap > 0 else worse).append(f"{name} by {with_error(abs(gap), error)}")
         else:
             near.append(str(name))
     others = {
-        f"worse by more than {ERRORS:.0f} paired errors": worse,
-        f"better by more than {ERRORS:.0f} paired errors": better,
+        f"worse by more than {told:.3g} paired errors": worse,
+        f"better by more than {told:.3g} paired errors": better,
         "not told from it": near,
     }
-    return "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
+    text = "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
+    if len(table) < 3:
+        return text
+    return f"{text} (pairs of equal methods are all within {told:.3g} in 95 of 100 data sets)"
 
 
 def _attack(table: pd.DataFrame, epsilon: float) -> str:

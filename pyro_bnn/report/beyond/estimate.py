@@ -26,7 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR, NUM_SIMULATED
+
 RESAMPLES = 100  # the error of an error is 7 % of it
+ERRORS = 2.0  # standard errors from which on a difference is told, where there is one
 
 Rows = Int[np.ndarray, " n"]
 Statistic = Callable[[Rows], float]
@@ -99,6 +102,28 @@ def resampled(statistics: Sequence[Statistic], *num_rows: int) -> Resampled:
     if min(num_rows) > 1:
         each = np.array([[of(rows) for rows in others] for of in statistics])
     return Resampled(np.array([of(every) for of in statistics]), each)
+
+
+def told_from(numbers: Sequence[Resampled]) -> float:
+    r"""From how many paired errors on two methods are told apart, of all pairs at once.
+
+    .. math:: c = \max(2, q_{0.95}), \qquad
+        \max_{j < k} |\delta_j - \delta_k| / \mathrm{se}_{jk} \sim q, \qquad
+        \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
+
+    Where all methods are equal, some pair is farther apart in 5 % of data sets, whichever looks
+    best. A quantile of the resamples themselves would be the fifth largest of 100. Errors over
+    seeds are taken for known.
+    """
+    each = np.stack([one.each.mean(0) for one in numbers])  # [K, B]
+    first, second = np.triu_indices(len(numbers), 1)
+    centred = each - each.mean(1, keepdims=True)
+    differences = centred[first] - centred[second]  # [P, B]
+    size = np.sqrt((differences**2).sum(1))
+    differences = differences[size > 0] / size[size > 0, None]  # not of methods that are the same
+    normal = np.random.default_rng(0).standard_normal((NUM_SIMULATED, each.shape[1]))
+    largest = np.abs(normal @ differences.T).max(1, initial=0.0)
+    return max(ERRORS, float(np.quantile(largest, 1 - FAMILY_WISE_ERROR)))
 
 
 def mean_of(numbers: Sequence[Resampled]) -> Resampled:

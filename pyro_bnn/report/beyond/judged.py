@@ -14,7 +14,15 @@ from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95
 from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
 from pyro_bnn.errors import DataError
-from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Rows, mean_of, of_seeds, resampled
+from pyro_bnn.report.beyond.estimate import (
+    Estimate,
+    Resampled,
+    Rows,
+    mean_of,
+    of_seeds,
+    resampled,
+    told_from,
+)
 from pyro_bnn.report.beyond.images import Condition
 from pyro_bnn.report.beyond.scored import (
     MORE,
@@ -116,14 +124,17 @@ class Judged:
     def table(self) -> pd.DataFrame:
         """Numbers of the test rows: a row a method, each with its error in ``<number>_se``.
 
-        ``log_score_gap`` is the paired difference to the first; ``floor`` and
+        ``log_score_gap`` is the paired difference to the first, and ``augrc_gap_told`` from how
+        many of its errors on ``augrc_gap`` is told, of all pairs at once; ``floor`` and
         ``smooth_floor`` are about what ``ece`` and ``smooth_ece`` are where the probabilities are
         right, and ``debiased_ece2_sd`` is what ``debiased_ece2`` scatters by; ``temperature`` is
         found on one half of the rows and ``temperature_gain``, in nats a row, is what it gains on
         the other, both ways.
         """
         rows = len(self.labels)
-        numbers = _compared(self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels))
+        samples = self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels)
+        numbers = _compared(samples)
+        told = told_from([of["augrc"] for of in samples.values()])
         for name, own in self.fits.items():
             error = 1 - numbers[name]["accuracy"]
             scaled = [_scaled(fit.test, self.labels) for fit in own]
@@ -139,6 +150,7 @@ class Judged:
             numbers[name] |= {
                 "floor": float(np.mean([floor(fit.test) for fit in own])),
                 "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),
+                "augrc_gap_told": told,
                 "augrc_random": error / 2,
                 "augrc_best": error**2 / 2,
                 "fits": len(own),
@@ -194,7 +206,8 @@ class Judged:
         """How well scores tell unknown inputs apart: a row a method and score.
 
         ``auroc`` and both FPR at 95 %, named by what is taken as positive, with errors over images
-        of both data sets; ``auroc_gap`` is paired to the best method by the same score.
+        of both data sets; ``auroc_gap`` is paired to the best method by the same score, and told
+        from ``auroc_gap_told`` of its errors on.
         """
         import pandas as pd
 
@@ -216,12 +229,14 @@ class Judged:
                     each = [_told_apart(fit, score, measure, known) for fit in own]
                     of[name][kind] = resampled(each, known, _num_unknown(own[0]))
             best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
+            told = told_from([one["auroc"] for one in of.values()])
             for name in self.names:
                 row: dict[str, Any] = {"method": name, "score": score}
                 for kind, one in of[name].items():
                     row |= {kind: one.estimate.value, f"{kind}_se": one.estimate.error}
                 gap = of[name]["auroc"].minus(of[best]["auroc"])
                 row |= {"auroc_gap": gap.value, "auroc_gap_se": gap.error if name != best else 0.0}
+                row["auroc_gap_told"] = told
                 found.append(row)
         return pd.DataFrame(found)
 

@@ -102,6 +102,24 @@ def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
     assert text.startswith(told if sign > 0 else not_told)
 
 
+@pytest.mark.slow("resamples eight methods on ten pages")
+def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> None:
+    # by two errors of each pair more than half of such pages tell some method from the best
+    rng, right, num_told = np.random.default_rng(4), np.ones(NUM_TEST, dtype=bool), 0
+    for _ in range(10):
+        fits = {
+            str(k): [Fit(test, (), unknown, None)]
+            for k in range(8)
+            for test, unknown in [
+                (of_entropy(rng.normal(size=NUM_TEST) + shift, right) for shift in (0.0, 1.0))
+            ]
+        }
+        text = said(Judged(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
+        assert "pairs of equal methods are all within " in text
+        num_told += "worse by more than" in text
+    assert num_told <= 3
+
+
 def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
     order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) % 4 > 0
     as_it_is, hurt = of_entropy(order, right), of_entropy(order, np.arange(NUM_TEST) % 4 > 2)
