@@ -407,7 +407,7 @@ def trust(
     On the held-out images: log score, calibration beside its floor, rejection. With --corrupt the
     same under corruption, the noise of an image the same for every method; with --ood how well
     uncertainty tells images of another data set; with --attack what a step against the prediction
-    does, beside as large a step at random. Every number has its standard error over images, paired
+    does, beside one of random signs. Numbers have standard errors over images, paired
     against the best method, and over seeds where --seeds names several. Methods are ranked by the
     log score alone.
 

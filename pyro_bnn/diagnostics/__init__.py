@@ -90,6 +90,7 @@ from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.diagnostics.trust.calibration_error import (
     classwise_ece,
     debiased_squared_ece,
+    debiased_squared_ece_sd,
     equal_mass_ece,
     equal_mass_floor,
     skce,
@@ -147,6 +148,7 @@ __all__ = [
     "crps",
     "curvature_matrices",
     "debiased_squared_ece",
+    "debiased_squared_ece_sd",
     "dropout_variance",
     "ebfmi",
     "ece",

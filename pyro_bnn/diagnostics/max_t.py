@@ -20,6 +20,7 @@ References:
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 from jaxtyping import Float, UInt16
@@ -86,20 +87,28 @@ def centred_sums(differences: Float[np.ndarray, " N"]) -> Float[np.ndarray, " G"
 
 
 def resampled(
-    sums: Float[np.ndarray, "G P"], num_rows: int, draws_errors: Float[np.ndarray, " K"]
+    sums: Float[np.ndarray, "G P"],
+    num_rows: int,
+    draws_errors: Float[np.ndarray, " K"],
+    degrees_of_freedom: float = math.inf,
 ) -> Float[np.ndarray, "B P"]:
     r"""Statistics of equal methods by a studentised bootstrap of rows.
 
     Groups of rows are drawn again with replacement, the same for all pairs, and every resample is
     divided by its own standard error. That carries the skewness of the differences over, which
     quantiles of t or signs drawn at random do not. The errors of posterior draws are added as
-    independent normal errors of each method.
+    independent normal errors of each method. Where their variance is an estimate itself, of
+    :math:`\nu` degrees of freedom, these errors are Student's, as in the Behrens-Fisher test:
+
+    .. math:: t^*_{jk} = \frac{\bar d^*_{jk} + (s_j \varepsilon_j - s_k \varepsilon_k)
+        \sqrt{\nu / \chi^2_\nu}}{\sqrt{\mathrm{se}^{*2}_{jk} + s_j^2 + s_k^2}}
 
     Args:
         sums: `centred_sums` of the differences of every pair ``[G, P]``, in the order of
             ``np.triu_indices(K, 1)``.
         num_rows: Rows N of all groups.
         draws_errors: Monte Carlo standard error of the mean of each method ``[K]``.
+        degrees_of_freedom: Of their common variance; infinite where it is known.
 
     Returns:
         ``[B, P]``, 0 where a resample has no spread.
@@ -113,6 +122,10 @@ def resampled(
     squares = sums**2
     of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
     found = np.empty((NUM_SIMULATED, num_pairs))
+    widths = np.ones((NUM_SIMULATED, 1))  # standard deviations over their estimate
+    if math.isfinite(degrees_of_freedom):
+        chi2 = np.random.default_rng(1).chisquare(degrees_of_freedom, widths.shape)
+        widths = np.sqrt(degrees_of_freedom / chi2)
     start = 0
     for drawn, normal in _resamples(num_groups, num_methods):
         counts, part = drawn.astype(float), found[start : start + len(drawn)]
@@ -120,7 +133,7 @@ def resampled(
         spread = counts @ squares - total**2 / num_groups
         spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
         variance = spread * num_groups / max(num_groups - 1, 1) + of_draws
-        error = normal * draws_errors * num_rows  # [b, K]
+        error = normal * draws_errors * num_rows * widths[start : start + len(drawn)]  # [b, K]
         total += error[:, first] - error[:, second]
         np.divide(total, np.sqrt(variance), out=part, where=variance > 0)
         part[~(variance > 0)] = 0.0

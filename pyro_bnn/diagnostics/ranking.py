@@ -131,7 +131,9 @@ class Ranked:
 
 
 def rank(
-    scores: Mapping[str, Float[np.ndarray, " N"]], monte_carlo: Mapping[str, float] | None = None
+    scores: Mapping[str, Float[np.ndarray, " N"]],
+    monte_carlo: Mapping[str, float] | None = None,
+    degrees_of_freedom: float = np.inf,
 ) -> list[Ranked]:
     r"""Ranks methods by mean score, best first; those that are not shown to be behind are tied.
 
@@ -155,6 +157,8 @@ def rank(
     Args:
         scores: Score of every point ``[N]`` by method, higher is better, the same points for all.
         monte_carlo: Monte Carlo standard error of the mean score by method; None for exact scores.
+        degrees_of_freedom: Of the variance behind these errors, one for all methods, where it is
+            an estimate from a few fits; infinite where it is known.
 
     Returns:
         One entry a method, by mean score.
@@ -192,7 +196,11 @@ def rank(
         )
         for name in names
     }
-    p = _p_values([scores[name] for name in names], np.array([errors[name] for name in names]))
+    p = _p_values(
+        [scores[name] for name in names],
+        np.array([errors[name] for name in names]),
+        degrees_of_freedom,
+    )
     return [
         Ranked(
             name=name,
@@ -208,7 +216,9 @@ def rank(
 
 
 def _p_values(
-    scores: Sequence[Float[np.ndarray, " N"]], draws_errors: Float[np.ndarray, " K"]
+    scores: Sequence[Float[np.ndarray, " N"]],
+    draws_errors: Float[np.ndarray, " K"],
+    degrees_of_freedom: float,
 ) -> Float[np.ndarray, " K"]:
     """Family-wise p-value ``[K]`` of "no method is better than this one"."""
     num_methods, num_points = len(scores), len(scores[0])
@@ -229,7 +239,8 @@ def _p_values(
             with np.errstate(divide="ignore"):  # the same difference at every point
                 t[j, k] = (d.mean() - unseen) / error
                 t[k, j] = (-d.mean() - unseen) / error
-    equal = np.where(is_tested, resampled(sums, num_points, draws_errors), 0.0)  # [B, P]
+    drawn = resampled(sums, num_points, draws_errors, degrees_of_freedom)
+    equal = np.where(is_tested, drawn, 0.0)  # [B, P]
     return p_values(np.where(np.isnan(t), -np.inf, t), equal)
 
 

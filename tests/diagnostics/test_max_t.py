@@ -84,6 +84,15 @@ def test_errors_of_draws_are_normal_and_shared_by_the_pairs_of_a_method() -> Non
     assert abs(np.arctanh(correlation) - np.arctanh(expected)) < 5 / np.sqrt(NUM_SIMULATED)
 
 
+@pytest.mark.parametrize("freedom", [2, 9])
+def test_errors_of_a_variance_that_is_estimated_have_students_t(freedom: int) -> None:
+    """One variance for all methods: the largest |t| is the studentised range over sqrt 2."""
+    equal = resampled(np.zeros((8, 10)), 8, np.full(5, 0.3), freedom)
+    assert stats.kstest(equal[:, 0], stats.t(freedom).cdf).pvalue > 1e-4
+    limit = stats.studentized_range.isf(0.05, 5, freedom) / np.sqrt(2)
+    assert _within(float((np.abs(equal).max(1) > limit).mean()), 0.05)
+
+
 def test_errors_of_rows_and_draws_add_as_squares() -> None:
     d = np.random.default_rng(1).normal(size=900)
     mc = float(d.std(ddof=1) / 30)  # as large as the error of the rows

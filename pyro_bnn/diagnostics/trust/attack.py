@@ -1,4 +1,4 @@
-r"""Inputs changed by a step against the prediction, beside steps of the same size at random.
+r"""Inputs changed by a step against the prediction, beside one of random signs.
 
 .. math:: x' = x + \epsilon\, \mathrm{sign}\, \nabla_x L, \qquad
     L = -\log \frac1S \sum_s p(y \mid x, z_s)
@@ -25,11 +25,11 @@ DRAWS = 25  # at once
 
 
 class Attacked(NamedTuple):
-    """Inputs near the given ones, every number of them moved by epsilon or not at all.
+    """Inputs near the given ones, every number moved by up to epsilon, within the bounds.
 
     Attributes:
         x: Moved up the gradient of the loss ``[N, ...]``.
-        control: Moved by as much with random signs ``[N, ...]``.
+        control: Moved by up to as much with random signs ``[N, ...]``.
         gradient: Of the loss of each row ``[N, ...]``, in nats a unit of x.
     """
 
@@ -56,7 +56,7 @@ def fgsm(
     Args:
         posterior: What predicts.
         data: Rows x and what was observed there, in the model's units.
-        epsilon: Size of the step in every number of x, > 0, in the model's units; a tensor of the
+        epsilon: Largest move of every number of x, > 0, in the model's units; a tensor of the
             shape of a row where one step of the data's units is another one in each column.
         num_samples: Number of draws, the total over chains.
         seed: Seed of the draws and of the random signs.

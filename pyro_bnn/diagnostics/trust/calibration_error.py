@@ -154,13 +154,60 @@ def debiased_squared_ece(
         -0.017778
     """
     confidence, correct = _top_label(probs, y)
-    check_positive_int("num_bins", num_bins)
-    bins = _equal_mass(confidence, correct, min(num_bins, max(1, len(confidence) // 2)))
+    bins = _equal_mass(confidence, correct, _of_two_rows(num_bins, len(confidence)))
     if (bins.count < 2).any():
         return float("nan")
     noise = bins.accuracy * (1 - bins.accuracy) / (bins.count - 1)
     squares = (bins.accuracy - bins.confidence) ** 2 - noise
     return float((bins.count * squares).sum() / bins.count.sum())
+
+
+def debiased_squared_ece_sd(probs: Float[np.ndarray, "N C"], num_bins: int = NUM_BINS) -> float:
+    r"""Standard deviation of `debiased_squared_ece` if the probabilities are exactly right.
+
+    Over outcomes :math:`a_i` that are drawn from the confidences :math:`c_i`, exactly:
+
+    .. math:: \mathrm{var} = \sum_b \frac{n_b^2}{N^2 (n_b - 1)^2} \Bigl[ 2 \bar w_b^2 +
+        \tfrac{1}{n_b} \bigl( \overline{w (1 - 6 w)}_b + g_b^2\, \bar w_b -
+        2 g_b\, \overline{w (1 - 2 c)}_b \bigr) \Bigr]
+
+    for :math:`w = c (1 - c)` and :math:`g_b = 1 - 2\, \mathrm{conf}_b`. It is no error where the
+    probabilities are off. Neither is a bootstrap's: the error is a sum over pairs of rows, and a
+    row that is drawn twice pairs with itself.
+
+    Args:
+        probs: Predictive class probabilities ``[N, C]``.
+        num_bins: Number of bins of as many rows each; N/2 where it is more.
+
+    Returns:
+        In squared probabilities; NaN where a bin has a single row.
+
+    Raises:
+        OptionError: If ``num_bins`` is not a positive integer.
+        ShapeError: If ``probs`` is not ``[N, C]``.
+
+    Example:
+        >>> round(debiased_squared_ece_sd(np.full((50, 2), 0.5)), 6)  # sqrt(2 / 50 / 49) / 4
+        0.007143
+    """
+    c = check_axes("probs", probs, "N C").max(1)
+    num_bins = _of_two_rows(num_bins, len(c))
+    w = c * (1 - c)
+    bins, third, fourth = (
+        _equal_mass(c, moment, num_bins) for moment in (w, w * (1 - 2 * c), w * (1 - 6 * w))
+    )
+    n, mean, g = bins.count, bins.accuracy, 1 - 2 * bins.confidence
+    if (n < 2).any():
+        return float("nan")
+    skewed = (fourth.accuracy + g**2 * mean - 2 * g * third.accuracy) / n
+    variance = (n / len(c) / (n - 1)) ** 2 * (2 * mean**2 + skewed)
+    return float(np.sqrt(max(0.0, variance.sum())))
+
+
+def _of_two_rows(num_bins: int, num_rows: int) -> int:
+    """As many bins, or so few that each has two rows."""
+    check_positive_int("num_bins", num_bins)
+    return min(num_bins, max(1, num_rows // 2))
 
 
 def smooth_ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float:

@@ -11,6 +11,7 @@ from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 from pyro_bnn.errors import DataError
 
 MOST = 1e6  # of 1 / T
+LEAST = float(np.finfo(float).tiny)  # of 1 / T: at 0 a class of probability 0 would count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,14 @@ def temperature_scaling(
     times as much. Choose T on rows that are not those of the scores that it is to improve.
 
     Args:
-        logits: Logits ``[N, C]``, or log probabilities, such as the log of the mean over draws.
+        logits: Logits ``[N, C]``, or log probabilities, such as the log of the mean over draws;
+            a class of ``-inf`` has no weight at any temperature.
         y: Classes ``[N]``, 0..C-1.
 
     Raises:
         DataError: If no temperature is best: every row is right, and sharper is better without end;
-            or rows are no more often right than by chance, and flatter is.
+            or rows are no more often right than by chance, and flatter is; or an observed class
+            has probability 0, and the likelihood is 0 at every temperature.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -72,17 +75,24 @@ def temperature_scaling(
     logits = _logits(logits)
     y = check_rows("y", y, len(logits), of="logits").astype(int)
     observed = logits[np.arange(len(y)), y]
+    impossible = int((~np.isfinite(observed)).sum())
+    if impossible:
+        raise DataError(
+            f"the observed classes of {impossible} of {len(y)} rows have probability 0: the "
+            "likelihood is 0 at every temperature; leave these rows out, or give logits"
+        )
+    finite = _finite(logits)
 
     def slope(inverse: float) -> float:
         """Of the negative log likelihood, in 1/T."""
         probs = _softmax(inverse * logits)
-        return float(((probs * logits).sum(1) - observed).mean())
+        return float(((probs * finite).sum(1) - observed).mean())
 
-    if slope(0.0) >= 0:
+    if slope(LEAST) >= 0:
         raise DataError(
             "the logits say no more of the classes than chance: no finite temperature is best"
         )
-    if slope(MOST / max(1.0, float(np.abs(logits).max()))) <= 0:
+    if slope(MOST / max(1.0, float(np.abs(finite).max()))) <= 0:
         raise DataError(
             "the logits are right in every row: the sharper they are the better, and no "
             "temperature is best; use more rows, some of which are wrong"
@@ -90,7 +100,7 @@ def temperature_scaling(
     high = 1.0
     while slope(high) <= 0:
         high *= 2
-    inverse = float(optimize.brentq(slope, 0.0, high, xtol=1e-14, rtol=1e-13))
+    inverse = float(optimize.brentq(slope, LEAST, high, xtol=1e-14, rtol=1e-13))
     return TemperatureScale(
         temperature=1 / inverse,
         nll=_nll(logits, y),
@@ -104,8 +114,9 @@ def _error_of_inverse(
 ) -> float:
     """Root mean square of the rows' slopes over the curvature, for N rows."""
     probs = _softmax(inverse * logits)
-    mean = (probs * logits).sum(1)
-    curvature = ((probs * logits**2).sum(1) - mean**2).mean()
+    finite = _finite(logits)
+    mean = (probs * finite).sum(1)
+    curvature = ((probs * finite**2).sum(1) - mean**2).mean()
     return float(np.sqrt(((mean - observed) ** 2).mean() / len(observed)) / curvature)
 
 
@@ -113,6 +124,11 @@ def _logits(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:
     """Logits with 0 as the largest of each row; checked."""
     logits = check_axes("logits", logits, "N C")
     return np.asarray(logits - logits.max(1, keepdims=True))
+
+
+def _finite(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:
+    """With 0 for ``-inf``, whose products with its probability of 0 are 0."""
+    return np.where(np.isneginf(logits), 0.0, logits)
 
 
 def _softmax(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:

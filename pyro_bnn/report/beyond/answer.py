@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.report.beyond.estimate import ERRORS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.report.beyond.judged import Judged
 
-ERRORS = 2.0  # standard errors from which on a difference is told
 OOD_SCORE = "entropy"
 
 
@@ -53,11 +53,12 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         yield "Attack", _attack(found.attacked, found.epsilon)
     single = [name for name, own in found.fits.items() if len(own) == 1]
     if single:
-        which = "each method" if len(single) == len(found.names) else _listed(single)
+        is_all = len(single) == len(found.names)
+        ranked = "" if is_all else " The ranking takes its scatter over seeds from the others."
         yield (
             "Not in the errors",
-            f"other seeds of the fit, and other draws of its weights: one fit of {which} was "
-            "judged.",
+            "other seeds of the fit, and other draws of its weights: one fit of "
+            f"{'each method' if is_all else _listed(single)} was judged.{ranked}",
         )
 
 
@@ -93,16 +94,16 @@ def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
 
 
 def _calibration(table: pd.DataFrame) -> str:
-    """By the debiased squared error, which is 0 in the mean of a calibrated method."""
-    value, error = table["debiased_ece2"], table["debiased_ece2_se"]
-    is_known = value.notna() & error.notna()  # not where a bin has a single row
-    is_off = is_known & (value > ERRORS * error)
+    """By the debiased squared error: of a calibrated method its mean is 0, its scatter known."""
+    value = table["debiased_ece2"]
+    is_known = value.notna()  # not where a bin has a single row
+    is_off = is_known & (value > ERRORS * table["debiased_ece2_sd"])
     off = [
         f"{name} (ECE {number(row['ece'])}, floor {number(row['floor'])}{_direction(row)})"
         for name, row in table[is_off].iterrows()
     ]
     told = {
-        f"probabilities are off by more than {ERRORS:.0f} standard errors": off,
+        f"probabilities are off by more than {ERRORS:.0f} standard deviations of chance": off,
         "not shown to be off": list(table.index[is_known & ~is_off]),
         "too few images to say": list(table.index[~is_known]),
     }
@@ -138,7 +139,7 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
     best = str(of["auroc"].idxmax())
     row = of.loc[best]
     found = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
-    if not row["auroc"] - 0.5 > ERRORS * row["auroc_se"]:
+    if not row["auroc"] - 0.5 > row["auroc_gap_told"] * row["auroc_se"]:
         return (
             f"no method is shown to tell {name} from the test images by its {OOD_SCORE}: the "
             f"highest is {best}, {found}."
@@ -150,22 +151,26 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
 
 
 def _beside(table: pd.DataFrame, key: str, best: str, sign: float = 1.0) -> str:
-    """Who differs from one method by more than `ERRORS` paired errors, and who does not."""
+    """Who differs from one method, of all pairs at once, and who does not."""
+    told = float(table.loc[best, f"{key}_gap_told"])
     worse: list[str] = []
     better: list[str] = []
     near: list[str] = []
     for name, row in table.drop(index=best).iterrows():
         gap, error = sign * row[f"{key}_gap"], row[f"{key}_gap_se"]
-        if abs(gap) > ERRORS * error:
+        if abs(gap) > told * error:
             (better if gap > 0 else worse).append(f"{name} by {with_error(abs(gap), error)}")
         else:
             near.append(str(name))
     others = {
-        f"worse by more than {ERRORS:.0f} paired errors": worse,
-        f"better by more than {ERRORS:.0f} paired errors": better,
+        f"worse by more than {told:.3g} paired errors": worse,
+        f"better by more than {told:.3g} paired errors": better,
         "not told from it": near,
     }
-    return "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
+    text = "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
+    if len(table) < 3:
+        return text
+    return f"{text} (pairs of equal methods are all within {told:.3g} in 95 of 100 data sets)"
 
 
 def _attack(table: pd.DataFrame, epsilon: float) -> str:
@@ -173,8 +178,9 @@ def _attack(table: pd.DataFrame, epsilon: float) -> str:
     costs = [f"{n} {with_error(-row['lost'], row['lost_se'])}" for n, row in table.iterrows()]
     rest = list(table.index[~is_told])
     return (
-        f"every pixel is moved by {epsilon:g} of the largest, against the method. Beyond what a "
-        f"move as large at random costs, this costs (nats a row): {_listed(costs)}"
+        f"every pixel is moved by up to {epsilon:g} of the largest, within black and white, "
+        "against the method. Beyond what random signs cost, this costs (nats a row): "
+        f"{_listed(costs)}"
         f"{f'; not shown to cost more than at random: {_listed(rest)}' if rest else ''}."
     )
 

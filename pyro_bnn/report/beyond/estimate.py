@@ -7,9 +7,10 @@ over fits r = 1..R,
     \mathrm{se}_\text{seeds}^2 = \mathrm{var}_r(\theta_r) / R
 
 The resamples are the same for every method, so that the error of a difference is that of the
-differences on each: paired. A jackknife is no substitute: of the calibration error of a calibrated
-method, which is no smooth function of its rows, it says twice the error. A single fit has no error
-over seeds.
+differences on each: paired. Rows of two sets, known and unknown ones, are drawn each from its own
+set, so that every resample has as many of both. A jackknife is no substitute: of the calibration
+error of a calibrated method, which is no smooth function of its rows, it says twice the error. A
+single fit has no error over seeds, and a single row none over images.
 
 References:
     Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, sections 6 and 11.
@@ -25,7 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR, NUM_SIMULATED
+
 RESAMPLES = 100  # the error of an error is 7 % of it
+ERRORS = 2.0  # standard errors from which on a difference is told, where there is one
 
 Rows = Int[np.ndarray, " n"]
 Statistic = Callable[[Rows], float]
@@ -74,6 +78,7 @@ class Resampled:
         error = _sd(self.each.mean(0))
         return Estimate(float(self.whole.mean()), error, of_seeds(self.whole))
 
+    @np.errstate(invalid="ignore")  # impossible rows of both: NaN
     def minus(self, other: Resampled) -> Estimate:
         """The paired difference to another method; fits are paired where they are as many."""
         if len(self.whole) == len(other.whole):
@@ -85,18 +90,40 @@ class Resampled:
         return Estimate(value, _sd(self.each.mean(0) - other.each.mean(0)), seeds)
 
 
-def resampled(statistics: Sequence[Statistic], num_rows: int) -> Resampled:
+def resampled(statistics: Sequence[Statistic], *num_rows: int) -> Resampled:
     """A number of each fit, of all rows and of resamples of them.
 
     Args:
         statistics: Of each fit, what gives the number of some rows.
-        num_rows: Number of rows N.
+        num_rows: Number of rows of each set; those of the second come after those of the first.
     """
-    every, others = np.arange(num_rows), resamples(num_rows)
-    return Resampled(
-        np.array([of(every) for of in statistics]),
-        np.array([[of(rows) for rows in others] for of in statistics]),
-    )
+    every, others = np.arange(sum(num_rows)), resamples(*num_rows)
+    each = np.full((len(statistics), RESAMPLES), np.nan)
+    if min(num_rows) > 1:
+        each = np.array([[of(rows) for rows in others] for of in statistics])
+    return Resampled(np.array([of(every) for of in statistics]), each)
+
+
+def told_from(numbers: Sequence[Resampled]) -> float:
+    r"""From how many paired errors on two methods are told apart, of all pairs at once.
+
+    .. math:: c = \max(2, q_{0.95}), \qquad
+        \max_{j < k} |\delta_j - \delta_k| / \mathrm{se}_{jk} \sim q, \qquad
+        \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
+
+    Where all methods are equal, some pair is farther apart in 5 % of data sets, whichever looks
+    best. A quantile of the resamples themselves would be the fifth largest of 100. Errors over
+    seeds are taken for known.
+    """
+    each = np.stack([one.each.mean(0) for one in numbers])  # [K, B]
+    first, second = np.triu_indices(len(numbers), 1)
+    centred = each - each.mean(1, keepdims=True)
+    differences = centred[first] - centred[second]  # [P, B]
+    size = np.sqrt((differences**2).sum(1))
+    differences = differences[size > 0] / size[size > 0, None]  # not of methods that are the same
+    normal = np.random.default_rng(0).standard_normal((NUM_SIMULATED, each.shape[1]))
+    largest = np.abs(normal @ differences.T).max(1, initial=0.0)
+    return max(ERRORS, float(np.quantile(largest, 1 - FAMILY_WISE_ERROR)))
 
 
 def mean_of(numbers: Sequence[Resampled]) -> Resampled:
@@ -108,10 +135,16 @@ def mean_of(numbers: Sequence[Resampled]) -> Resampled:
 
 
 @functools.lru_cache(maxsize=4)
-def resamples(num_rows: int) -> list[Rows]:
-    """Rows drawn with replacement, in their order; the same whenever they are asked for."""
+def resamples(*num_rows: int) -> list[Rows]:
+    """Rows drawn with replacement from each set, in order; the same whenever they are asked for."""
     rng = np.random.default_rng(0)
-    return [np.sort(rng.integers(0, num_rows, num_rows)) for _ in range(RESAMPLES)]
+    ends = np.cumsum(num_rows)
+    return [
+        np.concatenate(
+            [np.sort(rng.integers(e - n, e, n)) for e, n in zip(ends, num_rows, strict=True)]
+        )
+        for _ in range(RESAMPLES)
+    ]
 
 
 def _sd(values: Float[np.ndarray, " B"]) -> float:

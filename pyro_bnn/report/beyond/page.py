@@ -78,6 +78,7 @@ def tables(found: Judged) -> Iterator[Table]:
         _column("its floor", "smooth_floor", "About what smooth ECE is where they are right."),
         _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
         _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
+        _column("its sd by chance", "debiased_ece2_sd", "Its scatter where they are right."),
         _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
         _column("temperature", "temperature",
                 "The best one on one half of the rows, mean of both halves; above 1: too sure."),
@@ -107,7 +108,7 @@ def tables(found: Judged) -> Iterator[Table]:
     if found.epsilon is not None:
         columns = [
             _column("before", "before", "Log score of the rows as they are.", NATS),
-            _column("at random", "control", "Moved as far with random signs.", NATS),
+            _column("at random", "control", "Moved by up to as much, with random signs.", NATS),
             _column("attacked", "moved", "Moved up the gradient of the mean over draws.", NATS),
             _column("attack less random", "lost", "Paired.", NATS),
             _share("accuracy before", "before_accuracy"),
@@ -164,7 +165,18 @@ def _lead(found: Judged) -> str:
         text += f", {len(found.conditions)} corruptions of {len(found.conditions[0].x):,} of them"
     if found.ood_name is not None:
         text += f", and {found.ood_name} as unknown inputs"
-    return f"{text}. Ranked only by the log score; a method is behind where a test over all pairs says so, at a family-wise error of 5 %"  # noqa: E501
+    text += (
+        ". Ranked only by the log score; a method is behind where a test over all pairs says so, "
+        "at a family-wise error of 5 %"
+    )
+    if found.num_fits > 1:
+        text += (
+            "; the variance over seeds is that of all methods, or its own where that is larger, by "
+            "Student's t"
+        )
+    if found.num_fits == 2:
+        text += " (of two fits each, where one method alone scatters, up to 12 %)"
+    return text
 
 
 def _fits(found: Judged) -> str:

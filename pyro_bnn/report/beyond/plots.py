@@ -101,8 +101,9 @@ def _calibration(found: Judged) -> Drawn:
     return Drawn(
         "Calibration beside its floor",
         figure,
-        "Bars are two standard errors; the grey line is the floor, about what the error is where "
-        "the probabilities are right, so that only what lies right of it is a fault. No ranking.",
+        "Bars are two standard errors; the grey line is the floor, about the mean of the error "
+        "where the probabilities are right: of methods whose probabilities are right about half "
+        "lie right of it. No ranking.",
         f"{found.names[0]} has an error of {number(first['ece'])}, its floor is "
         f"{number(first['floor'])}.",
     )

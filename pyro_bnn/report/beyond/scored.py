@@ -14,6 +14,7 @@ from pyro_bnn.diagnostics.scores import accuracy, brier
 from pyro_bnn.diagnostics.trust.calibration_error import (
     classwise_ece,
     debiased_squared_ece,
+    debiased_squared_ece_sd,
     equal_mass_ece,
     equal_mass_floor,
     skce,
@@ -87,8 +88,7 @@ def class_draws(f: Float[np.ndarray, "S N F"]) -> Float[np.ndarray, "S N C"]:
 
     if f.shape[-1] > 1:
         return np.asarray(special.softmax(f, axis=-1))
-    p = special.expit(f)
-    return np.concatenate([1 - p, p], -1)
+    return np.concatenate([special.expit(-f), special.expit(f)], -1)
 
 
 class Number(NamedTuple):
@@ -109,11 +109,6 @@ def _rejection(scored: Scored, y: Int[np.ndarray, " N"], rows: Rows) -> tuple[fl
     return found.augrc, found.aurc
 
 
-def _skce(scored: Scored, y: Int[np.ndarray, " N"], rows: Rows) -> float:
-    rows = rows[rows < SKCE_ROWS]
-    return skce(scored.probs[rows], y[rows])
-
-
 NUMBERS = (
     Number("log_score", lambda s, _, rows: float(s.log_score[rows].mean())),
     Number("accuracy", lambda s, y, rows: accuracy(s.probs[rows], y[rows])),
@@ -125,11 +120,21 @@ NUMBERS = (
 MORE = (
     Number("smooth_ece", lambda s, y, rows: smooth_ece(s.probs[rows], y[rows])),
     Number("classwise_ece", lambda s, y, rows: classwise_ece(s.probs[rows], y[rows])),
-    Number("debiased_ece2", lambda s, y, rows: debiased_squared_ece(s.probs[rows], y[rows])),
-    Number("skce", _skce),
     Number("aurc", lambda s, y, rows: _rejection(s, y, rows)[1]),
 )
 """Numbers of the test rows alone."""
+
+
+def of_pairs(scored: Scored, y: Int[np.ndarray, " N"]) -> dict[str, float]:
+    """Calibration errors that are sums over pairs of rows: resamples do not give their errors.
+
+    With the standard deviation of the first where the probabilities are right.
+    """
+    return {
+        "debiased_ece2": debiased_squared_ece(scored.probs, y),
+        "debiased_ece2_sd": debiased_squared_ece_sd(scored.probs),
+        "skce": skce(scored.probs[:SKCE_ROWS], y[:SKCE_ROWS]),
+    }
 
 
 def floor(scored: Scored) -> float:

@@ -96,8 +96,8 @@ def trust(
 ) -> Trust:
     """Judges classifiers on test rows, and on corrupted, unknown and attacked ones.
 
-    Every figure has its standard error over images and, of several fits of a method, over their
-    seeds; differences are paired over images. Methods are ranked by the log score alone.
+    Numbers have standard errors over images and, of several fits of a method, over their seeds;
+    differences are paired over images. Methods are ranked by the log score alone.
 
     Args:
         posteriors: By the name of the method, a posterior or one a seed.
@@ -106,7 +106,8 @@ def trust(
         corruptions: Severities of corruption, some of 1 to 5.
         kinds: Names of corruptions, of ``pyro_bnn.diagnostics.KINDS``; None for eight usual ones.
         scale: Whose constants: ``"mnist"`` or ``"cifar"``; None by the number of channels.
-        attack: Step of the fast gradient sign method in units of the largest pixel.
+        attack: Largest move of a pixel by the fast gradient sign method, in units of the largest
+            pixel, within black and white.
         num_samples: Draws of every method.
         num_rows: The first test rows are those that are corrupted and attacked, at most so many.
         seed: Of draws, noise and random signs.

@@ -8,6 +8,7 @@ from scipy import optimize, stats
 from pyro_bnn.diagnostics import (
     classwise_ece,
     debiased_squared_ece,
+    debiased_squared_ece_sd,
     ece,
     equal_mass_ece,
     equal_mass_floor,
@@ -84,6 +85,40 @@ def test_the_debiased_error_of_a_miscalibrated_forecast_is_its_square() -> None:
     labels = [(rng.uniform(size=60) > 0.6).astype(int) for _ in range(2_000)]
     found = [debiased_squared_ece(probs, y, num_bins=3) for y in labels]
     assert z_of(found, 0.3**2) < 5
+
+
+def test_the_spread_of_the_debiased_error_by_hand() -> None:
+    # in one bin of equal confidence it is the mean of (a_i - p) (a_j - p) over pairs i != j
+    expected = 0.7 * 0.3 * np.sqrt(2 / 40 / 39)
+    found = debiased_squared_ece_sd(np.tile([0.7, 0.3], (40, 1)), num_bins=1)
+    assert_allclose(found, expected, rtol=1e-12)
+    assert debiased_squared_ece_sd(np.eye(2).repeat(4, 0)) == 0.0
+
+
+def test_the_spread_of_the_debiased_error_is_that_over_outcomes() -> None:
+    # few rows a bin, some of them nearly certain: the skewness of an outcome counts
+    confidence = np.linspace(0.5, 0.999, 40)
+    probs = np.stack([confidence, 1 - confidence], -1)
+    rng = np.random.default_rng(4)
+    labels = [(rng.uniform(size=40) > confidence).astype(int) for _ in range(4_000)]
+    squares = [debiased_squared_ece(probs, y, 8) ** 2 for y in labels]
+    assert z_of(squares, debiased_squared_ece_sd(probs, 8) ** 2) < 5  # its mean is about 0
+
+
+@pytest.mark.parametrize(("power", "least", "most"), [(1.0, 0.023, 0.05), (1.6, 0.8, 1.0)])
+def test_two_standard_deviations_of_chance_tell_who_is_off(
+    power: float, least: float, most: float
+) -> None:
+    """Of calibrated forecasts between a normal number and one bin, chi-squared of one degree."""
+    off, rng = [], np.random.default_rng(0)
+    for _ in range(400):
+        f = 2.5 * rng.normal(size=(400, 5))
+        p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+        y = (p.cumsum(1) > rng.uniform(size=(400, 1))).argmax(1)
+        q = p**power / (p**power).sum(1, keepdims=True)
+        off.append(debiased_squared_ece(q, y) > 2 * debiased_squared_ece_sd(q))
+    error = np.sqrt(0.05 * 0.95 / 400)
+    assert least - 4 * error < np.mean(off) < most + 4 * error
 
 
 def test_the_kernel_error_by_hand() -> None:
@@ -182,6 +217,7 @@ def test_a_calibrated_forecast_is_at_its_smooth_floor() -> None:
 def test_what_one_row_cannot_say() -> None:
     probs, y = np.array([[0.7, 0.3]]), np.array([0])
     assert np.isnan(debiased_squared_ece(probs, y))
+    assert np.isnan(debiased_squared_ece_sd(probs))
     assert np.isnan(skce(probs, y))
 
 
@@ -193,6 +229,6 @@ def test_shapes_and_bins_are_checked() -> None:
     for error in (equal_mass_ece, classwise_ece, debiased_squared_ece):
         with pytest.raises(OptionError, match="num_bins"):
             error(probs, np.zeros(3), 0)
-    for floor in (equal_mass_floor, smooth_ece_floor):
+    for floor in (equal_mass_floor, smooth_ece_floor, debiased_squared_ece_sd):
         with pytest.raises(ShapeError, match=r"probs must have shape \[N, C\]"):
             floor(np.zeros(3))

@@ -51,6 +51,23 @@ def test_no_temperature_is_best_of_rows_that_are_all_right_or_say_nothing() -> N
         temperature_scaling(-logits, y)
 
 
+def test_a_class_of_probability_0_has_no_weight() -> None:
+    # a class that no row can be does not change what the others say, at any temperature
+    logits, y = rows()
+    with_one_more = np.column_stack([logits, np.full(len(y), -np.inf)])
+    found, expected = temperature_scaling(with_one_more, y), temperature_scaling(logits, y)
+    assert_allclose(found.temperature, expected.temperature, rtol=1e-12)
+    assert_allclose(found.error, expected.error, rtol=1e-12)
+    assert_allclose([found.nll, found.scaled_nll], [expected.nll, expected.scaled_nll], rtol=1e-12)
+    assert_allclose(found.apply(with_one_more)[:, :3], expected.apply(logits), rtol=1e-12)
+
+
+def test_an_observed_class_of_probability_0_has_no_best_temperature() -> None:
+    logits = np.array([[0.0, -np.inf], [0.0, -1.0], [0.0, -1.0]])
+    with pytest.raises(DataError, match=r"1 of 3 rows have probability 0: .* at every temperature"):
+        temperature_scaling(logits, np.array([1, 0, 0]))
+
+
 def test_the_error_of_a_temperature_by_hand() -> None:
     # 1 / T = log(p / (1 - p)) / a, and the log odds of a share p of n rows have the variance
     # 1 / (n p (1 - p))

@@ -28,10 +28,15 @@ def often_right(share: float, confidence: float, num_rows: int = 600) -> str:
     """What is said of the calibration of one probability for all rows, right in a share of them."""
     right = np.arange(num_rows) // 2 % 20 < 20 * share  # alike in both halves
     p = np.where(right, confidence, 1 - confidence)
-    split = images(num_rows)
+    return of_calibration(p)
+
+
+def of_calibration(p: np.ndarray) -> str:
+    """What is said of the calibration of rows, by the probability of the class of each."""
+    split = images(len(p))
     y = split.test.y.numpy()
     probs = np.stack([np.where(y == 0, p, 1 - p), np.where(y == 1, p, 1 - p)], -1)
-    scored = Scored(probs, np.log(p), {ENTROPY: np.zeros(num_rows)})
+    scored = Scored(probs, np.log(p), {ENTROPY: np.zeros(len(p))})
     fits = {"one": [Fit(scored, (), None, None)]}
     return said(Judged(split, fits, num_draws=1))["Calibration"]
 
@@ -39,9 +44,9 @@ def often_right(share: float, confidence: float, num_rows: int = 600) -> str:
 def test_who_is_off_is_told_in_which_direction() -> None:
     # right in 3 of 4 rows: log odds of log 3, where log 63 and log(9 / 7) are said; the
     # probabilities are sums of powers of 2, so that those of all rows are equal
-    assert "errors: one (ECE 0.234, floor" in often_right(0.75, 63 / 64)
+    assert "of chance: one (ECE 0.234, floor" in often_right(0.75, 63 / 64)
     assert "too sure: temperature 3.77" in often_right(0.75, 63 / 64)
-    assert "errors: one (ECE 0.188, floor" in often_right(0.75, 9 / 16)
+    assert "of chance: one (ECE 0.188, floor" in often_right(0.75, 9 / 16)
     assert "not sure enough: temperature 0.229" in often_right(0.75, 9 / 16)
     assert often_right(0.75, 0.75).startswith("not shown to be off: one.")
 
@@ -49,6 +54,19 @@ def test_who_is_off_is_told_in_which_direction() -> None:
 def test_a_calibration_that_too_few_images_tell_is_not_called_right() -> None:
     # a single row is alone in its bin
     assert often_right(0.75, 63 / 64, num_rows=1).startswith("too few images to say: one.")
+
+
+@pytest.mark.parametrize(("power", "least", "most"), [(1.0, 0, 3), (2.0, 7, 10)])
+def test_too_sure_probabilities_are_found_and_right_ones_are_not(
+    power: float, least: int, most: int
+) -> None:
+    # right ones are off by two standard deviations in 5 of 100 at most, these sharp ones in most
+    rng, num_off = np.random.default_rng(0), 0
+    for _ in range(10):
+        odds = np.exp(2.5 * rng.normal(size=400))
+        odds = np.where(rng.uniform(size=400) < odds / (1 + odds), odds, 1 / odds)
+        num_off += "probabilities are off" in of_calibration(1 / (1 + odds**-power))
+    assert least <= num_off <= most
 
 
 def of_entropy(entropy: np.ndarray, right: np.ndarray) -> Scored:
@@ -84,6 +102,24 @@ def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
     assert text.startswith(told if sign > 0 else not_told)
 
 
+@pytest.mark.slow("resamples eight methods on ten pages")
+def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> None:
+    # by two errors of each pair more than half of such pages tell some method from the best
+    rng, right, num_told = np.random.default_rng(4), np.ones(NUM_TEST, dtype=bool), 0
+    for _ in range(10):
+        fits = {
+            str(k): [Fit(test, (), unknown, None)]
+            for k in range(8)
+            for test, unknown in [
+                (of_entropy(rng.normal(size=NUM_TEST) + shift, right) for shift in (0.0, 1.0))
+            ]
+        }
+        text = said(Judged(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
+        assert "pairs of equal methods are all within " in text
+        num_told += "worse by more than" in text
+    assert num_told <= 3
+
+
 def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
     order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) % 4 > 0
     as_it_is, hurt = of_entropy(order, right), of_entropy(order, np.arange(NUM_TEST) % 4 > 2)
@@ -94,12 +130,16 @@ def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
         ],
     }
     text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
+    assert text.startswith(
+        "every pixel is moved by up to 0.1 of the largest, within black and white"
+    )
     assert "hurt 0.4" in text  # half of the rows lose log(0.7 / 0.3)
     assert text.endswith("not shown to cost more than at random: spared.")
 
 
 def test_methods_with_one_fit_are_named_where_others_have_several() -> None:
     fits: Any = {"a": [constant(0.8, Y), constant(0.7, Y)], "b": [constant(0.6, Y)]}
-    assert "one fit of b was judged" in said(bnn.trust(fits, SPLIT))["Not in the errors"]
+    text = said(bnn.trust(fits, SPLIT))["Not in the errors"]
+    assert "one fit of b was judged. The ranking takes its scatter over seeds from the" in text
     several: Any = {"a": fits["a"]}
     assert "Not in the errors" not in said(bnn.trust(several, SPLIT))

@@ -5,9 +5,17 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy import stats
 
 from pyro_bnn.diagnostics import equal_mass_ece
-from pyro_bnn.report.beyond.estimate import Estimate, Resampled, Statistic, mean_of, resampled
+from pyro_bnn.report.beyond.estimate import (
+    Estimate,
+    Resampled,
+    Statistic,
+    mean_of,
+    resampled,
+    told_from,
+)
 
 
 def of(values: np.ndarray) -> Resampled:
@@ -66,6 +74,16 @@ def test_a_mean_of_numbers_has_the_error_of_their_mean() -> None:
 
 def test_both_errors_add_in_squares() -> None:
     assert_allclose(Estimate(0.0, 3.0, 4.0).error, 5.0)
+
+
+def test_independent_equal_methods_have_the_studentised_range() -> None:
+    # of pairs of K normal means the largest |t| is the studentised range over sqrt 2
+    rng = np.random.default_rng(3)
+    many = [Resampled(np.zeros(1), rng.normal(size=(1, 2_000))) for _ in range(8)]
+    expected = stats.studentized_range.isf(0.05, 8, np.inf) / math.sqrt(2)
+    assert_allclose(told_from(many), expected, rtol=0.03)
+    assert told_from(many[:2]) == told_from([many[0]] * 3) == 2.0  # at least
+    assert told_from(many[:1]) == told_from([Resampled(np.zeros(1), np.full((1, 9), np.nan))] * 2)
 
 
 def calibration(probs: np.ndarray, y: np.ndarray) -> Resampled:

@@ -16,12 +16,28 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 import pyro_bnn as bnn
-from pyro_bnn.diagnostics import auroc, fpr95, novelty_scores
+from pyro_bnn.diagnostics import (
+    auroc,
+    equal_mass_ece,
+    equal_mass_floor,
+    fpr95,
+    novelty_scores,
+)
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Scored, class_draws, floor, smooth_floor
+from pyro_bnn.report.beyond.judged import Fit, Judged
+from pyro_bnn.report.beyond.plots import drawn
+from pyro_bnn.report.beyond.scored import (
+    MORE,
+    NUMBERS,
+    Scored,
+    class_draws,
+    floor,
+    of_pairs,
+    smooth_floor,
+)
 from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
 
 SPLIT = images()
@@ -51,6 +67,21 @@ def test_numbers_of_a_constant_classifier() -> None:
     assert table["temperature"].isna().all()  # right in every row: no temperature is best
 
 
+def test_an_impossible_row_has_no_best_temperature() -> None:
+    # both halves are right in 3 of 4 rows, at log odds of log 9 in place of log 3
+    scores = np.log(np.where(np.arange(NUM_TEST) // 2 % 4 < 3, 0.9, 0.1))
+    table = judged({"one": scattered(scores, Y)}, SPLIT).table
+    assert_allclose(table["temperature"], 2.0, rtol=0.1)
+    scores[0] = -np.inf
+    table = judged({"one": scattered(scores, Y)}, SPLIT).table
+    assert table[["temperature", "temperature_gain"]].isna().all(axis=None)
+
+
+def test_a_single_output_keeps_small_probabilities() -> None:
+    (p,) = class_draws(np.array([[[50.0]]]))
+    assert_allclose(p, [[math.exp(-50.0), 1.0]], rtol=1e-12)  # 1 - 1 / (1 + e^-50) rounds to 0
+
+
 def test_errors_over_seeds_and_their_pairs() -> None:
     fits = {"a": [constant(p, Y) for p in (0.8, 0.9)], "b": [constant(p, Y) for p in (0.4, 0.45)]}
     table = judged(fits, SPLIT).table
@@ -60,6 +91,40 @@ def test_errors_over_seeds_and_their_pairs() -> None:
     assert_allclose(table.loc["b", "log_score_gap"], -math.log(2))  # of each seed
     assert_allclose(table.loc["b", "log_score_gap_se"], 0, atol=1e-12)
     assert_allclose(table["fits"], 2)
+
+
+def of_log_score(log_score: np.ndarray) -> Fit:
+    """A fit of which the log scores alone are given."""
+    nothing = np.zeros((len(log_score), 2))
+    return Fit(Scored(nothing, log_score, {}), (), None, None)
+
+
+@pytest.mark.parametrize(("counts", "spreads"), [((2, 2), (1, 1)), ((3, 1, 1), (1, 1, 1)),
+                                                 ((3, 3, 3), (4, 1, 1))])  # fmt: skip
+def test_equal_methods_of_few_fits_are_told_apart_in_five_of_a_hundred_pages(
+    counts: tuple[int, ...], spreads: tuple[float, ...]
+) -> None:
+    # fits scatter more than rows do: two of two methods have a t of 2 degrees of freedom
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(400):
+        fits = {
+            str(k): [of_log_score(rows + 0.05 * spread * rng.normal()) for _ in range(count)]
+            for k, (count, spread) in enumerate(zip(counts, spreads, strict=True))
+            for rows in [0.05 * rng.normal(size=NUM_TEST) - 1.0]
+        }
+        told += any(place.is_behind for place in Judged(SPLIT, fits, num_draws=1).ranking)
+    assert told / 400 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_methods_that_fits_tell_apart_are_told_apart() -> None:
+    # the difference is 20 times its error, of a t of 4 degrees of freedom
+    rng = np.random.default_rng(0)
+    rows = 0.05 * rng.normal(size=NUM_TEST) - 1.0
+    fits = {
+        name: [of_log_score(rows + mean + 0.01 * e) for e in (-1.0, 0.0, 1.0)]
+        for name, mean in (("a", 0.0), ("b", -0.2 / math.sqrt(1.5)))
+    }
+    assert [p.is_behind for p in Judged(SPLIT, fits, num_draws=1).ranking] == [False, True]
 
 
 def test_a_difference_within_its_error_is_not_told() -> None:
@@ -74,6 +139,17 @@ def test_a_difference_within_its_error_is_not_told() -> None:
     clear = judged({"a": scattered(base, Y), "b": scattered(base - 0.1, Y)}, SPLIT)
     assert clear.answer[0] == "Trust a here, by the log score on the test images"
     assert "behind: b by 0.1" in dict(clear.answer[1])["Test images"]
+
+
+def test_half_of_calibrated_methods_lie_right_of_the_floor() -> None:
+    rng = np.random.default_rng(0)
+    probs = np.repeat(rng.uniform(0.5, 1.0, size=(1_000, 1)), 2, axis=1)
+    probs[:, 1] = 1 - probs[:, 0]
+    draws = [(rng.uniform(size=1_000) > probs[:, 0]).astype(int) for _ in range(400)]
+    right = np.mean([equal_mass_ece(probs, y) > equal_mass_floor(probs) for y in draws])
+    assert abs(right - 0.5) < 5 * 0.5 / math.sqrt(400)
+    caption = drawn(judged({"a": constant(0.8, Y)}, SPLIT))["calibration"].caption
+    assert "of methods whose probabilities are right about half lie right of it" in caption
 
 
 def brightness(x: Tensor) -> Tensor:
@@ -134,6 +210,27 @@ def test_unknown_inputs_are_told_apart_by_a_method_that_knows_them() -> None:
     assert_allclose(of.loc["blind", ["auroc_se", "auroc_gap_se"]].astype(float), 0, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_unknown", [1, 3, 40])
+def test_known_and_unknown_images_are_resampled_each_by_itself(num_unknown: int) -> None:
+    # the variance over resamples of P(u > k), two samples drawn apart: by the sums over pairs
+    split, other = images(300), images(num_unknown, seed=5)
+    method = Known(lambda x: torch.stack([1 - (p := 0.5 + 0.01 * x[:, 0]), p], -1)[None].double())
+    fit = judged({"one": method}, split, ood=other)
+    row = fit.unknown.set_index("score").loc["entropy"]
+    own = fit.fits["one"][0]
+    assert own.unknown is not None
+    k, u = own.test.novelty["entropy"][:, None], own.unknown.novelty["entropy"]
+    above = (u > k) + 0.5 * (u == k)
+    by_known, by_unknown, each = above.mean(1).var(), above.mean(0).var(), above.var()
+    n, m = above.shape
+    variance = by_known / n + by_unknown / m + (each - by_known - by_unknown) / n / m
+    assert_allclose(row["auroc"], above.mean())
+    if num_unknown == 1:
+        assert np.isnan(row["auroc_se"])  # one image says nothing of others
+    else:
+        assert_allclose(row["auroc_se"], math.sqrt(variance), rtol=4 / math.sqrt(2 * 99))
+
+
 def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
 
@@ -161,7 +258,7 @@ def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.Mon
 
 def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
     other = images(20, seed=2)
-    fits = {"a": [constant(0.8, Y), constant(0.7, Y)], "b": [constant(0.6, Y)]}
+    fits = {"a": [constant(0.8, Y), constant(0.79, Y)], "b": [constant(0.6, Y)]}
     found = judged(fits, SPLIT, ood=other, corruptions=(2,), kinds=("rotate", "inverse"))
     found.save(tmp_path, command="pyro-bnn trust ...")
     text = (tmp_path / "index.html").read_text()
@@ -171,6 +268,7 @@ def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
         "1 to 2 fits each",
         "Rotate",
         "over seeds",
+        "the variance over seeds is that of all methods",
         "smooth ECE",
     ):
         assert words in text
@@ -200,6 +298,7 @@ def test_ten_thousand_rows_and_a_hundred_draws_take_two_seconds() -> None:
         found = [n.of(scored, y, np.arange(len(y))) for n in (*NUMBERS, *MORE)]
         of = scored.novelty["entropy"]
         rate = fpr95(of[:5_000], of[5_000:], positive="known")
+        found += of_pairs(scored, y).values()
         return [*found, floor(scored), smooth_floor(scored), auroc(of[:5_000], of[5_000:]), rate]
 
     def seconds(work: Callable[[], object]) -> float:
