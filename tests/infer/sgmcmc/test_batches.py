@@ -71,11 +71,12 @@ def test_all_rows_are_shared(size: int | None) -> None:
 
 @pytest.mark.parametrize("taken", [0, 3, 5, 8])
 def test_a_state_goes_on_with_the_same_rows(taken: int) -> None:
-    pairs = [
-        [minibatches(4, seed) for seed in (2, 3)],
-        [OwnMinibatches(WHOLE, 4, C, seed=seed) for seed in (2, 3)],
-    ]
-    for one, other in pairs:
+    one: IndependentMinibatches | OwnMinibatches
+    other: IndependentMinibatches | OwnMinibatches
+    for one, other in (
+        (minibatches(4, 2), minibatches(4, 3)),
+        (OwnMinibatches(WHOLE, 4, C, seed=2), OwnMinibatches(WHOLE, 4, C, seed=3)),
+    ):
         for _ in range(taken):
             next(one)
         other.restore(one.state())
