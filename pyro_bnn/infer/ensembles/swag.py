@@ -357,11 +357,11 @@ class SWAGRun(GradientRun[GuidePosterior]):
             return found if math.isfinite(found) else -math.inf
 
         best = max(SCALES, key=score)
-        if best in {SCALES[0], SCALES[-1]}:
+        if best == SCALES[-1]:
             logger.warning(
-                "SWAG's scale %.3g is the end of those tried, %.3g to %.3g: the spread of its "
-                "iterates is far from the posterior's. Pass step_size=, or raise num_iterates",
-                *(best, SCALES[0], SCALES[-1]),
+                "SWAG's scale %.3g is the largest of those tried: its iterates spread far less than "
+                "the posterior, and a wider one may score better. Pass scale=, or raise step_size",
+                best,
             )
         return best
 
