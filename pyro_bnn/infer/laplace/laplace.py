@@ -59,6 +59,8 @@ class Laplace(Engine[GuidePosterior]):
 
     .. math:: \log p(D) \approx \log p(y, m \mid x) + \tfrac P2 \log 2\pi - \tfrac12 \log\det P
 
+    and NaN where a subset holds some entries: these have a density there, and no volume.
+
     By default predictions are those of the network that is linear in z at m, for which this P is
     right; ``"weights"`` puts draws of z into the network itself, and underfits: P leaves out how f
     bends. It captures one mode, and its correlations; the width is that of the curvature at a
@@ -287,12 +289,9 @@ class LaplaceRun(Training):
             guide = guide_of(q, engine.subset, entries, self._problem.model)
             set_up(guide, program)
         set_guide(guide, q, entries, mode.z)
-        size = len(mode.z) if entries is None else len(entries)
-        told = {
-            "newton_decrement": mode.decrement,
-            "polish_gain": mode.gain,
-            "log_evidence": _log_evidence(mode, q, size),
-        }
+        told: dict[str, Any] = {"newton_decrement": mode.decrement, "polish_gain": mode.gain}
+        if entries is None or len(entries) == len(mode.z):
+            told["log_evidence"] = _log_evidence(mode, q)
         self.found = guide, told | ({"found_scales": scales} if scales else {})
 
     def _precision_of(self, mode: Mode) -> tuple[Any, Tensor | None]:
@@ -313,7 +312,7 @@ class LaplaceRun(Training):
         for _ in range(evidence.ROUNDS):
             self._require_mode(mode)
             q, _ = self._precision_of(mode)
-            value, factors = _log_evidence(mode, q, len(mode.z)), objective.factors.clone()
+            value, factors = _log_evidence(mode, q), objective.factors.clone()
             since = since + 1 if value < best[0] else 0
             best = max(best, (value, mode, factors), key=lambda found: found[0])
             change = evidence.improve(objective, blocks, mode.z, q.variance())
@@ -354,7 +353,7 @@ class LaplaceRun(Training):
         return LaplacePosterior(self.program, guide, provenance)
 
 
-def _log_evidence(mode: Mode, q: Any, size: int) -> float:
-    """Laplace's approximation of it, of a precision over so many entries of z; nats."""
-    of_volume = size * math.log(2 * math.pi) - float(q.log_det())
+def _log_evidence(mode: Mode, q: Any) -> float:
+    """Laplace's approximation of it, of a precision over all entries of z; nats."""
+    of_volume = len(mode.z) * math.log(2 * math.pi) - float(q.log_det())
     return 0.5 * of_volume - float(mode.minus_log_joint)
