@@ -100,6 +100,12 @@ def test_every_option_has_help_and_a_default(command: str) -> None:
         assert known or parameter.show_default, parameter.name
 
 
+def test_the_networks_that_sbc_simulates_are_small_unless_their_width_is_given() -> None:
+    (hidden,) = (each for each in parameters_of("sbc") if each.name == "hidden")
+    assert (hidden.default, hidden.hidden) == ("5", False)
+    assert re.search(r"--hidden UNITS,\.\.\..*?\[default: 5\]", run("sbc", "--help").out, re.DOTALL)
+
+
 def test_help_has_a_heading_for_each_group_of_options() -> None:
     out = run("compare", "--help").out
     sections = dict(re.findall(r"^(\w+):\n((?:  .*\n|\n)+)", out, re.MULTILINE))

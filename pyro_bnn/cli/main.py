@@ -135,7 +135,7 @@ def pyro_bnn(
 
 
 @command(short_help="Fit one network by several methods, compare them, write a report.")
-@opt.spread(hidden=("split", "seed"), fails_on=AGAINST)
+@opt.spread(unlisted=("split", "seed"), fails_on=AGAINST)
 def compare(
     context: typer.Context,
     source: opt.Source,
@@ -394,7 +394,7 @@ def predict(
 
 
 @command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
-@opt.spread(hidden=("seed",))
+@opt.spread(unlisted=("seed",))
 def trust(
     context: typer.Context,
     source: opt.Source,

@@ -95,7 +95,7 @@ def takes(command: TyperCommand) -> dict[str, Takes]:
 def spread(
     *,
     without: Collection[str] = (),
-    hidden: Collection[str] = (),
+    unlisted: Collection[str] = (),
     fails_on: Sequence[str] = (),
     **changed: Any,
 ) -> Callable[[Command], Callable[..., None]]:
@@ -106,7 +106,7 @@ def spread(
 
     Args:
         without: Options that the command does not have; they keep their defaults.
-        hidden: Options that its help leaves out.
+        unlisted: Options that its help leaves out.
         fails_on: What ``--fail-on`` may name.
         changed: By name of an option another default, or what :func:`option` gives in its place.
     """
@@ -118,7 +118,7 @@ def spread(
             info = copy.copy(getattr(own, "metadata", field.metadata)["option"])
             if field.name in changed and not isinstance(own, dataclasses.Field):
                 info.default = own
-            info.help, info.hidden = info.help or words[field.name], field.name in hidden
+            info.help, info.hidden = info.help or words[field.name], field.name in unlisted
             info.rich_help_panel = getattr(group, "heading", None)
             made[field.name] = inspect.Parameter(
                 field.name, KEYWORD, default=info, annotation=types[field.name]

@@ -171,9 +171,11 @@ class GradientRun(Run[P]):
         return {name: value.detach().clone() for name, value in self.values().items()}
 
     def keep(self) -> None:
-        """Once in a window of steps, note the values as good ones."""
+        """Once in a window of steps, note the values as good ones, if all are finite."""
         if self.step % WINDOW == 0:
-            self._last_good = (self.step, self._snapshot())
+            values = self._snapshot()
+            if self.step == 0 or all(bool(value.isfinite().all()) for value in values.values()):
+                self._last_good = (self.step, values)
 
     def diverged(self, what: str) -> NoReturn:
         """Go back to the last good values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -661,8 +662,8 @@ class LaplacePosterior(GuidePosterior):
 
     @property
     def log_evidence(self) -> float:
-        """Laplace's approximation of log p(D), nats."""
-        return float(self.options["log_evidence"])
+        """Laplace's approximation of log p(D), nats; NaN where some entries of z are held."""
+        return float(self.options.get("log_evidence", math.nan))
 
     @property
     def newton_decrement(self) -> float:

@@ -379,6 +379,26 @@ def test_the_last_good_state_is_at_most_one_window_old() -> None:
     assert len(posterior.losses) == 170
 
 
+@pytest.mark.slow("about a second")
+@pytest.mark.parametrize(("broken", "kept"), [(99, 0), (100, 100), (199, 100)])
+def test_parameters_that_an_update_broke_are_not_the_last_good_state(
+    broken: int, kept: int
+) -> None:
+    class Breaking(torch.optim.SGD):
+        updates = 0
+
+        def step(self, *args: Any) -> None:  # type: ignore[override]
+            super().step(*args)
+            if self.updates == broken:  # updates are numbered as their steps
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.data.fill_(math.nan)
+            self.updates += 1
+
+    message, _ = diverged(linear_gaussian(), num_steps=300, optimizer=Breaking, learning_rate=1e-4)
+    assert f"not finite at step {broken + 1}, " in message
+    assert f"the state of step {kept} is kept" in message
+
+
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("compile", [False, True])
 def test_an_infinite_kl_is_named(compile: bool) -> None:  # noqa: A002

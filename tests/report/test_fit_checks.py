@@ -64,7 +64,13 @@ def test_a_linearised_network_has_no_loo_and_says_what_its_khat_is_of() -> None:
 
 def test_steps_to_a_mode_that_is_found_afterwards_have_no_trend() -> None:
     rising = 100.0 - 0.01 * np.arange(4_000.0)
-    for more, is_rising in (({}, True), ({"newton_decrement": 1e-6}, False)):
+    at_a_kink = {"newton_decrement": 38.0, "polish_gain": 4e-3}
+    for more, is_rising in (
+        ({}, True),
+        ({"newton_decrement": 1e-6, "polish_gain": 4e-3}, False),
+        (at_a_kink, False),
+        (at_a_kink | {"polish_gain": 0.4}, True),  # of which a warning was given
+    ):
         checks = _checks(LinearPosterior(regression_split(), losses=rising, options=more))
         assert (checks.trend is not None and checks.trend.is_rising) is is_rising
         assert not checks.unchecked

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.checks import check_choice, check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.members import require_weights
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
@@ -120,7 +121,7 @@ class Subspace(Engine[DrawsPosterior]):
             )
 
     def start(self, problem: Problem) -> Start:
-        """Check the model; the directions are found when the run is made."""
+        """Check the model; the directions are found where the run begins."""
         require_weights(self.engine)
         self.engine.check_batches(problem.data)
         if self.rank > problem.program.num_latents:
@@ -136,14 +137,15 @@ class Subspace(Engine[DrawsPosterior]):
         options = self.describe()
 
         def make(saves: Checkpoint, progress: bool) -> SubspaceRun:
-            plane = self._plane(problem, progress=progress)
-            scale = None if isinstance(self.prior, str) else float(self.prior)
-            model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
-            inside = dataclasses.replace(problem, model=model, init=None)
-            with isolated(problem.seed):
-                start = self.engine.start(inside)
-                run = start.make(saves, progress)
-            return SubspaceRun(run, start.problem, plane, options)
+            def inside(plane: Plane) -> tuple[Run[Any], Problem]:
+                scale = None if isinstance(self.prior, str) else float(self.prior)
+                model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
+                with isolated(problem.seed):
+                    start = self.engine.start(dataclasses.replace(problem, model=model, init=None))
+                    return start.make(saves, progress), start.problem
+
+            find = functools.partial(self._plane, problem, progress=progress)
+            return SubspaceRun(problem.program.initial, find, inside, options)
 
         return Start(problem, options, make)
 
@@ -212,25 +214,43 @@ class SubspaceRun(Run[DrawsPosterior]):
     """The run of the engine in t; what it ends at is told in z.
 
     Args:
-        run: Of the engine.
-        problem: Of t.
-        plane: Where z may be.
+        start: Any z ``[P]``.
+        find: Finds where z may be, for a run that does not go on from a state.
+        inside: The run of the engine there, and its problem.
         options: Of the subspace.
+
+    Attributes:
+        plane: Where z may be; None before the run has begun or gone on.
     """
 
+    run: Run[Any]
+
     def __init__(
-        self, run: Run[Any], problem: Problem, plane: Plane, options: dict[str, Any]
+        self,
+        start: Tensor,
+        find: Callable[[], Plane],
+        inside: Callable[[Plane], tuple[Run[Any], Problem]],
+        options: dict[str, Any],
     ) -> None:
-        self.run, self._inside, self.plane, self.options = run, problem, plane, options
+        self._start, self._find, self._inside, self.options = start, find, inside, options
+        self.plane: Plane | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the engine is."""
-        return self.run.is_done
+        return self.plane is not None and self.run.is_done
 
     def begin(self) -> None:
-        """Begin as the engine does."""
+        """Find the plane, and begin as the engine does."""
+        self._enter(self._find())
         self.run.begin()
+
+    def _enter(self, plane: Plane) -> None:
+        """Make the run in a plane, which lies in memory as one that was read does: for its bits."""
+        layout = torch.contiguous_format
+        plane = Plane(*(part.to(self._start).clone(memory_format=layout) for part in plane))
+        self.run, self._problem = self._inside(plane)
+        self.plane = plane
 
     def go(self) -> None:
         """One step of the engine."""
@@ -253,16 +273,29 @@ class SubspaceRun(Run[DrawsPosterior]):
         self.run.show(bar)
 
     def state(self) -> State:
-        """The engine's; the directions are found again from the seed."""
-        return self.run.state()
+        """The engine's, and the plane that it is in."""
+        assert self.plane is not None
+        return {**self.run.state(), "plane": self.plane._asdict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a state of the engine."""
+        """Go to a state of the engine, in the plane of that; see ``Resumable``.
+
+        Raises:
+            ValueError: If the plane is one of other sizes.
+        """
+        plane = Plane(**state["plane"])
+        size, shapes = len(self._start), [tuple(part.shape) for part in plane]
+        if shapes != [(size,), (size, self.options["rank"])]:
+            raise ValueError(f"a plane of shapes {shapes}")
+        with users_code():
+            self._enter(plane)
         self.run.restore(state)
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
         """Draws of z, of those of t."""
-        found: Posterior | None = self.run.posterior(self._inside, saves)
+        if self.plane is None:
+            return None
+        found: Posterior | None = self.run.posterior(self._problem, saves)
         if found is None:
             return None
         if isinstance(found, DrawsPosterior):

@@ -18,7 +18,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
-from pyro_bnn.infer.laplace.mode import FARTHEST, MinusLogJoint, Mode, polish
+from pyro_bnn.infer.laplace.mode import FARTHEST, MinusLogJoint, Mode, polish, settle
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide, widest
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NewtonCurvature
@@ -55,9 +55,13 @@ class Laplace(Engine[GuidePosterior]):
     J the Jacobian of what y is drawn by, F its Fisher information, :math:`P_0` the curvature of the
     prior. The mode is that of z: of a noise scale its log has the Gaussian. It is found by Adam,
     then by L-BFGS with P for its first direction. How far it is, Newton's decrement in nats, is
-    ``posterior.newton_decrement``; what is no mode is refused. ``posterior.log_evidence`` is
+    ``posterior.newton_decrement``; what is no mode is refused. At kinks of units, as of ReLU,
+    where the gradient need not vanish, small steps of Adam go on, and what the last ones gained is
+    told where it is 0.01 nats or more. ``posterior.log_evidence`` is
 
     .. math:: \log p(D) \approx \log p(y, m \mid x) + \tfrac P2 \log 2\pi - \tfrac12 \log\det P
+
+    and NaN where a subset holds some entries: these have a density there, and no volume.
 
     By default predictions are those of the network that is linear in z at m, for which this P is
     right; ``"weights"`` puts draws of z into the network itself, and underfits: P leaves out how f
@@ -282,17 +286,24 @@ class LaplaceRun(Training):
         if engine.prior_scales == "evidence":
             mode, scales = self._with_evidence(objective, mode)
         self._require_mode(mode)
+        mode = settle(objective, self._on_the_way, mode)
+        if not mode.is_mode:
+            logger.warning(
+                "Laplace's point is no mode yet: the last small steps, along the kinks of units, "
+                "gained %.2g nats, where %s are allowed (Newton's decrement %.3g). Raise "
+                'num_steps, or take a smooth activation, such as "silu"',
+                mode.gain,
+                FARTHEST,
+                mode.decrement,
+            )
         q, entries = self._precision_of(mode)
         with isolated():
             guide = guide_of(q, engine.subset, entries, self._problem.model)
             set_up(guide, program)
         set_guide(guide, q, entries, mode.z)
-        size = len(mode.z) if entries is None else len(entries)
-        told = {
-            "newton_decrement": mode.decrement,
-            "polish_gain": mode.gain,
-            "log_evidence": _log_evidence(mode, q, size),
-        }
+        told: dict[str, Any] = {"newton_decrement": mode.decrement, "polish_gain": mode.gain}
+        if entries is None or len(entries) == len(mode.z):
+            told["log_evidence"] = _log_evidence(mode, q)
         self.found = guide, told | ({"found_scales": scales} if scales else {})
 
     def _precision_of(self, mode: Mode) -> tuple[Any, Tensor | None]:
@@ -313,7 +324,7 @@ class LaplaceRun(Training):
         for _ in range(evidence.ROUNDS):
             self._require_mode(mode)
             q, _ = self._precision_of(mode)
-            value, factors = _log_evidence(mode, q, len(mode.z)), objective.factors.clone()
+            value, factors = _log_evidence(mode, q), objective.factors.clone()
             since = since + 1 if value < best[0] else 0
             best = max(best, (value, mode, factors), key=lambda found: found[0])
             change = evidence.improve(objective, blocks, mode.z, q.variance())
@@ -354,7 +365,7 @@ class LaplaceRun(Training):
         return LaplacePosterior(self.program, guide, provenance)
 
 
-def _log_evidence(mode: Mode, q: Any, size: int) -> float:
-    """Laplace's approximation of it, of a precision over so many entries of z; nats."""
-    of_volume = size * math.log(2 * math.pi) - float(q.log_det())
+def _log_evidence(mode: Mode, q: Any) -> float:
+    """Laplace's approximation of it, of a precision over all entries of z; nats."""
+    of_volume = len(mode.z) * math.log(2 * math.pi) - float(q.log_det())
     return 0.5 * of_volume - float(mode.minus_log_joint)

@@ -1,7 +1,8 @@
 r"""Up to a mode of the log joint density in z, and how far from it one still is.
 
 L-BFGS whose first direction is Newton's, by the precision P that Laplace's approximation has there.
-How far it is, in nats, is Newton's decrement :math:`g^\top P^{-1} g / 2`, g the gradient.
+How far it is, in nats, is Newton's decrement :math:`g^\top P^{-1} g / 2`, g the gradient. Where
+units have kinks it need not vanish at a mode, and Adam between roots of P tells what is to gain.
 
 References:
     Nocedal & Wright, "Numerical Optimization", 2nd edition, 2006, sections 7.2 and 9.5.
@@ -20,6 +21,7 @@ from torch import Tensor
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, normal_entries
+from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -33,6 +35,9 @@ ROUNDING = 10  # of the log joint density, in the last digits of its dtype
 IDLE = 5  # steps that gain a tenth of it, in a row
 PROBES = 12  # products with the Hessian, by which a direction of negative curvature is looked for
 NEGATIVE = -0.01  # curvature, in units of the precision, that is no rounding
+RATES = (0.1, 0.03, *[0.01] * 4)  # of Adam along kinks, in sds: the last until it gains nothing
+SLIDES = 100  # steps at each; fewer where they would read more rows than these
+ROWS = 1_000_000
 
 
 class Solves(Protocol):
@@ -148,7 +153,8 @@ class Mode(NamedTuple):
         z: The point ``[P]``.
         minus_log_joint: Minus the log joint density there, ``[]``.
         steps: Newton's step at z for each entry times its gradient, over 2, ``[P]``: nats.
-        gain: What the last round of L-BFGS gained, nats; 0 where rounding hides all gains.
+        gain: What the last round of L-BFGS gained, or of Adam along kinks, nats; 0 where rounding
+            hides all gains.
     """
 
     z: Tensor
@@ -166,7 +172,7 @@ class Mode(NamedTuple):
         """Whether it is one: nothing is left to gain.
 
         Where units have kinks, a mode lies at some of them: the gradient jumps there, and does not
-        vanish. What steps gain does.
+        vanish. What steps gain does, of L-BFGS at any kink, of :func:`settle` at modes alone.
         """
         return min(self.decrement, self.gain) < FARTHEST
 
@@ -193,6 +199,50 @@ def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z
             z, gain = descend(objective, precision, z, rounding)
             is_settled = gain < SETTLED
     return mode
+
+
+def settle(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], mode: Mode) -> Mode:
+    """Go on along the kinks at which a polish ended, by small steps of Adam.
+
+    The gradient of one side of a kink leads over it to a higher point, so that L-BFGS stands still
+    there. Averages of the gradients of both sides lead along it. A mode stays where it is.
+    """
+    if mode.decrement < FARTHEST:
+        return mode
+    z, gain = mode.z, mode.gain
+    for rate in RATES:
+        z, gain = _slide(objective, precision_at(z), z, rate)
+        if rate == RATES[-1] and gain < FARTHEST:
+            break
+    value, gradient = objective(z)
+    return Mode(z, value, 0.5 * gradient * precision_at(z).solve(gradient), gain)
+
+
+def _slide(
+    objective: MinusLogJoint, precision: Solves, z: Tensor, rate: float
+) -> tuple[Tensor, float]:
+    """Steps of Adam between roots of the precision, from a rate to 0; where they end, their gain.
+
+    It is z itself where they gain no more than a mode may be away.
+    """
+    num_steps = min(SLIDES, max(SLIDES // 10, ROWS // len(objective.rows.x)))
+    noise = z.new_zeros(1, precision.noise_dim).requires_grad_()
+    adam = Descent(
+        [noise],
+        optimizer=None,
+        learning_rate=rate,
+        schedule="cosine",
+        num_steps=num_steps,
+        clip_norm=None,
+    )
+    for step in range(num_steps):
+        apart = precision.deviations(noise)[0]
+        _, gradient = objective(z + apart.detach())
+        (noise.grad,) = torch.autograd.grad(apart, noise, gradient)
+        adam.step(step)
+    new = z + precision.deviations(noise.detach())[0]
+    gain = float(objective(z)[0] - objective(new)[0])
+    return (new, gain) if gain >= FARTHEST else (z, max(0.0, gain))  # of NaN too
 
 
 def descend(

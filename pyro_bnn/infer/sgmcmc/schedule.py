@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from pyro_bnn.errors import OptionError
+
 
 class Schedule(ABC):
     """Factors of the step size, by the number t of a step after the warm-up, from 0."""
@@ -90,6 +92,9 @@ class Plan:
         num_samples: Draws S that are kept.
         power: Of a factor in the step itself: 1 where it is in z squared, 1/2 where its square is.
 
+    Raises:
+        OptionError: If no step samples.
+
     Attributes:
         factors: Factors of the step ``[n]``.
         samples: Whether a step is noisy ``[n]``.
@@ -101,6 +106,11 @@ class Plan:
         t = np.arange(num_steps)
         self.factors = schedule.factors(t, num_steps) ** power
         self.samples = schedule.samples(t, num_steps)
+        if not self.samples.any():
+            raise OptionError(
+                f"all {num_steps} steps explore, so that none is left to sample: raise num_samples "
+                "or thin, or lower num_cycles or exploration"
+            )
         passed = np.cumsum(self.factors * self.samples)
         # a share of its own length short of the multiple counts as there: sums are rounded
         multiples = np.floor(passed * (num_samples / passed[-1]) * (1 + 1e-12)).astype(np.int64)

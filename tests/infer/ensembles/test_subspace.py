@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ from pyro_bnn import (
     likelihoods,
     models,
 )
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import FileFormatError, OptionError
+from pyro_bnn.files.tensors import pour, read_tensors
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
 from pyro_bnn.program.program import Program
 from tests.oracle import linear_gaussian
@@ -192,6 +194,44 @@ def test_a_posterior_of_swag_takes_the_place_of_its_run() -> None:
     assert_close(inside.mT @ (inside @ apart), apart, rtol=1e-6, atol=1e-6)
     with pytest.raises(OptionError, match="rank=8 directions of the 6 deviations of init"):
         Subspace(rank=8, engine=NUTS(**CHAINS)).run(network(), (X, Y), init=around, progress=False)
+
+
+@pytest.mark.slow("several runs")
+@pytest.mark.parametrize("engine", [NUTS(**CHAINS), SVI(guides.AutoNormal, num_steps=20)])
+def test_a_run_goes_on_in_its_own_plane_whatever_it_is_given_to_start_at(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = (AROUND.run(network(), (X, Y), seed=s, progress=False) for s in (8, 9))
+
+    def fit(**options: Any) -> Tensor:
+        subspace = Subspace(engine, rank=2, around=AROUND)
+        found: Any = subspace.run(network(), (X, Y), progress=False, **options)
+        return found.unconstrained()  # type: ignore[no-any-return]
+
+    def stop(at: Any) -> None:
+        if at.step >= 8:
+            raise RuntimeError("enough")
+
+    whole = fit(init=first)
+    monkeypatch.setattr("pyro_bnn.infer.run.WINDOW", 8)
+    monkeypatch.setattr("pyro_bnn.infer.checkpoints.checkpoint.SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(init=first, checkpoint=tmp_path, on_step=stop)
+    monkeypatch.setattr(SWAG, "run", None)  # the plane is not looked for again
+    for init in (other, None):
+        assert_close(fit(init=init, checkpoint=tmp_path, resume=True), whole, rtol=0, atol=0)
+
+
+def test_a_plane_of_another_size_is_no_state_of_the_run(tmp_path: Path) -> None:
+    engine = Subspace(SVI(guides.AutoNormal, num_steps=1), kind="random", rank=2, around=AROUND)
+    engine.run(network(), (X, Y), progress=False, checkpoint=tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    document = read_tensors(path)
+    document["state"]["plane"]["basis"] = torch.zeros(14, 3).double()
+    with path.open("wb") as file:
+        pour(document, file)
+    with pytest.raises(FileFormatError, match=r"a plane of shapes \[\(14,\), \(14, 3\)\]"):
+        engine.run(network(), (X, Y), progress=False, checkpoint=tmp_path, resume=True)
 
 
 # --- engines --------------------------------------------------------------------------------------

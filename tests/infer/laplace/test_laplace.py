@@ -17,13 +17,15 @@ from torch.testing import assert_close
 from pyro_bnn import SVI, Laplace, bayesian, guides, likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
 from pyro_bnn.infer.inputs import as_dataset, program_of
-from pyro_bnn.infer.laplace.mode import MinusLogJoint, polish
+from pyro_bnn.infer.laplace.mode import MinusLogJoint, Mode, descend, polish, settle
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.precision import Dense
 from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+from pyro_bnn.report.evaluation.fit_checks import is_at_mode
 from tests.oracle import linear_gaussian
 
 X = torch.linspace(-2, 2, 40, dtype=torch.float64).reshape(20, 2)
@@ -363,7 +365,60 @@ def test_a_pretrained_network_gets_a_head() -> None:
 @pytest.mark.slow("a second or more")
 def test_kinks_are_modes_though_their_gradient_does_not_vanish() -> None:
     posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
+    assert posterior.newton_decrement > 0.05
     assert posterior.options["polish_gain"] < 0.01
+    assert is_at_mode(posterior)
+    program, rows = posterior.program, posterior.program.batch(X, Y)
+    start = posterior.guide.centre().detach()
+    z = start.clone().requires_grad_()
+    adam = torch.optim.Adam([z], lr=1e-4)
+    rates = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=1_000)
+    for _ in range(1_000):
+        adam.zero_grad()
+        (-program.log_joint(z, rows)).backward()
+        adam.step()
+        rates.step()
+    assert float(program.log_joint(z.detach(), rows) - program.log_joint(start, rows)) < 0.01
+
+
+@pytest.mark.slow("a second or more")
+def test_a_point_that_is_no_mode_yet_is_told_with_its_gain(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_bnn.infer.laplace.mode.RATES", (0.1,))
+    with caplog.at_level(logging.WARNING, "pyro_bnn"):
+        posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
+    gain, decrement = posterior.options["polish_gain"], posterior.newton_decrement
+    assert gain >= 0.01
+    told = f"gained {gain:.2g} nats, where 0.01 are allowed (Newton's decrement {decrement:.3g})"
+    assert told in caplog.text
+    assert not is_at_mode(posterior)
+
+
+def test_along_a_kink_it_goes_to_the_least_value() -> None:
+    """Of 3 |a - b| + (a - 3)^2 / 2 + (b + 1)^2 / 2: 4 at a = b = 1, where the gradient jumps."""
+
+    class Kinked:
+        rows = Batch(torch.zeros(10, 1), torch.zeros(10))
+
+        def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
+            kink, centre = torch.tensor([3.0, -3.0]).double(), torch.tensor([3.0, -1.0]).double()
+            value = 3 * (z[0] - z[1]).abs() + (z - centre).square().sum() / 2
+            return value, (z[0] - z[1]).sign() * kink + z - centre
+
+    objective: Any = Kinked()
+    precision = Dense(torch.eye(2).double())
+    z = torch.tensor([2.0, 2.0 + 1e-9], dtype=torch.float64)  # where a line search stands still
+    value, gradient = objective(z)
+    stalled, gain = descend(objective, precision, z, 1e-3)
+    assert_close(stalled, z, rtol=0, atol=1e-6)
+    steps = 0.5 * gradient * precision.solve(gradient)
+    mode = settle(objective, lambda _: precision, Mode(z, value, steps, gain))
+    assert mode.is_mode
+    assert mode.decrement > 0.9  # 1, 4 or 25, by the side that it is on
+    assert float(mode.minus_log_joint) == pytest.approx(4.0, abs=0.01)
+    again = settle(objective, lambda _: precision, mode)
+    assert_close(again.z, mode.z, rtol=0, atol=0)  # a mode stays where it is
 
 
 @pytest.mark.slow("a second or more")

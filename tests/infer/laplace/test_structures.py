@@ -160,6 +160,23 @@ def test_a_pattern_of_all_sites_is_all_of_them() -> None:
     assert pattern.log_evidence == pytest.approx(whole.log_evidence, abs=1e-4)
 
 
+@pytest.mark.parametrize("subset", ["w", 3, "b"])
+def test_without_all_entries_there_is_no_evidence(subset: Any, tmp_path: Path) -> None:
+    """Entries that are held have a density and no volume: under other units there is another."""
+    posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, subset=subset)
+    assert math.isnan(posterior.log_evidence)
+    assert "log_evidence" not in repr(posterior.options)
+    posterior.save(tmp_path / "fit")
+    read: Any = Posterior.load(tmp_path / "fit", ORACLE.model)
+    assert math.isnan(read.log_evidence)
+
+
+@pytest.mark.parametrize("subset", ["all", "*", 4])
+def test_with_all_entries_the_evidence_is_exact(subset: Any) -> None:
+    posterior = fit(ORACLE.model, (ORACLE.x, ORACLE.y), num_steps=3, subset=subset)
+    assert posterior.log_evidence == pytest.approx(ORACLE.log_evidence, rel=1e-10)
+
+
 @pytest.mark.slow("a second or more")
 def test_a_number_of_entries_takes_the_widest() -> None:
     model = network()

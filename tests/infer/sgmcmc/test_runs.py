@@ -360,6 +360,16 @@ def test_bad_options_are_refused(make: Any, text: str) -> None:
         make()
 
 
+def test_cycles_that_explore_to_their_ends_are_refused_before_the_first_step() -> None:
+    """Of 4 steps in 4 cycles, or in 3, of ceil(4 / 3) = 2 steps, none has r of .6 or more."""
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    engine = SGLD(num_chains=1, warmup_steps=0, num_samples=2, thin=2)
+    for num_cycles, exploration in ((4, 0.5), (3, 0.6)):
+        cycles = Cyclical(engine, num_cycles=num_cycles, exploration=exploration)
+        with pytest.raises(OptionError, match=r"all 4 steps explore.*: raise num_samples"):
+            cycles.run(models.LinearRegression(1), (x, x[:, 0]), progress=False)
+
+
 def test_a_divergence_on_the_way_names_the_step(oracle: LinearGaussian) -> None:
     engine = BAOAB(num_chains=2, warmup_steps=200, num_samples=5, step_size=1e3)
     with pytest.raises(DivergenceError, match=r"not finite at step \d+; .*Lower step_size"):
