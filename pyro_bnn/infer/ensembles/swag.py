@@ -359,7 +359,7 @@ class SWAGRun(GradientRun[GuidePosterior]):
         best = max(SCALES, key=score)
         if best == SCALES[-1]:
             logger.warning(
-                "SWAG's scale %.3g is the largest of those tried: its iterates spread far less than "
+                "SWAG's scale %.3g is the largest of those tried: iterates spread far less than "
                 "the posterior, and a wider one may score better. Pass scale=, or raise step_size",
                 best,
             )
