@@ -240,7 +240,12 @@ class Chains(Run[DrawsPosterior]):
         self._store.append(torch.arange(len(z)), z)
         self.stats[:, self.num_kept, :2] = stats.cpu().numpy()
         if isinstance(self.batches, OwnMinibatches) and not self.batches.are_all:
-            (slope,) = self._slope(z, *next(self._apart))
+            rows = next(self._apart)
+            if self.method.control is None:
+                (slope,) = self._slope(z, *rows)
+            else:
+                moved = difference(self._potential, z, self.found.anchor, *rows)
+                slope = self.found.anchor_slope + moved
             away = z - self.found.scale * self.found.centre
             self.stats[:, self.num_kept, 0] = (away * slope).mean(-1).cpu().numpy()
         self.stats[:, self.num_kept, 2] = step_size
