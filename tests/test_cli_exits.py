@@ -256,7 +256,7 @@ CASES = [
     *refused(
         ("prior",),
         (("--prior", "cauchi"), "unknown prior 'cauchi': did you mean 'cauchy'?"),
-        (("--prior", "pretrained"), "the prior Pretrained needs net, which the command line does"),
+        (("--prior", "pretrained"), "the prior Pretrained needs net, which its name does not set"),
         (("--prior", "flat"), "nothing can be drawn from the flat prior"),
         (("--prior", "normal,,cauchy"), "priors are names separated by commas, such as normal,cau"),
         (("--model", "rank1-mlp"), "which are point estimates: give them priors"),
