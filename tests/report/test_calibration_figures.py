@@ -12,7 +12,7 @@ from pyro_bnn.report.evaluation.held_out import HeldOut
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots import calibration as calibration_figures
 from pyro_bnn.report.plots.calibration import rejections
-from pyro_bnn.report.plots.captions import span
+from pyro_bnn.report.plots.panels import span
 from tests.report.drawn import xs, ys
 
 

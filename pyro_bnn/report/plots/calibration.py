@@ -12,8 +12,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes
 from pyro_bnn.report.evaluation.held_out import HeldOut, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots.captions import coverages, span
-from pyro_bnn.report.plots.panels import Drawn, panels
+from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
 
 if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.comparison import Evaluations
