@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -310,13 +311,7 @@ def _share_of_classes(
     f: Float[np.ndarray, "S N F"], probs: Float[np.ndarray, "N C"]
 ) -> Float[np.ndarray, " N"]:
     """The same of the indicators of all classes together, a few rows at a time."""
-    found = np.zeros(len(probs))
-    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
-    for start in range(0, len(probs), at_once):
-        rows = slice(start, start + at_once)
-        p = marginals(f[:, rows].astype(float), "classification", 1)  # [S, n, C], or [S, n, 1]
-        copies = 2 if p.shape[-1] == 1 else 1  # of two classes both vary alike
-        found[rows] = copies * p.var(0).sum(-1)
+    found = np.concatenate([p.var(0).sum(-1) for p in class_blocks(f)])
     total = (probs * (1 - probs)).sum(-1)  # [N]
     share = np.divide(found, total, out=np.zeros_like(found), where=total > 0)
     return np.asarray(share.clip(max=1.0))
@@ -345,6 +340,14 @@ def marginals(
     if task != "classification":
         return np.asarray(f[..., :num_targets])
     return np.asarray(special.expit(f) if f.shape[-1] == 1 else special.softmax(f, axis=-1))
+
+
+def class_blocks(f: Float[np.ndarray, "S N F"]) -> Iterator[Float[np.ndarray, "S n C"]]:
+    """Class probabilities of draws of the logits in double precision, a few rows at a time."""
+    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
+    for start in range(0, f.shape[1], at_once):
+        p = marginals(f[:, start : start + at_once].astype(float), "classification", 1)
+        yield np.concatenate([1 - p, p], -1) if p.shape[-1] == 1 else p
 
 
 def score_targets(
