@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.errors import OptionError, UnknownNameError
 
 KINDS: Mapping[str, str] = {
     "guide": "guides",
@@ -102,3 +103,29 @@ def find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if len(starting) == 1:
         return known[starting[0]]
     raise UnknownNameError(kind, name, known)
+
+
+def made(kind: str, name: str, **given: Any) -> Any:
+    """An object of a registered class with its defaults, and those arguments that it takes.
+
+    Raises:
+        OptionError: If it needs arguments beyond those given.
+        UnknownNameError: If the name is not known; suggests the nearest.
+    """
+    cls = lookup(kind, name)
+    parameters = inspect.signature(cls).parameters
+    known = {name: value for name, value in given.items() if name in parameters}
+    missing = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in known
+    ]
+    if missing:
+        raise OptionError(
+            f"the {kind} {cls.__name__} needs {' and '.join(missing)}, which its name does not "
+            "set: take another, or in Python pass an object, as in "
+            f"pyro_bnn.{KINDS[kind]}.{cls.__name__}({missing[0]}=...)"
+        )
+    return cls(**known)

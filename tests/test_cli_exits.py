@@ -85,6 +85,11 @@ CASES = [
     Case(GUIDE, 130, GOES_ON, ends_with(KeyboardInterrupt())),
     Case(GUIDE, 1, "a process ended by itself", ends_with(BNNError(ENDED))),
     Case((*DIABETES, "auto-normal,auto-low-rank:rank=-3"), 2, "rank is an integer of at least 0"),
+    Case(  # one after the other: no process has a guide of its own to refuse
+        (*DIABETES, "auto-normal,auto-low-rank:rank=-3", "--jobs", "1", "--hidden", "60,60"),
+        2,
+        "rank is an integer of at least 0",
+    ),
     Case((*DIABETES, "auto-normal,auto-dropout:rate=2"), 2, "rate is "),
     Case((*DIABETES, "hmc", "--steps", "9"), 2, "--steps does nothing for HMC: leave it out"),
     Case(
@@ -256,7 +261,7 @@ CASES = [
     *refused(
         ("prior",),
         (("--prior", "cauchi"), "unknown prior 'cauchi': did you mean 'cauchy'?"),
-        (("--prior", "pretrained"), "the prior Pretrained needs net, which the command line does"),
+        (("--prior", "pretrained"), "the prior Pretrained needs net, which its name does not set"),
         (("--prior", "flat"), "nothing can be drawn from the flat prior"),
         (("--prior", "normal,,cauchy"), "priors are names separated by commas, such as normal,cau"),
         (("--model", "rank1-mlp"), "which are point estimates: give them priors"),

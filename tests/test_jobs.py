@@ -257,8 +257,8 @@ def rank1_engines(*names: str) -> dict[str, Any]:
 @pytest.mark.slow("about a second")
 def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> None:
     engines = rank1_engines("auto-normal", "auto-delta", "nuts")
-    model = Rank1MLP(2, hidden=(3,))
-    fits.check_starts(engines, dict.fromkeys(engines, model))
+    model, rows = Rank1MLP(2, hidden=(3,)), regression().train
+    fits.check_starts(engines, dict.fromkeys(engines, model), rows)
     posteriors, diverged, said = fit(engines, model=model)
     assert diverged == {}
     assert "NUTS        starts from AutoNormal, whose point estimates it holds fixed" in said
@@ -272,15 +272,17 @@ def test_a_sampler_takes_point_estimates_from_the_first_fit_of_its_model() -> No
 
 def test_a_sampler_needs_a_fit_of_its_own_model_before_it() -> None:
     model, other = Rank1MLP(2, hidden=(3,)), Rank1MLP(2, hidden=(3,))
+    rows = regression().train
     expected = "NUTS holds the weights of Rank1MLP fixed: name a guide of the same network before"
     for names in (("nuts",), ("nuts", "auto-normal")):
         engines = rank1_engines(*names)
         with pytest.raises(OptionError, match=expected):
-            fits.check_starts(engines, dict.fromkeys(engines, model))
+            fits.check_starts(engines, dict.fromkeys(engines, model), rows)
     engines = rank1_engines("auto-normal", "nuts")
     with pytest.raises(OptionError, match=expected):
-        fits.check_starts(engines, {"AutoNormal": other, "NUTS": model})
-    fits.check_starts(engines, {"AutoNormal": other, "NUTS": MLP(2)})  # an MLP has no such weights
+        fits.check_starts(engines, {"AutoNormal": other, "NUTS": model}, rows)
+    # an MLP has no such weights
+    fits.check_starts(engines, {"AutoNormal": other, "NUTS": MLP(2)}, rows)
 
 
 def test_a_sampler_whose_weights_were_not_trained_is_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_bnn import priors
+from pyro_bnn import priors, registry
 from pyro_bnn.cli import networks
 from pyro_bnn.cli.methods import Method, find_methods
 from pyro_bnn.cli.networks import Network, build_models, describe, make_networks
@@ -131,7 +131,8 @@ class Needy(Normal):
 
 
 def test_counts_do_not_fit_standardised_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "lookup", lambda kind, name: Counts)
+    for module in (networks, registry):
+        monkeypatch.setattr(module, "lookup", lambda kind, name: Counts)
     with pytest.raises(
         OptionError,
         match=r"Counts describes counts, but the target holds numbers: .*or say --task counts",
@@ -140,8 +141,9 @@ def test_counts_do_not_fit_standardised_numbers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_class_without_defaults_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "lookup", lambda kind, name: Needy)
-    expected = "the likelihood Needy needs df and scale, which the command line does not set: take"
+    for module in (networks, registry):
+        monkeypatch.setattr(module, "lookup", lambda kind, name: Needy)
+    expected = "the likelihood Needy needs df and scale, which its name does not set: take another"
     with pytest.raises(OptionError, match=expected):
         networks._likelihood_name("needy", regression(), 1)
 
@@ -277,7 +279,7 @@ def test_every_prior_makes_every_model() -> None:
 
 @pytest.mark.parametrize(("prior", "needed"), MADE_OF_A_FIT.items())
 def test_priors_made_of_a_fit_are_for_python(prior: str, needed: str) -> None:
-    with pytest.raises(OptionError, match=f"needs {needed}, which the command line does not set"):
+    with pytest.raises(OptionError, match=f"needs {needed}, which its name does not set"):
         build(regression(), prior=prior)
 
 

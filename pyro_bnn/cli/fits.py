@@ -29,50 +29,34 @@ SECONDS_A_NUMBER = 1e-8  # of a guide, in a step of Adam's
 FEW_WEIGHTS = 2_000  # of a network, whose guides are set up at once to count their numbers
 
 
-def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model]) -> None:
-    """Refuse samplers whose model has weights that nothing trains, and guides by their options.
+def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model], data: Dataset) -> None:
+    """Refuse guides and estimators that do not serve their model, and weights that nothing trains.
 
     Args:
         engines: By name of the method, in the order of their runs.
         models: The model of each.
+        data: Rows to look at the models with.
 
     Raises:
-        OptionError: If a sampler's model has point-estimated parameters, which it holds fixed, and
-            no method before it trains them; or as a guide does.
+        OptionError, SiteError: As a guide does; of an estimator it names what it does not serve;
+            or if a sampler's model has point-estimated parameters, which it holds fixed, and no
+            method before it trains them.
     """
     for name, engine in engines.items():
+        model, estimator = models[name], getattr(engine, "estimator", WEIGHT_SAMPLING)
         if takes(engine, "guide"):
-            with isolated(0), unchanged(models[name]):
-                engine.guide(models[name])
+            with isolated(0), unchanged(model):
+                guide = engine.guide(model)
+                if estimator != WEIGHT_SAMPLING:
+                    program = Program(model, data.x[:2], data.y[:2])
+                    set_up(guide, program)
+                    make_estimator(estimator, program, guide)
     for name in engines:
         if holds_fixed(engines[name], models[name]) and not _trained(name, engines, models):
             raise OptionError(
                 f"{name} holds the weights of {type(models[name]).__name__} fixed: name a guide of "
                 "the same network before it, whose fit trains them"
             )
-
-
-def check_estimators(
-    engines: Mapping[str, Any], models: Mapping[str, Model], data: Dataset
-) -> None:
-    """Refuse estimators that do not serve the model of a method.
-
-    Args:
-        engines: By name of the method.
-        models: The model of each.
-        data: Rows to look at the models with.
-
-    Raises:
-        OptionError, SiteError: If there is one; names what the estimator does not serve.
-    """
-    for name, engine in engines.items():
-        estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
-        if estimator != WEIGHT_SAMPLING:
-            with isolated(0), unchanged(models[name]):
-                program = Program(models[name], data.x[:2], data.y[:2])
-                guide = engine.guide(models[name])
-                set_up(guide, program)
-                make_estimator(estimator, program, guide)
 
 
 def fit_all(

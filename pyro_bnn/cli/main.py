@@ -295,8 +295,7 @@ def fit(
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
     networks.check_layers(context, models)
-    fits.check_starts(engines, models)
-    fits.check_estimators(engines, models, rows.train)
+    fits.check_starts(engines, models, rows.train)
     _check_writable(fitted.out, saves.checkpoint)
     for line in networks.describe(rows, models, network, all_rows=fitted.all_rows):
         how.say(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,14 +18,14 @@ from pyro_bnn.cli.terminal import given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.likelihoods import Likelihood, Poisson
+from pyro_bnn.likelihoods import Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.network import ACTIVATIONS
 from pyro_bnn.program.device import on_device
 from pyro_bnn.program.distributions import kind_of_target
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.registry import entries, lookup
+from pyro_bnn.registry import entries, lookup, made
 
 WIDTH = 100
 DEFAULT_MODEL, DEFAULT_OF_IMAGES = "MLP", "LeNet"
@@ -83,11 +83,11 @@ class Network:
         own = getattr(cls, "default_likelihood", None)
         likelihood = None  # the model's own
         if own is None or type(own).__name__ != self.likelihood:
-            likelihood = _make_likelihood(self.likelihood, self.num_classes)
+            likelihood = made("likelihood", self.likelihood, num_classes=self.num_classes or 2)
         prior = None
         if self.prior is not None:
             factors = FACTOR_PRIORS.get(self.prior, {}) if cls.__name__.startswith("Rank1") else {}
-            prior = _make("prior", lookup("prior", self.prior), **factors)
+            prior = made("prior", self.prior, **factors)
         with isolated(self.seed):
             layers = {name: getattr(self, name) for name in LAYER_OPTIONS if takes(cls, name)}
             model = cls(
@@ -304,7 +304,7 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
         return chosen
     name = str(lookup("likelihood", given).__name__)
     num_classes = split.train.num_classes
-    described = kind_of_target(_make_likelihood(name, num_classes), num_outputs)
+    described = kind_of_target(made("likelihood", name, num_classes=num_classes or 2), num_outputs)
     target = "counts" if holds_counts(split) else "numbers"
     target = target if num_classes is None else f"{num_classes} classes"
     if described != target:
@@ -314,36 +314,3 @@ def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
             f"leave --likelihood out for {chosen}{or_counts}"
         )
     return name
-
-
-def _make_likelihood(name: str, num_classes: int | None) -> Likelihood:
-    cls = lookup("likelihood", name)
-    wants = "num_classes" in inspect.signature(cls).parameters
-    # without data the likelihood is described with two classes
-    likelihood = _make("likelihood", cls, **({"num_classes": num_classes or 2} if wants else {}))
-    return cast(Likelihood, likelihood)
-
-
-def _make(kind: str, cls: Any, **given: Any) -> Any:
-    """An object of a class with its defaults.
-
-    Raises:
-        OptionError: If it needs arguments beyond those given.
-    """
-    missing = [
-        parameter.name
-        for parameter in inspect.signature(cls).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in given
-    ]
-    if missing:
-        raise OptionError(
-            f"the {kind} {cls.__name__} needs {_listed(missing)}, which the command line does not "
-            "set: take another, or fit it in Python"
-        )
-    return cls(**given)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names)

@@ -86,8 +86,7 @@ class Plan:
         made: dict[str, Any] = networks.build_models(
             networks.make_networks(self.methods, rows, self.choice, seed), self.device
         )
-        fits.check_starts(self.engines, made)
-        fits.check_estimators(self.engines, made, rows.train)
+        fits.check_starts(self.engines, made, rows.train)
         return made
 
     def run(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 
-from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.fetch import DATA_VARIABLE, check_sha256, local_path
-from pyro_bnn.data.idx_files import pixel_units
+from pyro_bnn.data.idx_files import split_of_images
 from pyro_bnn.data.split import Split, check_index
 from pyro_bnn.errors import DataError
 
@@ -58,20 +54,6 @@ def load_fashion(name: str = "fashion-mnist", index: int = 0) -> Split:
     check_sha256(path, SHA256)
     with np.load(path, allow_pickle=False) as file:
         images, labels = file["x"], file["y"]
-    shape = (1, 28, 28) if name == "fashion-mnist-images" else (784,)
-    units = pixel_units(images[:NUM_TRAIN].ravel(), shape)
-
-    def part(rows: slice) -> Dataset:
-        own: np.ndarray[Any, Any] = images[rows]
-        x = torch.tensor(own).reshape(len(own), *shape)
-        return Dataset(
-            units.to(dtype=torch.get_default_dtype()).transform(x),
-            torch.tensor(labels[rows].astype(np.int64)),
-            units,
-            target_name="article",
-            class_names=CLASSES,
-        )
-
-    train, test = part(slice(NUM_TRAIN)), part(slice(NUM_TRAIN, None))
     note = f"The first {len(labels):,} of 60,000 training images alone."
-    return Split(train, test, "classification", name, note=note)
+    parts = [(images[rows], labels[rows]) for rows in (slice(NUM_TRAIN), slice(NUM_TRAIN, None))]
+    return split_of_images(name, *parts, note=note, target_name="article", class_names=CLASSES)

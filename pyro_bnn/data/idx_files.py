@@ -67,23 +67,36 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
     x_train, y_train, x_test, y_test = (
         _checked(folder / file, md5) for file, md5 in MNIST_MD5.items()
     )
-    shape = (1, 28, 28) if name == "mnist-images" else (784,)
-    units = pixel_units(x_train, shape)
-    names = [f"row {r} column {c}" for r, c in np.ndindex(28, 28)] if len(shape) == 1 else None
+    train, test = (x_train, y_train), (x_test, y_test)
+    digits = [str(digit) for digit in range(10)]
+    return split_of_images(name, train, test, target_name="digit", class_names=digits)
 
-    def part(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Dataset:
-        x = torch.tensor(images).reshape(len(labels), *shape)
-        return Dataset(
-            units.to(dtype=torch.get_default_dtype()).transform(x),
+
+def split_of_images(name: str, *parts: tuple[Any, Any], note: str = "", **names: Any) -> Split:
+    """Images of 28 x 28 pixels and their labels in the units of all training pixels together.
+
+    Args:
+        name: Of the set; with ``-images`` at its end x is ``[N, 1, 28, 28]``, else ``[N, 784]``.
+        *parts: Images and labels, for training and to test.
+        note: What there is to say of the set.
+        **names: Names of the target and the classes.
+    """
+    shape = (1, 28, 28) if name.endswith("-images") else (784,)
+    units = pixel_units(parts[0][0].ravel(), shape)
+    if len(shape) == 1:
+        names["input_names"] = [f"row {r} column {c}" for r, c in np.ndindex(28, 28)]
+    to_x = units.to(dtype=torch.get_default_dtype()).transform
+    train, test = (
+        Dataset(
+            to_x(torch.tensor(images).reshape(len(labels), *shape)),
             torch.tensor(labels.astype(np.int64)),
             units,
-            input_names=names,
-            target_name="digit",
-            class_names=[str(digit) for digit in range(10)],
+            **names,
         )
-
-    rows = torch.arange(len(y_train) + len(y_test)).split([len(y_train), len(y_test)])
-    return Split(part(x_train, y_train), part(x_test, y_test), "classification", name, 0, *rows)
+        for images, labels in parts
+    )
+    first, second = torch.arange(len(train) + len(test)).split([len(train), len(test)])
+    return Split(train, test, "classification", name, 0, first, second, note)
 
 
 def _checked(path: Path, md5: str) -> np.ndarray[Any, Any]:

@@ -53,34 +53,20 @@ def read_json(path: Path) -> Any:
     """What a JSON file in UTF-8 holds.
 
     Raises:
-        FileFormatError: If it is missing, no regular file, too large, or no JSON.
+        FileFormatError: If it is missing, no regular file, too large or too deep, or no JSON.
     """
     if not path.is_file():  # a pipe would block, a device might never end
         raise FileFormatError(f"{path} does not exist or is not a file")
     try:
-        if (size := path.stat().st_size) > TEXT_BYTES:
-            raise FileFormatError(
-                f"{path} has {memory.readable(size)}, more than the {memory.readable(TEXT_BYTES)} "
-                "that are read of a JSON file"
-            )
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        size = path.stat().st_size
+        if size <= TEXT_BYTES:
+            return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} cannot be read: {error}") from error
-    return parse_json(text, str(path))
-
-
-def parse_json(text: str, where: str) -> Any:
-    """What a JSON text holds, as :func:`json.loads` reads it.
-
-    Raises:
-        FileFormatError: If it is too long, nested too deeply, or no JSON.
-    """
-    if len(text) > TEXT_BYTES:
-        raise FileFormatError(f"{where} is longer than {memory.readable(TEXT_BYTES)}")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{where} cannot be read: {error}") from error
+    raise FileFormatError(
+        f"{path} has {memory.readable(size)}, more than the {memory.readable(TEXT_BYTES)} that are "
+        "read of a JSON file"
+    )
 
 
 def write_tensors(document: dict[str, Any], path: Path) -> None:

@@ -234,22 +234,17 @@ def site_summaries(
     posterior: ProgramPosterior, draws: Draws, *, include_weights: bool
 ) -> dict[str, NDArray[Any]]:
     """Scalars and constrained sites as they are, the Euclidean norm of every other site."""
-    values: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
+    values: defaultdict[str, list[Tensor]] = defaultdict(list)
     for z in draws.blocks():  # [s, Q]
         for site in posterior.program.sites:
             value = site.value(z)  # [s, *shape]
             is_norm = bool(site.shape) and site.is_real
             if is_norm:
-                norm = value.flatten(1).norm(dim=-1)
-                values[f"norm {site.name}"].append(norm.cpu().numpy())
+                values[f"norm {site.name}"].append(value.flatten(1).norm(dim=-1).cpu())
             if include_weights or not is_norm:
                 # a copy: a view would keep all of z
-                values[site.name].append(value.cpu().numpy().copy())
-    return {name: _by_chain(np.concatenate(parts), draws) for name, parts in values.items()}
-
-
-def _by_chain(value: NDArray[Any], draws: Draws) -> NDArray[Any]:
-    return value.reshape(draws.num_chains, -1, *value.shape[1:])  # [C, S, ...]
+                values[site.name].append(value.cpu().clone())
+    return {name: by_chain(torch.cat(parts), draws.num_chains) for name, parts in values.items()}
 
 
 def _sample_stats(
@@ -257,11 +252,8 @@ def _sample_stats(
 ) -> dict[str, NDArray[Any]]:
     if posterior.has_log_prob:
         log_p, log_q = posterior.densities(train, num_samples, seed)
-        shape = (posterior.num_chains, -1)
-        return {
-            "log_p": log_p.reshape(shape).cpu().numpy(),
-            "log_q": log_q.reshape(shape).cpu().numpy(),
-        }
+        chains = posterior.num_chains
+        return {"log_p": by_chain(log_p, chains), "log_q": by_chain(log_q, chains)}
     if not posterior.sample_stats:
         return {}
     chosen = posterior.chosen(num_samples, seed).numpy()  # type: ignore[attr-defined]
@@ -281,7 +273,7 @@ def _log_priors(
     (values,) = posterior.chunks.over(
         "log priors", log_priors, draws, (row,), posterior.params
     ).together(GIB)
-    by_site = _by_chain(values.cpu().numpy(), draws)  # [C, S, sites]
+    by_site = by_chain(values, draws.num_chains)  # [C, S, sites]
     return {site.name: by_site[..., i] for i, site in enumerate(program.sites)}
 
 

@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.evaluation.comparison import Evaluations
 from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
-from pyro_bnn.report.evaluation.off_data import find_probes
+from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names, tutorial_from, warn_of_others
+from pyro_bnn.report.saved.file_posterior import FilePosterior
 from pyro_bnn.report.tables.target_tables import target_table
 from pyro_bnn.report.tables.text import text_summary
 
@@ -227,3 +229,21 @@ def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
         if count >= multiple:
             return count - count % multiple
     return count
+
+
+def find_probes(posteriors: Mapping[str, PosteriorLike], split: Split) -> tuple[Probes | None, str]:
+    """Rows off the data where all posteriors predict, or why there are none.
+
+    Files hold predictions at the probes of the comparison that wrote them, and at no others.
+    """
+    files = [one for one in posteriors.values() if isinstance(one, FilePosterior)]
+    if files:
+        first = files[0].probes
+        if first is None or not all(one.has_probes(first.x) for one in files):
+            return None, "not all files hold predictions at the same probes"
+        return first, ""
+    x = split.train.x
+    if x.ndim != 2 or not x.is_floating_point():
+        return None, f"inputs of shape {list(x.shape)} and type {x.dtype} are no table of numbers"
+    found = probe_rows(to_numpy(x))
+    return (found, "") if len(found.x) else (None, "its training inputs leave no gap and no range")

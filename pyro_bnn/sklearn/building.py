@@ -1,22 +1,17 @@
-"""From the parameters of an estimator, names or objects, to an engine and a network."""
+"""From the parameters of an estimator, names or objects, to an engine and a likelihood."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
-
-from torch import nn
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.random_state import isolated
-from pyro_bnn.registry import KINDS, find, known_methods, lookup
+from pyro_bnn.registry import find, known_methods, made
 
 
 def make_engine(method: Any, options: Mapping[str, Any]) -> Engine[Any]:
@@ -56,67 +51,6 @@ def make_engine(method: Any, options: Mapping[str, Any]) -> Engine[Any]:
     return cast("Engine[Any]", kind(**given))
 
 
-def make_model(
-    engine: Engine[Any],
-    num_inputs: int,
-    num_outputs: int,
-    *,
-    model: str | None,
-    hidden: int | Sequence[int],
-    activation: Any,
-    prior: Any,
-    likelihood: Likelihood | None,
-    seed: int,
-) -> Model:
-    """The network of an estimator, in float64; the caller's random state stays.
-
-    Args:
-        engine: By which it is fitted; a guide may need a model of its own.
-        num_inputs: Number of inputs I.
-        num_outputs: Number of targets O.
-        model: Name of a class in ``pyro_bnn.models``; None for the one that the guide needs, or a
-            multilayer perceptron.
-        hidden: Units of each hidden layer; a number is one layer.
-        activation: As the model takes it.
-        prior: Name of a prior, a prior, or a mapping from patterns of names; None for the model's.
-        likelihood: Distribution of y given f; None for the model's own.
-        seed: Seed of initial weights, where the model has any.
-
-    Raises:
-        OptionError: If a size is not allowed, the model takes no rows of numbers, or a name does
-            not say enough of a prior.
-        UnknownNameError: If a name is not known; suggests the nearest.
-    """
-    needed = getattr(getattr(engine, "guide", None), "needs_model", None)
-    cls = lookup("model", model or needed or "MLP")
-    options = inspect.signature(cls).parameters
-    if "image_shape" in options or "num_inputs" not in options:
-        raise OptionError(
-            f"{cls.__name__} takes no rows of numbers: an estimator has a model such as mlp or "
-            "linear-regression; fit this one by an engine, as in SVI(guide).run(model, data)"
-        )
-    if isinstance(prior, str):
-        if cls.__name__.startswith("Rank1"):
-            raise OptionError(
-                f"the factors of {cls.__name__} are around 1, which the name {prior!r} does not "
-                "say: pass the prior, as in pyro_bnn.priors.Normal(loc=1.0, scale=0.1)"
-            )
-        prior = made("prior", prior)
-    layers = {
-        "hidden": (hidden,) if isinstance(hidden, int) else tuple(hidden),
-        "activation": activation,
-    }
-    with isolated(seed):
-        network: nn.Module = cls(
-            num_inputs,
-            num_outputs,
-            **{name: value for name, value in layers.items() if name in options},
-            prior=prior,
-            likelihood=likelihood,
-        )
-    return cast(Model, network.double())
-
-
 def make_likelihood(likelihood: Any, num_classes: int | None = None) -> Likelihood:
     """The likelihood of a name with its defaults, or a likelihood as it is.
 
@@ -132,23 +66,3 @@ def make_likelihood(likelihood: Any, num_classes: int | None = None) -> Likeliho
             f"pyro_bnn.likelihoods.StudentT(), not {likelihood!r}"
         )
     return likelihood
-
-
-def made(kind: str, name: str, **given: Any) -> Any:
-    """An object of a registered class with its defaults, and those arguments that it takes."""
-    cls = lookup(kind, name)
-    parameters = inspect.signature(cls).parameters
-    known = {name: value for name, value in given.items() if name in parameters}
-    missing = [
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in known
-    ]
-    if missing:
-        raise OptionError(
-            f"the {kind} {cls.__name__} needs {' and '.join(missing)}: pass an object, as in "
-            f"pyro_bnn.{KINDS[kind]}.{cls.__name__}({missing[0]}=...)"
-        )
-    return cls(**known)

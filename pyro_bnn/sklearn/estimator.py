@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -11,16 +12,22 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
 
 from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Table, make_split
+from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.engine import Engine
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.program.device import on_device
-from pyro_bnn.sklearn.building import make_engine, make_model
+from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.random_state import isolated
+from pyro_bnn.registry import lookup, made
+from pyro_bnn.sklearn.building import make_engine
 
 LARGEST_SEED = 2**32 - 1
 
@@ -123,20 +130,48 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         every = torch.arange(len(rows))
         data = make_split(Table(rows, task, "the data"), every, every, dtype=torch.float64).train
         self.seed_ = _seed(self.random_state)
-        network = make_model(
-            engine,
-            x.shape[1],
-            1 if y.ndim == 1 else y.shape[1],
-            model=self.model,
-            hidden=self.hidden,
-            activation=self.activation,
-            prior=self.prior,
-            likelihood=likelihood,
-            seed=self.seed_,
-        )
+        network = self._network(engine, x.shape[1], 1 if y.ndim == 1 else y.shape[1], likelihood)
         network = on_device(network, self.device)
         self.posterior_ = engine.run(network, data, seed=self.seed_, progress=self.verbose)
         return self
+
+    def _network(
+        self, engine: Engine[Any], num_inputs: int, num_outputs: int, likelihood: Likelihood | None
+    ) -> Model:
+        """The network that the options name, in float64; the caller's random state stays.
+
+        Raises:
+            OptionError: If the model takes no rows of numbers, or a name does not say enough of a
+                prior.
+            UnknownNameError: If a name is not known; suggests the nearest.
+        """
+        needed = getattr(getattr(engine, "guide", None), "needs_model", None)
+        cls = lookup("model", self.model or needed or "MLP")
+        options = inspect.signature(cls).parameters
+        if "image_shape" in options or "num_inputs" not in options:
+            raise OptionError(
+                f"{cls.__name__} takes no rows of numbers: an estimator has a model such as mlp or "
+                "linear-regression; fit this one by an engine, as in SVI(guide).run(model, data)"
+            )
+        prior = self.prior
+        if isinstance(prior, str):
+            if cls.__name__.startswith("Rank1"):
+                raise OptionError(
+                    f"the factors of {cls.__name__} are around 1, which the name {prior!r} does "
+                    "not say: pass the prior, as in pyro_bnn.priors.Normal(loc=1.0, scale=0.1)"
+                )
+            prior = made("prior", prior)
+        hidden = (self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden)
+        layers = {"hidden": hidden, "activation": self.activation}
+        with isolated(self.seed_):
+            network: nn.Module = cls(
+                num_inputs,
+                num_outputs,
+                **{name: value for name, value in layers.items() if name in options},
+                prior=prior,
+                likelihood=likelihood,
+            )
+        return cast(Model, network.double())
 
     def _predicted(self, X: ArrayLike, num_draws: int | None, seed: int) -> Prediction:
         x: Any = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64)

@@ -8,11 +8,11 @@ from scipy.special import softmax
 
 from pyro_bnn.diagnostics import class_uncertainty
 from pyro_bnn.report import Comparison
+from pyro_bnn.report.evaluation import held_out
 from pyro_bnn.report.evaluation.held_out import HeldOut
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots import calibration as calibration_figures
 from pyro_bnn.report.plots.calibration import rejections
-from pyro_bnn.report.plots.captions import span
+from pyro_bnn.report.plots.panels import span
 from tests.report.drawn import xs, ys
 
 
@@ -99,8 +99,8 @@ def test_rows_are_taken_a_few_at_a_time(
     probs = softmax(scores.function_draws, -1)  # [S, N, C]
     kl = (probs * np.log(probs / probs.mean(0))).sum(-1).mean(0)
     correct = (probs.mean(0).argmax(1) == y)[np.argsort(kl)]
-    for at_once in (calibration_figures.NUMBERS_AT_ONCE, 7 * scores.function_draws[:, 0].size):
-        monkeypatch.setattr(calibration_figures, "NUMBERS_AT_ONCE", at_once)
+    for at_once in (held_out.NUMBERS_AT_ONCE, 7 * scores.function_draws[:, 0].size):
+        monkeypatch.setattr(held_out, "NUMBERS_AT_ONCE", at_once)
         curve = rejections(scores, y)["mutual information"]
         assert_allclose(curve.accuracy, correct.cumsum() / np.arange(1, len(y) + 1))
 

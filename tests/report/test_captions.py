@@ -1,7 +1,7 @@
 """Words of captions."""
 
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.plots.captions import coverages, span
+from pyro_bnn.report.plots.panels import coverages, span
 
 NAN = float("nan")
 

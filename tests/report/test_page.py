@@ -7,6 +7,7 @@ import pytest
 from pyro_bnn.report.output.page import Table, render_page, sort_key, versions
 from pyro_bnn.report.tables.metrics import Column
 from pyro_bnn.report.verdicts.answer import USE
+from pyro_bnn.report.verdicts.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,10 @@ def test_another_page_can_use_the_parts() -> None:
     )
     numbers = pd.DataFrame({"wins": [3.0]}, index=["AutoNormal @ x"])
     table = Table("Over seeds", [column], numbers, tags={"AutoNormal @ x": [USE]})
+    findings = [Verdict("good", "scores", is_warning=False), Verdict("odd", "scores")]
     page = render_page(
-        "runs.html", data_name="boston", headline="one run", results=["good"], warnings=["odd"],
-        tables=[table], runs=[], command="pyro-bnn compare",
+        "runs.html", data_name="boston", headline="one run", findings=findings, tables=[table],
+        runs=[], command="pyro-bnn compare",
     )  # fmt: skip
     for part in (
         '<h2 id="over-seeds">Over seeds</h2>',

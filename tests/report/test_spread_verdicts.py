@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.diagnostics import Probes
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.evaluation.off_data import find_probes
+from pyro_bnn.report.compare import find_probes
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 Change = Callable[[Tensor, Tensor], Tensor]  # of x [N, I] and f [S, N, F]
@@ -161,7 +162,7 @@ def test_images_and_sequences_have_no_probes(shape: tuple[int, ...]) -> None:
 
 def test_where_there_are_no_probes_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Probes(x=np.zeros((0, 3)), counts={"between": 0, "along": 0, "beyond": 0})
-    monkeypatch.setattr("pyro_bnn.report.evaluation.off_data.probe_rows", lambda _: none)
+    monkeypatch.setattr(sys.modules[find_probes.__module__], "probe_rows", lambda _: none)
     comparison = compared(SPLIT, None, spread=0.5)
     assert "off data" not in comparison.summary()
     assert "test rows" in spoken(comparison)["sd ratio"]

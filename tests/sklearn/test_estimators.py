@@ -268,7 +268,11 @@ def test_a_fit_changes_no_parameter() -> None:
         ),
         ({"hidden": 0}, OptionError, "the size of a layer"),
         ({"prior": "norml"}, UnknownNameError, "did you mean 'normal'"),
-        ({"prior": "pretrained"}, OptionError, r"the prior Pretrained needs .*: pass an object"),
+        (
+            {"prior": "pretrained"},
+            OptionError,
+            r"the prior Pretrained needs .*: take another, or in Python pass an object",
+        ),
         ({"model": "le-net"}, OptionError, "LeNet takes no rows of numbers"),
         (
             {"model": "rank1-mlp", "prior": "laplace"},

@@ -68,8 +68,8 @@ class FitChecks:
         unchecked: Why it is not known whether the fit converged; empty where it was judged.
     """
 
-    elbo: float
-    elbo_error: float
+    elbo: float = NAN
+    elbo_error: float = NAN
     trend: Trend | None
     losses: Float[np.ndarray, " T"]
     convergence: FunctionConvergence | None
@@ -78,10 +78,10 @@ class FitChecks:
     num_divergent: int | None
     sampler_bias: float
     rhat_within: float
-    khat: float
-    khat_error: float
-    khat_limit: float
-    loo: LooResult | None
+    khat: float = NAN
+    khat_error: float = NAN
+    khat_limit: float = NAN
+    loo: LooResult | None = None
     notes: tuple[str, ...]
     unchecked: str = ""
 
@@ -157,8 +157,6 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
             "in 9 of 10 runs"
         )
     return FitChecks(
-        elbo=NAN,
-        elbo_error=NAN,
         trend=trend,
         losses=losses,
         convergence=sampling.quantities.get(FUNCTION) if sampling else None,
@@ -167,10 +165,6 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
         num_divergent=None if divergent is None else int(np.sum(divergent)),
         sampler_bias=sampler_bias(posterior),
         rhat_within=rhat_within(chains) if chains is not None and has_members(posterior) else NAN,
-        khat=NAN,
-        khat_error=NAN,
-        khat_limit=NAN,
-        loo=None,
         notes=tuple(notes),
         unchecked=unchecked,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,6 @@ from pyro_bnn.diagnostics.scores import (
 )
 from pyro_bnn.errors import BNNWarning
 from pyro_bnn.plotting.numbers import MINUS
-from pyro_bnn.report.evaluation.target_scores import TargetScores, score_targets
 from pyro_bnn.report.evaluation.units import Units, to_numpy
 
 if TYPE_CHECKING:
@@ -47,6 +47,24 @@ LEVEL = 0.95
 POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
 NAN = float("nan")
 NUMBERS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScores:
+    """Scores of one target on the test rows, in its units.
+
+    Attributes:
+        rmse: Of the predictive mean, or of the median where the mean does not exist.
+        crps: Mean continuous ranked probability score.
+        coverage: Of the central 95 % interval.
+        log_score: Log of the mean density over draws of this target alone, every row ``[N]``,
+            nats; None where it has no density of its own.
+    """
+
+    rmse: float
+    crps: float
+    coverage: Coverage
+    log_score: Float[np.ndarray, " N"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,13 +311,7 @@ def _share_of_classes(
     f: Float[np.ndarray, "S N F"], probs: Float[np.ndarray, "N C"]
 ) -> Float[np.ndarray, " N"]:
     """The same of the indicators of all classes together, a few rows at a time."""
-    found = np.zeros(len(probs))
-    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
-    for start in range(0, len(probs), at_once):
-        rows = slice(start, start + at_once)
-        p = marginals(f[:, rows].astype(float), "classification", 1)  # [S, n, C], or [S, n, 1]
-        copies = 2 if p.shape[-1] == 1 else 1  # of two classes both vary alike
-        found[rows] = copies * p.var(0).sum(-1)
+    found = np.concatenate([p.var(0).sum(-1) for p in class_blocks(f)])
     total = (probs * (1 - probs)).sum(-1)  # [N]
     share = np.divide(found, total, out=np.zeros_like(found), where=total > 0)
     return np.asarray(share.clip(max=1.0))
@@ -328,3 +340,43 @@ def marginals(
     if task != "classification":
         return np.asarray(f[..., :num_targets])
     return np.asarray(special.expit(f) if f.shape[-1] == 1 else special.softmax(f, axis=-1))
+
+
+def class_blocks(f: Float[np.ndarray, "S N F"]) -> Iterator[Float[np.ndarray, "S n C"]]:
+    """Class probabilities of draws of the logits in double precision, a few rows at a time."""
+    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
+    for start in range(0, f.shape[1], at_once):
+        p = marginals(f[:, start : start + at_once].astype(float), "classification", 1)
+        yield np.concatenate([1 - p, p], -1) if p.shape[-1] == 1 else p
+
+
+def score_targets(
+    draws: Float[np.ndarray, "S N O"],
+    y: Float[np.ndarray, "N O"],
+    mean: Float[np.ndarray, "N O"],
+    pit: Float[np.ndarray, "N O"],
+    simulated: Float[np.ndarray, "S N O"],
+    level: float,
+    log_scores: Float[np.ndarray, "N O"] | None = None,
+) -> tuple[TargetScores, ...]:
+    """Score every target alone; none where there is one.
+
+    Args:
+        draws: Predictive draws.
+        y: Observations.
+        mean: Predictive means or medians.
+        pit: PIT values.
+        simulated: Those of data drawn from the posterior.
+        level: Of the interval.
+        log_scores: Log densities of each target alone; None where there are none.
+    """
+    num_targets = y.shape[1]
+    return tuple(
+        TargetScores(
+            rmse=rmse(mean[:, o], y[:, o]),
+            crps=float(crps(draws[..., o], y[:, o]).mean()),
+            coverage=coverage(pit[:, o], level, covered_share(simulated[..., o], level)),
+            log_score=None if log_scores is None else log_scores[:, o],
+        )
+        for o in range(num_targets if num_targets > 1 else 0)
+    )

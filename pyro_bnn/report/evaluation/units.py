@@ -41,14 +41,9 @@ class Units:
         """Units of the target of a split; the identity where it was not standardised."""
         target, name = split.test.target, split.test.target_name or "y"
         num_outputs = 1 if split.test.y.ndim == 1 else split.test.y.shape[1]
-        if target is None:
-            return cls(np.zeros(num_outputs), np.ones(num_outputs), name)
-        loc, scale = to_numpy(target.loc), to_numpy(target.scale)
-        return cls(
-            np.broadcast_to(loc, num_outputs).astype(float),
-            np.broadcast_to(scale, num_outputs).astype(float),
-            name,
-        )
+        own = (0.0, 1.0) if target is None else (to_numpy(target.loc), to_numpy(target.scale))
+        loc, scale = (np.broadcast_to(value, num_outputs).astype(float) for value in own)
+        return cls(loc, scale, name)
 
     @property
     def log_scale(self) -> float:

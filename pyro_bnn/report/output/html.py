@@ -40,25 +40,21 @@ def render(
         tutorial: Address of the notebook that explains the verdicts; named only if empty.
     """
     pictures = _pictures(comparison)
-    shared, fits = _fits(comparison)
+    shared, own = _options(comparison)
     statuses = set(comparison.answer.status.values())
     return render_page(
         "report.html",
         headline=headline(comparison),
-        split=comparison.split,
-        answer=comparison.answer,
         words=WORDS.items(),
         contents=CONTENTS.items(),
         statuses=[(label, kind) for label, kind in KINDS.items() if label in statuses],
-        results=[finding.text for finding in comparison.findings if not finding.is_warning],
-        warnings=[finding.text for finding in comparison.findings if finding.is_warning],
         summary=_summary(comparison),
         tables=_tables(comparison),
         notes=_notes(comparison),
         first=[picture for picture in pictures if picture.name in FIRST],
         pictures=[picture for picture in pictures if picture.name not in FIRST],
         shared_options=shared,
-        fits=fits,
+        own_options=own,
         comparison=comparison,
         command=command,
         files=list(files),
@@ -110,23 +106,12 @@ def _pictures(comparison: Evaluations) -> list[Picture]:
     return found
 
 
-def _fits(comparison: Evaluations) -> tuple[str, list[dict[str, Any]]]:
-    """Options that all fits share which have them, and those of each fit that differ."""
+def _options(comparison: Evaluations) -> tuple[str, dict[str, str]]:
+    """Options that all fits share, and those of each that are its own, as JSON."""
     options = {name: dict(one.options) for name, one in comparison.posteriors.items()}
     shared = _shared(list(options.values()))
-    fits = [
-        {
-            "name": name,
-            "method": posterior.method,
-            "engine": posterior.engine,
-            "seed": posterior.seed,
-            "options": _as_json(
-                {key: value for key, value in options[name].items() if key not in shared}
-            ),
-        }
-        for name, posterior in comparison.posteriors.items()
-    ]
-    return _as_json(shared) if shared else "", fits
+    own = {name: {k: v for k, v in one.items() if k not in shared} for name, one in options.items()}
+    return _as_json(shared) if shared else "", {name: _as_json(one) for name, one in own.items()}
 
 
 def _shared(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

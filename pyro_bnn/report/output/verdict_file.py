@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,18 +36,7 @@ def verdict_document(comparison: Evaluations) -> dict[str, Any]:
         "num_draws": comparison.num_draws,
         "seed": comparison.seed,
         "headline": answer.headline,
-        "answer": [
-            {"label": part.label, "text": part.text, "methods": list(part.methods)}
-            for part in answer.statements
-        ],
+        "answer": [part._asdict() for part in answer.statements],
         "status": dict(answer.status),
-        "verdicts": [
-            {
-                "kind": finding.kind,
-                "text": finding.text,
-                "is_warning": finding.is_warning,
-                "methods": list(finding.methods),
-            }
-            for finding in comparison.findings
-        ],
+        "verdicts": [asdict(finding) for finding in comparison.findings],
     }

@@ -10,15 +10,13 @@ from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.rejection import RejectionCurve, class_uncertainty, rejection_curve
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes
-from pyro_bnn.report.evaluation.held_out import HeldOut, marginals
+from pyro_bnn.report.evaluation.held_out import HeldOut, class_blocks
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots.captions import coverages, span
-from pyro_bnn.report.plots.panels import Drawn, panels
+from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
 
 if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.comparison import Evaluations
 
-NUMBERS_AT_ONCE = 1 << 22
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
@@ -129,14 +127,8 @@ def rejections(scores: HeldOut, y: np.ndarray) -> dict[str, RejectionCurve]:
 
 def _mutual_information(scores: HeldOut) -> np.ndarray:
     """Mutual information ``[N]``, a few rows at a time: probabilities of all draws are large."""
-    f, found = scores.function_draws, []
-    at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
-    for start in range(0, f.shape[1], at_once):
-        rows = f[:, start : start + at_once].astype(float)
-        p = marginals(rows, "classification", 1)  # [S, n, C], or [S, n, 1] of two classes
-        p = np.concatenate([1 - p, p], -1) if p.shape[-1] == 1 else p
-        found.append(class_uncertainty(p).mutual_information)
-    return np.concatenate(found)
+    blocks = class_blocks(scores.function_draws)
+    return np.concatenate([class_uncertainty(p).mutual_information for p in blocks])
 
 
 def rejection(comparison: Evaluations) -> Drawn:

@@ -17,8 +17,7 @@ from pyro_bnn.plotting.theme import (
 )
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import ELBO, objective_of
-from pyro_bnn.report.plots.captions import span
-from pyro_bnn.report.plots.panels import Drawn, styles_of
+from pyro_bnn.report.plots.panels import Drawn, span, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

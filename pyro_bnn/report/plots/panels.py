@@ -1,11 +1,13 @@
-"""What the figures of a comparison share: a figure with its words, a panel a method, styles."""
+"""What the figures of a comparison share: figures with their words, a panel a method, styles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import (
     BAD,
     GOOD,
@@ -97,3 +99,33 @@ def panels(
         for ax, entry in zip(axes, entries, strict=False):
             ax.set_title(wrap_name(entry.name), fontweight="bold")
         hide_unused(axes, len(entries), columns)
+
+
+def span(values: Mapping[str, float], text: Callable[[float], str] = number) -> str:
+    r"""The smallest and the largest value with the names that have them; blank if all are NaN.
+
+    Example:
+        >>> span({"a": 2.0, "b": float("nan"), "c": 1.0})
+        'from 1.00 (c) to 2.00 (a)'
+        >>> span({"a": 2.0}), span({"a": 2.0, "b": 2.0})
+        ('2.00 (a)', '2.00 (all)')
+    """
+    known = {name: value for name, value in values.items() if not math.isnan(value)}
+    if not known:
+        return ""
+    low, high = (pick(known, key=known.__getitem__) for pick in (min, max))
+    if len(known) == 1:
+        return f"{text(known[low])} ({low})"
+    if text(known[low]) == text(known[high]):
+        return f"{text(known[low])} (all)"
+    return f"from {text(known[low])} ({low}) to {text(known[high])} ({high})"
+
+
+def coverages(comparison: Evaluations) -> str:
+    """Range of the coverage of 95 % intervals."""
+    shares = {
+        entry.name: entry.held_out.coverage.observed
+        for entry in comparison.ranked
+        if entry.held_out.coverage is not None
+    }
+    return span(shares, percent)

@@ -10,8 +10,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import INK, MUTED, PAPER
 from pyro_bnn.report.evaluation.held_out import LEVEL, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots.captions import coverages, span
-from pyro_bnn.report.plots.panels import Drawn, panels
+from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,8 +22,7 @@ from pyro_bnn.plotting.theme import (
     wrap_name,
 )
 from pyro_bnn.report.evaluation.held_out import marginals
-from pyro_bnn.report.plots.captions import span
-from pyro_bnn.report.plots.panels import Drawn, status_of
+from pyro_bnn.report.plots.panels import Drawn, span, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 

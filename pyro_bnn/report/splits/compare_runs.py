@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.plotting.numbers import with_error
 from pyro_bnn.report.compare import Comparison
 from pyro_bnn.report.output.names import warn_of_others
+from pyro_bnn.report.output.page import Table, render_page
 from pyro_bnn.report.splits.run import Run
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
@@ -100,8 +102,6 @@ class RepeatedComparison:
         Raises:
             OutputError: If a file cannot be written.
         """
-        from pyro_bnn.report.splits.page import render_runs
-
         folder = made_folder(folder)
         links = {
             run.name: f"{run.folder}/index.html"
@@ -110,10 +110,19 @@ class RepeatedComparison:
         }
         write_text(folder / "table.csv", self.table.to_csv())
         write_text(folder / "runs.csv", self.all_rows.to_csv())
-        write_text(
-            folder / "index.html",
-            render_runs(self.runs, self.table, self.findings, self.headline, links, command),
+        page = render_page(
+            "runs.html",
+            data_name=self.data_name,
+            headline=self.headline,
+            findings=self.findings,
+            tables=[
+                Table(title, columns, self.table)
+                for title, columns in shown(self.table, run_sections(self.task, self.units))
+            ],
+            runs=_rows(self.runs, links),
+            command=command,
         )
+        write_text(folder / "index.html", page)
         warn_of_others(folder, [run.folder for run in self.runs if run.methods])
         return folder
 
@@ -162,3 +171,22 @@ def _span(counts: Iterable[int]) -> str:
     values = list(counts)
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _rows(runs: Sequence[Run], links: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the page says of each run, with a link to its report where there is one."""
+    found = []
+    for run in runs:
+        best = run.methods[0] if run.methods else ""
+        row = run.table.loc[best] if best else {}
+        found.append(
+            {
+                "name": run.name,
+                "link": links.get(run.name, ""),
+                "best": best,
+                "score": with_error(row["log_score"], row["log_score_se"]) if best else "",
+                "warnings": sum(finding.is_warning for finding in run.findings),
+                "lost": ", ".join(run.lost),
+            }
+        )
+    return found

@@ -9,7 +9,7 @@ from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction
 from pyro_bnn.report.verdicts.verdict import Verdict
-from pyro_bnn.report.verdicts.verdicts import RULES, Gap, ranking_verdicts
+from pyro_bnn.report.verdicts.verdicts import RULES, ranking_verdicts
 
 if TYPE_CHECKING:
     from pyro_bnn.report.splits.run import Run
@@ -59,17 +59,11 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
         )
         return
     score = with_error(best.log_score.mean, best.log_score.standard_error)
-    gaps = {
-        place: Gap(
-            place.name, place.difference.mean, place.difference.standard_error, place.p_value
-        )
-        for place in others
-    }
     yield from ranking_verdicts(
         best.name,
         f"the highest mean held-out log score over {num_splits} splits, {score}",
-        [gap for place, gap in gaps.items() if place.rank == 1],
-        [gap for place, gap in gaps.items() if place.rank != 1],
+        [place for place in others if place.rank == 1],
+        [place for place in others if place.rank != 1],
         "These splits do not separate them.",
         f", with corrected standard errors and {num_splits - 1} degrees of freedom",
     )

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pyro_bnn.arviz_io.loo import LooResult
     from pyro_bnn.diagnostics.calibration import Coverage
     from pyro_bnn.diagnostics.convergence import ChainChecks
-    from pyro_bnn.report.evaluation.held_out import HeldOut
-    from pyro_bnn.report.evaluation.target_scores import TargetScores
+    from pyro_bnn.report.evaluation.held_out import HeldOut, TargetScores
 
 LOW, HIGH = 0.05, 0.95  # quantiles over rows
 SCORES, CHAINS, FIT, REFERENCE, COST = (

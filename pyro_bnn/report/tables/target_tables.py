@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.report.evaluation.comparison import Evaluations
-    from pyro_bnn.report.evaluation.target_scores import TargetScores
+    from pyro_bnn.report.evaluation.held_out import TargetScores
 
 OF_A_TARGET = [metric for metric in ON_PAGE if metric.targets]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.diagnostics.ranking import Ranked
@@ -55,13 +55,20 @@ def of_run(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list
     return [*found, *(Verdict(note, "note", is_warning=False) for note in notes)]
 
 
-class Gap(NamedTuple):
-    """A method's difference to the best, with the p-value of "no method is better"."""
+class Place(Protocol):
+    """A method's place in a ranking, over rows or over splits."""
 
-    name: str
-    mean: float
-    error: float
-    p_value: float
+    @property
+    def name(self) -> str:
+        """The method."""
+
+    @property
+    def difference(self) -> Any:
+        """Its difference to the best, with ``mean`` and ``standard_error``."""
+
+    @property
+    def p_value(self) -> float:
+        """Of "no method is better"."""
 
 
 def verdicts(
@@ -95,8 +102,8 @@ def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
     yield from ranking_verdicts(
         best.name,
         f"the highest held-out log score, {score}",
-        [_gap(place) for place in tied],
-        [_gap(place) for place in others if place.is_behind],
+        tied,
+        [place for place in others if place.is_behind],
         _to_separate(tied),
         " (test rows resampled, with the errors of draws)",
         ", for other test rows and draws, not for other splits or fits",
@@ -106,8 +113,8 @@ def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
 def ranking_verdicts(
     best: str,
     has: str,
-    tied: Sequence[Gap],
-    behind: Sequence[Gap],
+    tied: Sequence[Place],
+    behind: Sequence[Place],
     advice: str,
     test: str,
     scope: str = "",
@@ -124,15 +131,16 @@ def ranking_verdicts(
         scope: What it holds for.
     """
     yield Verdict(f"{best} has {has} nats per test row.", "scores", is_warning=False)
+
+    def gap(place: Place) -> str:
+        return with_error(place.difference.mean, place.difference.standard_error)
+
     if tied:
-        gaps = ", ".join(f"{gap.name} ({with_error(gap.mean, gap.error)})" for gap in tied)
+        gaps = ", ".join(f"{place.name} ({gap(place)})" for place in tied)
         text = f"Tied with {best}, no method is shown to be better: {gaps}. {advice}"
         yield Verdict(text, "tied", is_warning=False)
     if behind:
-        gaps = ", ".join(
-            f"{gap.name} ({with_error(gap.mean, gap.error)}, p {number(gap.p_value, 2)})"
-            for gap in behind
-        )
+        gaps = ", ".join(f"{p.name} ({gap(p)}, p {number(p.p_value, 2)})" for p in behind)
         yield Verdict(
             f"Behind, with the difference to {best}: {gaps} nats per test row. For each, some "
             "other method is better by a step-down max-t test over all pairs of the "
@@ -154,8 +162,3 @@ def _to_separate(tied: Sequence[Ranked]) -> str:
     if len(of_draws) < len(tied):
         return f"{rows}; {draws}."
     return f"These draws do not separate them; {draws}."
-
-
-def _gap(place: Ranked) -> Gap:
-    gap = place.difference
-    return Gap(place.name, gap.mean, gap.standard_error, place.p_value)
