@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_bnn.likelihoods.likelihood import Likelihood
 from pyro_bnn.likelihoods.scale import Positive, add_positive, half_normal, positive
-from pyro_bnn.priors.student_t_density import StudentT as Density
+from pyro_bnn.priors import student_t_density
 
 
 class StudentT(Likelihood):
@@ -58,4 +58,4 @@ class StudentT(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """Student-t over the targets of a row: batch ``[N]``, event ``[O]``."""
         df, scale = (positive(self, name, f.shape[-1]) for name in ("df", "scale"))
-        return cast(Distribution, Density(df, f, scale).to_event(1))
+        return cast(Distribution, student_t_density.StudentT(df, f, scale).to_event(1))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive
+from pyro_bnn.priors import student_t_density
 from pyro_bnn.priors.scales import Entrywise, Scale
-from pyro_bnn.priors.student_t_density import StudentT as Density
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StudentT(Entrywise):
 
     def family(self, loc: Tensor, scale: Tensor) -> Any:
         """Student-t of one entry."""
-        return Density(torch.tensor(float(self.df)), loc, scale)
+        return student_t_density.StudentT(torch.tensor(float(self.df)), loc, scale)
 
     def fan_in_scale(self, fan_in: float) -> float:
         """The scale for I inputs to each unit."""

@@ -119,16 +119,7 @@ class Chains(Run[DrawsPosterior]):
         self._looks = {self._look_at(share) for share in LOOKS}
         self.program, self._whole, self._seed = problem.program, problem.rows, problem.seed
         self._potential = potential_of(problem.program)
-        z = find_starts(
-            problem.program,
-            lambda z: self._potential(z, *problem.rows),
-            problem.init,
-            method.num_chains,
-            problem.seed,
-            [problem.rows],
-        )
-        if problem.init is None:
-            z = at_medians(problem.program, z, problem.seed)
+        z = self._starts(problem)
         self._z = z.requires_grad_()  # on the way down
         self._descent = Descent(
             [self._z],
@@ -157,6 +148,18 @@ class Chains(Run[DrawsPosterior]):
         self.num_kept = 0
         self._path = None if saves.folder is None else saves.folder / DRAWS
         self._store: DrawStore | None = None
+
+    def _starts(self, problem: Problem) -> Tensor:
+        """Where the chains start ``[C, P]``; draws of the prior with scales at their medians."""
+        z = find_starts(
+            problem.program,
+            lambda z: self._potential(z, *problem.rows),
+            problem.init,
+            self.method.num_chains,
+            problem.seed,
+            [problem.rows],
+        )
+        return at_medians(problem.program, z, problem.seed) if problem.init is None else z
 
     def _make_graphs(self, path: str | None, model: str) -> None:
         method, name = self.method, f"the {self.title} step of {model}"
