@@ -224,8 +224,8 @@ def overall(sets: Mapping[str, Compared]) -> dict[str, dict[str, float]]:
     return found
 
 
-def answer(sets: Mapping[str, Compared]) -> str:
-    """What the paired errors carry, and no more."""
+def answer(sets: Mapping[str, Compared], methods: Sequence[str] = ()) -> str:
+    """What the paired errors carry, and no more; of all methods those that it cannot speak of."""
     sets = judged(sets)
     if not sets:
         return (
@@ -257,6 +257,8 @@ def answer(sets: Mapping[str, Compared]) -> str:
     if behind:
         listed = ", ".join(f"`{m}` on {n}" for m, n in sorted(behind.items(), key=lambda i: i[1]))
         texts.append(f"Shown to be behind some other method: {listed}.")
+    if missing := [f"`{m}`" for m in methods if m not in found]:
+        texts.append(f"Not run on all of them, and perhaps better: {', '.join(missing)}.")
     texts.append(
         "On a set where a method scored best itself it counts as losing nothing, though another "
         "may be better in truth. A large bound is a loss that was seen, or splits that differ so "
@@ -266,18 +268,18 @@ def answer(sets: Mapping[str, Compared]) -> str:
     return "\n\n".join(texts)
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The whole page."""
-    return "\n\n".join(part for part in _parts(rows) if part) + "\n"
+def page(rows: Sequence[Row], methods: Sequence[str] = ()) -> str:
+    """The whole page, of all methods that there are."""
+    return "\n\n".join(part for part in _parts(rows, methods) if part) + "\n"
 
 
-def _parts(rows: Sequence[Row]) -> Iterator[str]:
+def _parts(rows: Sequence[Row], methods: Sequence[str]) -> Iterator[str]:
     sets = {name: Compared(fits) for name, fits in by_set(rows).items()}
     yield "# Which method should I start with? UCI regression, every method at its defaults"
     if not sets:
         yield "No fit has been run yet: `python -m benchmarks.uci`."
         return
-    yield answer(sets)
+    yield answer(sets, methods)
     yield _run_words(rows, sets)
     errors = judged(sets)
     lines = [

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds=expected_seconds, longest=given.longest,
     ):  # fmt: skip
         print(line, flush=True)
-    given.page.write_text(_uci_page.page(_jsonl.read(given.lines)))
+    given.page.write_text(_uci_page.page(_jsonl.read(given.lines), METHODS))
     print(f"wrote {given.page}")
 
 

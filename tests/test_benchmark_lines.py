@@ -99,7 +99,8 @@ def test_the_answer_says_what_can_be_lost_for_fewer_seconds() -> None:
         for name, fits in _uci_page.by_set(uci_rows(wild, data)).items()
     }
     assert not sets["uci/yacht"].is_behind("wild")
-    text = _uci_page.answer(sets)
+    text = _uci_page.answer(sets, ("nuts",))
+    assert "Not run on all of them, and perhaps better: `nuts`." in text
     assert "**`best` can lose least**, of 4 methods on all 2 sets: on none" in text
     assert "more than 0.00 nats a row below" in text
     one = sets["uci/yacht"]
