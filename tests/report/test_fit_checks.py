@@ -69,7 +69,7 @@ def test_steps_to_a_mode_that_is_found_afterwards_have_no_trend() -> None:
         ({}, True),
         ({"newton_decrement": 1e-6, "polish_gain": 4e-3}, False),
         (at_a_kink, False),
-        (at_a_kink | {"polish_gain": 0.4}, True),  # of which a warning was given
+        (at_a_kink | {"polish_gain": 0.6}, True),  # of which a warning was given
     ):
         checks = _checks(LinearPosterior(regression_split(), losses=rising, options=more))
         assert (checks.trend is not None and checks.trend.is_rising) is is_rising

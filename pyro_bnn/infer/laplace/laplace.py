@@ -18,7 +18,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
-from pyro_bnn.infer.laplace.mode import FARTHEST, MinusLogJoint, Mode, polish, settle
+from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST, MinusLogJoint, Mode, polish, settle
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide, widest
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NewtonCurvature
@@ -57,7 +57,7 @@ class Laplace(Engine[GuidePosterior]):
     then by L-BFGS with P for its first direction. How far it is, Newton's decrement in nats, is
     ``posterior.newton_decrement``; what is no mode is refused. At kinks of units, as of ReLU,
     where the gradient need not vanish, small steps of Adam go on, and what the last ones gained is
-    told where it is 0.01 nats or more. ``posterior.log_evidence`` is
+    told where it is half a nat or more. ``posterior.log_evidence`` is
 
     .. math:: \log p(D) \approx \log p(y, m \mid x) + \tfrac P2 \log 2\pi - \tfrac12 \log\det P
 
@@ -287,13 +287,13 @@ class LaplaceRun(Training):
             mode, scales = self._with_evidence(objective, mode)
         self._require_mode(mode)
         mode = settle(objective, self._on_the_way, mode)
-        if not mode.is_mode:
+        if not mode.is_settled:
             logger.warning(
                 "Laplace's point is no mode yet: the last small steps, along the kinks of units, "
                 "gained %.2g nats, where %s are allowed (Newton's decrement %.3g). Raise "
                 'num_steps, or take a smooth activation, such as "silu"',
                 mode.gain,
-                FARTHEST,
+                ALONG_KINKS,
                 mode.decrement,
             )
         q, entries = self._precision_of(mode)

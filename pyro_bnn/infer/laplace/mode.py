@@ -26,6 +26,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 FARTHEST = 0.01  # nats that a mode may be away
+ALONG_KINKS = 0.5  # nats that small steps may gain yet: less changes no posterior worth telling
 ROUNDS = 60  # of a new precision each
 STEPS = 30  # of L-BFGS in each
 PAIRS = 20  # steps that it remembers
@@ -175,6 +176,11 @@ class Mode(NamedTuple):
         vanish. What steps gain does, of L-BFGS at any kink, of :func:`settle` at modes alone.
         """
         return min(self.decrement, self.gain) < FARTHEST
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is one, or small steps along kinks gain too little to matter."""
+        return self.decrement < FARTHEST or self.gain < ALONG_KINKS
 
 
 def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor) -> Mode:

@@ -23,7 +23,7 @@ from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshol
 from pyro_bnn.diagnostics.shapes import evenly_spread
 from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
-from pyro_bnn.infer.laplace.mode import FARTHEST
+from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST
 from pyro_bnn.infer.natural.options import POWER
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.report.evaluation.shared_models import point_estimates
@@ -203,8 +203,8 @@ def has_members(posterior: PosteriorLike) -> bool:
 
 def is_at_mode(posterior: PosteriorLike) -> bool:
     """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
-    left = (posterior.options.get(name, math.inf) for name in ("newton_decrement", "polish_gain"))
-    return bool(min(left) < FARTHEST)
+    left = {"newton_decrement": FARTHEST, "polish_gain": ALONG_KINKS}
+    return any(posterior.options.get(name, math.inf) < most for name, most in left.items())
 
 
 def is_linearised(posterior: PosteriorLike) -> bool:
