@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_bnn import SVI, SWAG, guides, likelihoods, memory, models
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer.ensembles.iterates import Iterates
+from pyro_bnn.infer.ensembles.swag import SCALES
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -180,8 +181,16 @@ def test_the_scale_is_the_best_on_rows_that_are_not_fitted() -> None:
     assert (posterior.options["scale"], posterior.options["scale_tuned_on"]) == (0.5, 0)
 
 
-def test_the_scale_finds_the_spread_of_held_out_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scales", "is_told"), [(SCALES, False), (SCALES[:5], True)])
+def test_the_scale_finds_the_spread_of_held_out_targets(
+    scales: tuple[float, ...],
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Iterates of sd 0.5, targets whose weights have one of 2: the scale is 4, or next to it.
+
+    Where none of up to 1 is wide enough the largest is taken, and that is told.
 
     Both parts of the covariance, the diagonal and deviations, have the variance of iterates.
     """
@@ -190,6 +199,7 @@ def test_the_scale_finds_the_spread_of_held_out_targets(monkeypatch: pytest.Monk
     count = iter(values)
     add = Iterates.add
     monkeypatch.setattr(Iterates, "add", lambda own, _: add(own, next(count).reshape(1)))
+    monkeypatch.setattr("pyro_bnn.infer.ensembles.swag.SCALES", scales)
     n = 4_000
     x = 3 * torch.randn(n, 1, generator=generator).double()
     y = 2 * torch.randn(n, 1, generator=generator).double() * x
@@ -198,7 +208,9 @@ def test_the_scale_finds_the_spread_of_held_out_targets(monkeypatch: pytest.Monk
         num_steps=0, num_iterates=400, rank=400, thin=1, step_size=1e-9, held_out=0.5, compile=False
     )
     posterior = engine.run(OneWeight(), (x, y), progress=False)
-    assert 4 / math.sqrt(2) - 1e-9 <= posterior.options["scale"] <= 4 * math.sqrt(2) + 1e-9
+    expected = min(4.0, scales[-1])
+    assert abs(math.log2(posterior.options["scale"] / expected)) < (1e-9 if is_told else 0.51)
+    assert ("is the largest of those tried" in caplog.text) is is_told
     sds = posterior.guide.get_posterior().covariance_matrix.detach().sqrt()
     assert float(sds) == pytest.approx(0.5 * posterior.options["scale"], rel=0.1)
 
