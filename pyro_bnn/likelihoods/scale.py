@@ -10,6 +10,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
+from torch.distributions import biject_to
 
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.priors import PriorModule
@@ -41,8 +42,7 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
     """
     if isinstance(value, Distribution):
         is_flat = len(value.event_shape) < 2 and not value.batch_shape
-        negative = [torch.full(value.shape(), number) for number in (-1.0, -1e-30)]
-        if not is_flat or any(bool(value.support.check(v).any()) for v in negative):
+        if not is_flat or not _is_positive(value):
             raise OptionError(
                 f"the prior over the {what} is univariate (one for each target) or over a vector "
                 f"[O], and positive, not {value}; take for example "
@@ -62,6 +62,16 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
             f"distribution over it, not {value!r}"
         )
     likelihood.register_buffer(name, numbers.detach().clone())
+
+
+def _is_positive(prior: Distribution) -> bool:
+    """Whether the support is of positive numbers alone, as one inside it and one below 0 say."""
+    if prior.support.is_discrete or bool(
+        prior.support.check(torch.full(prior.shape(), -1e-30)).any()
+    ):
+        return False
+    inside = biject_to(prior.support)(torch.zeros(prior.shape()))
+    return bool((inside > 0).all())
 
 
 def positive(likelihood: PyroModule, name: str, num_targets: int) -> Tensor:

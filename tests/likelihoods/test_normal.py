@@ -84,9 +84,11 @@ def test_scales_that_are_none_are_refused(scale: Any) -> None:
         dist.Normal(0.0, 1.0),
         dist.Uniform(-2.0, 1.0),
         dist.Uniform(-0.5, 2.0),
+        dist.Uniform(-3.0, -2.0),
+        dist.Poisson(3.0),
         dist.HalfNormal(torch.ones(2)),
     ],
-    ids=["real", "interval", "interval-near-zero", "batch"],
+    ids=["real", "interval", "interval-near-zero", "below-zero", "counts", "batch"],
 )
 def test_priors_over_something_else_than_a_noise_sd_are_refused(prior: Any) -> None:
     with pytest.raises(
