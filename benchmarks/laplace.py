@@ -167,7 +167,9 @@ def warm_rows(settings: Settings) -> Iterator[Row]:
 
     von_steps = 20 if settings.quick else NEWTON_STEPS
     rates: dict[str, Any] = dict.fromkeys(("learning_rate", "precision_learning_rate"), 0.5)
-    von = bnn.VON(covariance="full", num_steps=von_steps, schedule="power", **rates)
+    von = bnn.VON(
+        covariance="full", num_steps=von_steps, schedule="power", descent_steps=0, **rates
+    )
     starts: dict[str, tuple[Any, Any]] = {  # the engine that a start is of, and from which
         "": (None, (normal, full, low_rank)),
         "AutoNormal, then ": (bnn.SVI(normal, num_steps=few), (full, low_rank)),

@@ -76,11 +76,12 @@ def _svi(_num_data: int, optimizer: Any = None, **options: Any) -> bnn.SVI:
 
 
 def _natural(cls: Any, _num_data: int, **options: Any) -> Any:
-    return cls(init_scale=INIT_SCALE, **options)
+    return cls(init_scale=INIT_SCALE, descent_steps=0, **options)
 
 
 def _ivon(num_data: int, **options: Any) -> bnn.IVON:
-    return bnn.IVON(init_curvature=INIT_SCALE**-2 / num_data, **options)  # but for the prior's
+    first = INIT_SCALE**-2 / num_data  # but for the prior's
+    return bnn.IVON(init_curvature=first, descent_steps=0, **options)
 
 
 def _rates(means: Sequence[float], precisions: Sequence[float]) -> list[dict[str, float]]:

@@ -24,7 +24,9 @@ Expectation: TypeAlias = Literal["sample", "mean"]
 Covariance: TypeAlias = Literal["diagonal", "full"]
 NewtonCurvature: TypeAlias = Literal["ggn", "hessian"]
 
-OPTIONAL = ("batch_size", "precision_learning_rate", "init_scale", "clip_radius")
+OPTIONAL = (
+    "batch_size", "precision_learning_rate", "init_scale", "clip_radius", "descent_steps"
+)  # fmt: skip
 COUNTS = ("num_steps", "num_particles", "batch_size", "rank")
 RATES = ("learning_rate", "precision_learning_rate", "data_factor", "temperature")
 SIZES = ("init_scale", "init_curvature", "clip_radius")
@@ -39,6 +41,7 @@ CHECKS: Mapping[str, Callable[[str, object], None]] = {
     **dict.fromkeys(RATES + SIZES, check_positive),
     **{name: functools.partial(check_choice, kinds=kinds) for name, kinds in CHOICES.items()},
     "kl_warmup": functools.partial(check_positive_int, minimum=0),
+    "descent_steps": functools.partial(check_positive_int, minimum=0),
     "momentum": check_share,
     "damping": check_not_negative,
 }
@@ -59,6 +62,7 @@ class NaturalOptions:
     data_factor: float = 1.0
     temperature: float = 1.0
     kl_warmup: int = 0
+    descent_steps: int | None = None
 
     has_log_prob: ClassVar[bool] = True  # posteriors of this engine have a density
     remedy: ClassVar[str] = "Lower learning_rate, or standardise the data"

@@ -64,8 +64,8 @@ class VON(NaturalEngine):
         0.9
     """
 
-    learning_rate: float = 0.05
-    precision_learning_rate: float | None = 0.2
+    learning_rate: float = 0.02
+    precision_learning_rate: float | None = 0.05
     covariance: Covariance = "diagonal"
     curvature: NewtonCurvature = "ggn"
     expectation: Expectation = "sample"

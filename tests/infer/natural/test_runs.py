@@ -213,8 +213,9 @@ def test_point_estimates_are_held_and_told(caplog: pytest.LogCaptureFixture) -> 
 def test_a_hessian_that_is_not_positive_is_told_and_the_last_good_state_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(20, generator=generator, dtype=torch.float64)
+    options: dict[str, Any] = {"covariance": "full", "expectation": "mean", "learning_rate": 0.9}
     engine = VON(
-        num_steps=200, curvature="hessian", learning_rate=0.9, covariance="full", expectation="mean"
+        num_steps=200, descent_steps=0, curvature="hessian", precision_learning_rate=0.2, **options
     )
     with pytest.raises(
         DivergenceError,
@@ -323,6 +324,28 @@ def seed_of_little_noise() -> int:
     return smallest
 
 
+@pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])
+def test_means_start_near_a_mode_unless_a_start_is_given(cls: type[Any]) -> None:
+    """Steps of length zero leave them where Adam's as many steps, or so many, have ended."""
+    still: dict[str, Any] = {"num_steps": 15, "learning_rate": 1e-30}
+    for descent, steps in ((None, 15), (40, 40)):
+        mode = fit(SVI(guides.AutoDelta, num_steps=steps), seed=2)
+        found = fit(cls(**still, descent_steps=descent), seed=2)
+        assert torch.equal(found.guide.centre(), mode.guide.centre())
+    without = fit(cls(**still, descent_steps=0), seed=2).guide.centre()
+    assert not torch.equal(without, mode.guide.centre())
+    point = {name: torch.ones_like(v) for name, v in mode.guide.median().items()}
+    given = fit(cls(**still), init=point, seed=2).guide.centre()
+    assert torch.equal(given, torch.ones_like(given))
+
+
+def test_point_estimates_are_held_and_no_descent_moves_the_means() -> None:
+    model = models.Rank1MLP(3, hidden=(4,), likelihood=likelihoods.Normal(0.5)).double()
+    still: dict[str, Any] = {"num_steps": 15, "learning_rate": 1e-30}
+    found = fit(VOGN(**still), model=model), fit(VOGN(**still, descent_steps=0), model=model)
+    assert torch.equal(*(one.guide.centre() for one in found))
+
+
 def test_scales_start_at_their_medians_and_weights_at_a_draw() -> None:
     """The median of a half-normal is 0.674, and of 15 draws it has a standard deviation of 0.2."""
     programs = [drawn(seed) for seed in range(25)]
@@ -339,7 +362,7 @@ def test_a_seed_whose_prior_draws_a_tiny_noise_is_fitted_like_others(cls: type[A
     smallest = seed_of_little_noise()
     y = LINE[:, 0].sin() + 0.1 * (9 * LINE[:, 0]).cos()
     model = models.MLP(1, hidden=(5,)).double()
-    engine = cls(num_steps=300)
+    engine = cls(num_steps=300, descent_steps=0)
     fits = [engine.run(model, (LINE, y), seed=s, progress=False) for s in (smallest, 0)]
     own, other = (float(fit.predict(LINE, 200).log_prob(y).mean()) for fit in fits)
     assert own > other - 1.0
