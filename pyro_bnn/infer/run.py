@@ -28,7 +28,8 @@ class Reached(NamedTuple):
         step: Number of steps done; of chains the number of draws that the slowest one has made,
             warm-up included.
         objective: The ELBO in nats, a mean over the last 100 steps (after a sweep of ``CAVI`` its
-            value), or what the guide maximises in its place; None of a sampler, which has none.
+            value), or what the guide, or a descent before the first step, maximises in its place;
+            None of a sampler, which has none.
         seconds: Duration of the run so far, that before it was resumed included.
 
     A run in TensorBoard::

@@ -8,16 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor
-
-from pyro_bnn.guides import AutoDelta
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior.posterior import GuidePosterior
 
@@ -54,8 +50,7 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         descent_steps: Steps of Adam towards a mode of the log joint, from which the means start;
             default as many as ``num_steps``, 0 for a start at random weights. From there the KL
             switches hidden units off before they have found a use, for good: on the UCI set energy
-            1.4 nats a row. None are taken where ``init`` is given, nor of a model with point
-            estimates, which they would move.
+            1.4 nats a row. None are taken where ``init`` is given.
     """
 
     @abstractmethod
@@ -78,26 +73,19 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         prior = GaussianPrior.of(program, problem.engine)
         centre = starting_mean(program, problem.init, problem.seed)
         num_descent = self.num_steps if self.descent_steps is None else self.descent_steps
-        if problem.init is not None or program.params:
+        if problem.init is not None:
             num_descent = 0
 
-        def make(saves: Checkpoint, progress: bool) -> NaturalRun:
-            is_new = saves.compile_path is None
-            goes_down = is_new and num_descent > 0
+        def make(saves: Checkpoint, progress: bool) -> NaturalRun:  # noqa: ARG001
             return self._make_run()(
                 self,
                 program,
                 prior,
-                self._near_a_mode(problem, num_descent, progress) if goes_down else centre,
+                centre,
                 problem.batches(self.batch_size),
                 problem.seed,
                 saves.compile_path,
+                num_descent,
             )
 
         return Start(problem, asdict(self), make)
-
-    def _near_a_mode(self, problem: Problem, num_steps: int, progress: bool) -> Tensor:
-        """Where the descent ends ``[P]``."""
-        descent = SVI(AutoDelta, num_steps=num_steps, batch_size=self.batch_size)
-        found = descent.run(problem.model, problem.data, seed=problem.seed, progress=progress)
-        return starting_mean(problem.program, found, problem.seed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches, LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
@@ -19,7 +20,9 @@ from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import GradientRun, weight_of_kl
+from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
+from pyro_bnn.infer.sgmcmc.gradient import potential_of
+from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -27,6 +30,8 @@ from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
     from pyro_bnn.infer.natural.options import NaturalOptions
+
+DESCENT_RATE = 0.02  # of Adam at its start
 
 
 class NaturalRun(GradientRun[GuidePosterior]):
@@ -44,12 +49,14 @@ class NaturalRun(GradientRun[GuidePosterior]):
         batches: The data.
         seed: Of the noise.
         compile_path: How the run that is resumed computes; None for a new one.
+        num_descent: Steps of Adam towards a mode before the first of q.
 
     Attributes:
         mean: Means of q ``[P]``.
         q: Its precision.
-        step: Number of steps done.
-        losses: Minus the ELBO of each, estimated before its update.
+        step: Number of steps done, those of Adam included.
+        losses: Minus the ELBO of each, estimated before its update; minus the log joint of a step
+            of Adam.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("mean",)
@@ -67,8 +74,9 @@ class NaturalRun(GradientRun[GuidePosterior]):
         batches: Batches,
         seed: int,
         compile_path: str | None = None,
+        num_descent: int = 0,
     ) -> None:
-        super().__init__(engine.num_steps, type(engine).__name__, batches)
+        super().__init__(num_descent + engine.num_steps, type(engine).__name__, batches)
         self.engine, self.program, self.remedy = engine, program, engine.remedy
         self.dtype = torch.float64 if self.in_float64 else program.dtype
         loc, precision, is_exact = prior
@@ -94,6 +102,17 @@ class NaturalRun(GradientRun[GuidePosterior]):
                 is_captured=compile_path != "eager",
             )
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
+        self.num_descent, self._point = num_descent, start.detach().clone().requires_grad_()
+        self._descent = Descent(
+            [self._point],
+            optimizer=None,
+            learning_rate=DESCENT_RATE,
+            schedule="cosine",
+            num_steps=num_descent,
+            clip_norm=None,
+        )
+        name = f"the descent of {self.title}"
+        self._slope = Captured(potential_of(program), name, enabled=compile_path != "eager")
         self.mean = start.detach().clone().to(self.dtype)
         self.start()
         self.q = self.precision()
@@ -119,21 +138,28 @@ class NaturalRun(GradientRun[GuidePosterior]):
     # Rates
 
     @property
+    def done(self) -> int:
+        """Number of steps of q that are done."""
+        return self.step - self.num_descent
+
+    @property
     def weight(self) -> float:
         """Weight of the likelihood beside the KL in this step."""
-        temperature = self.engine.temperature * weight_of_kl(self.step, self.engine.kl_warmup)
+        temperature = self.engine.temperature * weight_of_kl(
+            max(0, self.done), self.engine.kl_warmup
+        )
         return self.engine.data_factor / temperature
 
     @property
     def rate(self) -> float:
         """Learning rate of the mean in this step."""
-        return self.engine.learning_rate * self.engine.decay(self.step)
+        return self.engine.learning_rate * self.engine.decay(self.done)
 
     @property
     def precision_rate(self) -> float:
         """Learning rate of the precision in this step."""
         rate = self.engine.rate_of_precision
-        return rate * self.engine.decay(self.step) if self.engine.schedule == "power" else rate
+        return rate * self.engine.decay(self.done) if self.engine.schedule == "power" else rate
 
     # Steps
 
@@ -143,7 +169,35 @@ class NaturalRun(GradientRun[GuidePosterior]):
         Raises:
             DivergenceError: If the loss, a mean or the precision is not finite or not positive.
         """
-        self.advance(next(self._batches))
+        batch = next(self._batches)
+        if self.step < self.num_descent:
+            self.objective = "log joint"
+            self.go_down(batch)
+        else:
+            self.objective = "ELBO"
+            self.advance(batch)
+
+    @property
+    def smoothed(self) -> float:
+        """The objective, a mean over a window of steps of one kind."""
+        recent = (self.losses[self.num_descent :] or self.losses)[-WINDOW:]
+        return -sum(recent) / len(recent)
+
+    def go_down(self, batch: Batch) -> None:
+        """One step of Adam on the means alone, towards a mode of the log joint.
+
+        Raises:
+            DivergenceError: If minus the log joint or its slope is not finite.
+        """
+        self.keep()
+        value, slope = self._slope(self._point.detach().unsqueeze(0), *batch)
+        if not bool(torch.cat([value, slope[0]]).isfinite().all()):
+            self.diverged(f"the log joint or its slope is not finite at step {self.step}")
+        self._point.grad = slope[0]
+        self._descent.step(self.step)
+        self.mean = self._point.detach().to(self.dtype, copy=True)
+        self.losses.append(float(value))
+        self.step += 1
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian as it is."""
@@ -156,7 +210,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
             method=problem.engine,
             options=asdict(self.engine),
             num_parameters=sum(p.numel() for p in guide.parameters()),
-            losses=self.losses,
+            losses=self.losses[self.num_descent :],
         )
         return GuidePosterior(self.program, guide, provenance)
 
@@ -192,7 +246,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
     def with_momentum(self, gradient: Tensor, momentum: float) -> Tensor:
         """Average a gradient ``[P]`` into ``velocity``; returns that, without the bias of 0."""
         self.velocity = torch.lerp(gradient, self.velocity, momentum)
-        return self.velocity / (1 - momentum ** (self.step + 1))
+        return self.velocity / (1 - momentum ** (self.done + 1))
 
     def move(self, gradient: Tensor, damping: float = 0.0) -> None:
         """Move the means by q's covariance times the gradient ``[P]`` of the likelihood's term.
@@ -249,6 +303,8 @@ class NaturalRun(GradientRun[GuidePosterior]):
     def _go_to(self, values: Mapping[str, Tensor]) -> None:
         for name in self.STATE:
             setattr(self, name, values[name].clone())
+        with torch.no_grad():
+            self._point.copy_(self.mean)
         self.q = self.precision()
 
     # A checkpoint's two methods
@@ -256,7 +312,11 @@ class NaturalRun(GradientRun[GuidePosterior]):
     def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
         generator = self._generator.get_state()
-        return super().state() | {"compile_path": self._rows.compile_path, "generator": generator}
+        return super().state() | {
+            "compile_path": self._rows.compile_path,
+            "generator": generator,
+            "descent": self._descent.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a state; see ``Resumable``.
@@ -267,5 +327,6 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self._generator.set_state(state["generator"])
         try:
             super().restore(state)
+            self._descent.restore(state["descent"])
         except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error

@@ -43,6 +43,18 @@ def test_the_elbo_is_smoothed_over_the_last_steps(capsys: pytest.CaptureFixture[
     assert list(dict.fromkeys(shown)) == list(dict.fromkeys(expected))
 
 
+def test_a_descent_before_the_first_step_shows_its_log_joint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = dataclasses.replace(ENGINES["VOGN"], descent_steps=WINDOW, num_steps=30, kl_warmup=0)
+    posterior = fit(engine, progress=True)
+    shown = capsys.readouterr().err
+    (descent,) = set(re.findall(r"log joint (-?[\d.]+)", shown))
+    assert float(descent) < 0
+    assert f" {WINDOW + 30}/{WINDOW + 30} " in shown
+    assert shown.rstrip().endswith(f"ELBO {-posterior.losses.mean():.1f}]")
+
+
 def test_the_bar_of_a_run_that_goes_on_begins_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

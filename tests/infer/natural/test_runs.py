@@ -46,13 +46,14 @@ pytestmark = pytest.mark.usefixtures("uncaptured")
 ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)  # 20 rows
 STEPS = 12
+LENGTH: dict[str, Any] = {"num_steps": STEPS, "descent_steps": 0}
 ENGINES: dict[str, Any] = {
-    "VON": VON(num_steps=STEPS, batch_size=8),
-    "VON, full": VON(num_steps=STEPS, batch_size=8, covariance="full"),
-    "VOGN": VOGN(num_steps=STEPS, batch_size=8, kl_warmup=9, num_particles=2, antithetic=True),
-    "Vadam": Vadam(num_steps=STEPS, batch_size=8),
-    "IVON": IVON(num_steps=STEPS, learning_rate=0.01),
-    "SLANG": SLANG(num_steps=STEPS, batch_size=8, rank=3),
+    "VON": VON(**LENGTH, batch_size=8),
+    "VON, full": VON(**LENGTH, batch_size=8, covariance="full"),
+    "VOGN": VOGN(**LENGTH, batch_size=8, kl_warmup=9, num_particles=2, antithetic=True),
+    "Vadam": Vadam(**LENGTH, batch_size=8),
+    "IVON": IVON(**LENGTH, learning_rate=0.01),
+    "SLANG": SLANG(**LENGTH, batch_size=8, rank=3),
 }
 EACH = pytest.mark.parametrize("name", ENGINES)
 
@@ -329,21 +330,15 @@ def test_means_start_near_a_mode_unless_a_start_is_given(cls: type[Any]) -> None
     """Steps of length zero leave them where Adam's as many steps, or so many, have ended."""
     still: dict[str, Any] = {"num_steps": 15, "learning_rate": 1e-30}
     for descent, steps in ((None, 15), (40, 40)):
-        mode = fit(SVI(guides.AutoDelta, num_steps=steps), seed=2)
+        mode = fit(SVI(guides.AutoDelta, num_steps=steps, learning_rate=0.02), seed=2)
         found = fit(cls(**still, descent_steps=descent), seed=2)
-        assert torch.equal(found.guide.centre(), mode.guide.centre())
+        torch.testing.assert_close(found.guide.centre(), mode.guide.centre(), rtol=1e-6, atol=1e-9)
+        assert len(found.losses) == 15
     without = fit(cls(**still, descent_steps=0), seed=2).guide.centre()
-    assert not torch.equal(without, mode.guide.centre())
+    assert float((without - mode.guide.centre()).abs().max()) > 0.1
     point = {name: torch.ones_like(v) for name, v in mode.guide.median().items()}
     given = fit(cls(**still), init=point, seed=2).guide.centre()
     assert torch.equal(given, torch.ones_like(given))
-
-
-def test_point_estimates_are_held_and_no_descent_moves_the_means() -> None:
-    model = models.Rank1MLP(3, hidden=(4,), likelihood=likelihoods.Normal(0.5)).double()
-    still: dict[str, Any] = {"num_steps": 15, "learning_rate": 1e-30}
-    found = fit(VOGN(**still), model=model), fit(VOGN(**still, descent_steps=0), model=model)
-    assert torch.equal(*(one.guide.centre() for one in found))
 
 
 def test_scales_start_at_their_medians_and_weights_at_a_draw() -> None:
