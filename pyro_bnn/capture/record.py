@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph as Nodes
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
@@ -112,6 +113,7 @@ def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -
     graph = record(fn, args)
     simplify(graph)
     _end_with_writes(graph, num_state)
+    _LazyGraphModule.force_recompile(graph)
     return Graph(graph.forward)
 
 
@@ -149,7 +151,7 @@ def _operations(
         with recorder, _Unread(recorder):
             values = fn(*copies)
         recorder.graph.output(tuple(recorder.node(value) for value in values))
-    return GraphModule(recorder.constants, recorder.graph)
+    return _LazyGraphModule(recorder.constants, recorder.graph)  # no code until it is called
 
 
 class Known(NamedTuple):
