@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro
@@ -11,10 +12,12 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_bnn import likelihoods
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoNormal
-from pyro_bnn.infer import SVI
+from pyro_bnn.infer import MCLMC, SVI
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts
+from pyro_bnn.infer.starting_points import MEDIAN_DRAWS
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Program
@@ -57,11 +60,26 @@ class Normals(PyroModule):
         return out
 
 
-def test_chains_start_at_independent_draws_from_the_prior() -> None:
+def test_weights_start_at_independent_draws_from_the_prior_and_scales_at_a_median() -> None:
     _, z = start_points(Normals(), num_chains=500)
-    mean, variance = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([9.0, 9.0, 1 / 16])
-    assert moment_scores(z[:, None], mean.double(), variance.diag().double()).max() < 4
+    mean, variance = torch.tensor([1.0, -2.0]), torch.tensor([9.0, 9.0])
+    assert moment_scores(z[:, None, :2], mean.double(), variance.diag().double()).max() < 4
     assert len(z[:, 0].unique()) == 500
+    (scale,) = z[:, 2].unique()
+    of_median = 0.25 * math.sqrt(math.pi / 2 / MEDIAN_DRAWS)  # its standard deviation, about
+    assert abs(float(scale) - 0.5) < 4 * of_median
+
+
+def test_a_noise_far_below_its_data_is_no_start() -> None:
+    """Under this prior one draw in five is below 0.01: no sampler came back from there."""
+    x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+    y = x[:, 0] + torch.randn(20, generator=torch.Generator().manual_seed(0))
+    noise = dist.LogNormal(torch.tensor(0.0), 5.0)
+    model = MLP(1, hidden=(3,), likelihood=likelihoods.Normal(noise))
+    fit = MCLMC(num_chains=10, warmup_steps=40, num_samples=20, num_steps=4, compile=False)
+    stats = fit.run(model, (x, y), progress=False).sample_stats
+    lp = stats["lp"].mean(1)
+    assert lp.min() > lp.max() - 40
 
 
 def test_starts_repeat_for_a_seed_and_leave_the_random_state_alone() -> None:
@@ -81,7 +99,7 @@ def test_chains_start_at_given_values_and_elsewhere_apart() -> None:
     values = program.constrain(z)
     torch.testing.assert_close(values["layers.0.weight"], weight.expand(3, 2, 1))
     assert len(values["layers.1.weight"].unique()) == 6
-    assert len(values["likelihood.scale"].unique()) == 3
+    assert len(values["likelihood.scale"].unique()) == 1  # a median
 
 
 def test_chains_start_at_a_trained_network() -> None:

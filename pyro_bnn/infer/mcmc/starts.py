@@ -13,7 +13,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.potentials import Target
-from pyro_bnn.infer.starting_points import starting_points
+from pyro_bnn.infer.starting_points import at_medians, starting_points
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.program import Program
@@ -38,7 +38,8 @@ def find_starts(
         program: The model as tensor functions.
         potential: U ``[C]`` and its gradient ``[C, P]`` at z ``[C, P]``.
         init: What to start at; sites that it leaves out, all by default, start at draws from the
-            prior, others for each chain.
+            prior, others for each chain, and scales at the medians of a few: from a noise scale far
+            below them steps would be too short to come back.
         num_chains: Number of chains C.
         seed: Seed of the draws.
         batches: The data of each chain ``[C]``, or of all ``[1]``, to name what is not finite.
@@ -54,6 +55,7 @@ def find_starts(
         own_seed = stream_seed(seed, attempt)
         with isolated(own_seed), without_validation():
             prior = program.prior_draws(num_chains, x, own_seed)
+            prior = at_medians(program, prior, seed)
             tried = _candidates(program, init, prior, seed + attempt)
             points = tried if points is None else torch.where(missing[:, None], tried, points)
             value, grad = potential(points)

@@ -36,7 +36,6 @@ from pyro_bnn.infer.sgmcmc.gradient import difference, potential_of, slope_of_al
 from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
-from pyro_bnn.infer.starting_points import at_medians
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.random_state import derived_seed
@@ -150,8 +149,8 @@ class Chains(Run[DrawsPosterior]):
         self._store: DrawStore | None = None
 
     def _starts(self, problem: Problem) -> Tensor:
-        """Where the chains start ``[C, P]``; draws of the prior with scales at their medians."""
-        z = find_starts(
+        """Where the chains start ``[C, P]``."""
+        return find_starts(
             problem.program,
             lambda z: self._potential(z, *problem.rows),
             problem.init,
@@ -159,7 +158,6 @@ class Chains(Run[DrawsPosterior]):
             problem.seed,
             [problem.rows],
         )
-        return at_medians(problem.program, z, problem.seed) if problem.init is None else z
 
     def _make_graphs(self, path: str | None, model: str) -> None:
         method, name = self.method, f"the {self.title} step of {model}"
