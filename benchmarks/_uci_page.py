@@ -71,10 +71,16 @@ def by_set(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, Row]]]:
 
 
 def shared_splits(fits: Fits) -> list[int]:
-    """Splits that most methods have: those of the methods that are compared."""
-    most = max(map(len, fits.values()))
-    full = [set(splits) for splits in fits.values() if len(splits) == most]
-    return sorted(set.intersection(*full))
+    """The splits that most fits can be compared on: from the first to the best last one.
+
+    A later end leaves out methods that were not run so far, an earlier one their other splits.
+    """
+    every = sorted(set().union(*fits.values()))
+
+    def num_fits(end: int) -> int:
+        return end * sum(set(every[:end]) <= set(own) for own in fits.values())
+
+    return every[: max(range(1, len(every) + 1), key=num_fits)]
 
 
 class Compared:

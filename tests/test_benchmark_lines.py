@@ -82,6 +82,18 @@ def test_differences_over_splits_have_the_corrected_error() -> None:
     assert_allclose(compared.ranks()["near"], (2 + 2 + 1 + 2 + 2 + 2) / 6)
 
 
+@pytest.mark.parametrize(
+    ("counts", "end"),
+    [((6, 6, 6), 6), ((6, 5, 5), 5), ((6, 2), 6), ((6, 1, 1), 6), ((6, 4, 4, 1), 4)],
+)
+def test_most_fits_are_compared(counts: tuple[int, ...], end: int) -> None:
+    """15 of (6, 5, 5) at five splits, 6 at six; methods that lack one are named beside."""
+    rows = uci_rows({f"m{i}": SCORES["near"][:n] for i, n in enumerate(counts)})
+    compared = _uci_page.Compared(_uci_page.by_set(rows)["uci/yacht"])
+    assert compared.splits == list(range(end))
+    assert compared.others == {f"m{i}": n for i, n in enumerate(counts) if n < end}
+
+
 def test_what_a_method_may_lose_is_a_bound_of_the_paired_difference() -> None:
     compared = _uci_page.Compared(_uci_page.by_set(uci_rows(SCORES))["uci/yacht"])
     mean, error = compared.to_best("near")
