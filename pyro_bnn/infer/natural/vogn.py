@@ -28,10 +28,10 @@ class VOGN(NaturalEngine):
     precision. Costs one backward pass a step, as Adam does, and no second derivatives: s is the
     empirical Fisher information. That is never negative, and close to the curvature for classes; it
     is biased for regression, where it follows the squared residuals instead of the noise:
-    :math:`N s_j = \sum_i x_{ij}^2 E_q[(y_i - f_i)^2] / \sigma^4`, which ``VON`` is not. Residuals of
-    r noise sds, as of a random start under small noise, make s larger than the curvature by r^2 and
-    steps as much shorter: a ``learning_rate`` near 1 makes up for it; the first scale, momentum and
-    damping do not. Misses every correlation between weights.
+    :math:`N s_j = \sum_i x_{ij}^2 E_q[(y_i - f_i)^2] / \sigma^4`, which ``VON`` is not. Residuals
+    of r noise sds, as of a random start under small noise, make s larger than the curvature by r^2
+    and steps as much shorter: a ``learning_rate`` near 1 makes up for it; the first scale, momentum
+    and damping do not. Misses every correlation between weights.
 
     Args:
         momentum: Share of the last steps' gradients in each, in [0, 1), bias-corrected.
