@@ -11,11 +11,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import typer
 
 from pyro_bnn import infer
+from pyro_bnn.cli import main
 from pyro_bnn.cli.fits import expected_seconds
 from pyro_bnn.cli.method_options import read_options, written_options
 from pyro_bnn.cli.methods import find_methods, find_reference, make_engines
+from pyro_bnn.cli.options import FitOptions
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.registry import known_methods
@@ -109,6 +112,17 @@ def test_options_go_to_the_guide_and_to_its_engine_before_those_of_the_command()
     )
     assert engines[normal] == infer.SVI(AutoNormal, num_steps=7)
     assert engines[nuts] == infer.NUTS(num_chains=2, num_samples=9)
+
+
+@pytest.mark.parametrize("name", known_methods())
+def test_who_sets_no_option_gets_the_methods_own_numbers(name: str) -> None:
+    """Such as the 5,000 warm-up steps of samplers by minibatches, where NUTS has 300."""
+    context = typer.Context(typer.main.get_command(main.app))
+    (engine,) = FitOptions().engines(context, find_methods(name)).values()
+    cls = known_methods()[name]
+    own = infer.SVI(cls) if not hasattr(cls, "run") else None
+    own = own or (cls(engine=infer.BAOAB()) if name == "cyclical" else cls())
+    assert engine == own
 
 
 @pytest.mark.parametrize("method", ["hmc", "mams", "mclmc", "mile"])

@@ -155,9 +155,11 @@ def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
         engine: The engine.
         num_numbers: Parameters of its guide.
     """
-    draws = getattr(engine, "warmup_steps", 0) + getattr(engine, "num_samples", 0)
+    warmup, draws = getattr(engine, "warmup_steps", 0), getattr(engine, "num_samples", 0)
+    thin = getattr(engine, "thin", 0)  # of a chain whose warm-up counts steps, not draws
+    of_chain = warmup + thin * draws if thin else TYPICAL_STEPS * (warmup + draws)
     a_step = SECONDS_A_STEP + SECONDS_A_NUMBER * num_numbers
-    return a_step * (getattr(engine, "num_steps", 0) or 0) + SECONDS_A_STEP * TYPICAL_STEPS * draws
+    return a_step * (getattr(engine, "num_steps", 0) or 0) + SECONDS_A_STEP * of_chain
 
 
 def count_numbers(engine: Any, model: Model, data: Dataset) -> int:

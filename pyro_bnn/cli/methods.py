@@ -152,7 +152,8 @@ def make_engines(
 
     Args:
         methods: Guides and samplers by name.
-        options: Values of the options in ``OF_ENGINES``; each engine takes those it knows.
+        options: Values of options in ``OF_ENGINES``; each engine takes those it knows, and has
+            its own defaults for what is left out.
         estimator: Estimator of SVI, of the guides that it serves; None for SVI's own.
 
     Raises:

@@ -117,7 +117,7 @@ def spread(
             own = changed.get(field.name, field.default)
             info = copy.copy(getattr(own, "metadata", field.metadata)["option"])
             if field.name in changed and not isinstance(own, dataclasses.Field):
-                info.default = own
+                info.default, info.show_default = own, True
             info.help, info.hidden = info.help or words[field.name], field.name in unlisted
             info.rich_help_panel = getattr(group, "heading", None)
             made[field.name] = inspect.Parameter(
@@ -289,11 +289,13 @@ class FitOptions:
     heading: ClassVar[str] = "Fits"
 
     estimator: str | None = option(None, "NAME", "weight_sampling")
-    steps: int = option(10_000, "N", min=1)
+    steps: int | None = option(None, "N", "the method's own, 10,000 of guides", min=1)
     batch_size: int | None = option(None, "N", "all", min=1)
-    chains: int = option(4, "N", min=1)
-    warmup: int = option(300, "N", min=0)
-    samples: int = option(300, "N", min=1)
+    chains: int | None = option(None, "N", "the method's own, 4", min=1)
+    warmup: int | None = option(
+        None, "N", "the method's own, 300, and 5,000 of samplers by minibatches", min=0
+    )
+    samples: int | None = option(None, "N", "the method's own, 1,000", min=1)
     seed: int = option(0, "N", min=0, max=2**32 - 1)
     threads: int = option(1, "N", min=1)
     device: str = option("cpu", "NAME")
@@ -303,7 +305,8 @@ class FitOptions:
         """The engine of each method; an option that none takes is refused."""
         from pyro_bnn.cli.methods import is_set_by, make_engines
 
-        options = {name: getattr(self, own) for name, (own, _) in OF_ENGINES.items()}
+        every = {name: getattr(self, own) for name, (own, _) in OF_ENGINES.items()}
+        options = {name: value for name, value in every.items() if value is not None}
         engines = make_engines(methods, options, self.estimator)
 
         def has(method: str, option: str) -> bool:
@@ -372,7 +375,8 @@ class Compared:
 
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-        default = cores // how.threads if how.steps >= LONG and how.device == "cpu" else 1
+        is_long = how.steps is None or how.steps >= LONG
+        default = cores // how.threads if is_long and how.device == "cpu" else 1
         is_one_fit = "," not in self.methods and self.splits.isdigit() and self.seeds.isdigit()
         if self.backend is None and not is_one_fit and (self.num_jobs or default) > 1:
             fork_server.start(how.threads)
