@@ -78,6 +78,13 @@ def _signs(num_methods: int) -> Float[np.ndarray, " K"]:
     return np.where(np.arange(num_methods) % 2, 1.0, -1.0)
 
 
+def beside_a_failure(rng: np.random.Generator, num_rows: int, num_methods: int) -> Scores:
+    """Normal scores; the last method loses 100 nats in one row besides."""
+    scores = rng.standard_normal((num_rows, num_methods))
+    scores[rng.integers(num_rows), -1] -= 100
+    return scores
+
+
 def _of_predictives(
     rng: np.random.Generator, y: Float[np.ndarray, " N"], variance: float, num_methods: int
 ) -> Scores:
@@ -166,6 +173,10 @@ def rows(quick: bool = False) -> Iterator[Rate]:
         for num_rows in (44,) if quick else (20, 44, 200, 2_000):
             for gap in (6.0,) if quick else GAPS:
                 yield power(num_methods, num_rows, gap, 5 if quick else 0)
+    for num_methods in (3,) if quick else (3, 7, 20):
+        for num_rows in (44,) if quick else (20, 44, 200):
+            simulated = 5 if quick else 0
+            yield power(num_methods, num_rows, 6.0, simulated, beside_a_failure)
     for make_runs in EQUAL_OVER_SPLITS:
         for num_methods in (2,) if quick else (2, 7, 20):
             for num_splits in (4,) if quick else (3, 4, 5, 10, 20):
@@ -205,15 +216,17 @@ def false_alarms_beside_others(num_methods: int, num_rows: int, simulated: int =
     return _rate(setting, given, simulated)
 
 
-def power(num_methods: int, num_rows: int, gap: float, simulated: int = 0) -> Rate:
+def power(
+    num_methods: int, num_rows: int, gap: float, simulated: int = 0, make: ByRows = normal
+) -> Rate:
     """Reports that call the one method behind which is, among equal ones."""
     simulated = simulated or 300
     rng = np.random.default_rng(SEED)
     shift = gap * np.sqrt(2 / num_rows) * (np.arange(num_methods) == 0)
-    given = sum(is_behind(normal(rng, num_rows, num_methods) - shift)[0] for _ in range(simulated))
+    given = sum(is_behind(make(rng, num_rows, num_methods) - shift)[0] for _ in range(simulated))
     setting = (
         f"{num_methods} methods, one behind by {gap:g} standard errors of a paired difference, "
-        f"{num_rows} rows, normal"
+        f"{num_rows} rows, {_words(make)}"
     )
     return _rate(setting, given, simulated, is_true=True)
 

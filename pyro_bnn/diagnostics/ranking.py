@@ -12,6 +12,7 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.max_t import (
     FAMILY_WISE_ERROR,
     MAX_GROUPS,
+    balanced,
     centred_sums,
     p_values,
     resampled,
@@ -137,7 +138,7 @@ def rank(
 ) -> list[Ranked]:
     r"""Ranks methods by mean score, best first; those that are not shown to be behind are tied.
 
-    A method is behind if some other is better by a step-down max-t test over all pairs
+    A method is behind if some other is better by a balanced step-down max-t test over all pairs
     (:mod:`pyro_bnn.diagnostics.max_t`). If some methods are as good as the best, the chance that
     any of them is called behind is at most 5 %, however many methods there are and although the
     best is picked by the same scores. With d the differences j - k over N points,
@@ -241,7 +242,7 @@ def _p_values(
                 t[k, j] = (-d.mean() - unseen) / error
     drawn = resampled(sums, num_points, draws_errors, degrees_of_freedom)
     equal = np.where(is_tested, drawn, 0.0)  # [B, P]
-    return p_values(np.where(np.isnan(t), -np.inf, t), equal)
+    return p_values(*balanced(np.where(np.isnan(t), -np.inf, t), equal))
 
 
 def paired(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

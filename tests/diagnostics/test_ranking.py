@@ -121,6 +121,18 @@ def test_a_method_that_is_behind_is_found(num_rows: int, gap: float, at_least: f
     assert found >= stats.binom.ppf(0.001, repeats, at_least)
 
 
+@pytest.mark.parametrize("num_methods", [3, 7])
+def test_a_method_that_fails_on_one_row_hides_no_other(num_methods: int) -> None:
+    """Resamples without that row have draws of a hundred, which are those of its pairs alone."""
+    rng = np.random.default_rng(6)
+    repeats = 50
+    shift = 6.0 * np.sqrt(2 / 44) * (np.arange(num_methods) == 0)
+    scores = [rates.beside_a_failure(rng, 44, num_methods) - shift for _ in range(repeats)]
+    found = [rates.is_behind(one) for one in scores]
+    assert sum(one[0] for one in found) >= stats.binom.ppf(0.001, repeats, 0.9)
+    assert sum(any(one[1:]) for one in found) <= stats.binom.ppf(0.999, repeats, 0.05)
+
+
 def test_a_few_large_losses_of_many_rows_are_found() -> None:
     """3 nats lost in a tenth of 200 rows: 5 standard errors, and no row speaks for the loser."""
     rng = np.random.default_rng(4)
