@@ -82,9 +82,12 @@ class Training(GradientRun[GuidePosterior]):
         self._best, self._best_step = -math.inf, 0
         self._generator = torch.Generator(program.device).manual_seed(seed + 1)
         self._num_normals = svi.num_particles * guide.noise_dim
-        self.estimator = make_estimator(svi.estimator, program, guide)
+        self.estimator = make_estimator(
+            svi.estimator, program, guide, per_example_draws=svi.per_example_draws
+        )
+        self._draws_rows = svi.per_example_draws and self.estimator is None
         self._nodes = None if self.estimator is None else self.estimator.nodes
-        has_own_noise = svi.per_example_draws or self._nodes is not None
+        has_own_noise = self._draws_rows or self._nodes is not None
         self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
         self._key = make_key(seed + 1)
         self.descent = svi.descent(self.parameters)
@@ -148,7 +151,7 @@ class Training(GradientRun[GuidePosterior]):
         """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
         if not self._batches.rows_vary:
             return {}
-        by_row = {first: 1} if self.svi.per_example_draws else {}
+        by_row = {first: 1} if self._draws_rows else {}
         if self.has_row_noise:
             first += 1
             by_row = {first: 1}
@@ -376,7 +379,7 @@ class Training(GradientRun[GuidePosterior]):
             return self._nodes
         if self._counts_noise:
             return torch.tensor(step * self._num_normals, device=self.program.device)
-        if not svi.per_example_draws:
+        if not self._draws_rows:
             return guide.draw_noise(svi.num_particles, self._generator)
         noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
         return noise.reshape(svi.num_particles, num_rows, -1)

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.analytic import Analytic
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.input_masks import InputMasks
 from pyro_bnn.infer.svi.estimators.last_layer import LastLayer
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program.program import Program
@@ -66,13 +67,23 @@ def _check_name(name: str) -> None:
         raise UnknownNameError("estimator", str(name), [WEIGHT_SAMPLING, *ESTIMATORS])
 
 
-def make_estimator(name: str, program: Program, guide: Guide) -> Estimator | None:
+def make_estimator(
+    name: str, program: Program, guide: Guide, *, per_example_draws: bool = False
+) -> Estimator | None:
     """The estimator of a name, for one model and guide; None for draws of the weights.
+
+    With ``per_example_draws`` it is one that computes them without the weights of each row, if
+    there is one.
 
     Raises:
         OptionError: If it needs another guide.
         SiteError: If it does not serve the model; names the site.
     """
+    if per_example_draws and InputMasks.serves(guide):
+        try:
+            return InputMasks.of(program, guide)
+        except SiteError:  # the general way serves every model
+            return None
     if name == WEIGHT_SAMPLING:
         return None
     cls = ESTIMATORS[name]
