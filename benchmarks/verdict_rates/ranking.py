@@ -262,7 +262,7 @@ def power_over_splits(num_methods: int, num_splits: int, gap: float, simulated: 
 
 
 def _usual(num_methods: int, num_rows: int) -> int:
-    return 1_000 if num_methods * num_rows <= 1_000 else 400
+    return 1_000 if num_methods < 20 and num_methods * num_rows <= 1_000 else 400
 
 
 def _words(make: ByRows | ByRuns) -> str:
