@@ -10,7 +10,7 @@ studentised evidence that j is better than k, k is tested by its strongest rival
 with :math:`t^*` drawn as if all methods were equal, first for M = all methods, then for those that
 are left, until none is rejected. As c falls with M, the chance that ANY method that is as good as
 the best is called behind is at most :math:`\alpha`, whichever method looks best and however many
-are truly behind. Where pairs have tails of their own :math:`q_{jk}` is the 99 % quantile of
+are truly behind. Where pairs have tails of their own :math:`q_{jk}` is a quantile of
 :math:`|t^*_{jk}|` (`balanced`), else 1.
 
 References:
@@ -29,7 +29,7 @@ from jaxtyping import Float, UInt16
 
 FAMILY_WISE_ERROR = 0.05  # chance that any method is called behind of which none is better
 NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an error of 0.003
-BALANCE = 0.99  # quantile that the draws of all pairs have in common
+SMALLEST_SHARE = 0.001  # of draws beyond the unit of a pair: five
 MAX_GROUPS = 1_000  # more rows are resampled in this many groups
 MAX_COUNTS = 2_000_000  # counts of a resampling that are held at a time
 
@@ -78,12 +78,16 @@ def p_values(
 def balanced(
     t: Float[np.ndarray, "K K"], equal: Float[np.ndarray, "B P"]
 ) -> tuple[Float[np.ndarray, "K K"], Float[np.ndarray, "B P"]]:
-    """Statistics in units of the 99 % quantile of the draws of their pair, signs left out.
+    r"""Statistics in units of a quantile of the draws of their pair, signs left out.
+
+    .. math:: q_{jk}: \quad \Pr(|t^*_{jk}| > q_{jk}) = \alpha / P \quad \text{of } P
+        \text{ pairs, at least } 0.001
 
     The draws of a pair have long tails where one of the two fails on a single row: a resample
     without that row has a small error. The largest draw over all pairs is then one of that method,
-    and tells nothing of the others. Units of pairs let each count by its own draws. They are the
-    same in both directions, as the symmetric studentised bootstrap is the more exact one (Hall).
+    and tells nothing of the others. In these units, near those of Bonferroni's test, each pair
+    counts by its own draws. They are the same in both directions, as the symmetric studentised
+    bootstrap is the more exact one (Hall).
 
     Args:
         t: As `p_values` takes it.
@@ -101,7 +105,8 @@ def balanced(
                [ 1.]]))
     """
     first, second = np.triu_indices(len(t), 1)
-    of_pairs = np.quantile(np.abs(equal), BALANCE, axis=0)  # [P]
+    share = max(FAMILY_WISE_ERROR / max(len(first), 1), SMALLEST_SHARE)
+    of_pairs = np.quantile(np.abs(equal), 1 - share, axis=0)  # [P]
     of_pairs[of_pairs == 0] = 1.0
     units = np.ones_like(t)
     units[first, second] = units[second, first] = of_pairs
