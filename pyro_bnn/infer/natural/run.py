@@ -192,6 +192,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self.keep()
         value, slope = self._slope(self._point.detach().unsqueeze(0), *batch)
         if not bool(torch.cat([value, slope[0]]).isfinite().all()):
+            self.remedy = "Standardise the data, or set descent_steps=0"  # it has no rate of theirs
             self.diverged(f"the log joint or its slope is not finite at step {self.step}")
         self._point.grad = slope[0]
         self._descent.step(self.step)

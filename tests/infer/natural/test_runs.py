@@ -341,6 +341,12 @@ def test_means_start_near_a_mode_unless_a_start_is_given(cls: type[Any]) -> None
     assert torch.equal(given, torch.ones_like(given))
 
 
+def test_a_descent_that_diverges_names_what_it_depends_on() -> None:
+    x, y = torch.zeros(4, 1), torch.full((4,), 1e25)  # whose square float32 does not hold
+    with pytest.raises(DivergenceError, match="at step 0.*Standardise the data, or set descent_st"):
+        VOGN(num_steps=5).run(models.MLP(1, hidden=(5,)), (x, y), progress=False)
+
+
 def test_scales_start_at_their_medians_and_weights_at_a_draw() -> None:
     """The median of a half-normal is 0.674, and of 15 draws it has a standard deviation of 0.2."""
     programs = [drawn(seed) for seed in range(25)]
