@@ -11,14 +11,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import typer
 
 from pyro_bnn import infer
 from pyro_bnn.cli import main
-from pyro_bnn.cli.fits import expected_seconds
+from pyro_bnn.cli.fits import expected_seconds, in_batches
 from pyro_bnn.cli.method_options import read_options, written_options
 from pyro_bnn.cli.methods import find_methods, find_reference, make_engines
 from pyro_bnn.cli.options import FitOptions
+from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoNormal
 from pyro_bnn.registry import known_methods
@@ -123,6 +125,28 @@ def test_who_sets_no_option_gets_the_methods_own_numbers(name: str) -> None:
     own = infer.SVI(cls) if not hasattr(cls, "run") else None
     own = own or (cls(engine=infer.BAOAB()) if name == "cyclical" else cls())
     assert engine == own
+
+
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        ("auto-normal", 256),
+        ("sgld", 256),
+        ("cyclical", 256),
+        ("vogn", 256),
+        ("auto-normal:batch_size=9", 9),
+        ("ensemble:kind=rto", None),  # which needs all rows
+    ],
+)
+def test_a_step_takes_a_batch_of_many_rows_unless_it_is_told_otherwise(
+    method: str, size: int | None
+) -> None:
+    engines = make_engines(find_methods(method), {})
+    (own,) = engines.values()
+    for num_rows, expected in ((500, own.batch_size), (501, size)):
+        rows = Dataset(torch.zeros(num_rows, 1, 20, 50), torch.zeros(num_rows))
+        (engine,) = in_batches(engines, rows).values()
+        assert engine.batch_size == expected
 
 
 @pytest.mark.parametrize("method", ["hmc", "mams", "mclmc", "mile"])

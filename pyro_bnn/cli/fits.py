@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from pyro_bnn.program.random_state import isolated
 if TYPE_CHECKING:
     from pyro_bnn.report.verdicts.verdict import Verdict
 
+MANY_NUMBERS = 500_000  # of the inputs: 640 images of 28 x 28, or 50,000 rows of 10 columns
+ROWS_OF_MANY = 256
 SECONDS_A_STEP = 1e-3
 SECONDS_A_NUMBER = 1e-8  # of a guide, in a step of Adam's
 FEW_WEIGHTS = 2_000  # of a network, whose guides are set up at once to count their numbers
@@ -146,6 +149,29 @@ def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list
     except BNNError as error:  # draws that exceed the memory: the fit is saved all the same
         text = f"{name}: convergence not judged: {error}"
         return [verdict.Verdict(text, "unchecked")]
+
+
+def in_batches(engines: Mapping[str, Any], rows: Dataset) -> dict[str, Any]:
+    """Engines that take a batch of rows a step where the inputs are many and no option sets one.
+
+    Args:
+        engines: By name of the method.
+        rows: Training rows.
+    """
+    if rows.x.numel() <= MANY_NUMBERS:
+        return dict(engines)
+    return {name: _in_batches(engine) for name, engine in engines.items()}
+
+
+def _in_batches(engine: Any) -> Any:
+    if takes(engine, "engine"):
+        return dataclasses.replace(engine, engine=_in_batches(engine.engine))
+    if not takes(engine, "batch_size") or engine.batch_size is not None:
+        return engine
+    try:
+        return dataclasses.replace(engine, batch_size=ROWS_OF_MANY)
+    except OptionError:  # it needs all rows, as an ensemble whose targets are randomised
+        return engine
 
 
 def expected_seconds(engine: Any, num_numbers: int = 0) -> float:

@@ -162,7 +162,7 @@ def compare(
 
     import torch
 
-    from pyro_bnn.cli import networks, runs
+    from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.methods import find_methods, find_reference
     from pyro_bnn.report.output.names import file_names
 
@@ -183,9 +183,10 @@ def compare(
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
     data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
+    rows = data_of[splits[0]]
     plan = runs.Plan(
         methods=found,
-        engines=engines,
+        engines=fits.in_batches(engines, rows.train),
         choice=network,
         reference=judge,
         progress=how.progress,
@@ -197,7 +198,6 @@ def compare(
         backend=compared.make_backend(),
     )
     runs.check_saves(plan, data_of, seeds)
-    rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])
     networks.check_layers(context, models)
     _check_writable(compared.out, saves.checkpoint)
@@ -292,6 +292,7 @@ def fit(
     loaded = networks.load_rows(source, network.likelihood)
     columns = saved_fit.input_columns(source.data, source.target, loaded)
     rows = all_rows(loaded) if fitted.all_rows else loaded
+    engines = fits.in_batches(engines, rows.train)
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
     networks.check_layers(context, models)
@@ -414,7 +415,7 @@ def trust(
     """
     import torch
 
-    from pyro_bnn.cli import networks, runs
+    from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.methods import comma_parts, find_methods
     from pyro_bnn.data import load
     from pyro_bnn.report import trust as judge
@@ -438,7 +439,7 @@ def trust(
     check_trust(rows, **asked)
     plan = runs.Plan(
         methods=found,
-        engines=engines,
+        engines=fits.in_batches(engines, rows.train),
         choice=network,
         reference=None,
         progress=how.progress,
