@@ -343,7 +343,9 @@ def test_means_start_near_a_mode_unless_a_start_is_given(cls: type[Any]) -> None
 
 def test_a_descent_that_diverges_names_what_it_depends_on() -> None:
     x, y = torch.zeros(4, 1), torch.full((4,), 1e25)  # whose square float32 does not hold
-    with pytest.raises(DivergenceError, match=r"at step 0.*Standardise the data, or set descent_st"):
+    with pytest.raises(
+        DivergenceError, match=r"at step 0.*Standardise the data, or set descent_st"
+    ):
         VOGN(num_steps=5).run(models.MLP(1, hidden=(5,)), (x, y), progress=False)
 
 
