@@ -37,7 +37,7 @@ def test_what_the_answer_says_of_more_rows_is_what_the_ranking_finds() -> None:
     rates = [row for row in counted if row["verdict"] == "behind" and words in row["setting"]]
     many = [row for row in rates if "200 rows" in row["setting"] or "2000 rows" in row["setting"]]
     shares = [row["given"] / row["simulated"] for row in many]
-    assert len(shares) == 6
+    assert len(shares) == 5
     assert min(shares) > 0.89
 
 

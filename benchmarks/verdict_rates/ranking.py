@@ -28,6 +28,7 @@ SEED = 0
 SD_OF_DRAWS = 0.05
 TEST_SHARE = 0.1
 NUM_ROWS = 200  # of the data set that is split
+NUM_TEST_ROWS = {2: (20, 44, 200, 2_000), 7: (20, 44, 200, 2_000), 20: (20, 200)}  # K: N
 
 
 def normal(rng: np.random.Generator, num_rows: int, num_methods: int) -> Scores:
@@ -164,13 +165,13 @@ def rows(quick: bool = False) -> Iterator[Rate]:
     """False alarms among equal methods, and power, over K and N."""
     for make in EQUAL:
         for num_methods in (2,) if quick else (2, 7, 20):
-            for num_rows in (20,) if quick else (20, 44, 200, 2_000):
+            for num_rows in (20,) if quick else NUM_TEST_ROWS[num_methods]:
                 yield false_alarms(make, num_methods, num_rows, 5 if quick else 0)
     for num_methods in (3,) if quick else (4, 10, 20):
         for num_rows in (20,) if quick else (20, 44, 200):
             yield false_alarms_beside_others(num_methods, num_rows, 5 if quick else 0)
     for num_methods in (2,) if quick else (2, 7, 20):
-        for num_rows in (44,) if quick else (20, 44, 200, 2_000):
+        for num_rows in (44,) if quick else NUM_TEST_ROWS[num_methods]:
             for gap in (6.0,) if quick else GAPS:
                 yield power(num_methods, num_rows, gap, 5 if quick else 0)
     for num_methods in (3,) if quick else (3, 7, 20):
