@@ -33,24 +33,46 @@ def test_scores_show_paired_differences_with_two_standard_errors(regression: Com
     assert times.get_xscale() == "log"
 
 
-def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> None:
-    entry = regression.evaluations["shifted"]
+def with_a_loss(comparison: Comparison, lost: float) -> Comparison:
+    """The comparison where "shifted" loses so many nats on one row."""
+    entry = comparison.evaluations["shifted"]
     log_score = entry.held_out.log_score.copy()
-    log_score[3] = -np.inf
+    log_score[3] -= lost
     held_out = dataclasses.replace(entry.held_out, log_score=log_score)
-    comparison = Comparison(
-        regression.posteriors,
-        regression.split,
+    return Comparison(
+        comparison.posteriors,
+        comparison.split,
         reference=None,
         num_draws=1_000,
         seed=0,
-        evaluations=regression.evaluations
+        evaluations=comparison.evaluations
         | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
-    drawn = scores(comparison)
+
+
+def test_an_infinite_score_is_written_but_not_drawn(regression: Comparison) -> None:
+    drawn = scores(with_a_loss(regression, np.inf))
     ax, _ = drawn.figure.axes
     assert len(ax.containers) == 4
     assert "−∞" in drawn.words
+
+
+def test_a_method_that_fails_on_a_row_leaves_the_others_in_view(
+    regression: Comparison, classes: Comparison
+) -> None:
+    comparison = with_a_loss(regression, 1e5)
+    drawn = scores(comparison)
+    ax, _ = drawn.figure.axes
+    bars = [bar_ends(bar) for bar in ax.containers]
+    left, right = ax.get_xlim()
+    assert comparison.ranking[-1].name == "shifted"
+    assert all(left < low <= high < right for low, high in bars[:-1])
+    assert left > 3 * min(low for low, _ in bars[:-1])
+    assert bars[-1][0] < left
+    arrows = [line for line in ax.lines if line.get_marker() == "<"]
+    assert [float(ys(line)[0]) for line in arrows] == [len(bars) - 1]
+    assert "An arrow at the edge: shifted reaches beyond it" in drawn.caption
+    assert "An arrow" not in scores(classes).caption
 
 
 def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:

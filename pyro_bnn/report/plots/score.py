@@ -31,9 +31,11 @@ BAR_STANDARD_ERRORS = 2.0  # of one pair alone
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from pyro_bnn.diagnostics.ranking import Ranked
     from pyro_bnn.report.evaluation.comparison import Evaluations
     from pyro_bnn.report.evaluation.evaluate import Evaluation
 
+FAR = 6.0  # times the median reach of methods: from there on one is off the axis
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
 
 
@@ -56,6 +58,7 @@ def scores(comparison: Evaluations) -> Drawn:
         if known:
             _draw_times(axes[1], comparison, known)
     best, *others = ranking
+    off = [row.name for row in ranking if _reach(row) < _left_end(ranking)]
     tied = [row.name for row in others if not row.is_behind]
     last = others[-1]
     cost = (
@@ -67,7 +70,7 @@ def scores(comparison: Evaluations) -> Drawn:
         f"Left: difference to {best.name}, paired over held-out rows, with "
         f"{BAR_STANDARD_ERRORS:g} standard errors over rows and draws, of this pair alone. Behind "
         "or tied is what the test over all pairs at once says: of many bars one misses the dashed "
-        f"line by chance more often.{cost if known else ''}",
+        f"line by chance more often.{_off_axis(off)}{cost if known else ''}",
         f"Dot plot of the held-out log score, a row a method: {best.name} is best with "
         f"{with_error(best.score, best.standard_error)} nats per row; tied with it: "
         f"{', '.join(tied) or 'none'}; last is {last.name}, "
@@ -76,16 +79,49 @@ def scores(comparison: Evaluations) -> Drawn:
     )
 
 
+def _error_of(row: Ranked) -> float:
+    return BAR_STANDARD_ERRORS * float(np.nan_to_num(row.difference.standard_error))
+
+
+def _reach(row: Ranked) -> float:
+    """The left end of its bar; NaN of an impossible row, which has none."""
+    mean = row.difference.mean
+    return mean - _error_of(row) if np.isfinite(mean) else np.nan
+
+
+def _left_end(ranking: Sequence[Ranked]) -> float:
+    """Where the axis ends: beyond every bar, but for a few that would leave the others unread."""
+    reaches = np.array([_reach(row) for row in ranking[1:]])
+    reaches = reaches[np.isfinite(reaches)]
+    if not len(reaches):
+        return -np.inf
+    return float(reaches[reaches >= FAR * np.median(reaches)].min())
+
+
+def _off_axis(names: Sequence[str]) -> str:
+    """What the arrows are of."""
+    if not names:
+        return ""
+    return f" An arrow at the edge: {', '.join(names)} reach{'es' * (len(names) == 1)} beyond it."
+
+
 def _draw_differences(ax: Axes, comparison: Evaluations) -> None:
     styles, decimals = status_of(comparison), comparison.decimals("difference")
+    left = _left_end(comparison.ranking)
+    shown = [row for row in comparison.ranking if _reach(row) >= left]
+    right = max([0.0, *(row.difference.mean + _error_of(row) for row in shown)])
     ax.axvline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
     for place, row in enumerate(comparison.ranking):
         style, difference = styles[row.name], row.difference
         if np.isfinite(difference.mean):
-            error = BAR_STANDARD_ERRORS * np.nan_to_num(difference.standard_error)
             ax.errorbar(
-                difference.mean, place, xerr=error, fmt=style.mark, ms=7, lw=2.2,
+                difference.mean, place, xerr=_error_of(row), fmt=style.mark, ms=7, lw=2.2,
                 color=style.colour,
+            )  # fmt: skip
+        if _reach(row) < left:
+            ax.plot(
+                0, place, "<", ms=7, color=style.colour, transform=ax.get_yaxis_transform(),
+                clip_on=False,
             )  # fmt: skip
         verdict = "best" if place == 0 else "behind" if row.is_behind else "tied"
         gap = ""
@@ -99,6 +135,9 @@ def _draw_differences(ax: Axes, comparison: Evaluations) -> None:
         "difference ± se", (1.02, -0.75), xycoords=("axes fraction", "data"), va="center",
         color=MUTED, annotation_clip=False, fontsize=9.5,
     )  # fmt: skip
+    if len(shown) < len(comparison.ranking) and -np.inf < left < right:
+        margin = 0.06 * (right - left)
+        ax.set_xlim(left - margin, right + margin)
     ax.locator_params(axis="x", nbins=4)
     name_rows(ax, [row.name for row in comparison.ranking])
     ax.set_xlabel(f"to the best ± {BAR_STANDARD_ERRORS:g} se, nats a row\n(better to the right)")
