@@ -19,8 +19,9 @@ References:
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,22 +109,50 @@ def told_from(numbers: Sequence[Resampled]) -> float:
     r"""From how many paired errors on two methods are told apart, of all pairs at once.
 
     .. math:: c = \max(2, q_{0.95}), \qquad
-        \max_{j < k} |\delta_j - \delta_k| / \mathrm{se}_{jk} \sim q, \qquad
-        \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
+        \max_{j < k} \frac{|\delta_j - \delta_k + \epsilon_{jk}|}
+        {\sqrt{\mathrm{se}^2_{jk,\text{images}} + \tilde{\mathrm{se}}^2_{jk,\text{seeds}}}} \sim q,
+        \qquad \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
 
     Where all methods are equal, some pair is farther apart in 5 % of data sets, whichever looks
-    best. A quantile of the resamples themselves would be the fifth largest of 100. Errors over
-    seeds are taken for known.
+    best. A quantile of the resamples themselves would be the fifth largest of 100. Of R fits the
+    error over seeds is an estimate of R - 1 degrees of freedom: the :math:`\epsilon` are means of R
+    normal numbers of its size, and :math:`\tilde{\mathrm{se}}` is their own error, as in the
+    Behrens-Fisher test.
     """
+    rng = np.random.default_rng(0)
     each = np.stack([one.each.mean(0) for one in numbers])  # [K, B]
     first, second = np.triu_indices(len(numbers), 1)
-    centred = each - each.mean(1, keepdims=True)
+    centred = (each - each.mean(1, keepdims=True)) / math.sqrt(max(each.shape[1] - 1, 1))
     differences = centred[first] - centred[second]  # [P, B]
-    size = np.sqrt((differences**2).sum(1))
-    differences = differences[size > 0] / size[size > 0, None]  # not of methods that are the same
-    normal = np.random.default_rng(0).standard_normal((NUM_SIMULATED, each.shape[1]))
-    largest = np.abs(normal @ differences.T).max(1, initial=0.0)
+    shifts = rng.standard_normal((NUM_SIMULATED, each.shape[1])) @ differences.T  # [S, P]
+    squares = np.tile((differences**2).sum(1), (NUM_SIMULATED, 1))
+    fits = [rng.standard_normal((NUM_SIMULATED, len(one.whole))) for one in numbers]
+    for pair, (j, k) in enumerate(itertools.combinations(range(len(numbers)), 2)):
+        for scale, drawn in _parts_over_seeds((numbers[j], fits[j]), (numbers[k], fits[k])):
+            shifts[:, pair] += scale * math.sqrt(drawn.shape[1]) * drawn.mean(1)
+            squares[:, pair] += scale**2 * drawn.var(1, ddof=1)
+    known = (squares > 0).any(0)  # not of methods that are the same
+    largest = (np.abs(shifts[:, known]) / np.sqrt(squares[:, known])).max(1, initial=0.0)
     return max(ERRORS, float(np.quantile(largest, 1 - FAMILY_WISE_ERROR)))
+
+
+Drawn = tuple[Resampled, Float[np.ndarray, "S R"]]
+
+
+def _parts_over_seeds(one: Drawn, other: Drawn) -> Iterator[tuple[float, Float[np.ndarray, "S R"]]]:
+    """Errors over seeds of a difference, and normal numbers in place of the fits of each.
+
+    As :meth:`Resampled.minus` has them: one where fits are paired, else one of each method.
+    """
+    if len(one[0].whole) == len(other[0].whole):
+        both = Resampled(one[0].whole - other[0].whole, one[0].each)
+        parts = [(both, (one[1] - other[1]) / math.sqrt(2))]
+    else:
+        parts = [one, other]
+    for number, drawn in parts:
+        error = of_seeds(number.whole)
+        if error > 0:  # not NaN of one fit
+            yield error, drawn
 
 
 def mean_of(numbers: Sequence[Resampled]) -> Resampled:

@@ -1,5 +1,6 @@
 """Errors of numbers: a mean's by hand, of differences paired, over seeds."""
 
+import itertools
 import math
 
 import numpy as np
@@ -84,6 +85,24 @@ def test_independent_equal_methods_have_the_studentised_range() -> None:
     assert_allclose(told_from(many), expected, rtol=0.03)
     assert told_from(many[:2]) == told_from([many[0]] * 3) == 2.0  # at least
     assert told_from(many[:1]) == told_from([Resampled(np.zeros(1), np.full((1, 9), np.nan))] * 2)
+
+
+@pytest.mark.parametrize(("counts", "images_error"), [((3,) * 5, 0.1), ((3,) * 5, 1.0),
+                                                      ((3, 3, 2), 0.3)])  # fmt: skip
+def test_equal_methods_of_few_fits_are_seldom_told_apart(
+    counts: tuple[int, ...], images_error: float
+) -> None:
+    # fits scatter by 1: an error over three of them has two degrees of freedom
+    rng, told, pages = np.random.default_rng(5), 0, 200
+    for _ in range(pages):
+        numbers = []
+        for count in counts:
+            whole = images_error * rng.normal() + rng.normal(size=count)
+            each = np.tile(images_error * rng.normal(size=100), (count, 1))
+            numbers.append(Resampled(whole, each))
+        gaps = [a.minus(b) for a, b in itertools.combinations(numbers, 2)]
+        told += max(abs(gap.value) / gap.error for gap in gaps) > told_from(numbers)
+    assert told <= stats.binom.ppf(0.999, pages, 0.06)
 
 
 def calibration(probs: np.ndarray, y: np.ndarray) -> Resampled:
