@@ -7,7 +7,7 @@ It says nothing of its own. A method is used, or kept from something, by the ver
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -386,25 +386,34 @@ def _again(facts: Facts) -> Statement | None:
     }
     if not rules:
         return None
-    said = [rule.step for own in rules.values() for rule in own]
-    steps = dict.fromkeys(f"{step[:1].lower()}{step[1:]}" for step in said)
+    reasons = {name: [rule.short for rule in own] for name, own in rules.items()}
+    return _grouped(AGAIN, reasons, {name: _steps(own) for name, own in rules.items()})
+
+
+def _steps(rules: Sequence[Rule]) -> str:
+    """What to do, each step once, and none that is part of another."""
+    steps = dict.fromkeys(f"{rule.step[:1].lower()}{rule.step[1:]}" for rule in rules)
     needed = [
         step
         for step in steps
         if not any(step.removeprefix("raise ") in other for other in steps if other != step)
     ]
-    found = _grouped(AGAIN, {name: [r.short for r in own] for name, own in rules.items()})
-    assert found is not None
-    return found._replace(text=f"{found.text} To do: {'; '.join(needed)}.")
+    return "; ".join(needed)
 
 
-def _grouped(label: str, reasons: dict[str, list[str]]) -> Statement | None:
-    """Methods with one set of reasons together."""
+def _grouped(
+    label: str, reasons: dict[str, list[str]], steps: Mapping[str, str] | None = None
+) -> Statement | None:
+    """Methods with one set of reasons together, and what to do about these."""
     together: dict[str, list[str]] = {}
     for name, words in reasons.items():
         together.setdefault(_listed(words), []).append(name)
-    parts = [f"{_listed(names)} ({words})" for words, names in together.items()]
-    return Statement(label, f"{'; '.join(parts)}.", tuple(reasons)) if parts else None
+    parts = [
+        f"{_listed(names)} ({words}){f': {steps[names[0]]}' if steps else ''}"
+        for words, names in together.items()
+    ]
+    text = f"{('. ' if steps else '; ').join(parts)}."
+    return Statement(label, text, tuple(reasons)) if parts else None
 
 
 def _tie(facts: Facts) -> Statement | None:
