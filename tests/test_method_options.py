@@ -23,6 +23,7 @@ from pyro_bnn.cli.options import FitOptions
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoNormal
+from pyro_bnn.models import Rank1MLP
 from pyro_bnn.registry import known_methods
 from tests.command_line import run
 
@@ -136,6 +137,8 @@ def test_who_sets_no_option_gets_the_methods_own_numbers(name: str) -> None:
         ("vogn", 256),
         ("auto-normal:batch_size=9", 9),
         ("ensemble:kind=rto", None),  # which needs all rows
+        ("auto-rank1-mixture:objective=log_mixture", None),
+        ("swag", None),  # which takes 32 of any data
     ],
 )
 def test_a_step_takes_a_batch_of_many_rows_unless_it_is_told_otherwise(
@@ -143,9 +146,10 @@ def test_a_step_takes_a_batch_of_many_rows_unless_it_is_told_otherwise(
 ) -> None:
     engines = make_engines(find_methods(method), {})
     (own,) = engines.values()
+    models = dict.fromkeys(engines, Rank1MLP(3, hidden=(2,)))
     for num_rows, expected in ((500, own.batch_size), (501, size)):
         rows = Dataset(torch.zeros(num_rows, 1, 20, 50), torch.zeros(num_rows))
-        (engine,) = in_batches(engines, rows).values()
+        (engine,) = in_batches(engines, models, rows).values()
         assert engine.batch_size == expected
 
 

@@ -14,6 +14,7 @@ from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.handled import module_of
 from pyro_bnn.infer.engine import Engine
+from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, make_estimator
@@ -151,23 +152,31 @@ def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list
         return [verdict.Verdict(text, "unchecked")]
 
 
-def in_batches(engines: Mapping[str, Any], rows: Dataset) -> dict[str, Any]:
+def in_batches(
+    engines: Mapping[str, Any], models: Mapping[str, Model], rows: Dataset
+) -> dict[str, Any]:
     """Engines that take a batch of rows a step where the inputs are many and no option sets one.
 
     Args:
         engines: By name of the method.
+        models: The model of each.
         rows: Training rows.
     """
     if rows.x.numel() <= MANY_NUMBERS:
         return dict(engines)
-    return {name: _in_batches(engine) for name, engine in engines.items()}
+    return {name: _in_batches(engine, models[name]) for name, engine in engines.items()}
 
 
-def _in_batches(engine: Any) -> Any:
+def _in_batches(engine: Any, model: Model) -> Any:
     if takes(engine, "engine"):
-        return dataclasses.replace(engine, engine=_in_batches(engine.engine))
-    if not takes(engine, "batch_size") or engine.batch_size is not None:
+        return dataclasses.replace(engine, engine=_in_batches(engine.engine, model))
+    takes_all = takes(engine, "batch_size") and not isinstance(engine, SWAG)  # it has its own
+    if not takes_all or engine.batch_size is not None:
         return engine
+    if takes(engine, "guide"):
+        with isolated(0), unchanged(model):
+            if engine.guide(model).needs_all_rows:
+                return engine
     try:
         return dataclasses.replace(engine, batch_size=ROWS_OF_MANY)
     except OptionError:  # it needs all rows, as an ensemble whose targets are randomised

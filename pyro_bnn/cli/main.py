@@ -183,10 +183,9 @@ def compare(
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
     data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
-    rows = data_of[splits[0]]
     plan = runs.Plan(
         methods=found,
-        engines=fits.in_batches(engines, rows.train),
+        engines=engines,
         choice=network,
         reference=judge,
         progress=how.progress,
@@ -198,7 +197,9 @@ def compare(
         backend=compared.make_backend(),
     )
     runs.check_saves(plan, data_of, seeds)
+    rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])
+    plan = dataclasses.replace(plan, engines=fits.in_batches(engines, models, rows.train))
     networks.check_layers(context, models)
     _check_writable(compared.out, saves.checkpoint)
     for line in networks.describe(rows, models, network):
@@ -292,9 +293,9 @@ def fit(
     loaded = networks.load_rows(source, network.likelihood)
     columns = saved_fit.input_columns(source.data, source.target, loaded)
     rows = all_rows(loaded) if fitted.all_rows else loaded
-    engines = fits.in_batches(engines, rows.train)
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
+    engines = fits.in_batches(engines, models, rows.train)
     networks.check_layers(context, models)
     fits.check_starts(engines, models, rows.train)
     _check_writable(fitted.out, saves.checkpoint)
@@ -439,7 +440,7 @@ def trust(
     check_trust(rows, **asked)
     plan = runs.Plan(
         methods=found,
-        engines=fits.in_batches(engines, rows.train),
+        engines=engines,
         choice=network,
         reference=None,
         progress=how.progress,
@@ -449,6 +450,8 @@ def trust(
         notes=plain_notes,
     )
     models = {seed: plan.models(rows, seed) for seed in seeds}
+    engines = fits.in_batches(engines, models[seeds[0]], rows.train)
+    plan = dataclasses.replace(plan, engines=engines)
     networks.check_layers(context, models[seeds[0]])
     _check_writable(trusted.out)
     for line in networks.describe(rows, models[seeds[0]], network):
@@ -484,7 +487,10 @@ def trust(
 
 
 @command(short_help="Check a method on data simulated from a network's prior.")
-@opt.spread(without=("chains", "max_rows"), hidden="5", fails_on=(ANY,), steps=2_000, samples=500)
+@opt.spread(
+    without=("chains", "max_rows"), hidden="5", fails_on=(ANY,), steps=2_000, samples=500,
+    batch_size=opt.option(None, "N", "all", min=1),
+)  # fmt: skip
 def sbc(
     context: typer.Context,
     source: opt.Source,

@@ -291,7 +291,7 @@ class FitOptions:
     estimator: str | None = option(None, "NAME", "weight_sampling")
     steps: int | None = option(None, "N", "the method's own, 10,000 of guides", min=1)
     batch_size: int | None = option(
-        None, "N", "all, and 256 where the inputs are more than 500,000 numbers", min=1
+        None, "N", "the method's own, all; 256 where inputs are more than 500,000 numbers", min=1
     )
     chains: int | None = option(None, "N", "the method's own, 4", min=1)
     warmup: int | None = option(

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  # as all of torch calls it
 from torch.testing import assert_close
 
 from pyro_bnn import SVI, bayesian, likelihoods
+from pyro_bnn import priors as bnn_priors
 from pyro_bnn.guides import AutoDropout
 from pyro_bnn.infer.svi.estimators.by_name import make_estimator
 from pyro_bnn.infer.svi.estimators.input_masks import InputMasks
@@ -39,6 +40,33 @@ def own(use: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), first, nn.Tanh(), Own(use))
 
 
+class Adapter(nn.Module):
+    """A shift of a weight that begins at 0 and has no prior."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(CHANNELS * SIDE**2, 4), nn.Linear(4, 1)
+        self.delta = nn.Parameter(torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.flatten(1)).tanh()
+        value: Tensor = F.linear(hidden, self.second.weight + self.delta, self.second.bias)
+        return value
+
+
+class Views(nn.Module):
+    """Two views of each row, whose first dimension is as long as the two rows of a look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIDE**2, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = x.flatten(2).transpose(0, 1)  # [2, N, side^2]
+        value: Tensor = self.second(self.first(views).tanh()).mean(0)
+        return value
+
+
 def convolutions(*layers: nn.Module) -> nn.Module:
     first = nn.Conv2d(CHANNELS, 4, 3, padding=1)
     return nn.Sequential(first, nn.Tanh(), *layers, nn.Flatten(), nn.LazyLinear(1))
@@ -56,6 +84,8 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "turned": lambda: own(lambda x, w: x @ w),
     "shifted": lambda: own(lambda x, w: F.linear(x, w + 1.0)),
     "bent": lambda: own(lambda x, w: F.linear(x, w.exp())),
+    "shifted by what is 0 at first": Adapter,
+    "rows second": Views,
     "transposed": lambda: convolutions(nn.ConvTranspose2d(4, 4, 3)),
     "grouped": lambda: convolutions(nn.Conv2d(4, 4, 3, groups=2)),
 }
@@ -66,7 +96,8 @@ def made(net: nn.Module, **options: Any) -> tuple[Program, AutoDropout, Tensor, 
     x = torch.randn(NUM_ROWS, CHANNELS, SIDE, SIDE, generator=generator, dtype=torch.float64)
     y = x.sum((1, 2, 3)).sin()
     net.double()(x)  # sets up lazy layers
-    model = bayesian(net, likelihood=likelihoods.Normal(0.3)).double()
+    priors = {"*.weight": bnn_priors.Normal(), "*.bias": bnn_priors.Normal()}
+    model = bayesian(net, priors, likelihood=likelihoods.Normal(0.3)).double()
     guide = AutoDropout(model, **options)
     guide.setup(x[:1])
     program = Program(model, x, y)
@@ -111,6 +142,21 @@ def test_other_uses_of_a_weight_take_the_general_way(name: str) -> None:
     losses = svi.run(program.model, (x, y), progress=False).losses
     assert losses is not None
     assert bool(torch.as_tensor(losses).isfinite().all())
+
+
+class Halves(AutoDropout):
+    """Masks that halve in place of dropping."""
+
+    def _mask(self, part: Any, noise: Tensor) -> Tensor:
+        return 0.5 * super()._mask(part, noise)
+
+
+def test_a_guide_with_masks_of_its_own_takes_the_general_way() -> None:
+    program, *_ = made(PLAIN["linear"]())
+    guide = Halves(program.model)
+    guide.setup(program.example.x[:1])
+    program.prepare(guide)
+    assert make_estimator("weight_sampling", program, guide, per_example_draws=True) is None
 
 
 def test_masks_of_learned_rates_take_the_general_way() -> None:

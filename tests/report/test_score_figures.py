@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from pyro_bnn.diagnostics.ranking import rank
 from pyro_bnn.plotting.theme import PAPER
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.plots.score import against_reference, scores
+from pyro_bnn.report.plots.score import _left_end, against_reference, scores
 from tests.report.conjugate import LinearPosterior, regression_split
 from tests.report.drawn import bar_ends, xs, ys
 
@@ -73,6 +74,22 @@ def test_a_method_that_fails_on_a_row_leaves_the_others_in_view(
     assert [float(ys(line)[0]) for line in arrows] == [len(bars) - 1]
     assert "An arrow at the edge: shifted reaches beyond it" in drawn.caption
     assert "An arrow" not in scores(classes).caption
+
+
+def ends(**rows: list[float]) -> float:
+    """The left end of the axis of methods with these log scores."""
+    return _left_end(rank({name: np.tile(row, 3) for name, row in rows.items()}))
+
+
+def test_the_axis_ends_beyond_the_nearer_half_of_the_methods() -> None:
+    """Bars of scores that differ by a constant have no length."""
+    best = [0.0, 1.0]
+    assert ends(a=best, b=[-0.3, 0.7], c=[-1500.0, -1499.0]) == pytest.approx(-0.3)
+    assert ends(a=best, b=[-0.3, 0.7], c=[-3.0, -2.0]) == pytest.approx(-3.0)
+    assert ends(a=best, b=best, c=[-0.1, 0.9]) == pytest.approx(-0.1)
+    assert ends(a=best, b=best) == -np.inf  # no bar but at 0
+    impossible = [-np.inf, 1.0], [-np.inf, 2.0]  # on one row, so that no mean is above another
+    assert ends(a=impossible[0], b=impossible[1]) == -np.inf
 
 
 def test_the_reference_figure_shows_values_floor_and_ratio(regression: Comparison) -> None:

@@ -109,15 +109,13 @@ def told_from(numbers: Sequence[Resampled]) -> float:
     r"""From how many paired errors on two methods are told apart, of all pairs at once.
 
     .. math:: c = \max(2, q_{0.95}), \qquad
-        \max_{j < k} \frac{|\delta_j - \delta_k + \epsilon_{jk}|}
-        {\sqrt{\mathrm{se}^2_{jk,\text{images}} + \tilde{\mathrm{se}}^2_{jk,\text{seeds}}}} \sim q,
-        \qquad \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
+        \max_{j < k} \frac{|\delta_j - \delta_k + \mathrm{se}_{jk,\text{seeds}}\, t_{jk}|}
+        {\mathrm{se}_{jk}} \sim q, \qquad \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
 
     Where all methods are equal, some pair is farther apart in 5 % of data sets, whichever looks
     best. A quantile of the resamples themselves would be the fifth largest of 100. Of R fits the
-    error over seeds is an estimate of R - 1 degrees of freedom: the :math:`\epsilon` are means of R
-    normal numbers of its size, and :math:`\tilde{\mathrm{se}}` is their own error, as in the
-    Behrens-Fisher test.
+    error over seeds is an estimate of R - 1 degrees of freedom, so that :math:`t_{jk}` is
+    Student's, as in the Behrens-Fisher test; two fits tell next to nothing where they scatter.
     """
     rng = np.random.default_rng(0)
     each = np.stack([one.each.mean(0) for one in numbers])  # [K, B]
@@ -125,14 +123,15 @@ def told_from(numbers: Sequence[Resampled]) -> float:
     centred = (each - each.mean(1, keepdims=True)) / math.sqrt(max(each.shape[1] - 1, 1))
     differences = centred[first] - centred[second]  # [P, B]
     shifts = rng.standard_normal((NUM_SIMULATED, each.shape[1])) @ differences.T  # [S, P]
-    squares = np.tile((differences**2).sum(1), (NUM_SIMULATED, 1))
+    squares = (differences**2).sum(1)
     fits = [rng.standard_normal((NUM_SIMULATED, len(one.whole))) for one in numbers]
     for pair, (j, k) in enumerate(itertools.combinations(range(len(numbers)), 2)):
-        for scale, drawn in _parts_over_seeds((numbers[j], fits[j]), (numbers[k], fits[k])):
-            shifts[:, pair] += scale * math.sqrt(drawn.shape[1]) * drawn.mean(1)
-            squares[:, pair] += scale**2 * drawn.var(1, ddof=1)
-    known = (squares > 0).any(0)  # not of methods that are the same
-    largest = (np.abs(shifts[:, known]) / np.sqrt(squares[:, known])).max(1, initial=0.0)
+        for error, drawn in _parts_over_seeds((numbers[j], fits[j]), (numbers[k], fits[k])):
+            t = math.sqrt(drawn.shape[1]) * drawn.mean(1) / drawn.std(1, ddof=1)
+            shifts[:, pair] += error * t
+            squares[pair] += error**2
+    known = squares > 0  # not of methods that are the same
+    largest = (np.abs(shifts[:, known]) / np.sqrt(squares[known])).max(1, initial=0.0)
     return max(ERRORS, float(np.quantile(largest, 1 - FAMILY_WISE_ERROR)))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.comparison import Evaluations
     from pyro_bnn.report.evaluation.evaluate import Evaluation
 
-FAR = 6.0  # times the median reach of methods: from there on one is off the axis
+FAR = 12.0  # times the reach of the nearer half of the methods: beyond it one is off the axis
 BELOW = 0.28  # of a row, that the mark of the probes stands lower
 
 
@@ -92,10 +92,11 @@ def _reach(row: Ranked) -> float:
 def _left_end(ranking: Sequence[Ranked]) -> float:
     """Where the axis ends: beyond every bar, but for a few that would leave the others unread."""
     reaches = np.array([_reach(row) for row in ranking[1:]])
-    reaches = reaches[np.isfinite(reaches)]
+    reaches = np.sort(reaches[reaches < 0])[::-1]  # nearest first; none of the impossible
     if not len(reaches):
         return -np.inf
-    return float(reaches[reaches >= FAR * np.median(reaches)].min())
+    typical = reaches[(len(reaches) - 1) // 2]
+    return float(reaches[reaches >= FAR * typical].min())
 
 
 def _off_axis(names: Sequence[str]) -> str:

@@ -87,8 +87,10 @@ def test_independent_equal_methods_have_the_studentised_range() -> None:
     assert told_from(many[:1]) == told_from([Resampled(np.zeros(1), np.full((1, 9), np.nan))] * 2)
 
 
-@pytest.mark.parametrize(("counts", "images_error"), [((3,) * 5, 0.1), ((3,) * 5, 1.0),
-                                                      ((3, 3, 2), 0.3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "images_error"),
+    [((2, 2), 0.1), ((2, 2), 0.3), ((3, 3), 0.1), ((3, 3), 1.0), ((3, 3, 2), 0.3), ((3,) * 5, 0.1)],
+)
 def test_equal_methods_of_few_fits_are_seldom_told_apart(
     counts: tuple[int, ...], images_error: float
 ) -> None:
@@ -102,7 +104,7 @@ def test_equal_methods_of_few_fits_are_seldom_told_apart(
             numbers.append(Resampled(whole, each))
         gaps = [a.minus(b) for a, b in itertools.combinations(numbers, 2)]
         told += max(abs(gap.value) / gap.error for gap in gaps) > told_from(numbers)
-    assert told <= stats.binom.ppf(0.999, pages, 0.06)
+    assert told <= stats.binom.ppf(0.999, pages, 0.05)
 
 
 def calibration(probs: np.ndarray, y: np.ndarray) -> Resampled:

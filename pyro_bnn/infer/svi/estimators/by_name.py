@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
+from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.analytic import Analytic
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
@@ -80,10 +80,7 @@ def make_estimator(
         SiteError: If it does not serve the model; names the site.
     """
     if per_example_draws and InputMasks.serves(guide):
-        try:
-            return InputMasks.of(program, guide)
-        except SiteError:  # the general way serves every model
-            return None
+        return InputMasks.where_right(program, guide)
     if name == WEIGHT_SAMPLING:
         return None
     cls = ESTIMATORS[name]

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import SiteError
+from pyro_bnn.errors import ModelError, SiteError
 from pyro_bnn.guides import AutoDropout, Guide
 from pyro_bnn.infer.svi.estimators.gaussian_weights import Product, Rule, Weight
 from pyro_bnn.infer.svi.estimators.product_estimators import ProductEstimator
 from pyro_bnn.layers.dropout import keeps
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
 
 
 class InputMasks(ProductEstimator):
@@ -25,11 +26,10 @@ class InputMasks(ProductEstimator):
 
     Args:
         program: The model as tensor functions.
-        rates: Probability of dropping an input, by name of the weight.
+        rates: Probability of dropping an input, by name of the weight, in the order of the noise.
 
     Raises:
-        SiteError: If a weight is no plain factor of its layer's inputs: turned, shifted, shared by
-            groups of channels, or in another operation.
+        SiteError: If a matrix enters another operation.
 
     References:
         Gal & Ghahramani, "Dropout as a Bayesian Approximation", ICML 2016, arXiv:1506.02142.
@@ -38,11 +38,12 @@ class InputMasks(ProductEstimator):
     name = "input_masks"
 
     def __init__(self, program: Program, rates: Mapping[str, float]) -> None:
-        self._rates = rates
-        self._places: dict[str, slice] = {}
         super().__init__(program)
-        if missing := rates.keys() - self._places.keys():
-            raise SiteError(f"{', '.join(sorted(missing))} enters no product of its own")
+        self._rates, self._places = rates, dict[str, slice]()
+        widths = {site.name: site.shape[1] for site in program.sites if site.name in rates}
+        for site in rates:
+            self._places[site] = slice(self.row_numbers, self.row_numbers + widths[site])
+            self.row_numbers += widths[site]
         self.sites = tuple(name for name in self.sites if name in rates)
 
     @classmethod
@@ -51,24 +52,39 @@ class InputMasks(ProductEstimator):
         return isinstance(guide, AutoDropout) and guide.kind == "bernoulli" and bool(guide.rates())
 
     @classmethod
-    def of(cls, program: Program, guide: Guide) -> InputMasks:
-        """The estimator for one model and guide."""
+    def where_right(cls, program: Program, guide: Guide) -> InputMasks | None:
+        """The estimator, if on three rows it gives what the weights of each row give; else None.
+
+        It does not where a weight is no plain factor of its layer's inputs (turned, shifted, shared
+        by groups of channels), where a layer has no row a row of x, and where a guide has masks of
+        another kind. Parameters are moved off their start, as a shift may begin at 0.
+        """
         assert isinstance(guide, AutoDropout)
-        return cls(program, guide.rates())
+        generator = torch.Generator().manual_seed(0)
+
+        def moved(value: Tensor) -> Tensor:
+            noise = torch.randn(value.shape, generator=generator).to(value)
+            return (value + 0.3 * noise).detach() if value.is_floating_point() else value
+
+        x, y = (torch.cat([part, part[:1]]) for part in program.batch(*program.example))
+        x, rows = moved(x), 3
+        batch = Batch(x[:rows], y[:rows])
+        params = {f"guide.{name}": moved(value) for name, value in guide.named_parameters()}
+        params |= {f"model.{name}": moved(value) for name, value in program.params.items()}
+        like = program.initial
+        noise = torch.randn((1, rows, guide.noise_dim), generator=generator).to(like)
+        try:
+            estimator = cls(program, guide.rates())
+            with torch.no_grad():
+                expected = program.elbo(guide, params, noise, batch)
+                found = program.elbo(guide, params, noise[:, 0], batch, estimator, [noise])
+        except (SiteError, ModelError, RuntimeError):  # the general way says what is wrong
+            return None
+        masked, drawn = found.expected_log_likelihood, expected.expected_log_likelihood
+        return estimator if torch.allclose(masked, drawn, rtol=1e-3, atol=1e-3) else None
 
     def _check(self, product: Product) -> None:
-        weight = product.weight
-        if not isinstance(weight, Weight) or weight.site not in self._rates:
-            return
         self._require_rows(product)
-        num_inputs = product.x.shape[product.channel_dim]
-        is_plain = not weight.is_turned and torch.equal(weight.loc, weight.deviation)
-        if not is_plain or num_inputs != weight.loc.shape[1]:
-            raise SiteError(f"{weight.site} is no plain factor of the inputs of its layer")
-        if weight.site not in self._places:
-            start = self.row_numbers
-            self.row_numbers += num_inputs
-            self._places[weight.site] = slice(start, self.row_numbers)
 
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:  # noqa: ARG002
         return scale  # the rule takes the means alone
