@@ -142,7 +142,8 @@ def rank(
     (:mod:`pyro_bnn.diagnostics.max_t`). If some methods are as good as the best, the chance that
     any of them is called behind is at most 5 %, however many methods there are and although the
     best is picked by the same scores; of twenty methods on 20 points of heavy tails 7 % were
-    counted, as a resampling of few points does not see all of them (``benchmarks/verdict_rates``). With d the differences j - k over N points,
+    counted, as a resampling of few points does not see all of them (``benchmarks/verdict_rates``).
+    With d the differences j - k over N points,
 
     .. math:: t_{jk} = \frac{1}{\mathrm{se}}
         \Bigl(\bar d - \frac{3}{N - 1} \max_n \bigl|d_n - \bar d\bigr|\Bigr)
