@@ -30,6 +30,7 @@ from jaxtyping import Float, UInt16
 FAMILY_WISE_ERROR = 0.05  # chance that any method is called behind of which none is better
 NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an error of 0.003
 SMALLEST_SHARE = 0.001  # of draws beyond the unit of a pair: five
+ALIKE = 1.5  # times the smallest unit, up to which units are taken for one
 MAX_GROUPS = 1_000  # more rows are resampled in this many groups
 MAX_COUNTS = 2_000_000  # counts of a resampling that are held at a time
 
@@ -87,7 +88,8 @@ def balanced(
     without that row has a small error. The largest draw over all pairs is then one of that method,
     and tells nothing of the others. In these units, near those of Bonferroni's test, each pair
     counts by its own draws. They are the same in both directions, as the symmetric studentised
-    bootstrap is the more exact one (Hall).
+    bootstrap is the more exact one (Hall). Pairs whose quantile is within one and a half of the
+    smallest share that: of alike tails it is the scatter of five draws that differs.
 
     Args:
         t: As `p_values` takes it.
@@ -107,7 +109,9 @@ def balanced(
     first, second = np.triu_indices(len(t), 1)
     share = max(FAMILY_WISE_ERROR / max(len(first), 1), SMALLEST_SHARE)
     of_pairs = np.quantile(np.abs(equal), 1 - share, axis=0)  # [P]
-    of_pairs[of_pairs == 0] = 1.0
+    smallest = of_pairs[of_pairs > 0].min(initial=np.inf)  # of pairs that are tested
+    of_pairs = np.where(of_pairs <= ALIKE * smallest, smallest, of_pairs)
+    of_pairs[~np.isfinite(of_pairs)] = 1.0
     units = np.ones_like(t)
     units[first, second] = units[second, first] = of_pairs
     return t / units, equal / of_pairs

@@ -12,6 +12,7 @@ from scipy import stats
 from pyro_bnn.diagnostics.max_t import (
     MAX_GROUPS,
     NUM_SIMULATED,
+    balanced,
     centred_sums,
     gaussian,
     p_values,
@@ -46,6 +47,33 @@ def test_a_p_value_is_never_below_that_of_an_earlier_step() -> None:
     equal = np.array([[9.5, 0.0, 0.0], [9.5, 0.0, 0.0], [0.0, 0.0, 0.0]])
     p = p_values(t, equal)
     assert p.tolist() == [1.0, 3 / 4, 3 / 4]
+
+
+def test_pairs_count_by_their_own_draws_where_their_tails_are_longer() -> None:
+    equal = np.random.default_rng(0).standard_normal((NUM_SIMULATED, 6))
+    t = np.arange(16.0).reshape(4, 4)
+    alike, draws = balanced(t, equal)
+    quantiles = np.quantile(np.abs(equal), 1 - 0.05 / 6, axis=0)  # Bonferroni's of six
+    assert_allclose(draws, equal / quantiles.min())
+    assert_allclose(alike, t / quantiles.min())
+    long = equal * [1.0, 1.0, 9.0, 1.0, 1.0, 1.0]  # of methods 0 and 3
+    apart, draws = balanced(t, long)
+    unit, own = np.delete(quantiles, 2).min(), 9 * quantiles[2]
+    assert_allclose(np.delete(draws, 2, 1), np.delete(equal, 2, 1) / unit)
+    assert_allclose(draws[:, 2], long[:, 2] / own)
+    assert_allclose([apart[0, 3], apart[3, 0], apart[0, 1]], [3 / own, 12 / own, 1 / unit])
+
+
+def test_a_pair_that_is_not_tested_has_no_unit() -> None:
+    equal = np.zeros((9, 3))
+    equal[:, 0] = np.linspace(-2, 2, 9)
+    t = np.array([[0.0, 4.0, np.inf], [-4.0, 0.0, -np.inf], [-np.inf, np.inf, 0.0]])
+    units, draws = balanced(t, equal)
+    assert_allclose(draws[:, 0], equal[:, 0] / np.quantile(np.abs(equal[:, 0]), 1 - 0.05 / 3))
+    assert not draws[:, 1:].any()
+    assert np.isinf(units[0, 2])
+    nothing = balanced(t, np.zeros((9, 3)))
+    assert (nothing[0].tolist(), nothing[1].any()) == (t.tolist(), False)
 
 
 def test_a_method_alone_has_nothing_to_be_behind() -> None:
