@@ -150,7 +150,7 @@ def _run_words(rows: Sequence[Row]) -> str:
         "right in as many steps), means of factors around "
         "+1 with sd 0.1 or at random signs (under the wider prior N(1, 1)), "
         f"{one['draws']} draws. ± is one standard error over images and seeds together, of "
-        "differences paired. One beats another by two of them, with every seed on its side; an "
+        "differences paired. A verdict takes two of them and every seed on one side; an "
         "error over two or three seeds is a poor estimate, so a verdict near two errors may turn "
         "with the next seed. ECE has equal-mass bins and stands beside its floor. Corrupted: mean "
         "over eight kinds and severities 1, 3, 5 of the first test "
