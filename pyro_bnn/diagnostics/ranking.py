@@ -141,8 +141,8 @@ def rank(
     A method is behind if some other is better by a balanced step-down max-t test over all pairs
     (:mod:`pyro_bnn.diagnostics.max_t`). If some methods are as good as the best, the chance that
     any of them is called behind is at most 5 %, however many methods there are and although the
-    best is picked by the same scores; of twenty methods on 20 points of heavy tails 7 % were
-    counted, as a resampling of few points does not see all of them (``benchmarks/verdict_rates``).
+    best is picked by the same scores; on 20 points, which do not show all of a long tail, up to 7 %
+    were counted (400 simulated reports, ``benchmarks/verdict_rates``).
     With d the differences j - k over N points,
 
     .. math:: t_{jk} = \frac{1}{\mathrm{se}}
