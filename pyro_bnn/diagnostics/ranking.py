@@ -139,11 +139,11 @@ def rank(
     r"""Ranks methods by mean score, best first; those that are not shown to be behind are tied.
 
     A method is behind if some other is better by a balanced step-down max-t test over all pairs
-    (:mod:`pyro_bnn.diagnostics.max_t`). If some methods are as good as the best, the chance that
-    any of them is called behind is at most 5 %, however many methods there are and although the
-    best is picked by the same scores; on 20 points, which do not show all of a long tail, up to 7 %
-    were counted (400 simulated reports, ``benchmarks/verdict_rates``).
-    With d the differences j - k over N points,
+    (:mod:`pyro_bnn.diagnostics.max_t`). If some methods are as good as the best, it is made to call
+    any of them behind in 5 % of cases at most, however many methods there are and although the best
+    is picked by the same scores. It resamples the points: 20 of them do not show all of a long
+    tail, and up to 7 % were counted (400 reports, ``benchmarks/verdict_rates``). With d the
+    differences j - k over N points,
 
     .. math:: t_{jk} = \frac{1}{\mathrm{se}}
         \Bigl(\bar d - \frac{3}{N - 1} \max_n \bigl|d_n - \bar d\bigr|\Bigr)

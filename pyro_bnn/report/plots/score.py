@@ -58,7 +58,8 @@ def scores(comparison: Evaluations) -> Drawn:
         if known:
             _draw_times(axes[1], comparison, known)
     best, *others = ranking
-    off = [row.name for row in ranking if _reach(row) < _left_end(ranking)]
+    left = _left_end(ranking)
+    off = [row.name for row in ranking if _reach(row) < left]
     tied = [row.name for row in others if not row.is_behind]
     last = others[-1]
     cost = (

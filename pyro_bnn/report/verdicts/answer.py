@@ -44,7 +44,7 @@ WORDS = {
     "(natural logarithm), mean over such rows; higher is better. 0.01 nats are 1 % of density.",
     "Tied, behind": "a method is behind if another is better by a test over all pairs of methods "
     "at once; if some are as good as the best, the chance that any of these is called behind is "
-    "5 % at most. All others are tied, which does not show that they are equal.",
+    "near 5 % at most. All others are tied, which does not show that they are equal.",
     "Epistemic sd": "standard deviation of the network's function over draws of the posterior: "
     "what the data leave open. Noise of single observations is not in it.",
     "Reference": "the posterior that the others' functions are held against. It judges only where "

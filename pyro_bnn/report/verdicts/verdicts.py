@@ -144,8 +144,8 @@ def ranking_verdicts(
         yield Verdict(
             f"Behind, with the difference to {best}: {gaps} nats per test row. For each, some "
             "other method is better by a step-down max-t test over all pairs of the "
-            f"{1 + len(tied) + len(behind)} methods{test}; it keeps the chance of calling any "
-            "method behind of which none is better at "
+            f"{1 + len(tied) + len(behind)} methods{test}; it is made to keep the chance of "
+            "calling any method behind of which none is better at "
             f"{percent(FAMILY_WISE_ERROR, 0)} or below{scope}.",
             "scores",
             is_warning=False,
