@@ -5,11 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pyro_bnn.errors import ModelError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -20,15 +24,30 @@ def without_vmap_warnings() -> Iterator[None]:
         yield
 
 
+def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -> tuple[T, str]:
+    """What a function makes of each draw ``[S, ...]``, and why not as a batch; empty if it was.
+
+    Args:
+        fn: Takes one draw.
+        z: The draws.
+        as_batch: Whether to try that, before draws are taken one by one.
+    """
+    reason = ""
+    if as_batch:
+        try:
+            with without_vmap_warnings():
+                return torch.func.vmap(fn)(z), ""
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+    rows = [fn(row) for row in z]
+    return cast(T, tree_map(lambda *values: torch.stack(values), *rows)), reason
+
+
 def over_draws(fn: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """A function of each draw of z ``[S, P]``, one after the other where it refuses all at once."""
-    try:
-        with without_vmap_warnings():
-            return torch.func.vmap(fn)(z)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        return torch.stack([fn(draw) for draw in z])
+    return batched_or_looped(fn, z, as_batch=True)[0]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyro.distributions as dist
@@ -299,3 +299,22 @@ def require_fixed_supports(run: Evaluate) -> None:
                 f"the support of the latent site {name!r} depends on another site or parameter; "
                 "sample it on a fixed support and scale the sample"
             )
+
+
+@contextlib.contextmanager
+def naming_columns(x: Tensor, known: Tensor) -> Iterator[None]:
+    """Say of a failure at rows x where these are of another shape than the rows that are known.
+
+    Raises:
+        ShapeError: In place of the failure, if they are.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        columns, fitted = tuple(x.shape[1:]), tuple(known.shape[1:])
+        if columns == fitted:
+            raise
+        raise ShapeError(
+            f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
+            f"shape {fitted}: pass the same columns, in the same order ({error})"
+        ) from error

@@ -9,21 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.batched import refused_as, without_vmap_warnings
+from pyro_bnn.program.batched import batched_or_looped, refused_as
 from pyro_bnn.program.contract import (
     CORRECTED,
     check_model,
+    naming_columns,
     require_factors_of_parameters,
     require_fixed_supports,
 )
@@ -45,40 +45,22 @@ from pyro_bnn.program.model_facts import (
 )
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.snapshot import Snapshot
-from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, GuideTerms, Params, RowEstimate
+from pyro_bnn.program.terms import (
+    AtDraws,
+    Batch,
+    ELBOTerms,
+    GuideLike,
+    GuideTerms,
+    Params,
+    Predictive,
+    RowEstimate,
+    part,
+)
 from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
 
 T = TypeVar("T")
-
-
-class Predictive(NamedTuple):
-    """What a model says of rows x given draws z ``[S, P]``.
-
-    Attributes:
-        f: Network output ``[S, N, F]``.
-        y: Distribution of y, batch ``[S, N]``.
-    """
-
-    f: Tensor
-    y: Distribution
-
-
-class _AtDraws(NamedTuple):
-    """A model at D draws of a guide.
-
-    Attributes:
-        rows: Log densities of the rows ``[D, B]``.
-        scale: Their scale, N/B.
-        log_prior: Mean over draws of the log prior, but for what is in closed form, ``[]``.
-        log_factors: Mean of the ``pyro.factor`` statements, ``[]``, if there are any.
-    """
-
-    rows: Tensor
-    scale: float
-    log_prior: Tensor
-    log_factors: Tensor | None
 
 
 class Program:
@@ -282,7 +264,7 @@ class Program:
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
-        with self._naming_columns(x):
+        with naming_columns(x, self.example.x):
             return self._at(z, x, None, params, lambda run, _: cast(Tensor, run.f))
 
     def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -317,7 +299,7 @@ class Program:
         """
         if not self._predictive_is_checked:
             self._check_predictive(params)
-        with self._naming_columns(x):
+        with naming_columns(x, self.example.x):
             return self._predictive_tensors(z, x, params)
 
     def _predictive_tensors(
@@ -332,7 +314,7 @@ class Program:
         self, z: Tensor, x: Tensor, params: Params | None = None
     ) -> tuple[Distribution, bool]:
         """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
-        with self._naming_columns(x):
+        with naming_columns(x, self.example.x):
             msg = self._at(z, x, None, params, lambda run, _: run.observed)
         return unvalidated(msg["fn"]), msg["mask"] is not None
 
@@ -400,8 +382,8 @@ class Program:
             estimate: Of the likelihood term, where it is another one; the KL is as without.
             row_noise: Its noise, beside that of the draws.
         """
-        own = _part(params, "guide.")
-        model = {**self.params, **_part(params, "model.")}  # frozen parameters keep their values
+        own = part(params, "guide.")
+        model = {**self.params, **part(params, "model.")}  # frozen parameters keep their values
         by_row = noise.ndim == 3
         q = guide.terms(own, noise[:, 0] if by_row else noise)
         # the likelihood has draws of its own, apart from the KL's
@@ -423,7 +405,7 @@ class Program:
 
     def _at_draws(
         self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, *, jacobian: bool
-    ) -> _AtDraws:
+    ) -> AtDraws:
         """The model at the draws of a guide."""
         blocks = None  # None: the whole prior is sampled
         if q.marginals is not None:
@@ -445,7 +427,7 @@ class Program:
         else:
             rows, *of_draws = self._vmap(one, q.z)
             log_prior, log_factors = (_mean(values, weights) for values in of_draws)
-        return _AtDraws(rows, scale, log_prior, log_factors if has_factors else None)
+        return AtDraws(rows, scale, log_prior, log_factors if has_factors else None)
 
     def _kl(
         self, q: GuideTerms, weights: Tensor | None, log_prior: Tensor
@@ -567,20 +549,6 @@ class Program:
                 output=output,
             )
 
-    @contextmanager
-    def _naming_columns(self, x: Tensor) -> Iterator[None]:
-        """Say of a failure where x is of another shape than the rows of the fit."""
-        try:
-            yield
-        except RuntimeError as error:
-            columns, known = tuple(x.shape[1:]), tuple(self.example.x.shape[1:])
-            if columns == known:
-                raise
-            raise ShapeError(
-                f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
-                f"shape {known}: pass the same columns, in the same order ({error})"
-            ) from error
-
     def _split(self, z: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
         """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""
         if len(z) == self.num_latents:
@@ -629,23 +597,15 @@ class Program:
 
     def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
-        if self._is_batched:
-            try:
-                with without_vmap_warnings():
-                    return torch.func.vmap(fn)(z)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                reason = str(error).strip().splitlines()[0]
-        rows = [fn(row) for row in z]
-        if self._is_batched:
+        found, reason = batched_or_looped(fn, z, as_batch=self._is_batched)
+        if reason:
             self._is_batched = False
             logger.warning(
                 "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
                 model_name(self.model),
                 reason,
             )
-        return cast(T, tree_map(lambda *values: torch.stack(values), *rows))
+        return found
 
     def _cast(self, value: Tensor) -> Tensor:
         if value.is_floating_point():
@@ -656,10 +616,6 @@ class Program:
 def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:
     """Mean over draws ``[D, ...]`` of given or equal weights."""
     return of_draws.mean(0) if weights is None else weights @ of_draws
-
-
-def _part(params: Params, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
 
 
 def _leaves(params: Params) -> dict[str, Tensor]:

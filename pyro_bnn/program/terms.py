@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
 from pyro_bnn.program.closed_forms import Marginal
@@ -102,6 +103,34 @@ class RowEstimate(ABC):
         """
 
 
+class Predictive(NamedTuple):
+    """What a model says of rows x given draws z ``[S, P]``.
+
+    Attributes:
+        f: Network output ``[S, N, F]``.
+        y: Distribution of y, batch ``[S, N]``.
+    """
+
+    f: Tensor
+    y: Distribution
+
+
+class AtDraws(NamedTuple):
+    """A model at D draws of a guide.
+
+    Attributes:
+        rows: Log densities of the rows ``[D, B]``.
+        scale: Their scale, N/B.
+        log_prior: Mean over draws of the log prior, but for what is in closed form, ``[]``.
+        log_factors: Mean of the ``pyro.factor`` statements, ``[]``, if there are any.
+    """
+
+    rows: Tensor
+    scale: float
+    log_prior: Tensor
+    log_factors: Tensor | None
+
+
 class ELBOTerms(NamedTuple):
     """The parts of a variational objective, each ``[]``.
 
@@ -122,3 +151,8 @@ class ELBOTerms(NamedTuple):
         """What is minimised, with the KL's weight of a step."""
         loss = kl_weight * self.kl - self.expected_log_likelihood
         return loss if self.log_factors is None else loss - self.log_factors
+
+
+def part(params: Params, prefix: str) -> dict[str, Tensor]:
+    """The parameters whose names have a prefix, by their names without it."""
+    return {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
