@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pyro_bnn.cli import main as cli
+from pyro_bnn.cli.app import AGAINST
 from pyro_bnn.cli.config_file import Takes, with_file
 from pyro_bnn.errors import BNNError, OptionError
 from pyro_bnn.report.verdicts import verdicts
@@ -106,7 +106,7 @@ def test_a_run_of_a_file_is_that_of_its_options(rows: Path) -> None:
 
 
 def test_names_of_fail_on_are_those_of_the_rules() -> None:
-    assert set(cli.AGAINST) == {"warning", REFIT, UNCHECKED, FUNCTION, PREDICTIONS}
+    assert set(AGAINST) == {"warning", REFIT, UNCHECKED, FUNCTION, PREDICTIONS}
     assert {rule.against for rule in RULES} == {"", REFIT, UNCHECKED, FUNCTION, PREDICTIONS}
 
 

@@ -97,3 +97,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+def warnings_of(whole: Any) -> list[tuple[str, str]]:
+    """The warnings of a comparison, or of several, each with what it speaks against."""
+    from pyro_bnn.report.verdicts.verdicts import RULES
+
+    against = {rule.kind: rule.against for rule in RULES}
+    return [(against.get(v.kind, ""), v.text) for v in whole.findings if v.is_warning]
+
+
+def document_of(whole: Any) -> dict[str, Any]:
+    """The table of a comparison, or of several, with the verdicts."""
+    from pyro_bnn.report import Comparison
+    from pyro_bnn.report.output.verdict_file import verdict_document
+
+    if isinstance(whole, Comparison):
+        return {"table": whole.table, **verdict_document(whole)}
+    return {"table": whole.table, "runs": whole.all_rows, "verdicts": whole.verdicts}

@@ -20,10 +20,10 @@ from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.methods import Method, comma_parts
-from pyro_bnn.cli.options import NetworkOptions
+from pyro_bnn.cli.options import FitOptions, NetworkOptions
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.cli.side_by_side import Say
-from pyro_bnn.cli.terminal import given
+from pyro_bnn.cli.terminal import given, plain_notes
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
 from pyro_bnn.infer.engine import Engine
@@ -68,6 +68,32 @@ class Plan:
     saves: Saves = dataclasses.field(default_factory=Saves)
     notes: Callable[[], AbstractContextManager[object]] = nullcontext
     backend: Callable[[], AbstractContextManager[object]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        context: typer.Context,
+        methods: Mapping[str, Method],
+        choice: NetworkOptions,
+        how: FitOptions,
+        reference: str | None = None,
+    ) -> Plan:
+        """The plan of a command with these options.
+
+        Raises:
+            OptionError: If an option does not suit any method.
+        """
+        return cls(
+            methods=methods,
+            engines=how.engines(context, methods),
+            choice=choice,
+            reference=reference,
+            progress=how.progress,
+            say=how.say,
+            command=context.obj,
+            device=how.device,
+            notes=plain_notes,
+        )
 
     def within(self, run: Run) -> Plan:
         """The plan of one run of several, which is saved in a folder of its own."""

@@ -25,12 +25,12 @@ from pyro_bnn.report.verdicts.answer import (
     COST,
     DIFFERS,
     NOT,
-    POINT,
     PREDICT,
     TIE,
     UNJUDGED,
     USE,
 )
+from pyro_bnn.report.verdicts.facts import POINT
 from tests.report.conjugate import NOISE, LinearPosterior, losses, regression_split
 
 

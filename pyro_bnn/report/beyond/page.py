@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.plotting.theme import svg
 from pyro_bnn.report.beyond.answer import answer
@@ -37,11 +35,15 @@ def _share(title: str, key: str, meaning: str = "") -> Column:
     return Column(title, "", cell, meaning, key)
 
 
-def _gap(key: str = "log_score_gap", unit: str = NATS) -> Column:
-    return Column(
-        "to the best", unit, lambda row: with_error(row[key], row[f"{key}_se"]) if row[key] else "",
-        "Paired difference to the method with the highest log score.", key,
-    )  # fmt: skip
+def _gap(
+    key: str = "log_score_gap",
+    unit: str = NATS,
+    meaning: str = "Paired difference to the method with the highest log score.",
+) -> Column:
+    def cell(row: Record) -> str:
+        return with_error(row[key], row[f"{key}_se"]) if row[key] else ""
+
+    return Column("to the best", unit, cell, meaning, key)
 
 
 SCORE = _column("log score", "log_score", "Mean log probability of the observed class.", NATS)
@@ -59,6 +61,41 @@ AUGRC = _column(
 NEVER_RANKED = "Shown beside their errors, never ranked by; the floor is of the calibration error."
 
 
+CALIBRATION = (
+    ECE, FLOOR,
+    _column("smooth ECE", "smooth_ece", "The same without bins, smoothed by its own width."),
+    _column("its floor", "smooth_floor", "About what smooth ECE is where they are right."),
+    _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
+    _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
+    _column("its sd by chance", "debiased_ece2_sd", "Its scatter where they are right."),
+    _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
+    _column("temperature", "temperature",
+            "The best one on one half of the rows, mean of both halves; above 1: too sure."),
+    _column("its gain", "temperature_gain", "On the other half.", NATS),
+)  # fmt: skip
+REJECTION = (
+    ACCURACY, AUGRC, _gap("augrc_gap", ""),
+    _column("at random", "augrc_random"), _column("at best", "augrc_best"),
+    _column("AURC", "aurc", "Mean error rate over shares kept."),
+)  # fmt: skip
+UNKNOWN = (
+    _column("AUROC", "auroc"), _gap("auroc_gap", "", "Paired."),
+    _column("FPR95, known found", "fpr95_known",
+            "Unknown rows kept where 95 % of the known are (OpenOOD's)."),
+    _column("FPR95, unknown found", "fpr95_unknown",
+            "Known rows refused where 95 % of the unknown are (TorchUncertainty's)."),
+)  # fmt: skip
+ATTACKED = (
+    _column("before", "before", "Log score of the rows as they are.", NATS),
+    _column("at random", "control", "Moved by up to as much, with random signs.", NATS),
+    _column("attacked", "moved", "Moved up the gradient of the mean over draws.", NATS),
+    _column("attack less random", "lost", "Paired.", NATS),
+    _share("accuracy before", "before_accuracy"),
+    _share("at random", "control_accuracy"),
+    _share("attacked", "moved_accuracy"),
+)
+
+
 def tables(found: Judged) -> Iterator[Table]:
     """All tables, that of the test images first."""
     own = [SCORE, _gap(), SEEDS, ACCURACY, BRIER, ECE, FLOOR, AUGRC]
@@ -71,68 +108,24 @@ def tables(found: Judged) -> Iterator[Table]:
             f"Mean over {len(found.conditions)} corruptions (kinds and severities) of the number "
             f"of each, of the first {len(found.conditions[0].x):,} test images. {NEVER_RANKED}"
         )
-        yield Table("Corrupted", [*own[:2], *own[2:]], found.shifted, caption=caption)
-    more = [
-        ECE, FLOOR,
-        _column("smooth ECE", "smooth_ece", "The same without bins, smoothed by its own width."),
-        _column("its floor", "smooth_floor", "About what smooth ECE is where they are right."),
-        _column("class-wise ECE", "classwise_ece", "Mean over classes of each one's error."),
-        _column("debiased ECE squared", "debiased_ece2", "About 0, on either side, if calibrated."),
-        _column("its sd by chance", "debiased_ece2_sd", "Its scatter where they are right."),
-        _column("SKCE", "skce", "Squared kernel error, first 1,000 rows; about 0 if calibrated."),
-        _column("temperature", "temperature",
-                "The best one on one half of the rows, mean of both halves; above 1: too sure."),
-        _column("its gain", "temperature_gain", "On the other half.", NATS),
-    ]  # fmt: skip
-    yield Table("Calibration", more, found.table, ordered_by="", caption=NEVER_RANKED)
-    rejection = [
-        ACCURACY, AUGRC, _gap("augrc_gap", ""),
-        _column("at random", "augrc_random"), _column("at best", "augrc_best"),
-        _column("AURC", "aurc", "Mean error rate over shares kept."),
-    ]  # fmt: skip
-    yield Table("Rejection", rejection, found.table, ordered_by="", caption=NEVER_RANKED)
+        yield Table("Corrupted", own, found.shifted, caption=caption)
+    yield Table("Calibration", CALIBRATION, found.table, ordered_by="", caption=NEVER_RANKED)
+    yield Table("Rejection", REJECTION, found.table, ordered_by="", caption=NEVER_RANKED)
     if found.ood_name is not None:
-        unknown = found.unknown
-        for score in dict.fromkeys(unknown["score"]):
-            part = unknown[unknown["score"] == score].set_index("method").drop(columns="score")
-            columns = [
-                _column("AUROC", "auroc"),
-                Column("to the best", "", lambda row: with_error(row["auroc_gap"], row[
-                    "auroc_gap_se"]) if row["auroc_gap"] else "", "Paired.", "auroc_gap"),
-                _column("FPR95, known found", "fpr95_known", "Unknown rows kept where 95 % of the "
-                        "known are (OpenOOD's)."),
-                _column("FPR95, unknown found", "fpr95_unknown", "Known rows refused where 95 % of "
-                        "the unknown are (TorchUncertainty's)."),
-            ]  # fmt: skip
-            yield Table(f"{found.ood_name} by {score}", columns, part, ordered_by="")
+        for score, part in found.unknown.groupby("score", sort=False):
+            by_method = part.set_index("method").drop(columns="score")
+            yield Table(f"{found.ood_name} by {score}", UNKNOWN, by_method, ordered_by="")
     if found.epsilon is not None:
-        columns = [
-            _column("before", "before", "Log score of the rows as they are.", NATS),
-            _column("at random", "control", "Moved by up to as much, with random signs.", NATS),
-            _column("attacked", "moved", "Moved up the gradient of the mean over draws.", NATS),
-            _column("attack less random", "lost", "Paired.", NATS),
-            _share("accuracy before", "before_accuracy"),
-            _share("at random", "control_accuracy"),
-            _share("attacked", "moved_accuracy"),
-        ]
-        yield Table(
-            f"Attack of {found.epsilon:g} of the largest pixel", columns, found.attacked,
-            ordered_by="",
-        )  # fmt: skip
+        title = f"Attack of {found.epsilon:g} of the largest pixel"
+        yield Table(title, ATTACKED, found.attacked, ordered_by="")
     if found.conditions:
-        every = found.by_condition
-        for kind in dict.fromkeys(every["kind"]):
-            part = every[every["kind"] == kind].copy()
-            part.index = pd.Index(
-                [
-                    f"{m}, severity {s}"
-                    for m, s in zip(part["method"], part["severity"], strict=True)
-                ],
-                name="method",
-            )
-            columns = [SCORE, _gap(), ACCURACY, BRIER, ECE, FLOOR, AUGRC]
-            part = part.drop(columns=["kind", "severity", "method"])
-            yield Table(kind.replace("-", " ").capitalize(), columns, part, ordered_by="")
+        columns = [SCORE, _gap(), ACCURACY, BRIER, ECE, FLOOR, AUGRC]
+        for kind, part in found.by_condition.groupby("kind", sort=False):
+            names = part["method"] + ", severity " + part["severity"].astype(str)
+            by_severity = part.set_index(names.rename("method"))
+            by_severity = by_severity.drop(columns=["kind", "severity", "method"])
+            title = str(kind).replace("-", " ").capitalize()
+            yield Table(title, columns, by_severity, ordered_by="")
 
 
 def render(found: Judged, command: str, files: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidenc
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.tables.metrics import METRICS
 from pyro_bnn.report.tables.table import make_table
-from pyro_bnn.report.verdicts.answer import Answer, Facts, answer
+from pyro_bnn.report.verdicts.answer import Answer, answer
+from pyro_bnn.report.verdicts.facts import Facts
 from pyro_bnn.report.verdicts.verdict import Verdict
 from pyro_bnn.report.verdicts.verdicts import RULES, verdicts
 

@@ -12,24 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
 from pyro_bnn.plotting.numbers import number, percent, with_error
-from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.chain_verdicts import passed
+from pyro_bnn.report.verdicts.facts import POINT, Facts
 from pyro_bnn.report.verdicts.fit_verdicts import ended
 from pyro_bnn.report.verdicts.verdict import (
     FUNCTION,
     PREDICTIONS,
     REFIT,
     UNCHECKED,
-    Judged,
     Rule,
-    Verdict,
 )
 
-POINT = "a point estimate: its intervals hold noise only"
 GAP = 0.01  # nats a row, whose rows are counted
 FOUND = 4.0  # standard errors of a difference that the ranking of a few methods mostly finds
 WRONG = 2.0  # times or part of the epistemic sd, whose cost in score is told
@@ -91,98 +86,6 @@ class Answer(NamedTuple):
     headline: str
     statements: tuple[Statement, ...]
     status: dict[str, str]
-
-
-class Facts:
-    """What the answer is taken from.
-
-    Args:
-        evaluations: One a method.
-        ranking: By held-out log score, best first.
-        reference: Name of the reference, or None.
-        findings: The verdicts on them.
-        rules: The rules that gave these.
-    """
-
-    def __init__(
-        self,
-        evaluations: Sequence[Evaluation],
-        ranking: Sequence[Ranked],
-        reference: str | None,
-        findings: Sequence[Verdict],
-        rules: Sequence[Rule],
-    ) -> None:
-        self.entries = {entry.name: entry for entry in evaluations}
-        self.ranking = ranking
-        self.places = {place.name: place for place in ranking}
-        self.judged = Judged(evaluations, self.entries.get(reference or ""))
-        self.judge = self.judged.judge
-        self.findings = findings
-        self.rules = {rule.kind: rule for rule in rules}
-        self.used = self._used()
-
-    def against(self, name: str, *what: str) -> list[Rule]:
-        """Rules that spoke against something in a method; its caveats for an empty word."""
-        found = [f.kind for f in self.findings if f.is_warning and name in f.methods]
-        rules = [self.rules[kind] for kind in dict.fromkeys(found) if kind in self.rules]
-        return [rule for rule in rules if rule.short and rule.against in what]
-
-    def is_point(self, name: str) -> bool:
-        """Whether a method is a point estimate."""
-        return self.entries[name].held_out.is_point
-
-    def bars_uncertainty(self, name: str) -> list[str]:
-        """Why the uncertainty of a method is not to be used, in a few words each."""
-        if self.is_point(name):
-            return [POINT]
-        rules = self.against(name, FUNCTION, PREDICTIONS, "")
-        return [rule.short for rule in rules] if any(rule.against for rule in rules) else []
-
-    def is_fit(self, name: str) -> bool:
-        """Whether a fit ended, as far as was checked; the judge has passed its own checks."""
-        is_judge = self.judge is not None and self.judge.name == name
-        return is_judge or not self.against(name, REFIT, UNCHECKED)
-
-    def is_of_the_judge(self, name: str) -> bool:
-        """Whether a method has the judge's model."""
-        return self.judge is not None and same_posterior(
-            self.entries[name].posterior, self.judge.posterior
-        )
-
-    def unjudged(self, name: str) -> str:
-        """Why the spread of a method was not held against the judge's; empty where it was."""
-        if self.judge is None:
-            return "no reference judges"
-        if not self.is_of_the_judge(name):
-            return f"another model than that of {self.judge.name}: only scores compare"
-        at = self.entries[name].at_rows
-        if at is None:
-            return f"no mean or sd to hold against that of {self.judge.name}"
-        if not at.sd_ratio.values.size:
-            return f"{self.judge.name} has no spread that matters at any test row"
-        if not np.isfinite(at.sd_ratio.errors).all():
-            return "too few draws for an error of its spread"
-        return ""
-
-    def seconds(self, name: str) -> float:
-        """Wall time of a fit; NaN where it is not known."""
-        return float(self.entries[name].posterior.wall_time)
-
-    def difference(self, name: str, other: str) -> PairedDifference:
-        """Of the log scores of two methods, paired over rows."""
-        own, its = self.entries[name].held_out, self.entries[other].held_out
-        errors = own.log_score_error, its.log_score_error
-        return paired_difference(own.log_score, its.log_score, monte_carlo=errors)
-
-    def _used(self) -> Evaluation | None:
-        """The judge; else the best score of those that no verdict bars; else none."""
-        if self.judge is not None:
-            return self.judge
-        for place in self.ranking:
-            name = place.name
-            if not place.is_behind and self.is_fit(name) and not self.bars_uncertainty(name):
-                return self.entries[name]
-        return None
 
 
 def answer(facts: Facts) -> Answer:

@@ -1,0 +1,5 @@
+"""The commands, a file each, in the order of ``--help``."""
+
+from pyro_bnn.cli.commands import compare, report, fit, predict, trust, sbc, prior, names  # noqa: I001
+
+__all__ = ["compare", "fit", "names", "predict", "prior", "report", "sbc", "trust"]

@@ -1,0 +1,121 @@
+"""``pyro-bnn compare``: several methods on the same rows, and their report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pyro_bnn.cli import options as opt
+from pyro_bnn.cli.app import AGAINST, command
+from pyro_bnn.cli.results import Found, document_of, warnings_of
+from pyro_bnn.cli.saves import Saves
+from pyro_bnn.errors import DivergenceError
+
+if TYPE_CHECKING:
+    from pyro_bnn.cli.runs import Plan
+    from pyro_bnn.data import Split
+    from pyro_bnn.report import Comparison, RepeatedComparison
+
+
+@command(short_help="Fit one network by several methods, compare them, write a report.")
+@opt.spread(unlisted=("split", "seed"), fails_on=AGAINST)
+def compare(
+    context: typer.Context,
+    source: opt.Source,
+    compared: opt.Compared,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+    saves: Saves,
+) -> Iterator[Found]:
+    """Fit one Bayesian network by several methods, compare them, and write a report.
+
+    The network is a multilayer perceptron, where nothing else is said with ReLU units and a fan-in
+    Gaussian prior; its likelihood follows the task: Normal of learned scale, Bernoulli for two
+    classes, Categorical for more. Methods of one model and prior share one network. FOLDER gets
+    index.html, table.csv, verdicts.json and one ArviZ NetCDF file for each method.
+
+    With several splits or seeds FOLDER gets a folder split-K-seed-S with these files for each, and
+    index.html and table.csv over all: means with their errors over splits, paired differences.
+    Runs, or the fits of a single one, go side by side, a process on each core, where they are long.
+
+    --checkpoint saves each method in a folder of its own: with --resume those that were done are
+    not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
+    """
+    compared.start_server(how)
+
+    from pyro_bnn.cli import fits, networks, runs
+
+    # All that can fail early does so before the first fit
+    plan = _plan(context, compared, network, how, saves)
+    splits = runs.one_or_several(context, "split", compared.splits)
+    seeds = runs.one_or_several(context, "seed", compared.seeds)
+    processes = runs.number_of_jobs(
+        compared.num_jobs,
+        plan.engines,
+        len(splits) * len(seeds),
+        how.threads,
+        is_here=compared.backend is None,
+        device=how.device,
+    )
+    sources = {split: dataclasses.replace(source, split=split) for split in splits}
+    data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
+    runs.check_saves(plan, data_of, seeds)
+    rows = data_of[splits[0]]
+    models = plan.models(rows, seeds[0])
+    plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
+    networks.begin(context, how, rows, models, network, compared.out, saves.checkpoint)
+    whole: Comparison | RepeatedComparison
+    if len(data_of) * len(seeds) > 1:
+        whole, lost, files = _several(plan, data_of, seeds, compared.out, processes)
+    else:
+        whole, lost, files = _one(plan, models, rows, seeds[0], compared.out, processes)
+    yield Found(
+        text=f"\n{whole.summary()}\n",
+        document=lambda: document_of(whole),
+        files=[compared.out / file for file in ("index.html", "table.csv", *files)],
+        warnings=lambda: warnings_of(whole),
+    )
+    if lost:
+        raise DivergenceError("; ".join(lost))
+
+
+def _plan(
+    context: typer.Context,
+    compared: opt.Compared,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+    saves: Saves,
+) -> Plan:
+    from pyro_bnn.cli.methods import find_methods, find_reference
+    from pyro_bnn.cli.runs import Plan
+
+    methods = find_methods(compared.methods)
+    reference = find_reference(compared.reference, methods)
+    plan = Plan.of(context, methods, network, how, reference)
+    return dataclasses.replace(plan, saves=saves, backend=compared.make_backend())
+
+
+def _several(
+    plan: Plan, data_of: Mapping[int, Split], seeds: Sequence[int], out: Path, processes: int
+) -> tuple[RepeatedComparison, list[str], list[str]]:
+    """The comparison of several runs, what they lost, and the names of their files."""
+    from pyro_bnn.cli import runs
+
+    whole = runs.run_all(plan, data_of, seeds, out, num_processes=processes)
+    files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
+    return whole, runs.lost_lines(whole.runs), files
+
+
+def _one(
+    plan: Plan, models: Mapping[str, Any], rows: Split, seed: int, out: Path, processes: int
+) -> tuple[Comparison, list[str], list[str]]:
+    """The comparison of one run, what it lost, and the names of its files."""
+    from pyro_bnn.report.output.names import file_names
+
+    whole, without = plan.run(models, rows, seed, out, num_processes=processes)
+    files = ["verdicts.json", *(f"{name}.nc" for name in file_names(whole.posteriors).values())]
+    return whole, [f"{name}: {why}" for name, why in without.items()], files

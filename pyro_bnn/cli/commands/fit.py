@@ -1,0 +1,74 @@
+"""``pyro-bnn fit``: one method, saved to predict new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+
+from pyro_bnn.cli import options as opt
+from pyro_bnn.cli.app import command
+from pyro_bnn.cli.results import ANY, Found
+from pyro_bnn.cli.saves import Saves, check
+from pyro_bnn.cli.terminal import refuse_idle
+
+
+@command(short_help="Fit a network by one method and save it, to predict new rows.")
+@opt.spread(fails_on=(ANY,))
+def fit(
+    context: typer.Context,
+    source: opt.Source,
+    fitted: opt.Fitted,
+    network: opt.NetworkOptions,
+    how: opt.FitOptions,
+    saves: Saves,
+) -> Iterator[Found]:
+    """Fit a Bayesian network by one method, and save it for 'pyro-bnn predict'.
+
+    The training rows of the split are fitted, and the held-out rows scored in the units of the
+    data; --all-rows fits all. What speaks against convergence is printed, and how much the checks
+    could have seen; silence proves nothing, and compare has more checks. FOLDER gets
+    posterior.safetensors, fit.json and training.safetensors, which holds the inputs of the training
+    rows (of more than 10,000 a random sample) to measure new rows to. A run that was stopped goes
+    on with --checkpoint and --resume, on one machine to the same numbers.
+    """
+    from pyro_bnn.cli import fits, networks, saved_fit
+    from pyro_bnn.cli.methods import find_one
+    from pyro_bnn.data.split import all_rows
+
+    found = find_one(fitted.method)
+    engines = how.engines(context, found)
+    check(saves, [saves])
+    if fitted.all_rows:
+        refuse_idle(context, {"split": "split", "max_rows": "max_rows"}, {"--all-rows": None})
+    loaded = networks.load_rows(source, network.likelihood)
+    columns = saved_fit.input_columns(source.data, source.target, loaded)
+    rows = all_rows(loaded) if fitted.all_rows else loaded
+    plans = networks.make_networks(found, rows, network, how.seed)
+    models = networks.build_models(plans, how.device)
+    engines = fits.in_batches(engines, models, rows.train)
+    fits.check_starts(engines, models, rows.train)
+    folders = fitted.out, saves.checkpoint
+    networks.begin(context, how, rows, models, network, *folders, all_rows=fitted.all_rows)
+    posteriors, _ = fits.fit_all(
+        engines,
+        models,
+        rows,
+        seed=how.seed,
+        progress=how.progress,
+        say=how.say,
+        saves=dict.fromkeys(engines, saves),
+    )
+    ((name, posterior),) = posteriors.items()
+    done = saved_fit.SavedFit.of(
+        posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
+    )
+    done.save(fitted.out)
+    verdicts = fits.convergence(name, posterior, rows, how.seed)
+    words = [verdict.text for verdict in verdicts]
+    yield Found(
+        text="\n".join([done.summary(), *words]),
+        document=lambda: {"method": name, "held_out": done.held_out, "convergence": words},
+        files=[fitted.out / file for file in saved_fit.FILES],
+        warnings=lambda: [(ANY, verdict.text) for verdict in verdicts if verdict.is_warning],
+    )

@@ -1,0 +1,65 @@
+"""``pyro-bnn prior``: functions that priors believe in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import typer
+
+from pyro_bnn.cli import options as opt
+from pyro_bnn.cli.app import command
+from pyro_bnn.cli.results import Found
+from pyro_bnn.cli.terminal import refuse_idle
+
+
+@command(name="prior", short_help="Draw the functions that priors believe in.")
+@opt.spread(without=("max_rows",), data=opt.INPUTS, prior=opt.PRIORS)
+def draw_prior(
+    context: typer.Context, source: opt.Source, network: opt.NetworkOptions, drawn: opt.Drawn
+) -> Iterator[Found]:
+    """Draw the functions that a network believes in before it sees data, for one or several priors.
+
+    FILE shows draws of the first network output f along a line of inputs, with its median and
+    central 50 % and 95 % bands, and the histogram of f in the middle of that line: its tail index
+    is 1 for Cauchy tails, and shows as 4 or more for Gaussian ones. Inputs and f are standardised:
+    the targets of the data would have a standard deviation of one.
+    """
+    from pyro_bnn.cli import networks
+    from pyro_bnn.cli.methods import Method, comma_parts
+    from pyro_bnn.data import Dataset, Split
+    from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
+    from pyro_bnn.registry import lookup
+    from pyro_bnn.report.plots import prior as figures
+
+    if source.data:
+        loaded = networks.load_rows(source, network.likelihood)
+    else:
+        refuse_idle(context, {"target": "", "task": "", "split": ""}, {"a line without data": None})
+        rows = Dataset([[-2.0], [2.0]], [-1.0, 1.0])
+        loaded = Split(rows, rows, "regression", "one input from -2 to 2")
+    expected = "priors are names separated by commas, such as normal,cauchy"
+    names = [lookup("prior", name).__name__ for name in comma_parts(network.prior or "", expected)]
+    methods = {name: Method(object, name) for name in names}
+    network = dataclasses.replace(network, prior=None)
+    models = networks.build_models(networks.make_networks(methods, loaded, network, drawn.seed))
+    networks.check_layers(context, models)
+    figures.check_picture(drawn.out)
+    for line in list(networks.describe(loaded, models, network))[0 if source.data else 2 :]:
+        typer.echo(line)
+    lines = figures.lines(loaded.train.x, drawn.along, loaded.train.input_names)
+    found = {
+        name: prior_predictive(model, lines[0].x, drawn.draws, drawn.seed)
+        for name, model in models.items()
+    }
+    middles = {name: figures.middle(functions, lines[0]) for name, functions in found.items()}
+    words = [figures.describe_middle(name, own) for name, own in middles.items()]
+    figures.save_picture(figures.prior_functions(found, lines), drawn.out)
+    yield Found(
+        text="\n".join(["", *words, ""]),
+        document=lambda: {
+            name: {k: v for k, v in own._asdict().items() if k != "values"}
+            for name, own in middles.items()
+        },
+        files=[drawn.out],
+    )
