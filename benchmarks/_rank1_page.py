@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy import stats
 
 from benchmarks import _jsonl, _settings
 from benchmarks._tables import markdown
@@ -15,7 +16,7 @@ Row: TypeAlias = dict[str, Any]
 Case: TypeAlias = tuple[str, int, int, int, int]  # data, epochs, images: training, test, corrupted
 BASES = ("deterministic, rank-1 net, K = 1", "deterministic")
 RANK1 = ("rank-1 Gaussian", "rank-1 Cauchy")
-ERRORS = 2.0
+ERRORS, LEVEL = 2.0, 0.05
 
 
 def cases(rows: Sequence[Row]) -> dict[Case, dict[str, dict[int, Row]]]:
@@ -29,39 +30,67 @@ def cases(rows: Sequence[Row]) -> dict[Case, dict[str, dict[int, Row]]]:
     return found
 
 
-def mean_with_error(
+class Estimate(NamedTuple):
+    """A mean over seeds, of a number or of its paired difference to another method.
+
+    Attributes:
+        mean: The mean.
+        error: Its standard error over images and seeds together.
+        free: Degrees of freedom of the error, by Welch and Satterthwaite.
+        each: The value of each seed.
+    """
+
+    mean: float
+    error: float
+    free: float
+    each: Sequence[float]
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.error:.3f}"
+
+    @property
+    def p_value(self) -> float:
+        """Of no difference, two-sided, by Student's t."""
+        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.free))
+
+
+def estimate(
     a: Mapping[int, Row], b: Mapping[int, Row] | None, groups: str, value: str
-) -> tuple[float, float, list[float]]:
-    """Mean over seeds of a number, or of its paired difference to another method.
+) -> Estimate:
+    """A number of a method, or its paired difference to that of another.
 
     Args:
         a: Fits by seed.
         b: Fits of the other method; None for the number itself.
         groups: Key of its means over groups of images.
         value: Key of its mean.
-
-    Returns:
-        The mean, its standard error over images and seeds together, and the value of each seed.
     """
     seeds = sorted(a if b is None else set(a) & set(b))
     rows = [np.array(a[s][groups]) - (0.0 if b is None else np.array(b[s][groups])) for s in seeds]
     each = [a[s][value] - (0.0 if b is None else b[s][value]) for s in seeds]
     by_group = np.mean(rows, axis=0)
-    images = by_group.std(ddof=1) / math.sqrt(len(by_group))
-    of_seeds = np.std(each, ddof=1) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    return float(np.mean(each)), float(math.hypot(images, of_seeds)), each
+    images = by_group.var(ddof=1) / len(by_group)
+    of_seeds = np.var(each, ddof=1) / len(each) if len(each) > 1 else 0.0
+    both = images + of_seeds
+    squares = images**2 / (len(by_group) - 1) + of_seeds**2 / max(len(each) - 1, 1)
+    free = float(both**2 / squares) if squares else math.inf
+    return Estimate(float(np.mean(each)), math.sqrt(both), free, each)
 
 
 def verdict(a: str, b: str, fits: Mapping[str, Mapping[int, Row]]) -> str:
-    """Whether one beats the other by two paired errors, with every seed on its side."""
+    """Whether one beats the other: by two paired errors, by Student's t, and with every seed."""
     if len(set(fits.get(a, ())) & set(fits.get(b, ()))) < 2:
         return ""  # one seed has no error over seeds
-    mean, error, each = mean_with_error(fits[a], fits[b], "groups", "log_score")
-    ahead = mean >= ERRORS * error and all(value > 0 for value in each)
-    behind = mean <= -ERRORS * error and all(value < 0 for value in each)
-    says = "beats" if ahead else "is behind" if behind else "cannot be told from"
-    seeds = f"{len(each)} seed{'s' * (len(each) > 1)}"
-    return f"**{a} {says} {b}**: {mean:+.3f} ± {error:.3f} nats an image, {seeds}"
+    found = estimate(fits[a], fits[b], "groups", "log_score")
+    sign = math.copysign(1, found.mean)
+    is_told = abs(found.mean) >= ERRORS * found.error and found.p_value <= LEVEL
+    is_told = is_told and all(sign * value > 0 for value in found.each)
+    says = ("beats" if sign > 0 else "is behind") if is_told else "cannot be told from"
+    errors, seeds = abs(found.mean) / found.error, len(found.each)
+    return (
+        f"**{a} {says} {b}**: {found.mean:+.3f} ± {found.error:.3f} nats an image "
+        f"({errors:.1f} errors, {seeds} seeds, p = {found.p_value:.2g})"
+    )
 
 
 def page(rows: Sequence[Row], tables: Mapping[str, str]) -> str:
@@ -80,7 +109,9 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
         pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
         pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
         said = [text for a, b in pairs if (text := verdict(a, b, fits))]
-        yield f"{_case_words(case)}: {'; '.join(said) or 'no verdicts before a second seed'}."
+        yield f"{_case_words(case)}{':' if said else ': no verdicts before a second seed.'}"
+        if said:
+            yield "\n".join(f"- {text}." for text in said)
     yield _run_words(rows)
     for case, fits in found.items():
         yield f"## {_case_words(case)}"
@@ -117,15 +148,15 @@ def _table(fits: Mapping[str, Mapping[int, Row]], base: Mapping[int, Row], base_
     lines = []
     for name in order:
         own = fits[name]
-        line = [name, str(len(own)), _pm(mean_with_error(own, None, "groups", "log_score"))]
+        line = [name, str(len(own)), str(estimate(own, None, "groups", "log_score"))]
         same = own is base
-        line.append("" if same else _pm(mean_with_error(own, base, "groups", "log_score")))
+        line.append("" if same else str(estimate(own, base, "groups", "log_score")))
         line += [f"{100 * mean(own, 'accuracy'):.1f} %"]
         line += [f"{mean(own, key):.3f}" for key in ("ece", "floor")]
         if all("c_groups" in row for row in (*own.values(), *base.values())):
-            line.append(_pm(mean_with_error(own, None, "c_groups", "c_log_score")))
-            pair = mean_with_error(own, base, "c_groups", "c_log_score")
-            line.append("" if same else _pm(pair))
+            line.append(str(estimate(own, None, "c_groups", "c_log_score")))
+            pair = estimate(own, base, "c_groups", "c_log_score")
+            line.append("" if same else str(pair))
             line.append(f"{100 * mean(own, 'c_accuracy'):.1f} %")
             line += [f"{mean(own, key):.3f}" for key in ("c_ece", "c_floor")]
         else:
@@ -135,8 +166,13 @@ def _table(fits: Mapping[str, Mapping[int, Row]], base: Mapping[int, Row], base_
     return markdown(head, lines)
 
 
-def _pm(found: tuple[float, float, list[float]]) -> str:
-    return f"{found[0]:.3f} ± {found[1]:.3f}"
+def _listed_by_seed(done: Sequence[Row]) -> str:
+    """CPU minutes of the fits of each seed, and of corrupting and predicting."""
+    seconds: dict[int, float] = {}
+    for row in done:
+        own = row["seconds"] + row["other_seconds"]
+        seconds[row["seed"]] = seconds.get(row["seed"], 0.0) + own
+    return ", ".join(f"{seconds[seed] / 60:.0f}" for seed in sorted(seconds))
 
 
 def _run_words(rows: Sequence[Row]) -> str:
@@ -150,15 +186,16 @@ def _run_words(rows: Sequence[Row]) -> str:
         "right in as many steps), means of factors around "
         "+1 with sd 0.1 or at random signs (under the wider prior N(1, 1)), "
         f"{one['draws']} draws. ± is one standard error over images and seeds together, of "
-        "differences paired. A verdict takes two of them and every seed on one side; an "
-        "error over two or three seeds is a poor estimate, so a verdict near two errors may turn "
-        "with the next seed. ECE has equal-mass bins and stands beside its floor. Corrupted: mean "
-        "over eight kinds and severities 1, 3, 5 of the first test "
-        "images, the same noise for all.\n\n"
+        f"differences paired. A verdict takes {ERRORS:g} of them, every seed on one side, and p of "
+        f"at most {LEVEL:g} by Student's t: an error over two or three seeds is a poor estimate, "
+        "and its degrees of freedom are those of Welch and Satterthwaite. p is of each pair alone. "
+        "ECE has equal-mass bins and stands beside its floor. Corrupted: mean over eight kinds and "
+        "severities 1, 3, 5 of the first test images, the same noise for all.\n\n"
         f"What was run: {len(done)} fits, {fits:.1f} CPU minutes of fits and {rest:.1f} of "
-        "corrupting and predicting, one thread each, on a "
-        f"machine with other work: {_jsonl.processors(rows)}; {machine['cores']} cores, Python "
-        f"{machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
+        f"corrupting and predicting (by seed {_listed_by_seed(done)}), one thread each, on a "
+        f"machine with other work, at times little and at times much: {_jsonl.processors(rows)}; "
+        f"{machine['cores']} cores, Python {machine['python']}, torch {versions['torch']}, "
+        f"pyro-ppl {versions['pyro-ppl']}. "
         "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`. No "
         "figure compares with published ones: the images are parts, CIFAR-10's were decoded from "
         "JPEG, and the networks are small."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.stats import ttest_1samp, ttest_ind
 
 from benchmarks import _jsonl, _rank1_page, _uci_page, rank1
 
@@ -154,14 +155,18 @@ def rank1_rows(method: str, shift: float, seeds: tuple[float, ...]) -> list[Row]
 def test_differences_over_images_and_seeds() -> None:
     a, b = rank1_rows("a", -0.5, (0.0, 0.1, 0.3)), rank1_rows("b", -1.0, (0.0, 0.1, 0.0))
     fits = {row["seed"]: row for row in a}, {row["seed"]: row for row in b}
-    mean, error, each = _rank1_page.mean_with_error(*fits, "groups", "log_score")
-    assert_allclose(each, [0.5, 0.5, 0.8])
-    assert_allclose(mean, 0.6)
-    assert_allclose(error, np.std(each, ddof=1) / math.sqrt(3))  # images differ by nothing
-    alone = _rank1_page.mean_with_error(fits[0], None, "groups", "log_score")
+    pair = _rank1_page.estimate(*fits, "groups", "log_score")
+    assert_allclose(pair.each, [0.5, 0.5, 0.8])
+    assert_allclose(pair.mean, 0.6)
+    assert_allclose(pair.error, np.std(pair.each, ddof=1) / math.sqrt(3))  # images: by nothing
+    assert_allclose(pair.p_value, ttest_1samp(pair.each, 0).pvalue)
+    alone = _rank1_page.estimate(fits[0], None, "groups", "log_score")
     images = np.linspace(-1, 1, 50).std(ddof=1) / math.sqrt(50)
     seeds = np.std([0.0, 0.1, 0.3], ddof=1) / math.sqrt(3)
-    assert_allclose(alone[1], math.hypot(images, seeds))
+    assert_allclose(alone.error, math.hypot(images, seeds))
+    # Welch's test of two samples, of 50 images and of 3 seeds, has these degrees of freedom
+    welch = ttest_ind(np.linspace(-1, 1, 50), [0.0, 0.1, 0.3], equal_var=False)
+    assert_allclose(alone.free, welch.df)
 
 
 def test_beating_asks_for_two_errors_and_every_seed() -> None:
@@ -175,6 +180,7 @@ def test_beating_asks_for_two_errors_and_every_seed() -> None:
     assert "a is behind b" in said(-0.5, -0.6, -0.7)
     assert "a cannot be told from b" in said(0.9, 0.9, -0.01)  # two errors, but not each seed
     assert "a cannot be told from b" in said(0.01, 0.6, 0.01)
+    assert "a cannot be told from b" in said(0.1, 0.5, 0.6)  # 2.6 errors of two degrees of freedom
 
 
 def test_the_page_of_rank_1_says_what_was_not_run() -> None:
