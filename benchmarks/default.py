@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         own = replace(
             settings,
             rounds=settings.rounds or ROUNDS[part],
-            command=f"{settings.command} --part {part}",
+            command=f"{settings.command.partition(' --part ')[0]} --part {part}",
         )
         print(part, flush=True)
         with tempfile.TemporaryDirectory() as folder:

@@ -300,6 +300,7 @@ def test_a_quick_run_writes_the_figures_of_every_part(
 ) -> None:
     before = [page.read_text() for page in _tables.PAGES]
     command = ["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)]
+    command += ["--part", *default.PARTS]
     found = default.main(command)
     printed = capsys.readouterr().out
     assert list(found) == list(default.PARTS)
@@ -323,7 +324,7 @@ def test_a_quick_run_writes_the_figures_of_every_part(
 def test_parts_can_be_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = default.main(["--quick", "--threads", "1", "--part", "steps"])
     assert list(found) == ["steps"]
-    assert found["steps"]["command"].endswith(" --part steps")
+    assert found["steps"]["command"].partition(" --part ")[2] == "steps"  # that one alone
     with pytest.raises(SystemExit):
         default.main(["--part", "none"])
     assert "invalid choice: 'none'" in capsys.readouterr().err
