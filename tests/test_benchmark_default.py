@@ -300,7 +300,6 @@ def test_a_quick_run_writes_the_figures_of_every_part(
 ) -> None:
     before = [page.read_text() for page in _tables.PAGES]
     command = ["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)]
-    command += ["--part", *default.PARTS]
     found = default.main(command)
     printed = capsys.readouterr().out
     assert list(found) == list(default.PARTS)
