@@ -92,6 +92,11 @@ CASES = [
     ),
     Case((*DIABETES, "auto-normal,auto-dropout:rate=2"), 2, "rate is "),
     Case((*DIABETES, "hmc", "--steps", "9"), 2, "--steps does nothing for HMC: leave it out"),
+    Case(  # before what takes longer, whether the method can fit this model
+        ("fit", "--data", "diabetes", "--method", "nuts", "--model", "rank1-mlp", "--width", "8"),
+        2,
+        "--width does nothing for Rank1MLP",
+    ),
     Case(
         (*DIABETES, "auto-normal:num_steps=7", "--steps", "9"), 2, "--steps does nothing for Auto"
     ),

@@ -22,6 +22,7 @@ from pyro_bnn import guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DataError, ModelError, ShapeError, SiteError
 from pyro_bnn.program import Batch, Program
+from pyro_bnn.program.batched import over_draws
 from tests.collection import rest_in_soak
 from tests.oracle import linear_gaussian, log_normal
 from tests.plain_pyro import (
@@ -884,3 +885,14 @@ def test_prior_draws_follow_the_parameters_they_are_given() -> None:
     assert_close(program.prior_draws(5, x[:1], seed=3, params=trained), 7 * draws)
     program.params = trained
     assert_close(program.prior_draws(5, x[:1], seed=3), 7 * draws)
+
+
+@pytest.mark.parametrize("message", [("no batches",), ()], ids=["with a reason", "without"])
+def test_draws_that_cannot_be_batched_are_taken_one_by_one(message: tuple[str, ...]) -> None:
+    def double(z: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(z):
+            raise NotImplementedError(*message)
+        return 2 * z
+
+    z = torch.arange(6.0).view(3, 2)
+    assert torch.equal(over_draws(double, z), 2 * z)

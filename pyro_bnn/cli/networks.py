@@ -7,19 +7,17 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import typer
 
 from pyro_bnn.cli.methods import Method, comma_parts
-from pyro_bnn.cli.options import FitOptions, NetworkOptions, Source
+from pyro_bnn.cli.options import NetworkOptions, Source
 from pyro_bnn.cli.terminal import given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
-from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.likelihoods import Poisson
 from pyro_bnn.models.description import describe as describe_model
 from pyro_bnn.models.network import ACTIVATIONS
@@ -130,42 +128,6 @@ def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
                 f"--{name} does nothing for {', '.join(cls.__name__ for cls in classes)}: "
                 f"leave it out, or take the model {', '.join(others[:-1])} or {others[-1]}"
             )
-
-
-def begin(
-    context: typer.Context,
-    how: FitOptions,
-    rows: Split,
-    models: Mapping[str, Model],
-    network: NetworkOptions,
-    *folders: Path | None,
-    inputs_only: str = "",
-    **words: Any,
-) -> None:
-    """What is refused and said before the first fit; torch gets the threads of the fits.
-
-    Args:
-        context: That of the command.
-        how: Options of the fits.
-        rows: The data.
-        models: By name of the method.
-        network: What the command says of the networks.
-        folders: Where files will be written.
-        inputs_only: What is said of data whose targets are not used, in place of data and task.
-        words: Passed to :func:`describe`.
-
-    Raises:
-        OptionError: If an option of layers does nothing.
-        OutputError: If a folder cannot be written to.
-    """
-    check_layers(context, models)
-    for folder in folders:
-        if folder is not None:
-            check_writable(folder)
-    lines = list(describe(rows, models, network, **words))
-    for line in [inputs_only, *lines[2:]] if inputs_only else lines:
-        how.say(line)
-    torch.set_num_threads(how.threads)
 
 
 def make_networks(

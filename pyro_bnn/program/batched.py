@@ -25,7 +25,9 @@ def without_vmap_warnings() -> Iterator[None]:
 
 
 def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -> tuple[T, str]:
-    """What a function makes of each draw ``[S, ...]``, and why not as a batch; empty if it was.
+    """What a function makes of each draw ``[S, ...]``, and why not as a batch.
+
+    The reason is empty if it was one, or if that was not tried.
 
     Args:
         fn: Takes one draw.
@@ -40,7 +42,7 @@ def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     rows = [fn(row) for row in z]
     return cast(T, tree_map(lambda *values: torch.stack(values), *rows)), reason
 

@@ -54,7 +54,7 @@ from pyro_bnn.program.terms import (
     Params,
     Predictive,
     RowEstimate,
-    part,
+    with_prefix,
 )
 from pyro_bnn.sites import Site
 
@@ -382,8 +382,8 @@ class Program:
             estimate: Of the likelihood term, where it is another one; the KL is as without.
             row_noise: Its noise, beside that of the draws.
         """
-        own = part(params, "guide.")
-        model = {**self.params, **part(params, "model.")}  # frozen parameters keep their values
+        own = with_prefix(params, "guide.")
+        model = {**self.params, **with_prefix(params, "model.")}  # frozen ones keep their values
         by_row = noise.ndim == 3
         q = guide.terms(own, noise[:, 0] if by_row else noise)
         # the likelihood has draws of its own, apart from the KL's

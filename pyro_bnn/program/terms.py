@@ -153,6 +153,6 @@ class ELBOTerms(NamedTuple):
         return loss if self.log_factors is None else loss - self.log_factors
 
 
-def part(params: Params, prefix: str) -> dict[str, Tensor]:
+def with_prefix(params: Params, prefix: str) -> dict[str, Tensor]:
     """The parameters whose names have a prefix, by their names without it."""
     return {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}

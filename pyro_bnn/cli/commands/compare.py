@@ -48,6 +48,7 @@ def compare(
     compared.start_server(how)
 
     from pyro_bnn.cli import fits, networks, runs
+    from pyro_bnn.cli.before_fits import check_and_describe
 
     # All that can fail early does so before the first fit
     plan = _plan(context, compared, network, how, saves)
@@ -67,7 +68,7 @@ def compare(
     rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
-    networks.begin(context, how, rows, models, network, compared.out, saves.checkpoint)
+    check_and_describe(context, how, rows, models, network, compared.out, saves.checkpoint)
     whole: Comparison | RepeatedComparison
     if len(data_of) * len(seeds) > 1:
         whole, lost, files = _several(plan, data_of, seeds, compared.out, processes)

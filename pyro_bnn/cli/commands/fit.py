@@ -33,6 +33,7 @@ def fit(
     on with --checkpoint and --resume, on one machine to the same numbers.
     """
     from pyro_bnn.cli import fits, networks, saved_fit
+    from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.data.split import all_rows
 
@@ -47,9 +48,10 @@ def fit(
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
     engines = fits.in_batches(engines, models, rows.train)
+    networks.check_layers(context, models)
     fits.check_starts(engines, models, rows.train)
     folders = fitted.out, saves.checkpoint
-    networks.begin(context, how, rows, models, network, *folders, all_rows=fitted.all_rows)
+    check_and_describe(context, how, rows, models, network, *folders, all_rows=fitted.all_rows)
     posteriors, _ = fits.fit_all(
         engines,
         models,

@@ -42,6 +42,7 @@ def sbc(
     --fail-on warning is given.
     """
     from pyro_bnn.cli import networks
+    from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
@@ -55,7 +56,7 @@ def sbc(
     models = networks.build_models(plans, how.device)
     x = loaded.train.x[: simulated.rows]
     data = f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated"
-    networks.begin(context, how, loaded, models, network, simulated.out, inputs_only=data)
+    check_and_describe(context, how, loaded, models, network, simulated.out, data_line=data)
     ((name, engine),) = engines.items()
     has_density = getattr(found[name].cls, "has_log_prob", False)
     if simulated.ranks and not has_density:

@@ -35,6 +35,7 @@ def trust(
     FOLDER gets index.html and the tables as CSV files.
     """
     from pyro_bnn.cli import fits, networks, runs
+    from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.methods import find_methods
     from pyro_bnn.data import load
     from pyro_bnn.report import trust as judge
@@ -50,7 +51,7 @@ def trust(
     models = {seed: plan.models(rows, seed) for seed in seeds}
     first = models[seeds[0]]
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, first, rows.train))
-    networks.begin(context, how, rows, first, network, trusted.out)
+    check_and_describe(context, how, rows, first, network, trusted.out)
     posteriors: dict[str, list[Any]] = {}
     lost: list[str] = []
     for seed in seeds:
@@ -81,7 +82,7 @@ def trust(
 
 
 def _asked(trusted: opt.Trusted) -> dict[str, Any]:
-    """What else is asked of the classifiers than their predictions of the held-out images."""
+    """What else is asked of the classifiers, but for images of another data set."""
     from pyro_bnn.cli.methods import comma_parts
     from pyro_bnn.cli.runs import numbers
 
