@@ -54,10 +54,11 @@ def compare(
     plan = _plan(context, compared, network, how, saves)
     splits = runs.one_or_several(context, "split", compared.splits)
     seeds = runs.one_or_several(context, "seed", compared.seeds)
+    num_runs = len(splits) * len(seeds)
     processes = runs.number_of_jobs(
         compared.num_jobs,
         plan.engines,
-        len(splits) * len(seeds),
+        num_runs,
         how.threads,
         is_here=compared.backend is None,
         device=how.device,
@@ -70,7 +71,7 @@ def compare(
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, compared.out, saves.checkpoint)
     whole: Comparison | RepeatedComparison
-    if len(data_of) * len(seeds) > 1:
+    if num_runs > 1:
         whole, lost, files = _several(plan, data_of, seeds, compared.out, processes)
     else:
         whole, lost, files = _one(plan, models, rows, seeds[0], compared.out, processes)

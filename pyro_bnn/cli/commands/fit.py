@@ -48,7 +48,7 @@ def fit(
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
     engines = fits.in_batches(engines, models, rows.train)
-    networks.check_layers(context, models)
+    networks.check_layers(context, models)  # before what takes longer
     fits.check_starts(engines, models, rows.train)
     folders = fitted.out, saves.checkpoint
     check_and_describe(context, how, rows, models, network, *folders, all_rows=fitted.all_rows)
