@@ -216,13 +216,14 @@ def test_importing_the_package_is_cheap() -> None:
 SHORT_FIT = """
 import torch, pyro_bnn as bnn
 x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=5, compile=True)
+svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=5, compile={how})
 svi.run(bnn.models.MLP(1, hidden=(3,)), (x, x[:, 0]), progress=False).predict(x).mean"""
 
 
-def test_a_fit_of_a_small_network_imports_none_of_torchs_compiler() -> None:
+@pytest.mark.parametrize("how", [True, False, "auto"])
+def test_a_fit_of_a_small_network_imports_none_of_torchs_compiler(how: bool | str) -> None:
     compiler = {"torch._dynamo", "torch._inductor.compile_fx", "sympy"}
-    assert compiler.isdisjoint(modules_after(SHORT_FIT, ROOT))
+    assert compiler.isdisjoint(modules_after(SHORT_FIT.format(how=repr(how)), ROOT))
 
 
 @pytest.mark.parametrize("module", ["arviz_io", "errors"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -66,24 +65,6 @@ def compile_graph(
         }
         compiled = _compiled(graph, examples, options, in_cpp=in_order)
     return Graph(cast(TensorFunction, compiled), shapes)
-
-
-@contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Let an optimiser be made without Dynamo, which takes up to a second to import.
-
-    Its method that takes parameters asks Dynamo, which traces none here, for a form that is not
-    traced, and remembers it in an attribute.
-    """
-    method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
-    if method is None or "torch._dynamo" in sys.modules:
-        yield
-        return
-    method.__dict__["__dynamo_disable"] = method
-    try:
-        yield
-    finally:
-        del method.__dict__["__dynamo_disable"]
 
 
 def _compiled(

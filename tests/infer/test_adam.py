@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn.infer.svi.adam import Adam, clip
+from pyro_bnn.infer.svi.adam import Adam, PlainAdam, clip
 
 SHAPES = [(3, 2), (4,), ()]
 RATE = 0.03
@@ -101,6 +101,30 @@ def test_fifty_steps_are_those_of_torch(options: dict[str, Any]) -> None:
         assert_close(
             pure.values(), [p.detach() for p in (*reference, *moments)], rtol=1e-12, atol=1e-14
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"amsgrad": True, "eps": 1e-3}])
+def test_the_plain_one_is_torchs_to_the_last_bit(options: dict[str, Any]) -> None:
+    """With parameters that have no gradient now and then, and from the state of the other kind."""
+    both = [leaves(), leaves()]
+
+    def make() -> tuple[torch.optim.Adam, PlainAdam]:
+        return torch.optim.Adam(both[0], lr=RATE, **options), PlainAdam(both[1], lr=RATE, **options)
+
+    torchs, plain = make()
+    for t, gradients in enumerate(random_gradients(20)):
+        for parameters in both:
+            for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                parameter.grad = None if i == t % 4 else gradient.clone()
+        torchs.step()
+        plain.step()
+        if t == 10:
+            states = copy.deepcopy((torchs.state_dict(), plain.state_dict()))
+            torchs, plain = make()
+            torchs.load_state_dict(states[1])
+            plain.load_state_dict(states[0])
+    assert_close(both[1], both[0], rtol=0, atol=0)
+    assert_close(plain.state_dict(), torchs.state_dict(), rtol=0, atol=0)
 
 
 def test_the_first_step_is_that_of_the_formula() -> None:

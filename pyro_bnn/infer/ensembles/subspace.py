@@ -26,6 +26,7 @@ from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.sgmcmc.gradient import potential_of
+from pyro_bnn.infer.svi.adam import PlainAdam
 from pyro_bnn.infer.svi.options import name_of
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.program.random_state import derived_seed, isolated
@@ -199,7 +200,7 @@ class Subspace(Engine[DrawsPosterior]):
         rows = {2: 0, 3: 0} if batches.rows_vary else {}
         slope = Captured(on_curve, "the curve between two modes", rows=rows)
         control = ((first + last) / 2).requires_grad_()
-        adam = torch.optim.Adam([control], lr=self.around.learning_rate)
+        adam = PlainAdam([control], lr=self.around.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(self.around.num_steps, 1))
         generator = torch.Generator().manual_seed(derived_seed(problem.seed, CURVE))
         for _ in range(self.around.num_steps):

@@ -19,6 +19,7 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer.mcmc.potentials import of_one
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.svi.adam import PlainAdam
 
 HELD_OUT = 0.1  # of the rows
 LOOK = 10  # steps between two looks at the held-out rows
@@ -68,7 +69,7 @@ def _descend(
 ) -> Tensor:
     z = starts.clone()
     best, best_score = z.clone(), held_out(z)
-    adam = torch.optim.Adam([z], lr=learning_rate)
+    adam = PlainAdam([z], lr=learning_rate)
     waited = 0
     bar = tqdm(range(1, MOST_STEPS + 1), disable=not progress, desc="members", unit="step")
     for step in bar:

@@ -10,9 +10,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.capture.inductor import without_dynamo
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.svi.adam import Adam, clip, without_traces
+from pyro_bnn.infer.svi.adam import Adam, PlainAdam, clip, without_traces
 
 AVERAGES = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "square_avg": 2}
 """Moving averages in the states of torch's optimisers, of which power of the gradient."""
@@ -53,8 +52,7 @@ class Descent:
         self._parameters = list(parameters)
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm
         if optimizer is None:
-            with without_dynamo():
-                made: object = torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)
+            made: object = PlainAdam(self._parameters, lr=learning_rate, fused=True)
         elif takes_learning_rate(optimizer):
             made = optimizer(self._parameters, lr=learning_rate)
         else:
