@@ -12,13 +12,13 @@ the same numbers to rounding:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
@@ -91,29 +91,33 @@ def _turn(module: GraphModule, node: Node, turned: set[Node]) -> None:
         return
     add, bias = _bias(node, (num_draws, 1, num_units))
     last = node if add is None else add
+    call = functools.partial(_call, module)
     with module.graph.inserting_before(last):
-        w = _call(module, aten.transpose.int, weights, 1, 2)  # [S, H, I]
-        b = None if bias is None else _call(module, aten.transpose.int, bias, 1, 2)  # [S, H, 1]
+        w = call([num_draws, num_units, num_inputs], aten.transpose.int, weights, 1, 2)
+        b = None
+        if bias is not None:
+            b = call([num_draws, num_units, 1], aten.transpose.int, bias, 1, 2)
+        turned_shape = [num_draws, num_units, num_rows]
         if shared is None:
-            h = _call(module, aten.transpose.int, inputs, 1, 2)  # [S, I, N]
+            h = call([num_draws, num_inputs, num_rows], aten.transpose.int, inputs, 1, 2)
             product = (
-                _call(module, aten.bmm.default, w, h)
+                call(turned_shape, aten.bmm.default, w, h)
                 if b is None
-                else _call(module, aten.baddbmm.default, b, w, h)
+                else call(turned_shape, aten.baddbmm.default, b, w, h)
             )
         else:
-            x = _call(module, aten.reshape.default, shared, [num_rows, num_inputs])
-            x = _call(module, aten.transpose.int, x, 0, 1)  # [I, N]
+            x = _reshape(module, shared, [num_rows, num_inputs])
+            x = call([num_inputs, num_rows], aten.transpose.int, x, 0, 1)
             num_columns = num_inputs
             if b is not None:  # the weight of an input that is 1: an addmm would write it first
-                w = _call(module, aten.cat.default, [w, b], 2)
-                ones = _call(module, aten.new_ones.default, x, [1, num_rows])
-                x = _call(module, aten.cat.default, [x, ones], 0)
                 num_columns += 1
-            w = _call(module, aten.reshape.default, w, [num_draws * num_units, num_columns])
-            product = _call(module, aten.mm.default, w, x)
-            product = _call(module, aten.reshape.default, product, [num_draws, num_units, num_rows])
-        result = _call(module, aten.transpose.int, product, 1, 2)  # [S, N, H]
+                w = call([num_draws, num_units, num_columns], aten.cat.default, [w, b], 2)
+                ones = call([1, num_rows], aten.new_ones.default, x, [1, num_rows])
+                x = call([num_columns, num_rows], aten.cat.default, [x, ones], 0)
+            w = _reshape(module, w, [num_draws * num_units, num_columns])
+            product = call([num_draws * num_units, num_rows], aten.mm.default, w, x)
+            product = _reshape(module, product, turned_shape)
+        result = call([num_draws, num_rows, num_units], aten.transpose.int, product, 1, 2)
     last.replace_all_uses_with(result)
     turned.add(result)
 
@@ -172,19 +176,16 @@ def _is_free(value: Any, reader: Node) -> bool:
     return False
 
 
-def _call(module: GraphModule, target: Any, *args: Any) -> Node:
-    """A new node, with what is known of its result."""
+def _call(module: GraphModule, shape: Sequence[int], target: Any, *args: Any) -> Node:
+    """A new node, with the shape of its result and the dtype of its arguments."""
     node = module.graph.call_function(target, args)
-    shapes = tree_map(
-        lambda a: (
-            torch.empty(_value(a).shape, dtype=_value(a).dtype, device="meta")
-            if isinstance(a, Node)
-            else a
-        ),
-        args,
-    )
-    node.meta["val"] = target(*shapes)
+    dtype = _value(node.all_input_nodes[0]).dtype
+    node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
     return node
+
+
+def _reshape(module: GraphModule, value: Node, shape: list[int]) -> Node:
+    return _call(module, shape, aten.reshape.default, value, shape)
 
 
 def _value(node: Any) -> Tensor:

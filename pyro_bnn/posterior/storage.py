@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
@@ -303,7 +302,7 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     return guide
 
 
-class _Within(TorchDispatchMode):
+class _Within(memory.Mode):
     """Refuses tensors of more numbers than a bound before they are made.
 
     Args:
