@@ -14,6 +14,7 @@ from benchmarks._tables import markdown
 
 Row: TypeAlias = dict[str, Any]
 Case: TypeAlias = tuple[str, int, int, int, int]  # data, epochs, images: training, test, corrupted
+Fits: TypeAlias = Mapping[str, Mapping[int, Row]]  # by method and seed
 BASES = ("deterministic, rank-1 net, K = 1", "deterministic")
 RANK1 = ("rank-1 Gaussian", "rank-1 Cauchy")
 LEVEL = 0.05
@@ -37,7 +38,7 @@ class Estimate(NamedTuple):
         mean: The mean.
         error: Its standard error over images and seeds together.
         free: Degrees of freedom of the error: those over seeds, the fewest of its parts.
-        each: The value of each seed.
+        each: The value of each seed, or of each data set.
     """
 
     mean: float
@@ -85,18 +86,47 @@ def estimate(
     return Estimate(float(np.mean(each)), math.sqrt(images + of_seeds), free, each)
 
 
-def verdict(a: str, b: str, fits: Mapping[str, Mapping[int, Row]]) -> str:
-    """Whether one beats the other: paired over images and seeds, by Student's t."""
+def over_data(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean over data sets, whose seeds have nothing to do with each other."""
+    means = [each.mean for each in estimates]
+    error = math.sqrt(sum(each.error**2 for each in estimates)) / len(estimates)
+    return Estimate(float(np.mean(means)), error, min(each.free for each in estimates), means)
+
+
+def paired(a: str, b: str, fits: Fits) -> Estimate | None:
+    """Log score of a less that of b, over images and seeds; None below two seeds of both."""
     if len(set(fits.get(a, ())) & set(fits.get(b, ()))) < 2:
-        return ""  # one seed has no error over seeds
-    found = estimate(fits[a], fits[b], "groups", "log_score")
+        return None  # one seed has no error over seeds
+    return estimate(fits[a], fits[b], "groups", "log_score")
+
+
+def verdict(a: str, b: str, found: Estimate, of: str) -> str:
+    """Whether a beats b, by Student's t."""
     is_told = found.p_value <= LEVEL
     says = ("beats" if found.mean > 0 else "is behind") if is_told else "cannot be told from"
-    seeds = len(found.each)
     return (
-        f"**{a} {says} {b}**: {found.mean:+.3f} ± {found.error:.3f} nats an image "
-        f"({found.num_errors:.1f} errors, {seeds} seeds, p = {found.p_value:.2g})"
+        f"- **{a} {says} {b}**: {found.mean:+.3f} ± {found.error:.3f} nats an image "
+        f"({found.num_errors:.1f} errors, {len(found.each)} {of}, p = {found.p_value:.2g})."
     )
+
+
+def _verdicts(found: Mapping[Case, Fits]) -> Iterator[str]:
+    """What is said of the mean over data sets, then of each."""
+    pairs = [(a, b) for a in RANK1 for b in BASES]
+    pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
+    pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
+    cases_of = {data: [case for case in found if case[0] == data] for data, *_ in found}
+    largest = {data: found[max(own, key=lambda case: case[1:])] for data, own in cases_of.items()}
+    each = {pair: [paired(*pair, fits) for fits in largest.values()] for pair in pairs}
+    full = {pair: over_data([e for e in of if e]) for pair, of in each.items() if all(of)}
+    if len(largest) > 1 and full:
+        yield f"Mean over {', '.join(largest)}:"
+        yield "\n".join(verdict(*pair, mean, "data sets") for pair, mean in full.items())
+    for case, fits in found.items():
+        estimates = {pair: paired(*pair, fits) for pair in pairs}
+        said = [verdict(*pair, own, "seeds") for pair, own in estimates.items() if own]
+        yield f"{_case_words(case)}{':' if said else ': no verdicts before a second seed.'}"
+        yield "\n".join(said)
 
 
 def page(rows: Sequence[Row], tables: Mapping[str, str]) -> str:
@@ -110,14 +140,7 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
     if not found:
         yield "No fit has been run yet: `python -m benchmarks.rank1`."
         return
-    for case, fits in found.items():
-        pairs = [(a, b) for a in RANK1 for b in BASES if a in fits and b in fits]
-        pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
-        pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
-        said = [text for a, b in pairs if (text := verdict(a, b, fits))]
-        yield f"{_case_words(case)}{':' if said else ': no verdicts before a second seed.'}"
-        if said:
-            yield "\n".join(f"- {text}." for text in said)
+    yield from _verdicts(found)
     yield _run_words(rows)
     for case, fits in found.items():
         yield f"## {_case_words(case)}"
@@ -142,7 +165,7 @@ def _case_words(case: Case) -> str:
     return f"{text}, {corrupted:,} of them corrupted" if corrupted else text
 
 
-def _table(fits: Mapping[str, Mapping[int, Row]], base: Mapping[int, Row], base_name: str) -> str:
+def _table(fits: Fits, base: Mapping[int, Row], base_name: str) -> str:
     head = ["method", "seeds", "log score, nats", f"to {base_name}, paired", "accuracy", "ECE"]
     head += ["floor", "corrupted log score", "paired", "accuracy", "ECE", "floor"]
     head += ["CPU seconds", "passes"]
@@ -194,7 +217,8 @@ def _run_words(rows: Sequence[Row]) -> str:
         f"{one['draws']} draws. ± is one standard error over images and seeds together, of "
         f"differences paired. A verdict takes p of at most {LEVEL:g} by Student's t with the "
         "degrees of freedom of the seeds (one less than their number; with three seeds it takes "
-        "4.3 errors), as an error over so few is a poor estimate. p is of each pair alone. "
+        "4.3 errors), as an error over so few is a poor estimate; so does that of the mean over "
+        "data sets, which has more and is given those of one. p is of each pair alone. "
         "ECE has equal-mass bins and stands beside its floor. Corrupted: mean over eight kinds and "
         "severities 1, 3, 5 of the first test images, the same noise for all.\n\n"
         f"What was run: {len(done)} fits, {fits:.1f} CPU minutes of fits and {rest:.1f} of "
@@ -203,7 +227,8 @@ def _run_words(rows: Sequence[Row]) -> str:
         f"{_jsonl.processors(rows)}; "
         f"{machine['cores']} cores, Python {machine['python']}, torch {versions['torch']}, "
         f"pyro-ppl {versions['pyro-ppl']}. "
-        "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`. No "
+        "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`, with "
+        "`--data fashion` on Fashion-MNIST. No "
         "figure compares with published ones: the images are parts, CIFAR-10's were decoded from "
         "JPEG, and the networks are small."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -173,13 +174,52 @@ def test_beating_asks_for_more_than_two_errors_over_three_seeds() -> None:
 
     def said(*seeds: float) -> str:
         own = {row["seed"]: row for row in rank1_rows("a", -1.0, seeds)}
-        return _rank1_page.verdict("a", "b", {"a": own, "b": base})
+        found = _rank1_page.paired("a", "b", {"a": own, "b": base})
+        assert found
+        return _rank1_page.verdict("a", "b", found, "seeds")
 
     assert "a beats b" in said(0.5, 0.6, 0.7)
     assert "a is behind b" in said(-0.5, -0.6, -0.7)
     assert "a cannot be told from b" in said(0.9, 0.9, -0.01)  # 1.97 errors
     assert "a cannot be told from b" in said(0.01, 0.6, 0.01)
     assert "a cannot be told from b" in said(0.1, 0.5, 0.6)  # 2.6 errors of two degrees of freedom
+
+
+def test_the_mean_over_data_sets_is_told_from_none_as_seldom_as_it_says() -> None:
+    """Of three data sets with three seeds each, whose errors differ up to ten times."""
+    generator, count = np.random.default_rng(0), 4_000
+    for sds in ([1.0, 1.0, 1.0], [1.0, 0.3, 0.1], [1.0, 0.1, 0.1]):
+        seeds = generator.normal(size=(count, 3, 3)) * np.array(sds)[:, None]
+        means, errors = seeds.mean(-1), seeds.std(-1, ddof=1) / math.sqrt(3)
+        p_values = []
+        for i in range(count):
+            pairs = zip(means[i], errors[i], strict=True)
+            each = [_rank1_page.Estimate(mean, error, 2, ()) for mean, error in pairs]
+            p_values.append(_rank1_page.over_data(each).p_value)
+        alarms = np.mean(np.array(p_values) <= 0.05)
+        assert alarms <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / count)
+    assert alarms >= 0.02  # one data set's error is nearly all of it: its own degrees of freedom
+
+
+def test_the_mean_over_data_sets_stands_before_them() -> None:
+    names = ("deterministic", "rank-1 Gaussian")
+    fits = [rank1_rows(names[0], -1.0, (0.0, 0.1)), rank1_rows(names[1], 0.0, (0.0, 0.3))]
+    other = [[{**row, "data": "cifar", "train_rows": 90} for row in rows] for rows in fits]
+    page = _rank1_page.page([*itertools.chain(*fits, *other)], dict.fromkeys(names, "methods"))
+    assert page.index("Mean over") < page.index("mnist, 100 training")
+    one, two = (_rank1_page.paired(*names[::-1], _by_method(rows)) for rows in (fits, other))
+    assert one
+    assert two
+    both = _rank1_page.over_data([one, two])
+    assert_allclose((both.mean, both.error), (one.mean, one.error / math.sqrt(2)))
+    assert both.free == 1
+    assert f"{both.mean:+.3f} ± {both.error:.3f} nats an image" in page
+    alone = _rank1_page.page([*itertools.chain(*fits)], dict.fromkeys(names, "methods"))
+    assert "Mean over" not in alone
+
+
+def _by_method(fits: list[list[Row]]) -> dict[str, dict[int, Row]]:
+    return {rows[0]["method"]: {row["seed"]: row for row in rows} for rows in fits}
 
 
 def test_the_page_of_rank_1_says_what_was_not_run() -> None:
