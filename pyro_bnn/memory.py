@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pyro_bnn.errors import OptionError
 
@@ -53,8 +52,8 @@ class CountBytes(Mode):
     def _take(self, values: Any) -> int:
         """Remember the storages of tensors; bytes of those that are new."""
         new = 0
-        for value in tree_leaves(values):
-            if not isinstance(value, Tensor) or value._is_zerotensor():  # a tangent of no bytes
+        for value in _tensors(values):
+            if value._is_zerotensor():  # a tangent of no bytes
                 continue
             storage = value.untyped_storage()
             if storage.data_ptr() not in self._known:
@@ -62,6 +61,15 @@ class CountBytes(Mode):
                 self._storages.append(storage)
                 new += storage.nbytes()
         return new
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those of an operation's arguments or results, which nest in lists and tuples alone."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
 
 
 def bytes_per_draw(fn: Callable[..., object], z: Tensor, rows: Sequence[Tensor]) -> tuple[int, int]:
