@@ -56,7 +56,6 @@ def simplify(module: GraphModule) -> None:
     _remove_neutral(module)
     _fold_constants(module)
     _merge_duplicates(module)
-    module.graph.eliminate_dead_code()
     module.recompile()
 
 
