@@ -7,6 +7,7 @@ figures of soak tests as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -99,8 +100,8 @@ def short_trajectories() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def uncaptured() -> Iterator[None]:
+@contextlib.contextmanager
+def capturing_nothing() -> Iterator[None]:
     """What is not compiled runs as it is: of a fit of few steps, capturing takes the most time."""
     make = Captured.__init__
 
@@ -109,6 +110,13 @@ def uncaptured() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Captured, "__init__", init)
+        yield
+
+
+@pytest.fixture(scope="module")
+def uncaptured() -> Iterator[None]:
+    """Of a whole module nothing is captured, its fixtures included."""
+    with capturing_nothing():
         yield
 
 

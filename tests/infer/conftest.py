@@ -10,6 +10,7 @@ import torch
 
 from pyro_bnn.capture import Captured
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from tests.conftest import capturing_nothing
 from tests.oracle import LinearGaussian, linear_gaussian
 
 
@@ -25,6 +26,13 @@ def one_thread() -> Iterator[None]:
 def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains whose step is not recorded as a graph."""
     monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+
+
+@pytest.fixture
+def nothing_captured() -> Iterator[None]:
+    """Of a test of few steps nothing is recorded as a graph."""
+    with capturing_nothing():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import signal
 from collections.abc import Iterator
@@ -41,8 +42,6 @@ from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 from tests.saves import document_of, end_state, write_document
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)  # 20 rows
 STEPS = 12
@@ -56,6 +55,7 @@ ENGINES: dict[str, Any] = {
     "SLANG": SLANG(**LENGTH, batch_size=8, rank=3),
 }
 EACH = pytest.mark.parametrize("name", ENGINES)
+quick = pytest.mark.usefixtures("nothing_captured")
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,7 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow("about a second")
+@quick
 @EACH
 def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +117,7 @@ def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
     assert np.isfinite(whole.losses).all()
 
 
+@quick
 @EACH
 def test_posteriors_have_a_density_a_file_and_a_tree(name: str, tmp_path: Path) -> None:
     posterior = fit(ENGINES[name], seed=3)
@@ -148,6 +150,7 @@ def test_a_fit_is_started_from_at_its_centre() -> None:
 
 
 @pytest.mark.slow("about a second")
+@quick
 @EACH
 def test_one_seed_is_one_fit_in_either_precision(name: str) -> None:
     engine = ENGINES[name]
@@ -172,6 +175,7 @@ def test_the_log_determinant_of_a_precision(precision: Precision, det: float) ->
     assert float(precision.log_det()) == pytest.approx(math.log(det), rel=1e-6)
 
 
+@quick
 def test_the_loss_is_minus_the_elbo_of_the_gaussian_that_the_step_began_with() -> None:
     """Mean over seeds of the first loss, and of the one at temperature and data factor."""
     model = models.LinearRegression(
@@ -320,9 +324,8 @@ def drawn(seed: int) -> Program:
 
 @functools.cache
 def seed_of_little_noise() -> int:
-    smallest = min(range(300), key=lambda seed: float(drawn(seed).initial[-1]))
-    assert drawn(smallest).initial[-1].exp() < 0.01
-    return smallest
+    """The first after 175, as one in a hundred has it."""
+    return next(seed for seed in itertools.count(176) if drawn(seed).initial[-1].exp() < 0.01)
 
 
 @pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])
@@ -362,10 +365,10 @@ def test_scales_start_at_their_medians_and_weights_at_a_draw() -> None:
 
 @pytest.mark.parametrize("cls", [VON, VOGN, Vadam, IVON, SLANG])
 def test_a_seed_whose_prior_draws_a_tiny_noise_is_fitted_like_others(cls: type[Any]) -> None:
-    smallest = seed_of_little_noise()
+    little = seed_of_little_noise()
     y = LINE[:, 0].sin() + 0.1 * (9 * LINE[:, 0]).cos()
     model = models.MLP(1, hidden=(5,)).double()
     engine = cls(num_steps=300, descent_steps=0)
-    fits = [engine.run(model, (LINE, y), seed=s, progress=False) for s in (smallest, 0)]
+    fits = [engine.run(model, (LINE, y), seed=s, progress=False) for s in (little, 0)]
     own, other = (float(fit.predict(LINE, 200).log_prob(y).mean()) for fit in fits)
     assert own > other - 1.0

@@ -35,7 +35,7 @@ from tests.infer.natural.hand import (
     make_run,
 )
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 
 def diagonal_draw(state: State, noise: Array) -> Array:
