@@ -45,15 +45,17 @@ def test_a_member_that_is_not_finite_stays_where_it_was() -> None:
 
 
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 def test_members_of_one_mode_draw_from_its_posterior(oracle: LinearGaussian) -> None:
     """Of a linear-Gaussian model there is one mode: R-hats agree, and moments are exact."""
     mile = MILE(
         num_members=96,  # side by side they cost little, draws one after another much
+        member_learning_rate=0.1,
         warmup_steps=60,
         num_samples=50,
         num_steps=16,
         energy_variance=1e-6,
-        compile=False,
+        compile=True,
     )
     run = mile.run(oracle.model, (oracle.x, oracle.y), progress=False)
     assert (run.method, run.num_chains, run.options["num_members"]) == ("MILE", 96, 96)
