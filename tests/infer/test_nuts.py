@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,8 +49,8 @@ def test_moments_of_the_linear_gaussian_posterior(
     assert not posterior.sample_stats["diverging"].any()
 
 
-@quick
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 @pytest.mark.parametrize(
     "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.soak)]
 )
@@ -57,7 +58,7 @@ def test_moments_under_a_low_rank_mass_matrix(dtype: torch.dtype) -> None:
     """Inputs correlated at 0.99: the diagonal explains little of this posterior."""
     oracle = linear_gaussian(correlation=0.99)
     nuts = NUTS(
-        num_chains=40, warmup_steps=60, num_samples=30, mass_matrix="low_rank", compile=False
+        num_chains=40, warmup_steps=60, num_samples=30, mass_matrix="low_rank", compile=True
     )
     model = LinearModel(3, oracle.noise, oracle.prior_scale).to(dtype)
     run = nuts.run(model, (oracle.x.to(dtype), oracle.y.to(dtype)), progress=False)
@@ -128,22 +129,23 @@ def test_without_influence_of_the_data_the_prior_comes_back(dtype: torch.dtype) 
     assert max(scores.values()) < 4.5, scores
 
 
-@quick
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 def test_chains_from_the_mode_come_to_the_same_posterior(oracle: LinearGaussian) -> None:
     """All chains start at one point."""
     mode = {"w": oracle.mean[:3, None], "b": oracle.mean[3:]}
-    run = EXACT.run(oracle.model, (oracle.x, oracle.y), init=mode, progress=False)
+    nuts = replace(EXACT, compile=True)
+    run = nuts.run(oracle.model, (oracle.x, oracle.y), init=mode, progress=False)
     assert moment_scores(all_draws(run), oracle.mean, oracle.covariance).max() < 4.5
 
 
-@quick
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 @pytest.mark.parametrize("warmup_steps", [0, 3])
 def test_little_warm_up_is_enough_where_chains_start_in_the_posterior(
     warmup_steps: int, oracle: LinearGaussian, posterior: DrawsPosterior
 ) -> None:
-    nuts = NUTS(num_chains=40, warmup_steps=warmup_steps, num_samples=30, compile=False)
+    nuts = NUTS(num_chains=40, warmup_steps=warmup_steps, num_samples=30, compile=True)
     run = nuts.run(oracle.model, (oracle.x, oracle.y), init=posterior, seed=3, progress=False)
     assert all_draws(run).shape == (40, 30, 4)
     assert moment_scores(all_draws(run), oracle.mean, oracle.covariance).max() < 4.5
@@ -251,16 +253,16 @@ def test_lp_is_the_log_joint_of_each_draw(
     torch.testing.assert_close(lp, oracle.log_joint(all_draws(posterior)), rtol=1e-10, atol=0)
 
 
-@quick
 @pytest.mark.slow("samples chains")
+@pytest.mark.usefixtures("all_apart")
 def test_acceptance_comes_to_its_target(oracle: LinearGaussian) -> None:
-    """Within three tenths of its distance to 1, from the 30 draws of the last window.
+    """Within three tenths of its distance to 1, from the 40 draws of the last window.
 
-    At 0.6 the rate of 200 chains is 0.709 to 0.712 over three seeds, that of 30 is 0.704 to 0.721.
+    At 0.6 the rate of 200 chains is 0.697 to 0.709 over four seeds.
     """
     for target in (0.6, 0.95):
         nuts = NUTS(
-            num_chains=200, warmup_steps=90, num_samples=20, target_accept=target, compile=False
+            num_chains=200, warmup_steps=120, num_samples=20, target_accept=target, compile=True
         )
         run = nuts.run(oracle.model, (oracle.x, oracle.y), progress=False)
         rate = run.sample_stats["acceptance_rate"].mean()
