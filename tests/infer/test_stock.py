@@ -125,7 +125,7 @@ def test_a_structured_guide_beats_the_best_factorised_one(
         model = models.LinearRegression(
             3, prior=priors.Normal(oracle.prior_scale), likelihood=likelihoods.Normal(oracle.noise)
         )
-        options: dict[str, Any] = {"num_steps": 800, "learning_rate": 0.03}
+        options: dict[str, Any] = {"num_steps": 400, "learning_rate": 0.05}
         posterior = run(model, autoguide.AutoStructured, **options)
     z, log_q = posterior.unconstrained(1_000), posterior.log_q(1_000)
     terms = oracle.log_joint(z) - log_q
