@@ -159,7 +159,7 @@ def test_a_held_weight_tells_of_its_scale() -> None:
 @pytest.mark.slow("a second or more")
 def test_nuts_draws_from_the_posterior_of_the_other_sites() -> None:
     oracle = linear_gaussian()
-    sampler = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=False)
+    sampler = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=True)
     model = pyro.condition(with_noise, data=NOISE)
     posterior = sampler.run(model, (oracle.x, oracle.y), progress=False)
     z = posterior.unconstrained().double()

@@ -141,7 +141,7 @@ def test_the_elbo_at_the_posterior_of_an_intervened_model_is_its_evidence() -> N
 @pytest.mark.slow("a second or more")
 def test_nuts_draws_the_prior_of_a_weight_that_is_set() -> None:
     model = poutine.do(linear(), data={"weight": SET})
-    sampler = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=False)
+    sampler = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=True)
     z = sampler.run(model, (ORACLE.x, ORACLE.y), progress=False).unconstrained().double()
     mean, variance, _ = with_set_weight(ORACLE)
     mean = torch.cat([torch.zeros(3, dtype=torch.float64), mean])

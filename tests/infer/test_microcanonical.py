@@ -254,7 +254,7 @@ def test_the_length_is_found(engine: Any) -> None:
     """Short where the posterior is nearly a standard normal after whitening."""
     model = models.LinearRegression(3)
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
-    run = engine(num_chains=4, warmup_steps=100, num_samples=20, compile=False).run(
+    run = engine(num_chains=4, warmup_steps=100, num_samples=20, compile=True).run(
         model, (x, x[:, 0]), progress=False
     )
     assert run.options["num_steps"] is None

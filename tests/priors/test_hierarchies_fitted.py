@@ -190,7 +190,7 @@ def z_scores(values: Any, cdf: Cdf) -> Any:
 
 @pytest.mark.slow("samples chains")
 def test_nuts_returns_the_prior_of_the_scales() -> None:
-    nuts = NUTS(num_chains=10, warmup_steps=100, num_samples=100, compile=False)
+    nuts = NUTS(num_chains=10, warmup_steps=100, num_samples=100, compile=True)
     posterior, draws = alone(HalfCauchyScale(0.5, per="unit", loc=1.0), (2, 2), nuts)
     assert posterior.sample_stats["diverging"].sum() == 0
     assert z_scores(draws["scale"], stats.halfcauchy(scale=0.5).cdf).max() < 5

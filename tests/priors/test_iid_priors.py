@@ -228,7 +228,7 @@ def test_nuts_samples_weights_of_every_prior_by_pattern() -> None:
         "1.*": ScaleMixture(0.5, 1.0, 0.5),
     }
     model = bayesian(net, patterns, NormalLikelihood(1e4))
-    sampler = NUTS(num_chains=12, warmup_steps=25, num_samples=25, compile=False)
+    sampler = NUTS(num_chains=12, warmup_steps=25, num_samples=25, compile=True)
     draws = sampler.run(model, rows(), progress=False).sample(300)
     for name, variance in {"0.weight": 0.5, "0.bias": 1.0, "1.weight": 0.625}.items():
         assert 0.6 < float(draws[name].square().mean()) / variance < 1.6, name

@@ -105,7 +105,7 @@ def test_gaussians_whose_covariance_is_the_priors_give_the_posterior() -> None:
 def test_in_all_directions_its_draws_are_of_the_posterior() -> None:
     oracle = linear_gaussian()
     p = len(oracle.mean)
-    nuts = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=False)
+    nuts = NUTS(num_chains=4, warmup_steps=60, num_samples=100, compile=True)
     around = SWAG(num_steps=200, num_iterates=4, rank=2, compile=False)
     engine = Subspace(engine=nuts, kind="random", rank=p, around=around)
     posterior = engine.run(oracle.model, (oracle.x, oracle.y), seed=1, progress=False)
