@@ -284,7 +284,7 @@ def best_gaussian_elbo() -> float:
 
 @pytest.fixture(scope="module")
 def curved_fit() -> GuidePosterior:
-    engine = SVI(AutoFlow, num_steps=4_000, num_particles=16, compile=False)
+    engine = SVI(AutoFlow, num_steps=4_000, num_particles=16)
     posterior = engine.run(Curved(), (CURVED_X, CURVED_Y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     return posterior

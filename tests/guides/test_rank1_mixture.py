@@ -153,7 +153,7 @@ def test_svi_reaches_the_evidence(kind: Any) -> None:
     guide = functools.partial(
         AutoRank1Mixture, num_components=2, separate_biases=False, objective=kind
     )
-    svi = bnn.SVI(guide, num_steps=1_500, num_particles=10, compile=False)
+    svi = bnn.SVI(guide, num_steps=1_500, num_particles=10)
     fitted: Any = svi.run(toy.model, (toy.x, toy.y), progress=False)
     assert objective(toy, fitted.guide) == pytest.approx(toy.log_evidence, abs=1e-3)
 

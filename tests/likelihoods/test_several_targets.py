@@ -69,7 +69,7 @@ def test_the_joint_density_is_that_of_two_separate_fits() -> None:
 
 @pytest.mark.slow("about a second")
 def test_map_of_both_is_the_mean_of_each() -> None:
-    fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=2_000, learning_rate=0.03, compile=False)
+    fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=2_000, learning_rate=0.03)
     z = fit.run(joint_model(), (X, Y), progress=False).unconstrained(1)[0]
     assert_close(z, flat([exact(0)[0], exact(1)[0]]), rtol=1e-4, atol=1e-4)
 

@@ -305,7 +305,7 @@ def test_vogn_comes_near_the_optimum_of_svi() -> None:
         model = models.LinearRegression(3, likelihood=likelihoods.Bernoulli())
         return float(engine.run(model, (x, y), progress=False).elbo((x, y), 4_000)[0])
 
-    best = elbo(SVI(guides.AutoNormal, num_steps=2_000, learning_rate=0.02, compile=False))
+    best = elbo(SVI(guides.AutoNormal, num_steps=2_000, learning_rate=0.02))
     for engine in (VOGN(num_steps=400), VON(num_steps=400), SLANG(num_steps=400, rank=2)):
         found = elbo(engine)
         assert abs(found / best - 1) < 0.02, type(engine)
