@@ -31,7 +31,7 @@ def write(folder: Path) -> None:
     labels = bnn.models.MLP(1, hidden=(4,), likelihood=bnn.likelihoods.Bernoulli())
     linear = bnn.models.LinearRegression(2).double()
     guide = bnn.SVI(bnn.guides.AutoNormal, num_steps=200)
-    sampler = bnn.NUTS(num_chains=2, warmup_steps=20, num_samples=100, max_tree_depth=4)
+    sampler = bnn.NUTS(num_chains=2, warmup_steps=20, num_samples=100, max_tree_depth=2)
     for name, engine, model, rows in (
         ("AutoNormal", guide, net, (x, y)),
         ("NUTS", sampler, net, (x, y)),

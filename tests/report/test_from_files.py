@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
 to_files = arviz_io.save_netcdf
-SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=3)
+SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=2)
 
 
 def numbers_split(seed: int = 0, num_inputs: int = 2) -> Split:

@@ -33,9 +33,9 @@ def comparison() -> Comparison:
     split = _sine()
     model = MLP(1, hidden=(4,), activation="tanh")
     posteriors = {
-        "MAP": SVI(guides.AutoDelta, num_steps=300).run(model, split.train, progress=False),
-        "mean-field": SVI(guides.AutoNormal, num_steps=300).run(model, split.train, progress=False),
-        "NUTS": NUTS(num_chains=2, warmup_steps=30, num_samples=40, max_tree_depth=5).run(
+        "MAP": SVI(guides.AutoDelta, num_steps=50).run(model, split.train, progress=False),
+        "mean-field": SVI(guides.AutoNormal, num_steps=50).run(model, split.train, progress=False),
+        "NUTS": NUTS(num_chains=2, warmup_steps=30, num_samples=40, max_tree_depth=2).run(
             model, split.train, progress=False
         ),
     }
@@ -90,7 +90,7 @@ def test_classes_are_compared_too() -> None:
     x = rng.normal(size=(90, 2))
     split = from_arrays(x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0.5), test_fraction=0.3)
     model = MLP(2, hidden=(4,), likelihood=Categorical(3))
-    posterior = SVI(guides.AutoNormal, num_steps=200).run(model, split.train, progress=False)
+    posterior = SVI(guides.AutoNormal, num_steps=50).run(model, split.train, progress=False)
     comparison = compare({"mean-field": posterior}, split, num_samples=100)
     prediction = posterior.predict(split.test.x, 100, 0)
     expected = prediction.log_prob(split.test.y).mean()
