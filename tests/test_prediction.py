@@ -31,11 +31,15 @@ from tests.oracle import design, linear_gaussian, log_normal
 NUM_DRAWS = 4_000
 
 
-def drawn(model: PyroModule, x: Tensor, y: Tensor, num_draws: int = 30) -> DrawsPosterior:
-    """A posterior of prior draws: what it predicts is exact, whatever the draws are."""
+def drawn(
+    model: PyroModule, x: Tensor, y: Tensor, num_draws: int = 30, **provenance: Any
+) -> DrawsPosterior:
+    """A posterior of normal draws: what it predicts is exact, whatever the draws are."""
     program = Program(model, x, y)
-    z = program.prior_draws(num_draws, x[:1], seed=2)
-    return DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none"))
+    z = torch.randn(
+        1, num_draws, program.num_latents, generator=torch.Generator().manual_seed(2)
+    ).to(program.initial)
+    return DrawsPosterior(program, z, Provenance("normal", "none", **provenance))
 
 
 def inputs(num_rows: int = 7) -> Tensor:
@@ -230,9 +234,7 @@ def test_each_of_two_targets_has_a_density_of_its_own(raw: bool) -> None:
     units = Standardiser(torch.tensor([7.0, -1.0]).double(), torch.tensor([3.0, 0.25]).double())
     model = models.MLP(3, 2, hidden=(4,), likelihood=likelihoods.Normal(0.5)).double()
     x, y = inputs(40), inputs(40)[:, :2]
-    program = Program(model, x, y)
-    z = program.prior_draws(2_000, x[:1], seed=2).unsqueeze(0)
-    posterior = DrawsPosterior(program, z, Provenance("prior", "none", target=units))
+    posterior = drawn(model, x, y, 2_000, target=units)
     f = posterior.function_draws(x, 2_000)  # [S, N, 2]
     expected = log_normal(y - f, 0.5).exp().mean(0).log()
     given = units.inverse(y) if raw else y
