@@ -407,6 +407,7 @@ def test_levels_lie_between_0_and_1(houses: SavedFit, new: Path, level: float) -
         predict_file(houses, new, level=level)
 
 
+@pytest.mark.usefixtures("short_trajectories")
 @pytest.mark.slow("a second or more")
 def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
     path = tmp_path / "houses.csv"
@@ -417,6 +418,7 @@ def test_more_draws_than_are_stored(tmp_path: Path, new: Path) -> None:
         predict_file(saved, new, num_samples=1_000)
 
 
+@pytest.mark.usefixtures("short_trajectories")
 @pytest.mark.slow("samples chains")
 def test_stored_draws_that_are_all_used_are_those_of_the_training_rows(
     tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch

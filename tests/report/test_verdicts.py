@@ -48,10 +48,10 @@ def _calibrated(noise: float = 0.5) -> Split:
     rng = np.random.default_rng(5)
     from pyro_bnn.data import from_arrays
 
-    x = rng.normal(size=(800, 2))
+    x = rng.normal(size=(400, 2))
     signal = x @ np.array([1.0, -1.0])
-    y = signal / signal.std() * np.sqrt(0.75) + noise * rng.normal(size=800)
-    return from_arrays(x, y, test_fraction=0.25)
+    y = signal / signal.std() * np.sqrt(0.75) + noise * rng.normal(size=400)
+    return from_arrays(x, y, test_fraction=0.5)
 
 
 @pytest.mark.slow("a second or more")
