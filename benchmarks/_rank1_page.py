@@ -227,8 +227,8 @@ def _run_words(rows: Sequence[Row]) -> str:
         f"{_jsonl.processors(rows)}; "
         f"{machine['cores']} cores, Python {machine['python']}, torch {versions['torch']}, "
         f"pyro-ppl {versions['pyro-ppl']}. "
-        "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`, with "
-        "`--data fashion` on Fashion-MNIST. No "
+        "`python -m benchmarks.rank1 --minutes M --jobs J` goes on from `results/rank1.jsonl`, "
+        "with `--data fashion` on Fashion-MNIST. No "
         "figure compares with published ones: the images are parts, CIFAR-10's were decoded from "
         "JPEG, and the networks are small."
     )
