@@ -24,7 +24,7 @@ from pyro_bnn import SVI, Interrupted, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
 from pyro_bnn.infer.checkpoints import checkpoint
-from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi import stock, training
 from pyro_bnn.infer.svi.stock import _StockRun
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
@@ -45,6 +45,12 @@ def _own_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock Pyro makes its draws one by one, and a few tell runs apart."""
+    monkeypatch.setattr(stock, "NUM_DRAWS", 20)
 
 
 def mlp() -> models.MLP:
