@@ -154,7 +154,10 @@ def _at_mode(program: Program, rest: Tensor) -> tuple[Tensor, Tensor] | None:
     for _ in range(NEWTON_STEPS):
         gradient = torch.func.grad(value)(r)
         curvature = torch.func.jacrev(torch.func.grad(value))(r).diagonal()
-        r = r - (gradient / curvature.abs().clamp(min=0.1)).clamp(-1, 1)
+        step = (gradient / curvature.abs().clamp(min=0.1)).clamp(-1, 1)
+        before, r = r, r - step
+        if torch.equal(r, before):  # so would all further steps be
+            break
     is_mode = gradient.abs() < 1e-3 * (1 + curvature.abs())
     if not bool((is_mode & (curvature > 1e-3)).all()):
         return None
