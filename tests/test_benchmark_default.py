@@ -296,8 +296,9 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow("a whole benchmark")
 @pytest.mark.usefixtures("_threads", "_in_this_process")
 def test_a_quick_run_writes_the_figures_of_every_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(default, "QUICK_STEPS", 2 * EVERY)
     before = [page.read_text() for page in _tables.PAGES]
     command = ["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)]
     found = default.main(command)

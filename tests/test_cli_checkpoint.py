@@ -19,6 +19,7 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.report import Comparison
 from tests.command_line import Result, run
 from tests.saves import document_of
 
@@ -35,8 +36,9 @@ TWO = ("compare", *TINY, "--methods", "auto-normal,auto-delta", "--quiet")
 
 @pytest.fixture(autouse=True)
 def _process_is_given_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands set torch's threads for good; Ctrl-C is as in a foreground process; no figures."""
+    """Commands set torch's threads for good; Ctrl-C is as in a foreground process; bare reports."""
     monkeypatch.setattr("pyro_bnn.report.output.html.render", lambda *args: "a report")
+    monkeypatch.setattr(Comparison, "write_draws", lambda *args: None)
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

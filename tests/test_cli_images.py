@@ -108,6 +108,7 @@ def test_a_damaged_image_shape_is_refused(
 
 
 @pytest.mark.slow("whole fits")
+@pytest.mark.usefixtures("no_pictures")
 def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
     compared_images("digits", tmp_path, num_train=40)
 

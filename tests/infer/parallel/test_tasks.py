@@ -27,7 +27,7 @@ from pyro_bnn.posterior.provenance import Provenance
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 Y = X[:, 0].sin()
 NET = models.MLP(1, hidden=(3,))
-FIT: dict[str, Any] = {"num_steps": 30, "compile": False}
+FIT: dict[str, Any] = {"num_steps": 5, "compile": False}
 
 
 def facts(number: int) -> tuple[int, int, int, int]:
