@@ -133,7 +133,7 @@ def test_simulations_are_those_of_one_process(two: Any) -> None:
         simulation_based_calibration, NET, X[:6], points, num_draws=19, num_simulations=20,
         progress=False,
     )  # fmt: skip
-    own = SVI(guides.AutoNormal, optimizer=torch.optim.SGD, learning_rate=1e-3, **FIT)
+    own = SVI(guides.AutoNormal, **FIT)
     ask = partial(variational_calibration, NET, X[:6], own, num_simulations=20, progress=False)
     ranks, probabilities = rank().ranks, ask().probabilities
     with two():
