@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_bnn.errors import SiteError
+from pyro_bnn.handled import parameters_of
+from pyro_bnn.program.dependence import sources_of_priors
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -209,6 +211,8 @@ class ModelGuide(AutoGuide):
                 for name, msg in messages.items()
             }
             run = evaluate(self.model, values, *self._args, kwargs=self._kwargs)
+            params = {**parameters_of(self.model), **{k: v for k, (v, _) in self._store.items()}}
+            run.sources = sources_of_priors(self._evaluate, values, params)
             latents.find_closed_forms(run)
         return run
 

@@ -197,6 +197,8 @@ class Evaluate(Messenger):
         given: Message of each other observed site: a latent site under ``pyro.condition``, what a
             reparameterised site became.
         f: Network output ``[N, F]``.
+        sources: Of the latent sites whose prior depends on others or on parameters, the names of
+            these, where :func:`pyro_bnn.program.dependence.sources_of_priors` was asked.
     """
 
     def __init__(
@@ -212,6 +214,7 @@ class Evaluate(Messenger):
         self.factors: dict[str, dict[str, Any]] = {}
         self.given: dict[str, dict[str, Any]] = {}
         self.f: Tensor | None = None
+        self.sources: Mapping[str, frozenset[str]] = {}
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]

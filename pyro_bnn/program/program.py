@@ -27,6 +27,7 @@ from pyro_bnn.program.contract import (
     require_factors_of_parameters,
     require_fixed_supports,
 )
+from pyro_bnn.program.dependence import sources_of_priors
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -43,6 +44,7 @@ from pyro_bnn.program.model_facts import (
     require_two_classes,
     store_params,
 )
+from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import (
@@ -140,7 +142,10 @@ class Program:
             require_fixed_supports(probe)
             require_factors_of_parameters(probe)
             self.held_given_latents = held_given_latents(probe)
+            probe.sources = self._sources_of_priors()
             self.latents.find_closed_forms(probe)
+            names = {site.name for site in self.sites}
+            self._priors_are_apart = all(names.isdisjoint(of) for of in probe.sources.values())
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set
@@ -339,16 +344,26 @@ class Program:
             )
         self._predictive_is_checked = True
 
+    def _sources_of_priors(self) -> dict[str, frozenset[str]]:
+        x, y = self.example
+        values = self.constrain(self.initial)
+        return sources_of_priors(
+            lambda values, params: self._run_at(values, x[:1], y[:1], params), values, self.params
+        )
+
     def prior_draws(
         self, num_draws: int, x: Tensor, seed: int = 0, params: Params | None = None
     ) -> Tensor:
         """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
+
+        def run() -> Evaluate:
+            return self._run(None, x, None, params)
+
         with isolated(seed), torch.no_grad():
-            runs = [self._run(None, x, None, params) for _ in range(num_draws)]
-        rows = [
-            torch.cat([s.flatten(run.latent[s.name]["value"]) for s in self.sites]) for run in runs
-        ]
-        return torch.stack(rows).detach().to(self.dtype)
+            apart = self._priors_are_apart and x.device.type == "cpu"
+            rows = prior_draws(run, num_draws, apart=apart)
+        flat = [torch.cat([s.flatten(values[s.name]) for s in self.sites]) for values in rows]
+        return torch.stack(flat).detach().to(self.dtype)
 
     # The variational objective
 
