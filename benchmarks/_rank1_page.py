@@ -116,7 +116,7 @@ def _verdicts(found: Mapping[Case, Fits]) -> Iterator[str]:
     pairs += [("rank-1 Cauchy", "rank-1 Gaussian")]
     pairs += [(a, f"ensemble, equal {cost}") for a in RANK1 for cost in ("passes", "epochs")]
     cases_of = {data: [case for case in found if case[0] == data] for data, *_ in found}
-    largest = {data: found[max(own, key=lambda case: case[1:])] for data, own in cases_of.items()}
+    largest = {data: found[max(own, key=_size)] for data, own in cases_of.items()}
     each = {pair: [paired(*pair, fits) for fits in largest.values()] for pair in pairs}
     full = {pair: over_data([e for e in of if e]) for pair, of in each.items() if all(of)}
     if len(largest) > 1 and full:
@@ -157,6 +157,11 @@ def _parts(rows: Sequence[Row], tables: Mapping[str, str]) -> Iterator[str]:
     if failed:
         listed = "; ".join(f"{r['method']} on {r['data']}: {r['error'][:160]}" for r in failed[:8])
         yield f"{len(failed)} fits failed: {listed}."
+
+
+def _size(case: Case) -> tuple[int, ...]:
+    _, epochs, train, test, corrupted = case
+    return train, epochs, test, corrupted
 
 
 def _case_words(case: Case) -> str:

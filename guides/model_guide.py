@@ -22,7 +22,7 @@ from torch.distributions import biject_to
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import parameters_of
-from pyro_bnn.program.dependence import sources_of_priors
+from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -210,9 +210,13 @@ class ModelGuide(AutoGuide):
                 name: msg["value"].detach().clone().requires_grad_()
                 for name, msg in messages.items()
             }
-            run = evaluate(self.model, values, *self._args, kwargs=self._kwargs)
-            params = {**parameters_of(self.model), **{k: v for k, (v, _) in self._store.items()}}
-            run.sources = sources_of_priors(self._evaluate, values, params)
+            marks = Marks(values)
+            marks.put(values.values(), SITE)
+            marks.put(parameters_of(self.model).values(), PARAMETER)
+            marks.put((value for value, _ in self._store.values()), PARAMETER)
+            with marks.seen():
+                run = self._evaluate(marks.given, None)
+            run.marks = marks
             latents.find_closed_forms(run)
         return run
 

@@ -52,7 +52,7 @@ class CountBytes(Mode):
     def _take(self, values: Any) -> int:
         """Remember the storages of tensors; bytes of those that are new."""
         new = 0
-        for value in _tensors(values):
+        for value in tensors_in(values):
             if value._is_zerotensor():  # a tangent of no bytes
                 continue
             storage = value.untyped_storage()
@@ -63,13 +63,13 @@ class CountBytes(Mode):
         return new
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> Iterator[Tensor]:
     """Those of an operation's arguments or results, which nest in lists and tuples alone."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
         for value in values:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def bytes_per_draw(fn: Callable[..., object], z: Tensor, rows: Sequence[Tensor]) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.program.dependence import sources_of_priors
 from pyro_bnn.program.handlers import evaluate, trace_model
 from pyro_bnn.program.latents import Latents, Marginals
 from tests.plain_pyro import default_dtype
@@ -38,9 +37,7 @@ def latents_of(model: Any) -> Latents:
     trace = trace_model(model)
     latents = Latents(trace.sites)
     values = {name: msg["value"].detach().requires_grad_() for name, msg in trace.messages.items()}
-    run = evaluate(model, values)
-    run.sources = sources_of_priors(lambda marked, _: evaluate(model, marked), values, {})
-    latents.find_closed_forms(run)
+    latents.find_closed_forms(evaluate(model, values))
     return latents
 
 

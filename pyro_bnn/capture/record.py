@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pyro_bnn.capture.simplify import memory_of, simplify
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.memory import Mode
+from pyro_bnn.program.dependence import WAYS_OUT
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.random_state import own_generators
 
@@ -39,7 +40,6 @@ TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
-_WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
 class RowsError(CaptureError):
@@ -243,7 +243,7 @@ class _Unread(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _WAYS_OUT and self._recorder.is_varying(args[0]):
+        if func in WAYS_OUT and self._recorder.is_varying(args[0]):
             raise CaptureError(DEPENDENT)
         return func(*args, **(kwargs or {}))
 

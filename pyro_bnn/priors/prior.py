@@ -218,11 +218,13 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]
 def tensors_of(fn: Distribution) -> list[Tensor]:
     """All tensors that a distribution is made of, in a fixed order."""
     found: list[Tensor] = []
+    seen: set[int] = set()  # a transform knows its inverse, which knows it
 
     def collect(value: object) -> None:
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, COMPOSITE):
+        elif isinstance(value, COMPOSITE) and id(value) not in seen:
+            seen.add(id(value))
             for item in vars(value).values():
                 collect(item)
         elif isinstance(value, list | tuple):

@@ -294,7 +294,8 @@ def require_fixed_supports(run: Evaluate) -> None:
     """
     for name, msg in run.latent.items():
         bounds = vars(_base(msg["fn"].support)).values()
-        if any(isinstance(bound, Tensor) and bound.requires_grad for bound in bounds):
+        moves = any(isinstance(bound, Tensor) and bound.requires_grad for bound in bounds)
+        if moves or run.marks_of(bounds):
             raise SiteError(
                 f"the support of the latent site {name!r} depends on another site or parameter; "
                 "sample it on a fixed support and scale the sample"

@@ -1,97 +1,50 @@
-"""Sites whose prior depends on other sites or on parameters, in whatever way.
+"""What the priors of a model's sites are made of, in whatever way: values of sites, parameters.
 
-A gradient does not show a scale that is one number above a threshold and another below it.
-Provenance does (Wingate et al., "Nonstandard Interpretations of Probabilistic Programs for
-Efficient Inference", NeurIPS 2011): each value is marked, and marks go through all operations.
+A gradient does not show a scale that is one number above a threshold and another below it. Marks
+do (Wingate et al., "Nonstandard Interpretations of Probabilistic Programs for Efficient
+Inference", NeurIPS 2011): memory that an operation fills from marked memory is marked as well.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.handlers import Evaluate
-from pyro_bnn.program.terms import Params
+from pyro_bnn.memory import Mode, tensors_in
 
-logger = logging.getLogger("pyro_bnn")
+aten = torch.ops.aten
 
-_TO_NUMBERS = frozenset(
+SITE, PARAMETER = "a site", "a parameter"
+WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
+"""By which numbers leave a tensor without an operation."""
+_OF_LISTS = frozenset(
+    {torch.tensor, torch.as_tensor, Tensor.new_tensor}
+)  # read the tensors in these
+_LIKE = frozenset(  # that take a shape and a dtype
     {
-        Tensor.__array__,
-        Tensor.__bool__,
-        Tensor.__float__,
-        Tensor.__index__,
-        Tensor.__int__,
-        Tensor.item,
-        Tensor.numpy,
-        Tensor.tolist,
+        aten.empty_like,
+        aten.full_like,
+        aten.new_empty,
+        aten.new_empty_strided,
+        aten.new_full,
+        aten.new_ones,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.rand_like,
+        aten.randint_like,
+        aten.randn_like,
+        aten.zeros_like,
     }
 )
-_LIKE_FIRST = frozenset(  # read the shape and the dtype of their first argument alone
-    {
-        torch.empty_like,
-        torch.full_like,
-        torch.ones_like,
-        torch.rand_like,
-        torch.randn_like,
-        torch.zeros_like,
-        Tensor.new_empty,
-        Tensor.new_full,
-        Tensor.new_ones,
-        Tensor.new_tensor,
-        Tensor.new_zeros,
-    }
-)
-_LIKE_OTHERS = frozenset(  # and these, of all others
-    {Tensor.expand_as, Tensor.reshape_as, Tensor.to, Tensor.type_as, Tensor.view_as}
-)
 
 
-def sources_of_priors(
-    evaluate: Callable[[dict[str, Tensor], Params], Evaluate],
-    values: Mapping[str, Tensor],
-    params: Params,
-) -> dict[str, frozenset[str]]:
-    """Names of the sites and parameters on which the prior of each site depends, if on any.
-
-    Where the model takes a marked value out of its tensor, as ``if scale > 1`` does, all sites that
-    come after it depend on all; where it does not run on marked values, all sites do.
-
-    Args:
-        evaluate: Runs the model at values of its sites and of its parameters.
-        values: Some values of the sites.
-        params: Those of the parameters.
-    """
-    given = _Given(_marked(values))
-    reads = _Reads(given.taken)
-    every = frozenset({*values, *params})
-    try:
-        with reads:
-            run = evaluate(given, _marked(params))
-    except Exception as error:  # it runs on plain tensors: the user's code may ask for these
-        logger.debug("what priors depend on is not known: %s", error)
-        return dict.fromkeys(values, every)
-    found = {name: get_provenance(tensors_of(msg["fn"])) for name, msg in run.latent.items()}
-    if reads.before is not None:
-        found |= dict.fromkeys(found.keys() - reads.before, every)
-    return {name: sources for name, sources in found.items() if sources}
-
-
-def _marked(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {
-        name: track_provenance(value.detach(), frozenset({name})) for name, value in values.items()
-    }
-
-
-class _Given(dict[str, Any]):
-    """Values that remember which of them were taken."""
+class Given(dict[str, Any]):
+    """Values of sites that remember which of them were taken."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -102,28 +55,101 @@ class _Given(dict[str, Any]):
         return super().__getitem__(name)
 
 
-class _Reads(TorchFunctionMode):
-    """Notes when a marked tensor first became a number, and takes no shape for a value.
+class Marks(Mode):
+    """Marks on the memory of tensors, which go through the operations of a run of the model.
 
     Args:
-        taken: The sites that have their values so far.
+        values: Of the sites, by name.
 
     Attributes:
-        before: Those that had them when it did; None if none did.
+        given: The same, for the run.
+        before: Sites that had their values when the first marked tensor became a number, or
+            decided a shape, as in ``if scale > 1``; None if none did.
     """
 
-    def __init__(self, taken: list[str]) -> None:
-        super().__init__()
-        self._taken = taken
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._on: dict[int, frozenset[str]] = {}
+        self._kept: list[torch.UntypedStorage] = []  # so that no address recurs
+        self.given = Given(values)
         self.before: frozenset[str] | None = None
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Operations inside are followed, and the ways out that are none."""
+        with self, _Outside(self):
+            yield
+
+    def put(self, values: Iterable[Tensor], mark: str) -> None:
+        """Mark what a run is given."""
+        for value in values:
+            self._add(value, frozenset({mark}))
+
+    def of(self, values: Any) -> frozenset[str]:
+        """The marks on a tensor, or on those in lists and tuples."""
+        found: frozenset[str] = frozenset()
+        for value in tensors_in(values):
+            if value.layout is torch.strided:
+                found |= self._on.get(value.untyped_storage()._cdata, frozenset())
+        return found
+
+    def note_read(self) -> None:
+        """A marked tensor became a number."""
+        if self.before is None:
+            self.before = frozenset(self.given.taken)
+
+    def sources(self, name: str, parts: Any) -> frozenset[str]:
+        """On what a site depends through tensors that its distribution is made of."""
+        after = self.before is not None and name not in self.before
+        return frozenset({SITE, PARAMETER}) if after else self.of(parts)
+
+    def _add(self, value: Tensor, marks: frozenset[str]) -> None:
+        if value.layout is not torch.strided:
+            self.note_read()
+            return
+        storage = value.untyped_storage()
+        self._kept.append(storage)
+        self._on[storage._cdata] = self._on.get(storage._cdata, frozenset()) | marks
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        marks = self.of((args, tuple(named.values())))
+        if marks and (
+            torch.Tag.data_dependent_output in func.tags or self._decides_shape(func, args)
+        ):
+            self.note_read()
+        out = func(*args, **named)
+        if marks and func.overloadpacket not in _LIKE:
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
+            written = (
+                given.get(a.name)
+                for a in func._schema.arguments
+                if a.alias_info is not None and a.alias_info.is_write
+            )
+            for value in tensors_in((out, *written)):
+                self._add(value, marks)
+        return out
+
+    def _decides_shape(self, func: Any, args: tuple[Any, ...]) -> bool:
+        if func is aten.index.Tensor:  # a mask decides the shape, places do not
+            masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+            return bool(self.of(masks))
+        return torch.Tag.dynamic_output_shape in func.tags
+
+
+class _Outside(TorchFunctionMode):
+    """Sees marked tensors go out by the ways that are no operations."""
+
+    def __init__(self, marks: Marks) -> None:
+        super().__init__()
+        self._marks = marks
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.before is None and func in _TO_NUMBERS and get_provenance(args):
-            self.before = frozenset(self._taken)
-        if func in _LIKE_FIRST:
-            args = (detach_provenance(args[0]), *args[1:])
-        elif func in _LIKE_OTHERS:
-            args = (args[0], *(detach_provenance(other) for other in args[1:]))
+        lists = [a for a in args if isinstance(a, list | tuple)] if func in _OF_LISTS else []
+        if self._marks.of(args if func in WAYS_OUT else lists):
+            self._marks.note_read()
         return func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,6 +27,8 @@ from torch.distributions import biject_to, constraints, transform_to
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
+from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.dependence import SITE, Marks
 from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
 from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
@@ -197,8 +199,7 @@ class Evaluate(Messenger):
         given: Message of each other observed site: a latent site under ``pyro.condition``, what a
             reparameterised site became.
         f: Network output ``[N, F]``.
-        sources: Of the latent sites whose prior depends on others or on parameters, the names of
-            these, where :func:`pyro_bnn.program.dependence.sources_of_priors` was asked.
+        marks: What followed the run's values through its operations, where anything did.
     """
 
     def __init__(
@@ -214,7 +215,16 @@ class Evaluate(Messenger):
         self.factors: dict[str, dict[str, Any]] = {}
         self.given: dict[str, dict[str, Any]] = {}
         self.f: Tensor | None = None
-        self.sources: Mapping[str, frozenset[str]] = {}
+        self.marks: Marks | None = None
+
+    def sources(self, name: str) -> frozenset[str]:
+        """On what the prior of a site depends, as far as the run's marks tell."""
+        parts = tensors_of(self.latent[name]["fn"])
+        return frozenset() if self.marks is None else self.marks.sources(name, parts)
+
+    def marks_of(self, parts: Iterable[object]) -> frozenset[str]:
+        """The marks on tensors, where the run has any."""
+        return frozenset() if self.marks is None else self.marks.of([*parts])
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
@@ -278,6 +288,8 @@ def held_given_latents(run: Evaluate) -> frozenset[str]:
 
 def _depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
     """Whether a site's density depends on the value of a latent site."""
+    if SITE in run.marks_of(tensors_of(msg["fn"])):
+        return True
     term = log_prob(msg)
     if not term.requires_grad:
         return False

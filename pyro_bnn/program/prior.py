@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ def prior_draws(run: Callable[[], Evaluate], num_draws: int, *, apart: bool) -> 
     The model computes f at every draw, which nobody asked for and which takes most of the time.
     Where priors do not depend on other sites, all but two draws are made by the sites'
     distributions alone: the same numbers, if the second draw by both is the same and leaves the
-    generator at one state. It does not where the model draws other random numbers.
+    generators at one state. It does not where the model draws other random numbers.
 
     Args:
         run: Runs the model at a draw from its prior, by torch's generator of the CPU.
@@ -28,17 +31,22 @@ def prior_draws(run: Callable[[], Evaluate], num_draws: int, *, apart: bool) -> 
     first = run()
     draws = [_values(first)]
     if apart and num_draws > 2:
-        start = torch.get_rng_state()
+        start, others = torch.get_rng_state(), _other_generators()
         second, end = _values(run()), torch.get_rng_state()
+        is_quiet = others == _other_generators()
         torch.set_rng_state(start)
         alone = _alone(first)
-        again = next(alone)
-        if torch.equal(torch.get_rng_state(), end) and _equal(again, second):
-            draws += [again, *(next(alone) for _ in range(num_draws - 2))]
-        else:
-            torch.set_rng_state(start)
+        same = _equal(next(alone), second) and torch.equal(torch.get_rng_state(), end)
+        torch.set_rng_state(end)
+        draws.append(second)
+        if same and is_quiet:
+            draws += [next(alone) for _ in range(num_draws - 2)]
     draws += [_values(run()) for _ in range(num_draws - len(draws))]
     return draws
+
+
+def _other_generators() -> bytes:
+    return pickle.dumps((np.random.get_state(), random.getstate()))  # noqa: NPY002  # the user's
 
 
 def _values(run: Evaluate) -> Values:

@@ -27,7 +27,7 @@ from pyro_bnn.program.contract import (
     require_factors_of_parameters,
     require_fixed_supports,
 )
-from pyro_bnn.program.dependence import sources_of_priors
+from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -45,7 +45,7 @@ from pyro_bnn.program.model_facts import (
     store_params,
 )
 from pyro_bnn.program.prior import prior_draws
-from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import (
     AtDraws,
@@ -136,16 +136,14 @@ class Program:
         )
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
-        with with_gradients():
+        with with_gradients(), own_generators():
             z, leaves = self.initial.clone().requires_grad_(), _leaves(self.params)
-            probe = self._run(z, x[:1].clone(), y[:1].clone(), leaves)
+            probe = self._marked_run(Batch(x[:1].clone(), y[:1].clone()), z, leaves)
             require_fixed_supports(probe)
             require_factors_of_parameters(probe)
             self.held_given_latents = held_given_latents(probe)
-            probe.sources = self._sources_of_priors()
             self.latents.find_closed_forms(probe)
-            names = {site.name for site in self.sites}
-            self._priors_are_apart = all(names.isdisjoint(of) for of in probe.sources.values())
+            self._priors_are_apart = all(SITE not in probe.sources(s.name) for s in self.sites)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set
@@ -344,12 +342,15 @@ class Program:
             )
         self._predictive_is_checked = True
 
-    def _sources_of_priors(self) -> dict[str, frozenset[str]]:
-        x, y = self.example
-        values = self.constrain(self.initial)
-        return sources_of_priors(
-            lambda values, params: self._run_at(values, x[:1], y[:1], params), values, self.params
-        )
+    def _marked_run(self, batch: Batch, z: Tensor, params: Params) -> Evaluate:
+        """The model evaluated at z ``[P]``, with marks on what is made of it and of parameters."""
+        marks = Marks(self.constrain(z))
+        marks.put(marks.given.values(), SITE)
+        marks.put(params.values(), PARAMETER)
+        with marks.seen():
+            run = self._run_at(marks.given, *batch, params)
+        run.marks = marks
+        return run
 
     def prior_draws(
         self, num_draws: int, x: Tensor, seed: int = 0, params: Params | None = None
