@@ -22,12 +22,12 @@ from torch.distributions import biject_to
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import parameters_of
-from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
     evaluate,
+    marked_run,
     trace_model,
     with_gradients,
 )
@@ -210,13 +210,8 @@ class ModelGuide(AutoGuide):
                 name: msg["value"].detach().clone().requires_grad_()
                 for name, msg in messages.items()
             }
-            marks = Marks(values)
-            marks.put(values.values(), SITE)
-            marks.put(parameters_of(self.model).values(), PARAMETER)
-            marks.put((value for value, _ in self._store.values()), PARAMETER)
-            with marks.seen():
-                run = self._evaluate(marks.given, None)
-            run.marks = marks
+            params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
+            run = marked_run(lambda given: self._evaluate(given, None), values, params)
             latents.find_closed_forms(run)
         return run
 

@@ -22,9 +22,8 @@ aten = torch.ops.aten
 SITE, PARAMETER = "a site", "a parameter"
 WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """By which numbers leave a tensor without an operation."""
-_OF_LISTS = frozenset(
-    {torch.tensor, torch.as_tensor, Tensor.new_tensor}
-)  # read the tensors in these
+_OF_LISTS = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
+"""Which read the tensors that stand in a list."""
 _LIKE = frozenset(  # that take a shape and a dtype
     {
         aten.empty_like,
@@ -59,7 +58,7 @@ class Marks(Mode):
     """Marks on the memory of tensors, which go through the operations of a run of the model.
 
     Args:
-        values: Of the sites, by name.
+        values: Of the sites, by name; they are marked.
 
     Attributes:
         given: The same, for the run.
@@ -73,6 +72,7 @@ class Marks(Mode):
         self._kept: list[torch.UntypedStorage] = []  # so that no address recurs
         self.given = Given(values)
         self.before: frozenset[str] | None = None
+        self.put(values.values(), SITE)
 
     @contextmanager
     def seen(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.dependence import SITE, Marks
+from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
 from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
 from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
@@ -336,6 +336,26 @@ def evaluate(
             params = {f"module.{name}": value for name, value in module_params.items()}
             torch.func.functional_call(_Handled(module, model), params, args, named)
     return evaluation
+
+
+def marked_run(
+    run: Callable[[Mapping[str, Tensor]], Evaluate],
+    values: Mapping[str, Tensor],
+    params: Iterable[Tensor],
+) -> Evaluate:
+    """The model evaluated, with marks on all that is made of values of sites or of parameters.
+
+    Args:
+        run: Evaluates the model at values of its sites.
+        values: The values, by name.
+        params: The values of the parameters that it takes.
+    """
+    marks = Marks(values)
+    marks.put(params, PARAMETER)
+    with marks.seen():
+        found = run(marks.given)
+    found.marks = marks
+    return found
 
 
 class _Handled(nn.Module):

@@ -27,7 +27,7 @@ from pyro_bnn.program.contract import (
     require_factors_of_parameters,
     require_fixed_supports,
 )
-from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
+from pyro_bnn.program.dependence import SITE
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -35,6 +35,7 @@ from pyro_bnn.program.handlers import (
     evaluate,
     held_given_latents,
     log_prob,
+    marked_run,
     with_gradients,
 )
 from pyro_bnn.program.latents import Latents
@@ -138,7 +139,12 @@ class Program:
         self.latents = Latents(trace.sites)
         with with_gradients(), own_generators():
             z, leaves = self.initial.clone().requires_grad_(), _leaves(self.params)
-            probe = self._marked_run(Batch(x[:1].clone(), y[:1].clone()), z, leaves)
+            row = x[:1].clone(), y[:1].clone()
+            probe = marked_run(
+                lambda values: self._run_at(values, *row, leaves),
+                self.constrain(z),
+                leaves.values(),
+            )
             require_fixed_supports(probe)
             require_factors_of_parameters(probe)
             self.held_given_latents = held_given_latents(probe)
@@ -341,16 +347,6 @@ class Program:
                 "pyro_bnn.likelihoods"
             )
         self._predictive_is_checked = True
-
-    def _marked_run(self, batch: Batch, z: Tensor, params: Params) -> Evaluate:
-        """The model evaluated at z ``[P]``, with marks on what is made of it and of parameters."""
-        marks = Marks(self.constrain(z))
-        marks.put(marks.given.values(), SITE)
-        marks.put(params.values(), PARAMETER)
-        with marks.seen():
-            run = self._run_at(marks.given, *batch, params)
-        run.marks = marks
-        return run
 
     def prior_draws(
         self, num_draws: int, x: Tensor, seed: int = 0, params: Params | None = None
