@@ -52,6 +52,7 @@ def compile_graph(
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about its own code
+        from torch._inductor import lowering  # noqa: F401  # which that of pooling takes for there
         from torch._inductor.decomposition import select_decomp_table
 
         graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
