@@ -236,6 +236,20 @@ def test_a_small_network_imports_none_of_torchs_compiler() -> None:
     assert compiler.isdisjoint(modules_after(SMALL_NETWORK, ROOT))
 
 
+POOLING = """
+import torch, pyro_bnn as bnn
+net = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4, 1))
+x = torch.randn(6, 1, 4, 4)
+svi = bnn.SVI(bnn.guides.AutoDelta, num_steps=2, batch_size=4, compile=True)
+svi.run(bnn.bayesian(net), (x, x[:, 0, 0, 0]), progress=False)"""
+
+
+@pytest.mark.slow("compiles with Inductor in a fresh process")
+def test_a_network_that_pools_is_compiled_by_the_first_fit_of_a_process() -> None:
+    """Inductor's form of max pooling takes for granted that its lowering has been imported."""
+    assert "torch._inductor.lowering" in modules_after(POOLING, ROOT)
+
+
 @pytest.mark.parametrize("module", ["arviz_io", "errors"])
 def test_needs_neither_torch_nor_pyro(module: str) -> None:
     loaded = loaded_by(f"import pyro_bnn.{module}", ROOT)
