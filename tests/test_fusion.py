@@ -146,6 +146,55 @@ def test_what_is_read_again_is_not_overwritten() -> None:
         assert torch.equal(before[1], x)
 
 
+@pytest.mark.parametrize(("size", "sides"), [((2, 2), (8, 6)), ((3, 2), (10, 7)), ((1, 4), (3, 9))])
+def test_the_largest_of_windows_side_by_side_is_that_of_images(
+    size: tuple[int, int], sides: tuple[int, int]
+) -> None:
+    def network(x: Tensor) -> tuple[Tensor]:
+        return (nn.functional.max_pool2d(x, size),)
+
+    x = torch.randn(NUM_DRAWS, 3, *sides)
+    x[0, 0, 0, 0] = torch.nan
+    graph = captured(network, x)
+    fuse(graph)
+    assert not [op for op in operations(graph) if "pool" in op]
+    assert_close(graph(x)[0], network(x)[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda x: (nn.functional.max_pool2d(x, 3, stride=2),),
+        lambda x: (nn.functional.max_pool2d(x, 2, padding=1),),
+        lambda x: (nn.functional.max_pool2d(x, 2, dilation=2),),
+        lambda x: (nn.functional.max_pool2d(x, 2, ceil_mode=True),),
+        lambda x: nn.functional.max_pool2d(x, 2, return_indices=True),
+    ],
+    ids=["stride", "padding", "dilation", "ceil_mode", "indices"],
+)
+def test_other_windows_are_left_to_torch(network: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    x = torch.randn(NUM_DRAWS, 3, 7, 7)
+    graph = captured(network, x)
+    fuse(graph)
+    assert "max_pool2d_with_indices.default" in operations(graph)
+    for ours, theirs in zip(graph(x), network(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_follows_a_convolution_overwrites_it() -> None:
+    def network(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor]:
+        h = nn.functional.conv2d(x, w)
+        return (torch.relu(h.permute(1, 0, 2, 3) + b[:, None, None, None]),)
+
+    inputs = torch.randn(5, 2, 6, 6), torch.randn(3, 2, 3, 3), torch.randn(3)
+    before = [value.clone() for value in inputs]
+    graph = captured(network, *inputs)
+    fuse(graph)
+    assert {"add_.Tensor", "relu_.default"} <= set(operations(graph))
+    assert_close(graph(*inputs)[0], network(*inputs)[0])
+    assert all(torch.equal(ours, own) for ours, own in zip(inputs, before, strict=True))
+
+
 def test_a_graph_that_draws_random_numbers_stays_as_it_is() -> None:
     def noisy(z: Tensor) -> tuple[Tensor]:
         return (torch.relu(torch.bmm(z, z) + torch.randn_like(z)),)
