@@ -76,10 +76,8 @@ def p_values(
     return adjusted
 
 
-def balanced(
-    t: Float[np.ndarray, "K K"], equal: Float[np.ndarray, "B P"]
-) -> tuple[Float[np.ndarray, "K K"], Float[np.ndarray, "B P"]]:
-    r"""Statistics in units of a quantile of the draws of their pair, signs left out.
+def units_of_pairs(equal: Float[np.ndarray, "B P"]) -> Float[np.ndarray, " P"]:
+    r"""A quantile of the draws of each pair, signs left out: the unit of its statistic.
 
     .. math:: q_{jk}: \quad \Pr(|t^*_{jk}| > q_{jk}) = \alpha / P \quad \text{of } P
         \text{ pairs, at least } 0.001
@@ -92,11 +90,27 @@ def balanced(
     smallest share that: of alike tails it is the scatter of five draws that differs.
 
     Args:
-        t: As `p_values` takes it.
         equal: As `p_values` takes it.
 
     References:
         Hall, "On Symmetric Bootstrap Confidence Intervals", JRSS B 50, 1988.
+    """
+    share = max(FAMILY_WISE_ERROR / max(equal.shape[1], 1), SMALLEST_SHARE)
+    units = np.quantile(np.abs(equal), 1 - share, axis=0)
+    smallest = units[units > 0].min(initial=np.inf)  # of pairs that are tested
+    units = np.where(units <= ALIKE * smallest, smallest, units)
+    units[~np.isfinite(units)] = 1.0
+    return np.asarray(units)
+
+
+def balanced(
+    t: Float[np.ndarray, "K K"], equal: Float[np.ndarray, "B P"]
+) -> tuple[Float[np.ndarray, "K K"], Float[np.ndarray, "B P"]]:
+    """Statistics and draws in the units of `units_of_pairs`.
+
+    Args:
+        t: As `p_values` takes it.
+        equal: As `p_values` takes it.
 
     Example:
         >>> t = np.array([[-np.inf, 5.0], [-5.0, -np.inf]])
@@ -106,15 +120,10 @@ def balanced(
                [ 0.],
                [ 1.]]))
     """
-    first, second = np.triu_indices(len(t), 1)
-    share = max(FAMILY_WISE_ERROR / max(len(first), 1), SMALLEST_SHARE)
-    of_pairs = np.quantile(np.abs(equal), 1 - share, axis=0)  # [P]
-    smallest = of_pairs[of_pairs > 0].min(initial=np.inf)  # of pairs that are tested
-    of_pairs = np.where(of_pairs <= ALIKE * smallest, smallest, of_pairs)
-    of_pairs[~np.isfinite(of_pairs)] = 1.0
+    of_pairs = units_of_pairs(equal)
     units = np.ones_like(t)
-    units[first, second] = units[second, first] = of_pairs
-    return t / units, equal / of_pairs
+    units[np.triu_indices(len(t), 1)] = of_pairs
+    return t / (units * units.T), equal / of_pairs
 
 
 def centred_sums(differences: Float[np.ndarray, " N"]) -> Float[np.ndarray, " G"]:

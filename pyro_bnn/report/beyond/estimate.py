@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR, NUM_SIMULATED
+from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR, NUM_SIMULATED, units_of_pairs
 
 RESAMPLES = 100  # the error of an error is 7 % of it
 ERRORS = 2.0  # standard errors from which on a difference is told, where there is one
@@ -105,49 +105,72 @@ def resampled(statistics: Sequence[Statistic], *num_rows: int) -> Resampled:
     return Resampled(np.array([of(every) for of in statistics]), each)
 
 
-def told_from(numbers: Sequence[Resampled]) -> float:
+def told_from(numbers: Sequence[Resampled]) -> Float[np.ndarray, "K K"]:
     r"""From how many paired errors on two methods are told apart, of all pairs at once.
 
-    .. math:: c = \max(2, q_{0.95}), \qquad
-        \max_{j < k} \frac{|\delta_j - \delta_k + \mathrm{se}_{jk,\text{seeds}}\, t_{jk}|}
-        {\mathrm{se}_{jk}} \sim q, \qquad \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
+    .. math:: c_{jk} = \max(2, c\, q_{jk}), \qquad
+        P\Bigl(\max_{j < k} \frac{|T_{jk}|}{q_{jk}} > c\Bigr) = 0.05, \\
+        T_{jk} = \frac{\delta_j - \delta_k + \mathrm{se}_{jk,\text{seeds}}\, t_{jk}}
+        {\mathrm{se}_{jk}}, \qquad \delta \sim \mathcal N(0, \mathrm{cov}_b(\theta_b))
 
     Where all methods are equal, some pair is farther apart in 5 % of data sets, whichever looks
     best. A quantile of the resamples themselves would be the fifth largest of 100. Of R fits the
     error over seeds is an estimate of R - 1 degrees of freedom, so that :math:`t_{jk}` is
-    Student's, as in the Behrens-Fisher test; two fits tell next to nothing where they scatter.
+    Student's, as in the Behrens-Fisher test: two fits tell next to nothing where they scatter. The
+    units :math:`q_{jk}` are those of `max_t`, so that a pair whose fits agree does not pay for one
+    whose fits do not.
     """
+    pairs = list(itertools.combinations(range(len(numbers)), 2))
+    found = np.full((len(numbers),) * 2, ERRORS)
+    for (j, k), limit in zip(pairs, _limits(numbers, pairs), strict=True):
+        found[j, k] = found[k, j] = limit
+    return found
+
+
+def told_from_constant(numbers: Sequence[Resampled]) -> Float[np.ndarray, " K"]:
+    """From how many of its errors on a number is told from a constant, of all methods at once."""
+    return _limits(numbers, [(k,) for k in range(len(numbers))])
+
+
+def _limits(
+    numbers: Sequence[Resampled], contrasts: Sequence[tuple[int, ...]]
+) -> Float[np.ndarray, " P"]:
+    """The limits of methods, or of differences of two, of all of them at once."""
     rng = np.random.default_rng(0)
     each = np.stack([one.each.mean(0) for one in numbers])  # [K, B]
-    first, second = np.triu_indices(len(numbers), 1)
     centred = (each - each.mean(1, keepdims=True)) / math.sqrt(max(each.shape[1] - 1, 1))
-    differences = centred[first] - centred[second]  # [P, B]
+    ours = [centred[first] - sum(centred[k] for k in rest) for first, *rest in contrasts]
+    differences = np.reshape(ours, (len(contrasts), each.shape[1]))  # [P, B]
     shifts = rng.standard_normal((NUM_SIMULATED, each.shape[1])) @ differences.T  # [S, P]
     squares = (differences**2).sum(1)
     fits = [rng.standard_normal((NUM_SIMULATED, len(one.whole))) for one in numbers]
-    for pair, (j, k) in enumerate(itertools.combinations(range(len(numbers)), 2)):
-        for error, drawn in _parts_over_seeds((numbers[j], fits[j]), (numbers[k], fits[k])):
+    for column, contrast in enumerate(contrasts):
+        for error, drawn in _parts_over_seeds([(numbers[k], fits[k]) for k in contrast]):
             t = math.sqrt(drawn.shape[1]) * drawn.mean(1) / drawn.std(1, ddof=1)
-            shifts[:, pair] += error * t
-            squares[pair] += error**2
+            shifts[:, column] += error * t
+            squares[column] += error**2
+    limits = np.full(len(contrasts), ERRORS)
     known = squares > 0  # not of methods that are the same
-    largest = (np.abs(shifts[:, known]) / np.sqrt(squares[known])).max(1, initial=0.0)
-    return max(ERRORS, float(np.quantile(largest, 1 - FAMILY_WISE_ERROR)))
+    if known.any():
+        equal = shifts[:, known] / np.sqrt(squares[known])
+        units = units_of_pairs(equal)
+        limit = np.quantile((np.abs(equal) / units).max(1), 1 - FAMILY_WISE_ERROR)
+        limits[known] = np.maximum(ERRORS, limit * units)
+    return limits
 
 
 Drawn = tuple[Resampled, Float[np.ndarray, "S R"]]
 
 
-def _parts_over_seeds(one: Drawn, other: Drawn) -> Iterator[tuple[float, Float[np.ndarray, "S R"]]]:
+def _parts_over_seeds(parts: list[Drawn]) -> Iterator[tuple[float, Float[np.ndarray, "S R"]]]:
     """Errors over seeds of a difference, and normal numbers in place of the fits of each.
 
     As :meth:`Resampled.minus` has them: one where fits are paired, else one of each method.
     """
-    if len(one[0].whole) == len(other[0].whole):
+    if len(parts) == 2 and len(parts[0][0].whole) == len(parts[1][0].whole):
+        one, other = parts
         both = Resampled(one[0].whole - other[0].whole, one[0].each)
         parts = [(both, (one[1] - other[1]) / math.sqrt(2))]
-    else:
-        parts = [one, other]
     for number, drawn in parts:
         error = of_seeds(number.whole)
         if error > 0:  # not NaN of one fit

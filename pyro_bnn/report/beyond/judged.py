@@ -22,6 +22,7 @@ from pyro_bnn.report.beyond.estimate import (
     of_seeds,
     resampled,
     told_from,
+    told_from_constant,
 )
 from pyro_bnn.report.beyond.images import Condition
 from pyro_bnn.report.beyond.scored import (
@@ -134,8 +135,8 @@ class Judged:
         rows = len(self.labels)
         samples = self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels)
         numbers = _compared(samples)
-        told = told_from([of["augrc"] for of in samples.values()])
-        for name, own in self.fits.items():
+        told = told_from([of["augrc"] for of in samples.values()])[0]
+        for limit, (name, own) in zip(told, self.fits.items(), strict=True):
             error = 1 - numbers[name]["accuracy"]
             scaled = [_scaled(fit.test, self.labels) for fit in own]
             gain = resampled([_mean_of(gains) for *_, gains in scaled], rows).estimate
@@ -150,7 +151,7 @@ class Judged:
             numbers[name] |= {
                 "floor": float(np.mean([floor(fit.test) for fit in own])),
                 "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),
-                "augrc_gap_told": told,
+                "augrc_gap_told": limit,
                 "augrc_random": error / 2,
                 "augrc_best": error**2 / 2,
                 "fits": len(own),
@@ -206,8 +207,9 @@ class Judged:
         """How well scores tell unknown inputs apart: a row a method and score.
 
         ``auroc`` and both FPR at 95 %, named by what is taken as positive, with errors over images
-        of both data sets; ``auroc_gap`` is paired to the best method by the same score, and told
-        from ``auroc_gap_told`` of its errors on.
+        of both data sets; ``auroc`` is told from 0.5 from ``auroc_told`` of its errors on;
+        ``auroc_gap`` is paired to the best method by the same score, and told from
+        ``auroc_gap_told`` of its errors on.
         """
         import pandas as pd
 
@@ -229,14 +231,15 @@ class Judged:
                     each = [_told_apart(fit, score, measure, known) for fit in own]
                     of[name][kind] = resampled(each, known, _num_unknown(own[0]))
             best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
-            told = told_from([one["auroc"] for one in of.values()])
-            for name in self.names:
+            every = [one["auroc"] for one in of.values()]
+            alone, told = told_from_constant(every), told_from(every)[self.names.index(best)]
+            for place, name in enumerate(self.names):
                 row: dict[str, Any] = {"method": name, "score": score}
                 for kind, one in of[name].items():
                     row |= {kind: one.estimate.value, f"{kind}_se": one.estimate.error}
                 gap = of[name]["auroc"].minus(of[best]["auroc"])
                 row |= {"auroc_gap": gap.value, "auroc_gap_se": gap.error if name != best else 0.0}
-                row["auroc_gap_told"] = told
+                row |= {"auroc_told": alone[place], "auroc_gap_told": told[place]}
                 found.append(row)
         return pd.DataFrame(found)
 

@@ -86,7 +86,7 @@ def test_an_area_under_the_risk_that_is_higher_is_told_as_worse() -> None:
     }
     text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
     assert "of perfect (at random 0.150, at best 0.0450)" in text  # e / 2 and e^2 / 2
-    assert "worse by more than 2 paired errors: backward by 0.21" in text  # e (1 - e)
+    assert "; worse: backward by 0.21" in text  # e (1 - e)
     assert "not told from it: alike" in text
     assert "better" not in text.replace("lower is better", "")
 
@@ -117,8 +117,8 @@ def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> Non
         }
         found = Judged(SPLIT, fits, num_draws=1, ood_name="others")
         text = _unknown(found.unknown, "others")  # no other statement is made
-        assert "pairs of equal methods are all within " in text
-        num_told += "worse by more than" in text
+        assert "all pairs at once: of equal methods" in text
+        num_told += "; worse: " in text
     assert num_told <= 3
 
 

@@ -16,6 +16,7 @@ from pyro_bnn.report.beyond.estimate import (
     mean_of,
     resampled,
     told_from,
+    told_from_constant,
 )
 
 
@@ -82,9 +83,28 @@ def test_independent_equal_methods_have_the_studentised_range() -> None:
     rng = np.random.default_rng(3)
     many = [Resampled(np.zeros(1), rng.normal(size=(1, 2_000))) for _ in range(8)]
     expected = stats.studentized_range.isf(0.05, 8, np.inf) / math.sqrt(2)
-    assert_allclose(told_from(many), expected, rtol=0.03)
-    assert told_from(many[:2]) == told_from([many[0]] * 3) == 2.0  # at least
-    assert told_from(many[:1]) == told_from([Resampled(np.zeros(1), np.full((1, 9), np.nan))] * 2)
+    limits = told_from(many)[np.triu_indices(8, 1)]
+    assert_allclose(limits, expected, rtol=0.03)
+    alone = stats.norm.isf((1 - 0.95 ** (1 / 8)) / 2)  # of eight at once, Sidak's
+    assert_allclose(told_from_constant(many), alone, rtol=0.03)
+    none = Resampled(np.zeros(1), np.full((1, 9), np.nan))
+    for few in (many[:2], [many[0]] * 3, many[:1], [none] * 2):
+        assert (told_from(few) == 2.0).all()  # at least
+    assert_allclose(told_from_constant([none]), 2.0)
+
+
+def test_who_scatters_over_fits_is_told_from_further_on_and_alone() -> None:
+    rng = np.random.default_rng(4)
+    each = rng.normal(size=(3, 1, 2_000)).repeat(2, axis=1)
+    steady, too = (Resampled(np.full(2, 7.0), one) for one in each[:2])
+    of_two = Resampled(np.array([6.0, 8.0]), each[2])  # an error of 1 that has a single degree
+    limits = told_from([steady, too, of_two])
+    assert 2.0 < limits[0, 1] < stats.norm.isf(0.025 / 3) * 1.05  # Bonferroni's
+    t = stats.cauchy.isf(0.025 / 3) / math.sqrt(3)  # of errors 1, 1 and 1
+    assert (limits[:2, 2] > 0.8 * t).all()
+    few = told_from_constant([steady, of_two])
+    assert few[0] < 2.5
+    assert few[1] > 0.8 * stats.cauchy.isf(0.0125) / math.sqrt(2)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +123,10 @@ def test_equal_methods_of_few_fits_are_seldom_told_apart(
             each = np.tile(images_error * rng.normal(size=100), (count, 1))
             numbers.append(Resampled(whole, each))
         gaps = [a.minus(b) for a, b in itertools.combinations(numbers, 2)]
-        told += max(abs(gap.value) / gap.error for gap in gaps) > told_from(numbers)
+        limits = told_from(numbers)[np.triu_indices(len(numbers), 1)]
+        told += any(
+            abs(gap.value) > limit * gap.error for gap, limit in zip(gaps, limits, strict=True)
+        )
     assert told <= stats.binom.ppf(0.999, pages, 0.05)
 
 
