@@ -51,7 +51,9 @@ def _normal_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def _normal_expected(mean: Tensor, sd: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    return _normal_log_prob(mean, loc, scale) - 0.5 * (sd / scale) ** 2
+    r = scale.reciprocal()
+    u, v = (mean - loc) * r, sd * r
+    return -0.5 * (u**2 + v**2) - (scale.log() + 0.5 * math.log(2 * math.pi))
 
 
 def _laplace_log_prob(z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

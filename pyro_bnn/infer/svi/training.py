@@ -373,23 +373,23 @@ class Training(GradientRun[GuidePosterior]):
         return noise, self.estimator.row_noise(num_particles, num_rows, self._generator)
 
     def _draw_own(self, step: int, num_rows: int) -> Tensor:
-        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the counter it is made of."""
+        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the step it is made of."""
         svi, guide = self.svi, self.guide
         if self._nodes is not None:
             return self._nodes
         if self._counts_noise:
-            return torch.tensor(step * self._num_normals, device=self.program.device)
+            return torch.tensor(step, dtype=torch.int32, device=self.program.device)
         if not self._draws_rows:
             return guide.draw_noise(svi.num_particles, self._generator)
         noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
         return noise.reshape(svi.num_particles, num_rows, -1)
 
-    def _noise_of(self, counter: Tensor) -> Tensor:
-        """The noise itself: made of a counter inside the step, or as it was drawn before it."""
+    def _noise_of(self, step: Tensor) -> Tensor:
+        """The noise itself: made of the step's number inside it, or as it was drawn before it."""
         if not self._counts_noise:
-            return counter
+            return step
         like = next(self.guide.parameters())
-        values = normal(counter, self._num_normals, self._key, like.dtype)
+        values = normal(step, self._num_normals, self._key, like.dtype)
         return values.reshape(self.svi.num_particles, -1)
 
     def _non_finite_sites(self, noise: Tensor, batch: Batch) -> list[str]:
