@@ -81,6 +81,17 @@ def test_products_of_one_or_two_terms_or_lines_are_elementwise() -> None:
     assert products(graph) == [(H, N), (1, N), (H, H), (H, N)]
 
 
+@pytest.mark.parametrize(("num_terms", "target"), [(1, "aten.mul.Tensor"), (2, "aten.mm.default")])
+def test_an_outer_product_is_elementwise(num_terms: int, target: str) -> None:
+    graph = laid_out(lambda a, b: (a @ b,), normal(N, num_terms), normal(num_terms, H))
+    assert [str(node.target) for node in graph.graph.nodes if callable(node.target)] == [target]
+
+
+def test_a_product_over_rows_of_any_number_stays() -> None:
+    graph = laid_out(lambda a, b: (a.mT @ b,), normal(C, N), normal(C, H))
+    assert torch.ops.aten.mm.default in [node.target for node in graph.graph.nodes]
+
+
 def test_a_product_whose_transpose_is_read_is_made_as_that() -> None:
     graph = laid_out(lambda a, b: (torch.bmm(a, b).mT,), normal(C, H, 9), normal(C, 9, 7))
     assert products(graph) == [(7, H)]

@@ -270,7 +270,7 @@ _EVERY: dict[str, Any] = {
 _OPTIONS: dict[str, Any] = {
     **_EVERY,
     # what several kernels read, such as scales of weights, is computed once and stored
-    "realize_opcount_threshold": 4,
+    "realize_opcount_threshold": 8,
     "realize_reads_threshold": 1,
 }
 _IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}

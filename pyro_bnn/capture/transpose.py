@@ -8,7 +8,7 @@ whose result has more rows than columns become those of the transposes:
 .. math:: A B = (B^\top A^\top)^\top
 
 The same numbers to rounding. A product with an inner dimension of one or two becomes a sum of
-elementwise products, which joins its neighbours in one loop.
+elementwise products, which joins its neighbours in one loop, and so does an outer product.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def lay_out(module: GraphModule) -> None:
             elif node.target is aten.bmm.default:
                 if _is_tall(node) or _is_thin(node) or _is_turned(node):
                     turned[node] = _product(module, node, turned, lines)
+            elif _is_outer_product(node):
+                node.replace_all_uses_with(_call(module, aten.mul.Tensor, *node.args))
             elif (
                 _is_tall(node)
                 and _is_pointwise(node)
@@ -79,6 +81,14 @@ def _is_thin(node: Node) -> bool:
     if not all(isinstance(size, int) for size in (rows, inner, columns)):
         return False
     return bool(min(rows, columns) <= FEW and inner > max(rows, columns))
+
+
+def _is_outer_product(node: Node) -> bool:
+    """Whether a product of two matrices has a single term, which is known to be one."""
+    if node.target is not aten.mm.default:
+        return False
+    num_terms = _value(cast(Node, node.args[0])).shape[1]
+    return isinstance(num_terms, int) and num_terms == 1
 
 
 def _is_turned(node: Node) -> bool:
