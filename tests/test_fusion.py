@@ -146,9 +146,11 @@ def test_what_is_read_again_is_not_overwritten() -> None:
         assert torch.equal(before[1], x)
 
 
-@pytest.mark.parametrize(("size", "sides"), [((2, 2), (8, 6)), ((3, 2), (10, 7)), ((1, 4), (3, 9))])
+@pytest.mark.parametrize(
+    ("size", "sides"), [((2, 2), (8, 6)), ((3, 2), (10, 7)), ((1, 4), (3, 9)), ((2,), (5, 6))]
+)
 def test_the_largest_of_windows_side_by_side_is_that_of_images(
-    size: tuple[int, int], sides: tuple[int, int]
+    size: tuple[int, ...], sides: tuple[int, int]
 ) -> None:
     def network(x: Tensor) -> tuple[Tensor]:
         return (nn.functional.max_pool2d(x, size),)

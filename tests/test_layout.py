@@ -87,11 +87,6 @@ def test_an_outer_product_is_elementwise(num_terms: int, target: str) -> None:
     assert [str(node.target) for node in graph.graph.nodes if callable(node.target)] == [target]
 
 
-def test_a_product_over_rows_of_any_number_stays() -> None:
-    graph = laid_out(lambda a, b: (a.mT @ b,), normal(C, N), normal(C, H))
-    assert torch.ops.aten.mm.default in [node.target for node in graph.graph.nodes]
-
-
 def test_a_product_whose_transpose_is_read_is_made_as_that() -> None:
     graph = laid_out(lambda a, b: (torch.bmm(a, b).mT,), normal(C, H, 9), normal(C, 9, 7))
     assert products(graph) == [(7, H)]

@@ -84,11 +84,8 @@ def _is_thin(node: Node) -> bool:
 
 
 def _is_outer_product(node: Node) -> bool:
-    """Whether a product of two matrices has a single term, which is known to be one."""
-    if node.target is not aten.mm.default:
-        return False
-    num_terms = _value(cast(Node, node.args[0])).shape[1]
-    return isinstance(num_terms, int) and num_terms == 1
+    """Whether a node is a product of two matrices that has a single term."""
+    return node.target is aten.mm.default and _value(cast(Node, node.args[0])).shape[1] == 1
 
 
 def _is_turned(node: Node) -> bool:

@@ -161,15 +161,12 @@ def _beside(table: pd.DataFrame, key: str, best: str, sign: float = 1.0) -> str:
             (better if gap > 0 else worse).append(f"{name} by {with_error(abs(gap), error)}")
         else:
             near.append(str(name))
-    others = {
-        "worse": worse,
-        "better": better,
-        "not told from it": near,
-    }
+    others = {"worse": worse, "better": better, "not told from it": near}
     text = "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
-    if len(table) < 3:
-        return text
-    return f"{text} (all pairs at once: of equal methods none is told apart in 95 of 100 data sets)"
+    how = "all pairs at once: of equal methods none is told apart in 95 of 100 data sets"
+    if len(table) == 2:
+        how = f"told from {table[f'{key}_gap_told'].max():.3g} paired errors on"
+    return f"{text} ({how})" if text else ""
 
 
 def _attack(table: pd.DataFrame, epsilon: float) -> str:

@@ -89,6 +89,11 @@ def test_an_area_under_the_risk_that_is_higher_is_told_as_worse() -> None:
     assert "; worse: backward by 0.21" in text  # e (1 - e)
     assert "not told from it: alike" in text
     assert "better" not in text.replace("lower is better", "")
+    assert "all pairs at once" in text
+    del fits["alike"]
+    text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
+    assert "; worse: backward by 0.21" in text
+    assert text.endswith(" (told from 2 paired errors on).")
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -101,6 +106,26 @@ def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
     told = "by its entropy one tells others from the test images best (AUROC 0.8"
     not_told = "no method is shown to tell others from the test images by its entropy"
     assert text.startswith(told if sign > 0 else not_told)
+
+
+def test_each_method_is_told_by_the_scatter_of_its_own_fits() -> None:
+    right, even = np.ones(NUM_TEST, dtype=bool), np.linspace(0.0, 1.0, NUM_TEST)
+
+    def fits(*shifts: float) -> list[Fit]:
+        test = of_entropy(even, right)
+        return [Fit(test, (), of_entropy(even + shift, right), None) for shift in shifts]
+
+    of = {"steady": fits(0.1, 0.1), "also": fits(0.12, 0.12), "scatters": fits(0.2, 0.45)}
+    found = Judged(SPLIT, of, num_draws=1, ood_name="others")
+    table = found.unknown.set_index(["score", "method"]).loc[ENTROPY]
+    assert table["auroc"].idxmax() == "scatters" != found.names[0]
+    best = table.loc["scatters"]
+    assert 2.5 < (best["auroc"] - 0.5) / best["auroc_se"] < 5 < best["auroc_told"]
+    assert best["auroc_gap_told"] == 2.0
+    others = table.drop(index="scatters")
+    assert (others["auroc_gap_told"] > 5).all()  # each from the best, whose error has one degree
+    assert (others["auroc_told"] < 3).all()
+    assert said(found)["Unknown inputs"].startswith("no method is shown to tell others")
 
 
 @pytest.mark.slow("resamples eight methods on ten pages")
