@@ -164,7 +164,7 @@ def _pool(module: GraphModule, node: Node) -> None:
     if not is_usual or node.kwargs or any(user.args[1] != 0 for user in node.users):
         return
     h = cast(Node, image)
-    for dim, width in zip((-2, -1), kernel * 2, strict=False):  # of one size: both ways
+    for dim, width in zip((-2, -1), kernel * 2, strict=False):  # one size is that of both
         shape = list(_value(h).shape)
         shape[dim] //= width
         with module.graph.inserting_before(node):
