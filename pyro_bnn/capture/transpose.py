@@ -7,8 +7,9 @@ whose result has more rows than columns become those of the transposes:
 
 .. math:: A B = (B^\top A^\top)^\top
 
-The same numbers to rounding. A product with an inner dimension of one or two becomes a sum of
-elementwise products, which joins its neighbours in one loop, and so does an outer product.
+The same numbers to rounding. A batched product with an inner dimension of one or two becomes a sum
+of elementwise products, which joins its neighbours in one loop; so does the outer product of two
+vectors.
 """
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ from pyro_bnn.program.terms import Batch
 if TYPE_CHECKING:
     from pyro_bnn.infer.svi.options import SVIOptions
 
-COUNTED_NORMALS = (
-    1 << 15
-)  # normals a step; more of them are made of the step's number, on all cores
+COUNTED_NORMALS = 1 << 15  # normals a step; more are made of the step's number, on all cores
 NUM_GRAPHS = 2  # graphs made when a run is resumed: minibatches, and a smaller last one
 
 
