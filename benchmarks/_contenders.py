@@ -86,7 +86,7 @@ def steps_of(
 
     def advance(steps: int) -> None:
         for _ in range(steps):
-            run._advance(1, batch)
+            run.go()
         _synchronise(device)
 
     advance(1)

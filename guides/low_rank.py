@@ -15,6 +15,7 @@ from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.guide import ScaledGuide, positive_parameter
 from pyro_bnn.guides.parts.blocks import Blocks, layers_of
+from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.guides.parts.matrices import pieces
 from pyro_bnn.program.handlers import Model
 
@@ -156,7 +157,7 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
         self.require_setup()
         u = (z - self.loc) / self.scale
         factors = self._factors()
-        chols = [_capacitance_tril(C) for C in factors]
+        chols = [capacitance_tril(C) for C in factors]
         squared: Tensor = u.square().sum(-1)
         for part, C, chol in zip(self._blocks.split(u), factors, chols, strict=True):
             v = torch.linalg.solve_triangular(
@@ -168,7 +169,7 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
 
     def entropy(self) -> Tensor:
         r""":math:`\tfrac12 \log\det\Sigma + \tfrac P2 (1 + \log 2\pi)`."""
-        half_log_det = self._half_log_det([_capacitance_tril(C) for C in self._factors()])
+        half_log_det = self._half_log_det([capacitance_tril(C) for C in self._factors()])
         return half_log_det + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
 
     def marginals(self) -> tuple[Tensor, Tensor]:
@@ -197,31 +198,3 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
 def _root(size: int) -> int:
     """The default rank of so many entries."""
     return round(math.sqrt(size))
-
-
-def _capacitance_tril(C: Tensor) -> Tensor:
-    """Cholesky factor ``[R, R]`` of I + C^T C."""
-    eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-    gram: Tensor = _Gram.apply(C)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    chol: Tensor = torch.linalg.cholesky(eye + gram)
-    return chol
-
-
-class _Gram(torch.autograd.Function):
-    """C^T C ``[R, R]`` of C ``[P, R]``; its gradient is one product, where autograd makes two."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(C: Tensor) -> Tensor:
-        return C.mT @ C
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (C,) = ctx.saved_tensors
-        along: Tensor = (gradient + gradient.mT) @ C.mT  # [R, P]
-        return along.mT

@@ -12,6 +12,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor, nn
 
 from pyro_bnn.guides.guide import ScaledGuide, fixed_noise
+from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.program.handlers import Model
 
 
@@ -82,7 +83,7 @@ class AutoLowRankPrecision(ScaledGuide):
         V = self.prec_factor
         own, of_factor = noise.split([self.num_latents, self.rank], -1)
         w = own + of_factor @ V.mT  # [..., P]
-        root = torch.linalg.solve_triangular(inner_tril(V), V.mT, upper=False)  # [R, P]
+        root = torch.linalg.solve_triangular(capacitance_tril(V), V.mT, upper=False)  # [R, P]
         z: Tensor = self.loc + self.scale * (w - (w @ root.mT) @ root)
         return z
 
@@ -101,7 +102,7 @@ class AutoLowRankPrecision(ScaledGuide):
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
         V = self.prec_factor
-        root = torch.linalg.solve_triangular(inner_tril(V), V.mT, upper=False)
+        root = torch.linalg.solve_triangular(capacitance_tril(V), V.mT, upper=False)
         return self.loc, self.scale * (1 - root.square().sum(0)).sqrt()
 
     def get_posterior(self) -> Distribution:
@@ -113,11 +114,4 @@ class AutoLowRankPrecision(ScaledGuide):
 
     def _half_log_det(self) -> Tensor:
         """Half the log determinant of the precision."""
-        return inner_tril(self.prec_factor).diagonal().log().sum() - self.scale.log().sum()
-
-
-def inner_tril(V: Tensor) -> Tensor:
-    """Cholesky factor ``[R, R]`` of I + V^T V."""
-    eye = torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
-    chol: Tensor = torch.linalg.cholesky(eye + V.mT @ V)
-    return chol
+        return capacitance_tril(self.prec_factor).diagonal().log().sum() - self.scale.log().sum()

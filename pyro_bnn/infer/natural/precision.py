@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import AutoMultivariateNormal, AutoNormal
-from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision, inner_tril
+from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
+from pyro_bnn.guides.parts.capacitance import capacitance_tril
 
 
 class Diagonal:
@@ -120,7 +121,7 @@ class LowRank:
         self.diagonal, self.factor = diagonal, factor
         self._scale = diagonal.rsqrt()
         self._scaled = self._scale.unsqueeze(-1) * factor  # [P, R]
-        self._tril = inner_tril(self._scaled)
+        self._tril = capacitance_tril(self._scaled)
         self.noise_dim = sum(factor.shape)
 
     def deviations(self, noise: Tensor) -> Tensor:
