@@ -101,6 +101,8 @@ def test_elementwise_operations(dtype: torch.dtype) -> None:
             *(x**2, x**3, positive**0.5, positive**-0.75, y**-1, y**-2, positive**y),
             *(x.clamp(max=0), x.clamp(-1, 1), x.clamp(min=0.5)),
             *(torch.maximum(x, y), torch.minimum(x, y), torch.logaddexp(x, y)),
+            *(torch.hypot(x, y), torch.xlogy(y, positive), torch.xlogy(x, positive)),
+            torch.xlogy(0 * y, x),  # 0, but of NaN
             *(
                 torch.logaddexp(x, x),
                 functional.softplus(x),
@@ -209,6 +211,22 @@ def test_sums_over_dimensions(dims: tuple[int, ...]) -> None:
 
     check(sums, normal(3, 20, 7))
     check(sums, normal(1, 20, 1))
+
+
+def test_what_has_no_entries() -> None:
+    """As of the scales of a guide that are all of its matrices."""
+
+    def sums(x: Tensor) -> list[Tensor]:
+        none = x[:, 5:]
+        return [
+            *(none.exp().log().sum() + x.sum(), none.sum(1) + x[:, 0], (none > 0).any() | (x > 9)),
+            *(torch.cat([x, none.neg()], 1), none.exp(), torch.zeros_like(none)),
+        ]
+
+    check(sums, normal(3, 5))
+    for fn in (lambda x: (x[:, 5:] @ x[:0],), lambda x: (x[:, 5:].mean(),)):
+        with pytest.raises(CaptureError, match="not written in C"):
+            compile_c(fn, [normal(5, 5)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -19,6 +19,7 @@ from pyro_bnn.capture.c_graph import (
     dtype_of,
     loops_over,
     numel,
+    require,
     shape_of,
     strides_of,
 )
@@ -72,6 +73,7 @@ class Loops:
         known = self.body.names.get((node, place))
         if known is not None:
             return known
+        require(node in self.values, node)  # it has no entries
         value = self.values[node]
         if isinstance(value, View):
             name = self.read(value.source, value.place(place))

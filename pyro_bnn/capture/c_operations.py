@@ -88,6 +88,8 @@ ELEMENTWISE: Mapping[Any, Expression] = {
     aten.maximum: lambda a, b: f"({a} > {b} || {a} != {a} ? {a} : {b})",
     aten.minimum: lambda a, b: f"({a} < {b} || {a} != {a} ? {a} : {b})",
     aten.logaddexp: _logaddexp,
+    aten.hypot: _call("hypot"),
+    aten.xlogy: lambda a, b: f"({b} == {b} && {a} == 0 ? 0 : {a} * log@({b}))",
     aten.softplus: _softplus,
     aten.silu: lambda x: f"{x} / (1 + exp@(-{x}))",
     aten.leaky_relu: lambda x, slope="0.01": f"({x} > 0 ? {x} : {x} * {slope})",

@@ -81,7 +81,7 @@ FUNCTIONS = "\n".join(
     f"{pragma}{kind} {name}{suffix}({', '.join([kind] * count)});"
     for count, names, pragma in (
         (1, ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf"), "VECTOR_MATH "),
-        (2, ("pow",), "VECTOR_MATH "),
+        (2, ("pow", "hypot"), "VECTOR_MATH "),
         (1, ("log2", "sqrt", "atan", "lgamma", "nearbyint", "floor", "fabs"), ""),
     )
     for name in names
@@ -438,6 +438,8 @@ class _Writer(Loops):
         changed = []
         for number, result in enumerate(self.results):
             require(isinstance(result, Node), self.nodes[-1])
+            if numel(result) == 0:
+                continue
             own, value = f"p{number}", self.values[result]
             if result is self.inputs[number] or (isinstance(value, Memory) and value.name == own):
                 continue

@@ -46,6 +46,10 @@ def reduction(loops: Loops, node: Node, packet: Any) -> None:
     dims = [d % len(shape) for d in ([listed] if isinstance(listed, int) else listed)]
     keep = bool(node.kwargs.get("keepdim", keep))
     dtype = dtype_of(node)
+    if numel(source) == 0 and packet is not aten.mean:
+        start = literal(REDUCTIONS[packet][1], dtype)
+        loops.values[node] = Computed(lambda _: start)
+        return
 
     def entry(place: Place) -> str:
         return loops.operand(source, place, dtype)
@@ -191,6 +195,7 @@ def product(loops: Loops, node: Node, a: Any, b: Any) -> None:
     n = shape_of(b)[-1]
     dtype, lead = dtype_of(node), len(batch)
     require(dtype in SUFFIXES, node)
+    require(k > 0, node)
     if k == 1:  # every entry is one product
         loops.values[node] = Computed(
             lambda place: loops.let(

@@ -200,7 +200,7 @@ def test_nuts_returns_the_prior_of_the_scales() -> None:
 
 @pytest.mark.slow("whole fits")
 def test_nuts_returns_the_prior_of_the_horseshoe() -> None:
-    nuts = NUTS(num_chains=10, warmup_steps=100, num_samples=100, compile=False)
+    nuts = NUTS(num_chains=10, warmup_steps=100, num_samples=100, compile=True)
     _, draws = alone(Horseshoe(slab_scale=2.0), (2,), nuts)
     assert z_scores(draws["global"], stats.halfcauchy.cdf).max() < 5
     assert z_scores(draws["local"], stats.halfcauchy.cdf).max() < 5

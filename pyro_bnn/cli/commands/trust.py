@@ -67,6 +67,7 @@ def trust(
         num_samples=trusted.draws,
         num_rows=trusted.rows,
         seed=seeds[0],
+        progress=how.progress,
     )
     page.save(trusted.out, command=context.obj)
     yield Found(

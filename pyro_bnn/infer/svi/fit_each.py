@@ -6,6 +6,7 @@ is that of each; Adam goes by entries, so its steps are those of D runs of SVI.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.guides import Guide
+from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.run import weight_of_kl
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
@@ -51,7 +54,7 @@ def fit_each(
     """A guide for each data set, fitted by the options of an SVI for which ``fits_at_once`` holds.
 
     Args:
-        svi: The options; ``compile`` is not used but where it is True.
+        svi: The options.
         program: The model, without point-estimated parameters that are trained.
         x: Inputs ``[N, ...]`` of every data set.
         ys: Observations ``[D, N, ...]``.
@@ -119,10 +122,13 @@ def _train(
         losses = torch.func.vmap(one)(noise, ys, *variables)  # [D]
         return losses.sum(), (losses,)
 
+    num_numbers = sum(values.numel() for values in stacked)
+    gains = functools.partial(is_compiled, svi.compile, svi.num_steps, num_numbers)
     step = Captured(
         value_and_grad(loss, len(names)),
         f"{type(guide).__name__} on {len(guides)} data sets",
-        compiled=svi.compile is True,
+        compiled=gains(C_TIME),
+        compiler=compiler_of(is_long=gains()),
     )
     descent = svi.descent(stacked)
     loc_warmup = svi.warmup_of(guide, is_new=True)

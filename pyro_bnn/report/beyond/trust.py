@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.diagnostics.trust.corruptions import Scale
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pyro_bnn.data.split import Split
+    from pyro_bnn.diagnostics.trust.attack import Attacked
     from pyro_bnn.posterior.protocol import PosteriorLike
 
 NUM_DRAWS = 200
@@ -93,6 +95,7 @@ def trust(
     num_samples: int = NUM_DRAWS,
     num_rows: int = SHIFTED_ROWS,
     seed: int = 0,
+    progress: bool = False,
 ) -> Trust:
     """Judges classifiers on test rows, and on corrupted, unknown and attacked ones.
 
@@ -111,6 +114,7 @@ def trust(
         num_samples: Draws of every method.
         num_rows: The first test rows are those that are corrupted and attacked, at most so many.
         seed: Of draws, noise and random signs.
+        progress: Whether to show a progress bar.
 
     Raises:
         OptionError: If there is no posterior, or a number is not allowed.
@@ -135,22 +139,33 @@ def trust(
         )
     unknown = None if ood is None else unknown_inputs(split, ood)
 
+    num_fits = sum(map(len, fitted.values()))
+    num_sets = 1 + len(conditions) + (unknown is not None) + 2 * (attack is not None)
+    bar = tqdm(total=num_fits * num_sets, disable=not progress, desc="Judging", unit="set")
+
     def fit_of(posterior: PosteriorLike) -> Fit:
         def scored(x: Any, y: Any) -> Scored:
-            return score_rows(posterior, x, y, num_draws, seed)
+            found = score_rows(posterior, x, y, num_draws, seed)
+            bar.update()
+            return found
 
-        return Fit(
-            scored(split.test.x, split.test.y),
-            [scored(c.x, split.test.y[: len(c.x)]) for c in conditions],
-            None if unknown is None else scored(unknown, None),
-            None
-            if attack is None
-            else _attack(posterior, split, attack, num_rows, num_draws, seed),
-        )
+        y = split.test.y
+        test, of_unknown = scored(split.test.x, y), None
+        shifted = [scored(condition.x, y[: len(condition.x)]) for condition in conditions]
+        if unknown is not None:
+            of_unknown = scored(unknown, None)
+        if attack is None:
+            return Fit(test, shifted, of_unknown, None)
+        found = _attacked(posterior, split, attack, num_rows, num_draws, seed)
+        own = y[: len(found.x)]
+        moved = Attack(scored(found.x, own), scored(found.control, own))
+        return Fit(test, shifted, of_unknown, moved)
 
+    with bar:
+        fits = {name: [fit_of(posterior) for posterior in own] for name, own in fitted.items()}
     return Trust(
         split,
-        {name: [fit_of(posterior) for posterior in own] for name, own in fitted.items()},
+        fits,
         num_draws=num_draws,
         conditions=conditions,
         ood_name=None if ood is None else ood.name,
@@ -190,16 +205,16 @@ def _several(own: Any) -> list[Any]:
     return list(own) if isinstance(own, Sequence) else [own]
 
 
-def _attack(
+def _attacked(
     posterior: Any, split: Split, epsilon: float, num_rows: int, num_draws: int, seed: int
-) -> Attack:
+) -> Attacked:
     from pyro_bnn.diagnostics.trust.attack import fgsm
 
     pixels = Pixels.of(split)
     x, y = split.test.x[:num_rows], split.test.y[:num_rows]
     scale = 1.0 if pixels.units is None else pixels.units.scale.to(x)
     low, high = (pixels.inputs(np.full((1, *pixels.shape), value), x)[0] for value in (0.0, 1.0))
-    found = fgsm(
+    return fgsm(
         posterior,
         (x, y),
         epsilon * pixels.largest / scale,
@@ -208,7 +223,3 @@ def _attack(
         low=low,
         high=high,
     )
-    moved, control = (
-        score_rows(posterior, moved, y, num_draws, seed) for moved in (found.x, found.control)
-    )
-    return Attack(moved, control)

@@ -323,3 +323,10 @@ def test_what_cannot_be_judged_is_refused() -> None:
         judged(one, SPLIT, attack=0.0)
     with pytest.raises(OptionError, match="give their severities as well"):
         judged(one, SPLIT, kinds=("rotate",))
+
+
+def test_a_bar_counts_the_sets_that_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    judged({"sure": constant(0.8, Y)}, corruptions=[1], kinds=["inverse", "shear"], progress=True)
+    assert "3/3" in capsys.readouterr().err
+    judged({"sure": constant(0.8, Y)})
+    assert not capsys.readouterr().err
