@@ -14,16 +14,18 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyro
 import pytest
-import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
-from pyro_bnn.capture import Captured
-from pyro_bnn.errors import CaptureError
+# torch, Pyro and the package are imported where they are used: of the processes of ``pytest -n``
+# the one that starts the others has no use for them
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+    from pyro_bnn.capture import Captured
 
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"  # tests compile many graphs
 
@@ -103,6 +105,8 @@ def short_trajectories() -> Iterator[None]:
 @contextlib.contextmanager
 def capturing_nothing() -> Iterator[None]:
     """What is not compiled runs as it is: of a fit of few steps, capturing takes the most time."""
+    from pyro_bnn.capture import Captured
+
     make = Captured.__init__
 
     def init(self: Captured, *args: Any, compiled: bool = False, **options: Any) -> None:
@@ -126,9 +130,50 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
 
 
+@contextlib.contextmanager
+def trees_in_memory() -> Iterator[dict[Path, DataTree]]:
+    """NetCDF trees by path: a file is opened once, and a tree that is put here is read as one.
+
+    So is one that ``arviz_io.save_netcdf`` saves: bytes take longer than all else where files are
+    not what is tested.
+    """
+    from pyro_bnn import arviz_io
+
+    found: dict[Path, DataTree] = {}
+    load = arviz_io.load_netcdf
+
+    def load_once(path: Path) -> DataTree:
+        if path not in found:
+            found[path] = load(path).load()
+        return found[path].copy(deep=True)
+
+    def keep(tree: DataTree, path: Path) -> None:
+        path.touch()
+        found[path] = tree.copy(deep=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arviz_io, "load_netcdf", load_once)
+        patch.setattr(arviz_io, "save_netcdf", keep)
+        yield found
+
+
+@pytest.fixture
+def files_in_memory() -> Iterator[None]:
+    """NetCDF files are kept as the trees that they hold, for tests of what is made of them."""
+    with trees_in_memory():
+        yield
+
+
+@pytest.fixture
+def few_stock_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a guide of stock Pyro few draws are kept, where a test does not look at them."""
+    monkeypatch.setattr("pyro_bnn.infer.svi.stock.NUM_DRAWS", 20)
+
+
 @pytest.fixture
 def nothing_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled is left to Inductor, however few its numbers."""
+    from pyro_bnn.errors import CaptureError
 
     def refuse(*_: object, **__: object) -> None:
         raise CaptureError("nothing is written in C")
@@ -189,8 +234,14 @@ def tell_long_tests(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
+    import pyro
+    import torch
+
+    # torch.manual_seed takes a trace of the stack three times, a millisecond of every test
+    has_gpu = torch.accelerator.is_available()
+    seed = torch.manual_seed if has_gpu else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-        torch.manual_seed(0)
+        seed(0)
         yield
 
 

@@ -111,16 +111,6 @@ def test_pyro_makes_its_steps() -> None:
     assert set(course.shapes[0]) == {"loc", "scale"}
 
 
-@pytest.mark.slow("a process of its own")
-def test_the_fit_of_pyro_imports_none_of_this_package() -> None:
-    from tests.test_imports import loaded_by
-
-    root = Path(__file__).parent.parent
-    loaded = loaded_by("from benchmarks._default_fit import FITS; FITS['pyro']()", root)
-    assert "pyro" in loaded
-    assert "pyro_bnn" not in loaded
-
-
 # One ELBO for all
 
 

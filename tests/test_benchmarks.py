@@ -286,8 +286,12 @@ def _threads() -> Iterator[None]:
 )
 @pytest.mark.slow("whole benchmarks")
 def test_a_quick_run_writes_its_figures_and_pictures(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(scaling, "SHORT", 0.0)  # no call is repeated in its block
     before = [page.read_text() for page in _tables.PAGES]
     found = quick(name, tmp_path)
     assert check_schema(json.loads((tmp_path / f"{name}.json").read_text())) == name
@@ -348,11 +352,16 @@ def test_impossible_options_are_refused(
 
 
 @pytest.mark.slow("a process of its own")
-def test_a_fit_from_cold_has_a_process_of_its_own(tmp_path: Path) -> None:
-    found = cold.fit("pyro", 2, 1, tmp_path)
+def test_a_fit_from_cold_has_a_process_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = cold.fit("deterministic", 2, 1, tmp_path)
     assert found["process_seconds"] > found["fit_seconds"] > 0
+    assert "loss" not in found
+    _fit.main(["pyro", "2", "1"])  # prints what the process of a fit prints
+    found = json.loads(capsys.readouterr().out)
+    assert found["fit_seconds"] > 0
     assert math.isfinite(found["loss"])
-    assert "loss" not in cold.fit("deterministic", 2, 1, tmp_path)
 
 
 def test_a_failed_fit_says_why(tmp_path: Path) -> None:
@@ -589,6 +598,7 @@ def test_the_samplers_past_nuts_are_measured(
     """In parts; one that is not run keeps its rows."""
     monkeypatch.setattr(samplers, "OURS", ("HMC", "MCLMC"))
     monkeypatch.setattr("pyro_bnn.infer.mcmc.nuts.NUTS._limit", 8)  # after so short a warm-up
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.members.MOST_STEPS", 50)
     monkeypatch.setattr(samplers, "installed", lambda name: False)
     given = {("uci/yacht", 0): bnn.data.load("diabetes")}
     monkeypatch.setattr(bnn.data, "load", lambda case, split: given[case, split])
@@ -660,16 +670,6 @@ def test_samplers_are_divided_by_the_best_way_of_numpyro() -> None:
         ["0.50", "at most 0.5", "yes"],
         ["-0.10", "at least 0", "**no**"],
     ]
-
-
-@pytest.mark.slow("a process of its own")
-def test_pyro_runs_its_chains_without_this_package() -> None:
-    from tests.test_imports import loaded_by
-
-    root = Path(__file__).parent.parent
-    loaded = loaded_by("from benchmarks._sampling import SAMPLERS; SAMPLERS['pyro']()", root)
-    assert "pyro" in loaded
-    assert "pyro_bnn" not in loaded
 
 
 def test_all_libraries_have_the_chains_the_warm_up_and_the_draws_of_a_case(
@@ -1062,22 +1062,19 @@ def test_a_library_has_one_colour() -> None:
 
 
 @pytest.mark.slow("a process of its own")
-def test_no_benchmark_imports_a_peer_by_being_imported() -> None:
-    from tests.test_imports import loaded_by
+def test_pyro_is_measured_without_this_package_and_no_benchmark_imports_a_peer() -> None:
+    """One process does all in turn, and says after each what is loaded by then."""
+    from tests.test_imports import loaded_after_each
 
-    root = Path(__file__).parent.parent
-    loaded = loaded_by(
-        "from benchmarks import cold, default, nuts, predict, svi",
-        root,
-    )
-    assert loaded & {"numpyro", "jax", "bayesian_torch", "tyxe"} == set()
-
-
-@pytest.mark.slow("a process of its own")
-def test_the_fit_of_pyro_imports_none_of_this_package() -> None:
-    from tests.test_imports import loaded_by
-
-    root = Path(__file__).parent.parent
-    loaded = loaded_by("from benchmarks._fit import FITS; FITS['pyro']()", root)
-    assert "pyro" in loaded
-    assert "pyro_bnn" not in loaded
+    of_pyro = {
+        "benchmarks._fit": "FITS",
+        "benchmarks._sampling": "SAMPLERS",
+        "benchmarks._default_fit": "FITS",
+    }
+    makes = [f"from {module} import {name}; {name}['pyro']()" for module, name in of_pyro.items()]
+    imports = "from benchmarks import cold, default, nuts, predict, svi"
+    *loaded, last = loaded_after_each([*makes, imports], Path(__file__).parent.parent)
+    for module, found in zip(of_pyro, loaded, strict=True):
+        assert {"pyro", module} <= found
+        assert "pyro_bnn" not in found, module
+    assert last & {"numpyro", "jax", "bayesian_torch", "tyxe"} == set()

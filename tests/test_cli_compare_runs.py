@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, DivergenceError
 from tests.command_line import Result, run
+from tests.plain_runs import run_plainly
 
 pytestmark = pytest.mark.slow("whole comparisons")
 
@@ -37,12 +38,26 @@ def _threads_are_given_back() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@contextmanager
+def quick_files() -> Iterator[None]:
+    """Pages without figures and empty files of draws: here only their names are looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+        patch.setattr(arviz_io, "save_netcdf", lambda tree, path: path.touch())
+        yield
+
+
+@pytest.fixture
+def plainly_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in other processes are plain too, which a patch of this one does not reach."""
+    monkeypatch.setattr(repeats, "_run_beside", run_plainly)
+
+
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """Two methods on two splits with two seeds."""
     folder = tmp_path_factory.mktemp("runs") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+    with quick_files():
         arguments = (*MOONS, *METHODS, "--splits", "0-1", "--seeds", "3,5", "--out", folder)
         return run(*arguments), folder
 
@@ -102,7 +117,9 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
     four: tuple[Result, Path], tmp_path: Path
 ) -> None:
     alone = tmp_path / "alone"
-    code, _, err = run(*MOONS, *METHODS, "--splits", "1", "--seed", "5", "--quiet", "--out", alone)
+    command = (*MOONS, *METHODS, "--splits", "1", "--seed", "5", "--quiet", "--out", alone)
+    with quick_files():
+        code, _, err = run(*command)
     assert (code, err) == (0, "")
     assert {path.name for path in alone.iterdir()} == {
         "index.html", "table.csv", "verdicts.json", "auto-normal.nc", "auto-delta.nc",
@@ -116,6 +133,7 @@ def test_one_run_of_several_is_the_same_as_that_run_alone(
 
 @pytest.mark.slow("processes of its own")
 @pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
+@pytest.mark.usefixtures("plainly_beside")
 def test_runs_side_by_side_are_the_same(four: tuple[Result, Path], tmp_path: Path) -> None:
     code, out, err = run(
         *MOONS, *METHODS, "--splits", "0-1", "--seeds", "5", "--jobs", "2", "--out", tmp_path
@@ -274,7 +292,7 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert "AutoDelta has 1 of 2 runs" in out
 
 
-@pytest.mark.usefixtures("plain_pages")
+@pytest.mark.usefixtures("plain_pages", "plainly_beside")
 def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkpoints(
     four: tuple[Result, Path], tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def test_a_damaged_image_shape_is_refused(
 @pytest.mark.slow("whole fits")
 @pytest.mark.usefixtures("no_pictures")
 def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
-    compared_images("digits", tmp_path, num_train=40)
+    compared_images("digits", tmp_path, num_train=20)
 
 
 MNIST = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
@@ -136,7 +136,7 @@ def compared_images(name: str, out: Path, *, num_train: int) -> None:
     assert table["draws"].to_dict() == {"AutoDelta": 1, "AutoNormal": 1_000}
     assert np.isfinite(table[["log_score", "accuracy", "ece", "rejection_area"]]).all(axis=None)
     assert table.loc["AutoDelta", "log_score"] > -2 * np.log(10)  # near chance, and no nonsense
-    assert "The first 40 of" in (out / "index.html").read_text()
+    assert f"The first {num_train} of" in (out / "index.html").read_text()
 
 
 def test_a_residual_network_has_the_depth_and_width_that_it_is_given(

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_same_table_from_the_files(folder: Path, tmp_path: Path) -> None:
     files = [folder / "auto-normal.nc", folder / "nuts.nc"]
     code, out, err = run("report", *files, "--out", tmp_path / "again")

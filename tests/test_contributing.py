@@ -109,7 +109,9 @@ def _threads_are_given_back() -> Iterator[None]:
 
 
 @pytest.mark.slow("whole fits and pages")
-@pytest.mark.usefixtures("exported", "_threads_are_given_back", "short_trajectories", "no_pictures")
+@pytest.mark.usefixtures(
+    "exported", "_threads_are_given_back", "short_trajectories", "no_pictures", "files_in_memory"
+)
 def test_its_commands_run_and_the_report_has_its_khat(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     command("compare", folder)

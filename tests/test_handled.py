@@ -169,7 +169,7 @@ def test_nuts_draws_from_the_posterior_of_the_other_sites() -> None:
     assert_close(z.var(0), oracle.covariance.diagonal(), rtol=0.5, atol=0)
 
 
-@pytest.mark.slow("about a second")
+@pytest.mark.usefixtures("few_stock_draws")
 def test_parameters_inside_a_handler_are_trained_in_the_posterior_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = bayesian(net, {"2.*": priors.Normal()})

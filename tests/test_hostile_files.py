@@ -53,6 +53,14 @@ def targets(folder: Path) -> dict[str, Target]:
     return {target.name: target for target in make_targets(folder)}
 
 
+@pytest.fixture(scope="module")
+def report_tree(targets: dict[str, Target], folder: Path) -> Any:
+    """The tree of a report's file, which is read once."""
+    path = folder / "whole.nc"
+    path.write_bytes(targets["nuts.nc"].content)
+    return arviz_io.load_netcdf(path)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Numbers of a damaged file may make NumPy and torch warn."""
@@ -604,11 +612,9 @@ def test_arrays_of_a_large_netcdf_file_fit_into_the_memory(
     ],
 )
 def test_report_files_of_wrong_arrays(
-    name: str, value: Any, reason: str, targets: dict[str, Target], tmp_path: Path
+    name: str, value: Any, reason: str, report_tree: Any, tmp_path: Path
 ) -> None:
-    path = tmp_path / "nuts.nc"
-    path.write_bytes(targets["nuts.nc"].content)
-    tree = arviz_io.load_netcdf(path)
+    path, tree = tmp_path / "nuts.nc", report_tree.copy(deep=True)
     group, variable = name.split("/")
     data = tree[group].to_dataset().drop_vars(variable)
     names = [f"own_{axis}" for axis in range(value.ndim)]
@@ -632,26 +638,35 @@ def test_report_files_of_wrong_arrays(
         ({"wall_time": None}, "wall_time is a NoneType"),
         ({"threads": 0}, "threads is 0"),
         ({"processes": True}, "processes is a bool"),
-        ({"format_version": 99}, "has format version 99"),
     ],
 )
 def test_report_files_of_wrong_options(
-    change: dict[str, Any], reason: str, targets: dict[str, Target], tmp_path: Path
+    change: dict[str, Any],
+    reason: str,
+    report_tree: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tree = report_tree.copy(deep=True)
+    tree.attrs["options"] = json.dumps({**json.loads(tree.attrs["options"]), **change})
+    monkeypatch.setattr(arviz_io, "load_netcdf", lambda path: tree)
+    with pytest.raises(FileFormatError, match=reason):
+        read_all([tmp_path / "nuts.nc"])
+
+
+def test_a_report_file_of_wrong_options_on_disk(targets: dict[str, Target], tmp_path: Path) -> None:
     path = tmp_path / "nuts.nc"
     path.write_bytes(targets["nuts.nc"].content)
     with h5py.File(path, "r+") as file:
         options = json.loads(file.attrs["options"])
-        file.attrs["options"] = json.dumps({**options, **change})
-    with pytest.raises(FileFormatError, match=reason):
+        file.attrs["options"] = json.dumps({**options, "format_version": 99})
+    with pytest.raises(FileFormatError, match="has format version 99"):
         read_all([path])
 
 
 @pytest.mark.slow("a second or more")
-def test_whole_numbers_are_targets_too(targets: dict[str, Target], tmp_path: Path) -> None:
-    path = tmp_path / "nuts.nc"
-    path.write_bytes(targets["nuts.nc"].content)
-    tree = arviz_io.load_netcdf(path)
+def test_whole_numbers_are_targets_too(report_tree: Any, tmp_path: Path) -> None:
+    path, tree = tmp_path / "nuts.nc", report_tree.copy(deep=True)
     for group in ("observed_data", "test_data"):
         data = tree[group].to_dataset()
         tree[group] = data.assign(y=(data["y"].dims, np.ones(data["y"].shape, dtype=np.int32)))

@@ -216,11 +216,11 @@ class PlainPyro:
             self.leaves[name].append(trace.nodes[name]["value"].unconstrained())
         return trace.nodes, log_det
 
-    def gradient(self, total: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-        found = torch.autograd.grad(
-            total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        return torch.stack(found).sum(0)
+    def gradients(self, total: Tensor, leaves: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+        """By name ``[leaves, ...]``, by one pass."""
+        flat = [leaf for own in leaves.values() for leaf in own]
+        found = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
+        return {name: torch.stack([next(found) for _ in own]) for name, own in leaves.items()}
 
 
 def latents(given: Pair, nodes: Mapping[str, Any]) -> Iterator[tuple[Site, Any]]:
@@ -353,17 +353,16 @@ def by_plain_pyro(given: Pair) -> Values:
     own_biases: dict[str, list[Tensor]] = {}
     loss = minus_objective(given, plain, own_biases)
     total = loss + torch.stack(joints).sum()
-    gradients = {
-        f"guide.{name}": plain.gradient(total, [value]) for name, value in guide.named_parameters()
+    leaves: dict[str, Sequence[Tensor]] = {
+        f"guide.{name}": [value] for name, value in guide.named_parameters()
     }
-    if own_biases:
-        by_layer = [
-            torch.stack([plain.gradient(total, [leaf]) for leaf in leaves])
-            for leaves in own_biases.values()
-        ]
+    leaves |= {f"model.{name}": own for name, own in plain.leaves.items()}
+    leaves |= {f"biases.{name}": own for name, own in own_biases.items()}
+    found = plain.gradients(total, {**leaves, "z": [z]})
+    by_layer = [found.pop(f"biases.{name}") for name in own_biases]  # [K, H]
+    gradients = {name: value.sum(0) for name, value in found.items()}
+    if by_layer:
         gradients["guide.biases"] = torch.cat(by_layer, -1)
-    gradients |= {f"model.{k}": plain.gradient(total, v) for k, v in plain.leaves.items()}
-    gradients["z"] = plain.gradient(total, [z])
     tensors = loss, torch.stack(joints), torch.stack(rows), torch.stack(functions)
     loss, log_joint, log_likelihood, function = (value.detach() for value in tensors)
     return Values(loss, log_joint, log_likelihood, function, gradients)

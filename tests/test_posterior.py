@@ -336,7 +336,7 @@ def test_names_are_saved_and_checked_after_loading(tmp_path: Path) -> None:
         loaded.predict(rows.rename(columns={"income": "wage"}), raw=True)
 
 
-@pytest.mark.usefixtures("uncaptured")
+@pytest.mark.usefixtures("uncaptured", "few_stock_draws")
 @pytest.mark.parametrize(
     "engine",
     [
@@ -470,6 +470,7 @@ def test_an_elbo_of_one_draw_is_refused() -> None:
         exact_posterior(oracle).elbo((oracle.x, oracle.y), 1)
 
 
+@pytest.mark.usefixtures("few_stock_draws")
 @pytest.mark.parametrize("guide", [guides.AutoNormal, autoguide.AutoDiagonalNormal])
 def test_there_is_no_elbo_under_a_flat_prior(guide: Any) -> None:
     oracle = linear_gaussian()

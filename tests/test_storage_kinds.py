@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_bnn import HMC, NUTS, SVI, guides, likelihoods, memory, models, priors, registry
+from pyro_bnn import HMC, NUTS, SVI, guides, likelihoods, memory, models, priors
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.guides import Guide
 from pyro_bnn.guides.matrix_sites import MatrixGuide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from pyro_bnn.program.handlers import Model
+from tests.collection import GUIDES, cover, rest_in_soak
 from tests.test_storage import assert_same
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
 
-GUIDES: dict[str, type[Guide]] = registry.entries("guide")
 X = torch.linspace(-1, 1, 24).view(8, 3)
 CLASSES = torch.arange(8) % 3
 
@@ -43,13 +43,16 @@ MODELS: dict[str, Any] = {
     "bayesian": whole,
     "rank-1": lambda: models.Rank1MLP(3, hidden=(4,)),
 }
-PAIRS = [
-    (guide, model)
-    for guide, cls in GUIDES.items()
-    for model in MODELS
-    if cls.needs_model is None or model == "rank-1"
-    if not (issubclass(cls, MatrixGuide | guides.AutoDropout) and model == "rank-1")  # no matrix
-]
+
+
+def suits(guide: str, model: str) -> bool:
+    cls = GUIDES[guide]
+    if model != "rank-1":
+        return cls.needs_model is None
+    return not issubclass(cls, MatrixGuide | guides.AutoDropout)  # there is no matrix
+
+
+PAIRS = [(guide, model) for guide in GUIDES for model in MODELS if suits(guide, model)]
 
 
 def target(model: str) -> torch.Tensor:
@@ -72,7 +75,9 @@ def assert_returns(posterior: Posterior, model: Model, y: torch.Tensor, path: Pa
     assert torch.equal(loaded.log_joint(data, 5), posterior.log_joint(data, 5))
 
 
-@pytest.mark.parametrize(("guide", "model"), PAIRS)
+@pytest.mark.parametrize(
+    ("guide", "model"), rest_in_soak(PAIRS, cover(GUIDES, MODELS, suits=suits))
+)
 def test_every_guide_on_every_kind_of_model(guide: str, model: str, tmp_path: Path) -> None:
     y, made = target(model), MODELS[model]()
     cls = GUIDES[guide]
@@ -99,7 +104,7 @@ def test_draws_of_samplers(engine: Any, tmp_path: Path, monkeypatch: pytest.Monk
     sampler = (
         engine(num_chains=2, warmup_steps=4, num_samples=10, max_tree_depth=2, compile=False)
         if engine is NUTS
-        else engine(num_chains=2, warmup_steps=4, num_samples=10, compile=False)
+        else engine(num_chains=2, warmup_steps=4, num_samples=10, num_steps=3, compile=False)
     )
     y = target("hierarchy")
     posterior = sampler.run(MODELS["hierarchy"](), (X, y), seed=1, progress=False)
@@ -133,24 +138,42 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then f
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 folder = Path(sys.argv[1])
 z = np.random.default_rng(0).normal(size=(2, 50_000))
-try:
-    if sys.argv[2] == "fit.pt":
-        write_tensors({"z": torch.as_tensor(z)}, folder / "fit.pt")
+for name in ("fit.pt", "fit.nc"):
+    try:
+        if name == "fit.pt":
+            write_tensors({"z": torch.as_tensor(z)}, folder / name / name)
+        else:
+            save_netcdf(datatree({"posterior": {"z": z}}), folder / name / name)
+    except OutputError as error:
+        print(repr(str(error)), flush=True)
     else:
-        save_netcdf(datatree({"posterior": {"z": z}}), folder / "fit.nc")
-except OutputError as error:
-    sys.stdout.write(str(error))
+        print("''", flush=True)
 """
+FILES = ("fit.pt", "fit.nc")
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder of each file on a disk that is full, by one process, and what it said of each."""
+    folder = tmp_path_factory.mktemp("full")
+    for name in FILES:
+        (folder / name).mkdir()
+        (folder / name / name).write_text("before")
+    command = [sys.executable, "-c", FULL, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr  # HDF5 would end in a segmentation fault
+    said = [ast.literal_eval(line) for line in found.stdout.splitlines()]
+    return folder, dict(zip(FILES, said, strict=True))
 
 
 @pytest.mark.slow("a second or more")
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
-@pytest.mark.parametrize("name", ["fit.pt", "fit.nc"])
-def test_a_disk_that_is_full_leaves_what_was_there(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("before")
-    command = [sys.executable, "-c", FULL, str(tmp_path), name]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr  # HDF5 would end in a segmentation fault
-    assert found.stdout.startswith(f"cannot write {tmp_path}/{name}: ")
-    assert "File too large" in found.stdout
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+@pytest.mark.parametrize("name", FILES)
+def test_a_disk_that_is_full_leaves_what_was_there(
+    name: str, full_disk: tuple[Path, dict[str, str]]
+) -> None:
+    folder, said = full_disk
+    path = folder / name / name
+    assert said[name].startswith(f"cannot write {path}: ")
+    assert "File too large" in said[name]
+    assert [p.read_text() for p in path.parent.iterdir()] == ["before"]

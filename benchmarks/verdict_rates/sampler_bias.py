@@ -44,11 +44,12 @@ class Seen(NamedTuple):
 def rows(quick: bool = False) -> Iterator[Rate]:
     """The share of runs that are said to be biased, by integrator, spectrum and step."""
     num_runs = 2 if quick else 100
+    length = (20, 60) if quick else (BURN_IN, NUM_DRAWS)
     for integrator, steps in STEPS.items():
         for words, curvature in SPECTRA.items():
             for step in steps:
                 h = step / float(curvature.mean().sqrt())
-                seen = chains(integrator, curvature.double(), h, num_runs * NUM_CHAINS)
+                seen = chains(integrator, curvature.double(), h, num_runs * NUM_CHAINS, *length)
                 error = float(true_error(seen.squares, curvature))
                 by_run = seen.energy_variance.reshape(num_runs, NUM_CHAINS, -1).numpy()
                 biases = [variance_bias(mean_energy_variance(e, e > 1e9)) for e in by_run]
@@ -72,7 +73,14 @@ def true_error(squares: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     return (torch.stack(pooled) - 1).square().mean().sqrt()
 
 
-def chains(integrator: str, curvature: torch.Tensor, step: float, num_chains: int) -> Seen:
+def chains(
+    integrator: str,
+    curvature: torch.Tensor,
+    step: float,
+    num_chains: int,
+    burn_in: int = BURN_IN,
+    num_draws: int = NUM_DRAWS,
+) -> Seen:
     """Steps from draws of the Gaussian, the first of which are dropped.
 
     Args:
@@ -80,6 +88,8 @@ def chains(integrator: str, curvature: torch.Tensor, step: float, num_chains: in
         curvature: Of each direction ``[P]``.
         step: In units of Hamiltonian steps: over the root of P - 1.
         num_chains: Number of chains.
+        burn_in: Steps that are dropped.
+        num_draws: Steps after them.
     """
     generator = torch.Generator().manual_seed(SEED)
 
@@ -94,11 +104,11 @@ def chains(integrator: str, curvature: torch.Tensor, step: float, num_chains: in
     epsilon = torch.full((num_chains,), step * (SIZE - 1) ** 0.5, dtype=torch.float64)
     share, mass = torch.full_like(epsilon, MEMORY), Mass(torch.ones_like(curvature))
     squares, errors = torch.zeros_like(curvature), []
-    for t in range(BURN_IN + NUM_DRAWS):
+    for t in range(burn_in + num_draws):
         v = refresh(v, normal(), share)
         moved = INTEGRATORS[integrator].step(z, v, grad, value, epsilon, potential, mass)
         z, v, grad, value, error = moved
-        if t >= BURN_IN:
-            squares += curvature * z.square().mean(0) / NUM_DRAWS
+        if t >= burn_in:
+            squares += curvature * z.square().mean(0) / num_draws
             errors.append(error.square() / SIZE)
     return Seen(squares, torch.stack(errors, 1))

@@ -218,7 +218,7 @@ def test_rows_of_which_a_mean_field_posterior_is_sure_are_far(activation: str) -
         prior={"layers.0.*": bnn.priors.Normal(scale=3.0), "*": bnn.priors.Normal()},
         likelihood=bnn.likelihoods.Normal(scale=0.2),
     )
-    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=1_000, learning_rate=0.02, compile=False)
+    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=1_000, learning_rate=0.02, compile=True)
     posterior = svi.run(model, (x, y), progress=False)
     gap = torch.linspace(-0.6, 0.6, 13)[:, None]
     far = torch.tensor([[-3.0], [3.0], [6.0], [100.0]])

@@ -152,7 +152,7 @@ def test_a_bias_is_seen_beside_a_wrong_width() -> None:
 
 @pytest.mark.slow("fits of 200 data sets")
 def test_mean_field_fits_are_too_narrow_by_the_known_ratio_and_unbiased() -> None:
-    svi = SVI(guides.AutoNormal, num_steps=800, learning_rate=0.05, compile=False)
+    svi = SVI(guides.AutoNormal, num_steps=800, learning_rate=0.05)
     found = calibrate(svi, x=FAR)
     covariance = exact_covariance(FAR)
     variances = torch.linalg.inv(covariance).diagonal().reciprocal()  # of the best factorised q
@@ -169,7 +169,7 @@ def test_mean_field_fits_are_too_narrow_by_the_known_ratio_and_unbiased() -> Non
 
 @pytest.mark.slow("fits of 200 data sets")
 def test_fits_with_the_right_family_are_calibrated() -> None:
-    svi = SVI(guides.AutoMultivariateNormal, num_steps=1_000, learning_rate=0.05, compile=False)
+    svi = SVI(guides.AutoMultivariateNormal, num_steps=1_000, learning_rate=0.05)
     found = calibrate(svi, x=X + 0.7)
     assert found.is_calibrated
     for name in found.names:

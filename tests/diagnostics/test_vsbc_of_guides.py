@@ -52,7 +52,7 @@ WEIGHTS = [f"w[{i},{j}]" for i in range(2) for j in range(2)]
 @functools.cache
 def calibrated(guide: str) -> SimulationProbabilities:
     steps = 2_000 if guide in DENSE else 800
-    svi = SVI(DENSITIES[guide], num_steps=steps, learning_rate=0.05, compile=False)
+    svi = SVI(DENSITIES[guide], num_steps=steps, learning_rate=0.05)
     return variational_calibration(
         LinearMatrix(),
         CORRELATED,
@@ -153,7 +153,7 @@ def test_gaussian_dropout_is_narrower_than_independent_gaussians() -> None:
 def test_gaussian_dropout_ends_at_its_best_rate() -> None:
     y = CORRELATED @ torch.tensor([[0.8], [-1.1], [0.6], [1.4]], dtype=torch.float64)
     make = DENSITIES["gaussian dropout"]
-    svi = SVI(make, num_steps=3_000, learning_rate=0.01, num_particles=4, compile=False)
+    svi = SVI(make, num_steps=3_000, learning_rate=0.01, num_particles=4)
     posterior = svi.run(LinearMatrix(), (CORRELATED, y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
     """
     x = torch.eye(2, dtype=torch.float64)
     one = functools.partial(guides.AutoRank1Mixture, num_components=1)
-    svi = SVI(one, num_steps=1_500, learning_rate=0.02, compile=False)
+    svi = SVI(one, num_steps=1_500, learning_rate=0.02)
     found = variational_calibration(
         rank1_layer(), x, svi, num_simulations=NUM_SIMULATIONS, weights=True, progress=False
     )
@@ -208,7 +208,7 @@ def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
 
 @pytest.mark.slow("about a second")
 def test_a_mixture_of_rank_one_networks_is_asked_too() -> None:
-    svi = SVI(guides.AutoRank1Mixture, num_steps=300, learning_rate=0.02, compile=False)
+    svi = SVI(guides.AutoRank1Mixture, num_steps=300, learning_rate=0.02)
     found = variational_calibration(
         rank1_layer(), torch.eye(2, dtype=torch.float64), svi, num_simulations=20, progress=False
     )

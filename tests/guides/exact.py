@@ -80,14 +80,26 @@ def at(guide: Guide, oracle: LinearGaussian, **values: Tensor) -> Guide:
 
 
 def assert_svi_reaches(
-    guide: Guide, oracle: LinearGaussian, mean: Tensor, covariance: Tensor
+    guide: Guide,
+    oracle: LinearGaussian,
+    mean: Tensor,
+    covariance: Tensor,
+    *,
+    in_c: bool = True,
 ) -> None:
     """A fit from scratch ends at a known Gaussian optimum.
 
     The error of the last steps is what is left of the gradient noise under a decaying step size:
     some hundredths of the optimum's standard deviations, and a thousandth of a nat.
+
+    Args:
+        guide: The guide.
+        oracle: The model and its data.
+        mean: That of the optimum.
+        covariance: That of the optimum.
+        in_c: Whether the step can be written in C; Inductor would compile for longer than it runs.
     """
-    engine = SVI(guide, num_steps=1_000, learning_rate=0.03, num_particles=16, compile=False)
+    engine = SVI(guide, num_steps=1_000, learning_rate=0.03, num_particles=16, compile=in_c)
     posterior = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     torch.testing.assert_close(posterior.guide.sample(3), guide.sample(3), rtol=0, atol=0)

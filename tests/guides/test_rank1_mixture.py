@@ -671,11 +671,14 @@ def test_a_guide_of_ones_own_with_own_biases_is_not_saved_without_them(tmp_path:
 
 
 @pytest.mark.slow("a fit of stock Pyro")
-def test_stock_guides_train_with_weight_decay_and_record_the_elbo() -> None:
+def test_stock_guides_train_with_weight_decay_and_record_the_elbo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyro_bnn.infer.svi.stock.NUM_DRAWS", 200)
     model = network(weight_prior=priors.Normal(0.75))
     svi = bnn.SVI(pyro.infer.autoguide.AutoNormal, num_steps=200, kl_warmup=100, compile=False)
     posterior = svi.run(model, rows(), progress=False)
-    value, error = posterior.elbo(rows(), 500)
+    value, error = posterior.elbo(rows(), 200)
     last = -posterior.losses[-50:]
     assert abs(float(last.mean()) - value) < 5 * math.hypot(error, float(last.std()))
     assert float(model.weight_log_prior().detach()) < -10  # what the trace would be off by

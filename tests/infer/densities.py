@@ -62,8 +62,15 @@ def gaussian(covariance: Tensor) -> Density:
 
 
 def scales(*values: float) -> Density:
-    """A Gaussian of independent entries with these standard deviations."""
-    return gaussian(torch.tensor(values, dtype=torch.float64).square().diag())
+    """A Gaussian of independent entries with these standard deviations, without a matrix."""
+    sd = torch.tensor(values, dtype=torch.float64)
+    variance = sd.square()
+
+    def potential(z: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        grad = z / variance
+        return 0.5 * (z * grad).sum(-1), grad
+
+    return Density(len(sd), potential, lambda n: n * sd, lambda z: z / sd)
 
 
 def rotated(eigenvalues: Tensor, seed: int = 0) -> Tensor:

@@ -594,6 +594,7 @@ def test_patience_forgets_the_elbo_of_the_warm_up() -> None:
     assert len(posterior.losses) == 600  # best at step 400, the first after the warm-up
 
 
+@pytest.mark.usefixtures("few_stock_draws")
 @pytest.mark.parametrize("guide", ["ours", "stock"])
 def test_a_frozen_parameter_of_a_pyro_module_stays_frozen(guide: str) -> None:
     """Pyro's store sets requires_grad of what a PyroModule reads, in the user's model too."""

@@ -134,7 +134,7 @@ def test_a_regression_of_counts_finds_the_maximum_likelihood_of_a_generalised_li
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
     y = torch.poisson((1.5 + 0.8 * x[:, 0]).exp(), generator=torch.Generator().manual_seed(0))
     model = bnn.models.MLP(1, hidden=(), likelihood=Poisson(), prior=bnn.priors.Flat()).double()
-    fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=1_500, learning_rate=0.03, compile=False)
+    fit = bnn.SVI(bnn.guides.AutoDelta, num_steps=1_500, learning_rate=0.03)
     f = fit.run(model, (x, y), progress=False).function_draws(x, 1)[0, :, 0]
     residual = y - f.exp()
     score = torch.stack([residual.sum(), residual @ x[:, 0]]) / math.sqrt(float(y.sum()))

@@ -48,13 +48,17 @@ class Browser:
     def open(self, page: Path, width: int = 1180, height: int = 900, *, dark: bool = False) -> None:
         """Loads a file in a view of exactly this size, after the log was emptied."""
         self.log()
+        self.resize(width, height)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.protocol("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.call("url", url=page.resolve().as_uri())
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """A view of exactly this size."""
         self.protocol(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.protocol("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.call("url", url=page.resolve().as_uri())
 
     def run(self, script: str, *arguments: object) -> Any:
         """The value that a script returns."""

@@ -28,6 +28,7 @@ from pyro_bnn.report.output.netcdf import Compared, tree_of
 from pyro_bnn.report.plots.figures import PLOTS
 from pyro_bnn.report.saved.compare_files import named_files, read_all
 from pyro_bnn.report.saved.file_posterior import FilePosterior, read
+from tests.conftest import trees_in_memory
 
 pytestmark = pytest.mark.slow("whole comparisons, saved and read")
 
@@ -68,26 +69,8 @@ def fits(split: Split, model: MLP) -> dict[str, Posterior]:
 
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[dict[Path, DataTree]]:
-    """Trees by path: each file is opened once, and a tree that is put here is read as one.
-
-    So is one that ``arviz_io.save_netcdf`` saves: bytes take longer than all else here, and are
-    written by ``to_files``, of every kind of fit.
-    """
-    found: dict[Path, DataTree] = {}
-    load = arviz_io.load_netcdf
-
-    def load_once(path: Path) -> DataTree:
-        if path not in found:
-            found[path] = load(path).load()
-        return found[path].copy(deep=True)
-
-    def keep(tree: DataTree, path: Path) -> None:
-        path.touch()
-        found[path] = tree.copy(deep=True)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arviz_io, "load_netcdf", load_once)
-        patch.setattr(arviz_io, "save_netcdf", keep)
+    """Trees by path; bytes are written by ``to_files``, of every kind of fit."""
+    with trees_in_memory() as found, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOKY_MAX_CPU_COUNT", "1")  # chains one after another: no processes to start
         yield found
 

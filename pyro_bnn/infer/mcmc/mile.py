@@ -51,10 +51,12 @@ class MILE(Engine[DrawsPosterior]):
 
     Example:
         >>> import torch
-        >>> from pyro_bnn import models
+        >>> from pyro_bnn import likelihoods, models
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> y = x[:, 0].sin() + 0.1 * torch.randn(20)
+        >>> model = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.1))
         >>> mile = MILE(num_members=2, warmup_steps=5, num_samples=5, compile=False)
-        >>> posterior = mile.run(models.MLP(1, hidden=(3,)), (x, x[:, 0]), progress=False)
+        >>> posterior = mile.run(model, (x, y), progress=False)
         >>> posterior.num_chains
         2
     """

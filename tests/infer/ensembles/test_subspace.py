@@ -41,6 +41,7 @@ CHAINS: dict[str, Any] = {
     "num_samples": 15,
     "compile": False,
 }
+SHORT_NUTS = NUTS(**CHAINS, max_tree_depth=3)  # trees would be long after so short a warm-up
 
 
 def network() -> models.MLP:
@@ -136,7 +137,7 @@ def directions(posterior: Any) -> Tensor:
 
 @pytest.mark.slow("a second or more")
 def test_principal_directions_are_those_of_the_deviations() -> None:
-    posterior = run(NUTS(**CHAINS), rank=3)
+    posterior = run(SHORT_NUTS, rank=3)
     around: Any = SWAG(**{**vars(AROUND), "scale": 1.0}).run(
         network(), (X, Y), seed=3, progress=False
     )
@@ -186,18 +187,18 @@ def test_a_curve_bends_away_from_what_lies_between_two_modes() -> None:
 @pytest.mark.slow("a second or more")
 def test_a_posterior_of_swag_takes_the_place_of_its_run() -> None:
     around: Any = AROUND.run(network(), (X, Y), seed=8, progress=False)
-    posterior = Subspace(engine=NUTS(**CHAINS), rank=2, around=AROUND).run(
+    posterior = Subspace(engine=SHORT_NUTS, rank=2, around=AROUND).run(
         network(), (X, Y), init=around, progress=False
     )
     apart = posterior.unconstrained()[0] - around.guide.centre()
     inside = directions(posterior)
     assert_close(inside.mT @ (inside @ apart), apart, rtol=1e-6, atol=1e-6)
     with pytest.raises(OptionError, match="rank=8 directions of the 6 deviations of init"):
-        Subspace(rank=8, engine=NUTS(**CHAINS)).run(network(), (X, Y), init=around, progress=False)
+        Subspace(rank=8, engine=SHORT_NUTS).run(network(), (X, Y), init=around, progress=False)
 
 
 @pytest.mark.slow("several runs")
-@pytest.mark.parametrize("engine", [NUTS(**CHAINS), SVI(guides.AutoNormal, num_steps=20)])
+@pytest.mark.parametrize("engine", [SHORT_NUTS, SVI(guides.AutoNormal, num_steps=20)])
 def test_a_run_goes_on_in_its_own_plane_whatever_it_is_given_to_start_at(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +239,7 @@ def test_a_plane_of_another_size_is_no_state_of_the_run(tmp_path: Path) -> None:
 
 SMALL: dict[str, Any] = {"num_steps": 20, "compile": False}
 ENGINES = [
-    NUTS(**CHAINS),
+    SHORT_NUTS,
     HMC(**CHAINS, num_steps=3),
     MCLMC(**CHAINS),
     BAOAB(**CHAINS, batch_size=5),
@@ -298,4 +299,4 @@ def test_point_estimated_parameters_are_refused() -> None:
     prior = {"2.*": bnn.priors.Normal()}
     model = bnn.bayesian(net, prior=prior, likelihood=likelihoods.Normal(0.2))
     with pytest.raises(OptionError, match=r"net\.0\.weight"):
-        Subspace(NUTS(**CHAINS), rank=2, around=AROUND).run(model, (X, Y), progress=False)
+        Subspace(SHORT_NUTS, rank=2, around=AROUND).run(model, (X, Y), progress=False)

@@ -68,7 +68,7 @@ def test_a_fit_is_saved_and_predicts_as_that_of_the_library(
 
 
 @pytest.mark.slow("fits of every engine")
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "files_in_memory")
 def test_all_are_compared_and_the_report_made_again_from_their_files(
     rows: Path, tmp_path: Path
 ) -> None:
