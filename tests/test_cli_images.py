@@ -108,9 +108,9 @@ def test_a_damaged_image_shape_is_refused(
 
 
 @pytest.mark.slow("whole fits")
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "uncaptured", "files_in_memory")
 def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
-    compared_images("digits", tmp_path, num_train=20)
+    compared_images("digits", tmp_path, num_train=10)
 
 
 MNIST = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
@@ -126,7 +126,8 @@ def compared_images(name: str, out: Path, *, num_train: int) -> None:
     """A report on the first images of a data set, by LeNet with and without uncertainty."""
     threads = torch.get_num_threads()
     options = ("--model", "le-net", "--methods", "auto-delta,auto-normal", "--out", out)
-    short = ("--steps", "4", "--batch-size", "10", "--max-rows", str(num_train))
+    half = str(num_train // 2)
+    short = ("--steps", "4", "--batch-size", half, "--max-rows", str(num_train))
     found = run("compare", "--data", name, *options, *short)
     torch.set_num_threads(threads)
     assert (found.code, found.err) == (0, "")

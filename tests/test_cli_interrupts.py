@@ -31,14 +31,14 @@ from pyro_bnn.infer.svi.training import Training
 advance = Training._advance
 
 def slow(self, *args):
-    time.sleep(0.02)
+    time.sleep(0.1)
     return advance(self, *args)
 
 Training._advance = slow
 sys.exit(main(sys.argv[1:]))
 """
 COMMAND = "import sys; from pyro_bnn.cli.main import main; sys.exit(main())"
-STEPS = 1_000  # of 20 ms, but for those of the run that goes on
+STEPS = 200  # of 100 ms, but for those of the run that goes on
 FIT = ("fit", "--data", "moons", "--hidden", "2", "--method", "auto-normal", "--batch-size", "50")
 LONGEST = 300.0  # s, under a load that is not ours
 

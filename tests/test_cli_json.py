@@ -76,6 +76,7 @@ def test_a_fit_and_its_predictions(rows: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("fits and compares two methods")
+@pytest.mark.usefixtures("no_pictures", "uncaptured", "files_in_memory")
 def test_a_comparison(rows: Path, tmp_path: Path) -> None:
     methods = ("--methods", "auto-delta,auto-normal")
     result = run("compare", "--data", rows, *methods, *FIT, "--out", tmp_path, "--json")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,9 +22,9 @@ from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.saved_fit import SavedFit
 from tests.rows import houses
 
-SCRIPT = Path(sys.executable).parent / "pyro-bnn"
 TINY = ("--hidden", "6", "--steps", "200")
 FIT = ("fit", "--data", "houses.csv", "--method", "auto-normal")
+NEW = "town,id,lift,area\nRome,r1,True,80\nOslo,r2,False,120\nOslo,r3,True,1500\n"
 
 
 class Result(NamedTuple):
@@ -60,7 +59,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
     path = tmp_path / "new.csv"
-    path.write_text("town,id,lift,area\nRome,r1,True,80\nOslo,r2,False,120\nOslo,r3,True,1500\n")
+    path.write_text(NEW)
     return path
 
 
@@ -141,23 +140,75 @@ def test_standard_input_and_output_take_the_place_of_files(
     assert sorted(path.name for path in new.parent.iterdir()) == ["new.csv", "out.csv"]
 
 
-@pytest.mark.slow("processes of their own")
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
-def test_predictions_go_through_pipes(fitted: Fitted, new: Path) -> None:
+def fit_and_predict(name: str) -> list[tuple[str, ...]]:
+    """Commands of a fit and of its predictions."""
+    fit = (*FIT, "--seed", "3", "--out", name, "--threads", "1", *TINY)
+    predict = ("predict", "new.csv", "--posterior", name, "--out", f"{name}.csv", "--seed", "5")
+    return [fit, predict]
+
+
+APART = """
+import contextlib, io, json, pathlib, sys
+from pyro_bnn.cli.main import main
+*first, last = json.loads(sys.argv[1])
+said = io.StringIO()
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+    codes = [main(args) for args in first]
+pathlib.Path("said.json").write_text(json.dumps([codes, said.getvalue()]))
+sys.argv = ["pyro-bnn", *last]
+sys.exit(main())
+"""
+
+
+class Apart(NamedTuple):
+    """A process that fits, predicts, and predicts into a pipe whose reader takes two lines.
+
+    Attributes:
+        folder: Where it ran.
+        said: The exit codes and the errors of its first two commands.
+        lines: What came through the pipe.
+        errors: What it wrote to standard error meanwhile.
+    """
+
+    folder: Path
+    said: list[Any]
+    lines: list[bytes]
+    errors: bytes
+
+
+@pytest.fixture(scope="module")
+def apart(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> Apart:
+    """Its terminal is one of Latin-1."""
+    folder = tmp_path_factory.mktemp("apart")
+    houses(30).to_csv(folder / "houses.csv", index=False)
+    (folder / "new.csv").write_text(NEW)
+    (folder / "many.csv").write_text(NEW.replace("r1", "größe") + "Oslo,r,True,80\n" * 9_000)
+    piped = ("predict", "-", "--posterior", str(fitted.folder / "fit"), "--samples", "2")
+    commands = json.dumps([*fit_and_predict("there"), (*piped, "--out", "-")])
+    with (folder / "many.csv").open("rb") as rows, (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", APART, commands],
+            cwd=folder,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1", "OMP_NUM_THREADS": "1"},
+            stdin=rows,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        assert process.stdout is not None
+        with process.stdout as pipe:
+            lines = [pipe.readline() for _ in range(2)]
+        process.wait(timeout=300)
+    said = json.loads((folder / "said.json").read_text())
+    return Apart(folder, said, lines, (folder / "errors").read_bytes())
+
+
+@pytest.mark.slow("a process of its own")
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_predictions_go_through_pipes(apart: Apart) -> None:
     """UTF-8 where the terminal is not, and quietly where the reader of a pipe has gone."""
-    new.write_text(new.read_text().replace("r1", "größe") + "Oslo,r,True,80\n" * 9_000)
-    command = shlex.join([str(SCRIPT), "predict", "-", "--posterior", str(fitted.folder / "fit")])
-    done = subprocess.run(
-        f"{command} --samples 2 --out - < {new} | head -2",
-        shell=True,
-        cwd=new.parent,
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout.decode().splitlines()[1].startswith("Rome,größe,True,80,")
-    assert b"Traceback" not in done.stderr
-    assert b"Exception" not in done.stderr
+    assert apart.lines[1].decode().startswith("Rome,größe,True,80,")
+    assert b"Traceback" not in apart.errors
+    assert b"Exception" not in apart.errors
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
@@ -179,28 +230,16 @@ def test_predictions_are_written_into_a_pipe_and_where_a_link_leads(
     assert found == [new.with_name("out.csv").read_text()]
 
 
-@pytest.mark.slow("processes of its own")
+@pytest.mark.slow("a process of its own")
 def test_another_process_writes_the_same_bytes(
-    tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    houses(30).to_csv(tmp_path / "houses.csv", index=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def commands(name: str) -> list[tuple[str, ...]]:
-        fit = (*FIT, "--seed", "3", "--out", name, "--threads", "1", *TINY)
-        predict = ("predict", "new.csv", "--posterior", name, "--out", f"{name}.csv", "--seed", "5")
-        return [fit, predict]
-
-    for args in commands("here"):
+    monkeypatch.chdir(apart.folder)
+    for args in fit_and_predict("here"):
         result = run(*args)
         assert (result.code, result.err) == (0, "")
-    script = "import json, sys\nfrom pyro_bnn.cli.main import main\n"
-    script += "sys.exit(any([main(args) for args in json.loads(sys.argv[1])]))"
-    arguments = [sys.executable, "-c", script, json.dumps(commands("there"))]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    here, there = ((tmp_path / f"{name}.csv").read_bytes() for name in ("here", "there"))
+    assert apart.said == [[0, 0], ""]
+    here, there = ((apart.folder / f"{name}.csv").read_bytes() for name in ("here", "there"))
     assert here == there
     assert len(here.splitlines()) == 4
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from pyro_bnn.report.beyond import estimate
 from tests.command_line import Result, run
 
 
@@ -19,7 +20,13 @@ def trust(*options: str | Path) -> Result:
 
 
 @pytest.mark.slow("fits four times and writes a page")
-def test_a_page_of_two_methods_and_two_seeds(tmp_path: Path) -> None:
+def test_a_page_of_two_methods_and_two_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its pictures and its standard errors nothing is looked at here."""
+    monkeypatch.setattr("pyro_bnn.report.beyond.page.drawn", lambda found: {})
+    monkeypatch.setattr(estimate, "RESAMPLES", 10)
+    monkeypatch.setattr(estimate, "resamples", estimate.resamples.__wrapped__)  # not the kept ones
     out = tmp_path / "page"
     asked = ("--ood", "digits", "--corrupt", "1,3", "--kinds", "rotate,inverse", "--attack", "0.1")
     small = ("--steps", "20", "--rows", "10", "--draws", "4", "--seeds", "0,1")

@@ -164,7 +164,7 @@ def test_steps_of_fits_are_not_those_of_trajectories(method: str) -> None:
 
 
 @pytest.mark.slow("a comparison and a fit")
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "uncaptured", "files_in_memory")
 def test_one_guide_with_two_options_is_compared_with_itself(tmp_path: Path) -> None:
     small = ("--data", "diabetes", "--max-rows", "40", "--hidden", "3", "--steps", "20")
     methods = "auto-low-rank:rank=1,auto-low-rank:rank=3,laplace:structure=diagonal"

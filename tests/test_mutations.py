@@ -41,6 +41,8 @@ def test_text_that_is_not_there_once_is_refused() -> None:
 
 CODE = "def twice(x):\n    return 2 * x\n"
 TESTS = """
+from time import sleep
+
 from code_of import twice
 
 def test_zero():
@@ -51,12 +53,15 @@ def test_one():
 
 def test_more():
     while twice(2) < 4:
-        pass
+        sleep(0.01)
     assert twice(2) == 4
 
 def test_wrong():
     assert False
 """
+# plugins that take longer to import than pytest itself
+PLUGINS = ("hypothesispytest", "jaxtyping", "pytest_cov", "xdist", "xdist.looponfail")
+INI = "[pytest]\naddopts = " + " ".join(f"-p no:{name}" for name in PLUGINS) + "\n"
 
 
 @pytest.mark.slow("a second or more")
@@ -67,6 +72,7 @@ def test_the_test_that_sees_a_bug_is_named_and_the_copy_is_mended(
     root.mkdir()
     (root / "code_of.py").write_text(CODE)
     (root / "test_code.py").write_text(TESTS)
+    (root / "pytest.ini").write_text(INI)
     subprocess.run(["git", "init", "-q", root], check=True)
     tree = Tree(copy_of(root, root / "tests", tmp_path / "copy"))
     FORKS.set_forkserver_preload(["pytest"])
@@ -81,6 +87,6 @@ def test_the_test_that_sees_a_bug_is_named_and_the_copy_is_mended(
     assert seen("x * 2") == f"{ALWAYS}test_code.py::test_wrong"
     (tree.path / "test_code.py").write_text(TESTS.replace("False", "True"))
     assert seen("x * 2") == SURVIVED
-    monkeypatch.setattr("tests.mutations.SECONDS", 3.0)
+    monkeypatch.setattr("tests.mutations.SECONDS", 1.0)
     assert seen("x", by="test_code.py::test_more") == HANGS
     assert (tree.path / "code_of.py").read_text() == CODE

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 1024  # rows that are multiplied together where there are TALL of them or more
-TALL = 1 << 17
+TALL, NARROW = 1 << 17, 16
 
 
 def capacitance_tril(C: Tensor) -> Tensor:
@@ -22,8 +22,8 @@ def capacitance_tril(C: Tensor) -> Tensor:
 class _Gram(torch.autograd.Function):
     """C^T C ``[R, R]`` of C ``[P, R]``; its gradient is one product, where autograd makes two.
 
-    A tall matrix is multiplied block by block: in float32 its sums over the rows have a tenth of
-    the error, and those of ten columns take a third of the time.
+    A tall and narrow matrix that lies by columns is multiplied block by block: at ``[474801, 10]``
+    in a third of the time, and in float32 with a tenth of the error. Others gain no time.
     """
 
     generate_vmap_rule = True
@@ -31,7 +31,8 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(C: Tensor) -> Tensor:
         num_rows, num_columns = C.shape
-        if num_rows < TALL or num_columns > BLOCK:  # the products of all blocks are as long as C
+        by_columns = C.device.type == "cpu" and C.stride(0) == 1
+        if not by_columns or num_rows < TALL or num_columns > NARROW:
             return C.mT @ C
         num_blocks = num_rows // BLOCK
         blocks = C[: num_blocks * BLOCK].unflatten(0, (num_blocks, BLOCK))

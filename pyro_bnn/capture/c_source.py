@@ -194,7 +194,7 @@ class _Writer(Loops):
         elif node.op == "get_attr":
             self._take_constant(node)
         elif known(node) is None or numel(node) == 0:
-            pass  # a list of tensors: its users take the pieces
+            pass  # a list of tensors, whose users take the pieces, or no numbers
         else:
             self._operation(node)
         if numel(node) == 1 and node in self.values and not self._is_state(node):

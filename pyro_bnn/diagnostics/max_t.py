@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float, UInt16
@@ -32,7 +34,8 @@ NUM_SIMULATED = 4_999  # statistics of equal methods: a p-value of 0.05 has an e
 SMALLEST_SHARE = 0.001  # of draws beyond the unit of a pair: five
 ALIKE = 1.5  # times the smallest unit, up to which units are taken for one
 MAX_GROUPS = 1_000  # more rows are resampled in this many groups
-MAX_COUNTS = 2_000_000  # counts of a resampling that are held at a time
+MAX_COUNTS = 2_000_000  # counts of a resampling that are drawn at a time
+IN_CACHE = 2**16  # of them, or statistics, that are worked on at a time
 
 
 def p_values(
@@ -175,30 +178,41 @@ def resampled(
     first, second = np.triu_indices(num_methods, 1)
     squares = sums**2
     of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
-    found = np.empty((NUM_SIMULATED, num_pairs))
+    found = np.zeros((NUM_SIMULATED, num_pairs))
     widths = np.ones((NUM_SIMULATED, 1))  # standard deviations over their estimate
     if math.isfinite(degrees_of_freedom):
         chi2 = np.random.default_rng(1).chisquare(degrees_of_freedom, widths.shape)
         widths = np.sqrt(degrees_of_freedom / chi2)
     start = 0
-    for drawn, normal in _resamples(num_groups, num_methods):
+    for drawn, normal in _few_at_a_time(_resamples(num_groups, num_methods), num_pairs):
         counts, part = drawn.astype(float), found[start : start + len(drawn)]
         total = counts @ sums  # [b, P]
         spread = counts @ squares - total**2 / num_groups
         spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
-        variance = spread * num_groups / max(num_groups - 1, 1) + of_draws
-        error = normal * draws_errors * num_rows * widths[start : start + len(drawn)]  # [b, K]
-        total += error[:, first] - error[:, second]
-        np.divide(total, np.sqrt(variance), out=part, where=variance > 0)
-        part[~(variance > 0)] = 0.0
+        spread *= num_groups
+        spread /= max(num_groups - 1, 1)
+        if draws_errors.any():
+            spread += of_draws
+            error = normal * draws_errors * num_rows * widths[start : start + len(drawn)]  # [b, K]
+            total += error.take(first, axis=1) - error.take(second, axis=1)
+        np.divide(total, np.sqrt(spread), out=part, where=spread > 0)
         start += len(drawn)
     return found
 
 
+Drawn: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
+
+
+def _few_at_a_time(parts: list[Drawn], num_pairs: int) -> Iterator[Drawn]:
+    """The same resamples in smaller parts, whose numbers stay in a cache of the processor."""
+    for counts, normal in parts:
+        few = max(IN_CACHE // max(counts.shape[1], num_pairs) // 8 * 8, 8)
+        for start in range(0, len(counts), few):
+            yield counts[start : start + few], normal[start : start + few]
+
+
 @functools.lru_cache(maxsize=1)
-def _resamples(
-    num_groups: int, num_methods: int
-) -> list[tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]]:
+def _resamples(num_groups: int, num_methods: int) -> list[Drawn]:
     """How often each resample draws each group, and normal errors, by parts; always the same."""
     rng = np.random.default_rng(0)
     at_a_time = max(MAX_COUNTS // num_groups, 1)

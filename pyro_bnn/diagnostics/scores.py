@@ -36,7 +36,12 @@ def log_score(log_likelihood: Float[np.ndarray, "S N"]) -> Float[np.ndarray, " N
         array([-1.204 , -0.6931])
     """
     log_likelihood = check_axes("log_likelihood", log_likelihood, "S N")
-    return np.asarray(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(log_likelihood)))
+    largest = log_likelihood.max(0)  # [N]
+    largest = np.where(np.isfinite(largest), largest, 0.0)
+    with np.errstate(divide="ignore", over="ignore"):  # -inf of points that are impossible
+        density = log_likelihood - largest
+        total = np.log(np.exp(density, out=density).sum(0))
+    return np.asarray(total + largest - np.log(len(log_likelihood)))
 
 
 def log_score_error(

@@ -44,7 +44,9 @@ def x(tmp_path: Path) -> Tensor:
     "engine",
     [
         bnn.SVI(bnn.guides.AutoNormal, num_steps=20, batch_size=100, compile=False),
-        bnn.SGHMC(num_chains=1, warmup_steps=100, num_samples=5, batch_size=100, compile=False),
+        bnn.SGHMC(
+            num_chains=1, warmup_steps=20, num_samples=5, thin=2, batch_size=100, compile=False
+        ),
     ],
     ids=["svi", "sghmc"],
 )

@@ -136,9 +136,10 @@ EXACT_CASES = [(guide,) for guide in EXACT]
 @functools.cache
 def fitted(guide: str) -> GuidePosterior:
     """A guide fitted to the model with the smaller noise, an eighth of the other's."""
-    svi = SVI(DENSITIES[guide], num_steps=1_000, learning_rate=0.03, compile=False)
+    svi = SVI(DENSITIES[guide], num_steps=1_000, learning_rate=0.03, compile=True)  # in C
     posterior = svi.run(LinearMatrix(NOISE / 8), SPLIT.train, progress=False)
     assert isinstance(posterior, GuidePosterior)
+    assert posterior.options["compiled"] is True
     return posterior
 
 

@@ -17,20 +17,20 @@ def inner(tril: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_rows", [7, TALL - 1, TALL, TALL + 3 * BLOCK + 5])
-def test_is_the_factor(num_rows: int) -> None:
+@pytest.mark.parametrize("by_column", [False, True])
+def test_is_the_factor(num_rows: int, by_column: bool) -> None:
     C = matrix(num_rows, 4)
+    C = C.mT.contiguous().mT if by_column else C
     dense = C.double().numpy()
     expected = np.eye(4) + dense.T @ dense
     np.testing.assert_allclose(inner(capacitance_tril(C)), expected, rtol=0, atol=2e-5 * num_rows)
 
 
-@pytest.mark.parametrize("by_column", [False, True])
-def test_sums_of_a_tall_matrix_are_as_exact_as_those_of_a_block(by_column: bool) -> None:
-    C = matrix(4 * TALL + 5, 10)
-    C = C.mT.contiguous().mT if by_column else C
+def test_sums_of_a_tall_matrix_are_as_exact_as_those_of_a_block() -> None:
+    C = matrix(4 * TALL + 5, 10).mT.contiguous().mT
     dense = C.double().numpy()
     found = inner(capacitance_tril(C))
-    # the roundings of a thousand terms, and of the factor; one sum over all rows has three times
+    # the roundings of a thousand terms, and of the factor; one sum over all rows has eight times
     assert np.abs(found - np.eye(10) - dense.T @ dense).max() < 2**-24 * 8 * len(C)
 
 
@@ -40,14 +40,16 @@ def test_gradient() -> None:
 
 
 def test_gradient_of_a_tall_matrix() -> None:
-    C = matrix(TALL + 5, 3).requires_grad_()
+    C = matrix(TALL + 5, 3).mT.contiguous().mT.requires_grad_()
     (found,) = torch.autograd.grad(capacitance_tril(C).diagonal().log().sum(), C)
     dense = C.detach().double().numpy()  # of half of log det(I + C^T C): C (I + C^T C)^-1
     expected = dense @ np.linalg.inv(np.eye(3) + dense.T @ dense)
     np.testing.assert_allclose(found.double().numpy(), expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_batched_over_guides() -> None:
-    Cs = torch.stack([matrix(11, 3), 2 * matrix(11, 3)])
+@pytest.mark.parametrize("num_rows", [11, TALL + 7])
+def test_batched_over_guides(num_rows: int) -> None:
+    one = matrix(num_rows, 3).mT.contiguous()
+    Cs = torch.stack([one, 2 * one]).mT
     together = torch.func.vmap(capacitance_tril)(Cs)
     torch.testing.assert_close(together[1], capacitance_tril(Cs[1]))

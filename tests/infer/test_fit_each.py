@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import SVI, guides, registry
+from pyro_bnn.capture.c_library import compile_c
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program
@@ -114,3 +116,23 @@ def test_options_that_tie_fits_together_run_one_by_one(options: dict[str, Any]) 
     assert fits_at_once(SVI(guides.AutoNormal))
     assert not fits_at_once(SVI(guides.AutoNormal, **options))
     assert not fits_at_once(SVI(guides.AutoNormal(LINEAR)))
+
+
+@pytest.mark.slow("whole fits")
+def test_steps_are_compiled_where_the_fits_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sizes alone; the fits are those of uncompiled steps."""
+    made: list[object] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append(compile_c(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr("pyro_bnn.capture.compilers.compile_c", counted)
+    make = functools.partial(guides.AutoNormal, init_loc_fn=at_zero)
+    short, long = (SVI(make, num_steps=steps, learning_rate=0.05) for steps in (1_000, 1_400))
+    parameters(short)
+    assert not made
+    compiled = parameters(long)
+    assert len(made) == 1
+    plain = parameters(dataclasses.replace(long, compile=False))
+    torch.testing.assert_close(compiled, plain, rtol=1e-8, atol=1e-8)

@@ -165,9 +165,10 @@ def test_on_a_fixed_body_the_exact_posterior_is_its_optimum() -> None:
 def test_on_a_fixed_body_a_run_arrives_there() -> None:
     model, mean, covariance, evidence = exact()
     svi = SVI(
-        AutoComposite, estimator="last_layer", num_steps=2_000, learning_rate=0.1, compile=False
+        AutoComposite, estimator="last_layer", num_steps=2_000, learning_rate=0.1, compile=True
     )
     posterior: Any = svi.run(model, (X, Y), progress=False)
+    assert posterior.options["compiled"] is True
     assert evidence - 0.1 < -posterior.losses[-1] < evidence + 1e-9
     white = torch.linalg.cholesky(covariance)
     error = torch.linalg.solve_triangular(

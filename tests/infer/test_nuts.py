@@ -18,6 +18,7 @@ from pyro_bnn.capture import Captured
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, of_package, quick
 from tests.infer.scores import moment_scores, z_scores
@@ -171,21 +172,34 @@ def targets(oracle: LinearGaussian, count: int) -> Tensor:
 
 @pytest.mark.slow("samples chains")
 @pytest.mark.parametrize(
-    ("mass_matrix", "captured"), [("diagonal", True), ("low_rank", False)], ids=str
+    ("mass_matrix", "path"),
+    [
+        ("diagonal", "captured"),
+        ("low_rank", "apart"),
+        pytest.param("low_rank", "eager", marks=pytest.mark.soak),
+    ],
 )
 def test_a_chain_for_each_data_set(
     mass_matrix: Any,
-    captured: bool,
+    path: str,
     oracle: LinearGaussian,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whitened by the exact posterior of its own data set, every chain is standard normal."""
-    if not captured:
+    if path == "eager":
         monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+    paths, step = set(), Sampling.step
+
+    def seen(self: Sampling) -> None:
+        paths.add(self._chains.compile_path)
+        step(self)
+
+    monkeypatch.setattr(Sampling, "step", seen)
     ys = targets(oracle, 40)
-    nuts = NUTS(warmup_steps=60, num_samples=40, mass_matrix=mass_matrix, compile=False)
+    nuts = NUTS(warmup_steps=60, num_samples=40, mass_matrix=mass_matrix, compile=path == "apart")
     z, stats = nuts.run_each(oracle.model, oracle.x, ys, progress=False)
+    assert paths == {path}
     assert z.shape == (40, 40, 4)
     assert {value.shape for value in stats.values()} == {(40, 40)}
     mean = torch.linalg.solve(oracle.precision, design(oracle.x).T @ ys.T / oracle.noise**2).T

@@ -38,6 +38,8 @@ from tests.infer.test_nuts_runs import Shifted
 from tests.oracle import LinearGaussian
 from tests.saves import document_of
 
+pytestmark = pytest.mark.usefixtures("short_trajectories")
+
 # --- from every phase of a run -------------------------------------------------------------------
 
 SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)

@@ -171,7 +171,9 @@ def _simulated(num_resamples: int) -> tuple[Float[np.ndarray, "S B"], np.random.
 @functools.lru_cache(maxsize=1)
 def _first_draws(num_resamples: int) -> tuple[Float[np.ndarray, "S B"], Mapping[str, Any]]:
     rng = np.random.default_rng(0)
-    return rng.standard_normal((NUM_SIMULATED, num_resamples)), rng.bit_generator.state
+    drawn = rng.standard_normal((NUM_SIMULATED, num_resamples))
+    drawn.flags.writeable = False  # it is kept
+    return drawn, rng.bit_generator.state
 
 
 Drawn = tuple[Resampled, Float[np.ndarray, "S R"]]

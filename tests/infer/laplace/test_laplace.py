@@ -364,7 +364,8 @@ def test_a_pretrained_network_gets_a_head() -> None:
 
 @pytest.mark.slow("a second or more")
 def test_kinks_are_modes_though_their_gradient_does_not_vanish() -> None:
-    posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
+    posterior = fit(network(activation="relu", hidden=30), num_steps=2_000, compile=True)
+    assert posterior.options["compiled"] is True
     assert posterior.newton_decrement > 0.05
     assert posterior.options["polish_gain"] < 0.01
     assert is_at_mode(posterior)
@@ -389,7 +390,7 @@ def test_a_point_that_is_no_mode_yet_is_told_with_its_gain(
     for module in ("mode", "laplace"):
         monkeypatch.setattr(f"pyro_bnn.infer.laplace.{module}.ALONG_KINKS", 0.01)
     with caplog.at_level(logging.WARNING, "pyro_bnn"):
-        posterior = fit(network(activation="relu", hidden=30), num_steps=2_000)
+        posterior = fit(network(activation="relu", hidden=30), num_steps=2_000, compile=True)
     gain, decrement = posterior.options["polish_gain"], posterior.newton_decrement
     assert gain >= 0.01
     told = f"gained {gain:.2g} nats, where 0.01 are allowed (Newton's decrement {decrement:.3g})"

@@ -325,8 +325,16 @@ def test_what_cannot_be_judged_is_refused() -> None:
         judged(one, SPLIT, kinds=("rotate",))
 
 
-def test_a_bar_counts_the_sets_that_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    judged({"sure": constant(0.8, Y)}, corruptions=[1], kinds=["inverse", "shear"], progress=True)
-    assert "3/3" in capsys.readouterr().err
+def test_a_bar_counts_the_sets_that_are_judged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = SPLIT.test.x[:5]
+    monkeypatch.setattr(
+        "pyro_bnn.report.beyond.trust._attacked", lambda *_: Attacked(rows, rows, rows)
+    )
+    fits = {"sure": [constant(0.8, Y), constant(0.7, Y)], "less": constant(0.6, Y)}
+    of_others: dict[str, Any] = {"corruptions": [1], "kinds": ["inverse", "shear"], "attack": 0.1}
+    judged(fits, ood=images(20, seed=2), **of_others, progress=True)
+    assert "18/18" in capsys.readouterr().err  # test, two corruptions, unknown, attack and control
     judged({"sure": constant(0.8, Y)})
     assert not capsys.readouterr().err
