@@ -350,6 +350,8 @@ class Posterior(ABC):
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian.
 
+        Of the model itself, whatever predicts.
+
         Where the model is under ``poutine.scale``, its terms have that scale.
         """
 
@@ -650,7 +652,6 @@ class LaplacePosterior(GuidePosterior):
 
     def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
         super().__init__(program, guide, provenance)
-        self.of_weights = GuidePosterior(program, guide, provenance)
         if self.options["predictive"] == "linearised":
             self.predictor = LinearisedProgram(program, guide.centre())
             self.chunks = Chunks(self.predictor)
@@ -669,12 +670,6 @@ class LaplacePosterior(GuidePosterior):
     def newton_decrement(self) -> float:
         """How far, in nats, Newton's next step would still go up."""
         return float(self.options["newton_decrement"])
-
-    def log_joint(
-        self, data: Data, num_samples: int | None = None, seed: int = 0
-    ) -> Float[Tensor, " S"]:
-        """Log p(y, z_s | x) ``[S]`` of the model itself; see the base class."""
-        return self.of_weights.log_joint(data, num_samples, seed)
 
 
 class DrawsPosterior(Posterior):
