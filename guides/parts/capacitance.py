@@ -22,8 +22,9 @@ def capacitance_tril(C: Tensor) -> Tensor:
 class _Gram(torch.autograd.Function):
     """C^T C ``[R, R]`` of C ``[P, R]``; its gradient is one product, where autograd makes two.
 
-    A tall and narrow matrix that lies by columns is multiplied block by block: at ``[474801, 10]``
-    in a third of the time, and in float32 with a tenth of the error. Others gain no time.
+    A tall and narrow matrix is multiplied block by block: at ``[475000, 10]`` in float32 with an
+    error of 1e-7 of the value, where one sum over all rows has up to 2e-4 (by rows, on an EPYC),
+    in a third of the time to 1.1 times it.
     """
 
     generate_vmap_rule = True
@@ -31,8 +32,7 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(C: Tensor) -> Tensor:
         num_rows, num_columns = C.shape
-        by_columns = C.device.type == "cpu" and C.stride(0) == 1
-        if not by_columns or num_rows < TALL or num_columns > NARROW:
+        if C.device.type != "cpu" or num_rows < TALL or num_columns > NARROW:
             return C.mT @ C
         num_blocks = num_rows // BLOCK
         blocks = C[: num_blocks * BLOCK].unflatten(0, (num_blocks, BLOCK))
