@@ -29,7 +29,6 @@ from pyro_bnn.program.handlers import (
     evaluate,
     marked_run,
     trace_model,
-    with_gradients,
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.model_facts import store_params
@@ -205,12 +204,9 @@ class ModelGuide(AutoGuide):
     def _pass_through_model(
         self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
     ) -> Evaluate:
-        with with_gradients():
-            values = {
-                name: msg["value"].detach().clone().requires_grad_()
-                for name, msg in messages.items()
-            }
-            params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
+        values = {name: msg["value"] for name, msg in messages.items()}
+        params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
+        with torch.no_grad():
             run = marked_run(lambda given: self._evaluate(given, None), values, params)
             latents.find_closed_forms(run)
         return run

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.program.handlers import evaluate, trace_model
+from pyro_bnn.program.handlers import evaluate, marked_run, trace_model
 from pyro_bnn.program.latents import Latents, Marginals
 from tests.plain_pyro import default_dtype
 
@@ -36,8 +36,8 @@ def mixed() -> dict[str, Any]:
 def latents_of(model: Any) -> Latents:
     trace = trace_model(model)
     latents = Latents(trace.sites)
-    values = {name: msg["value"].detach().requires_grad_() for name, msg in trace.messages.items()}
-    latents.find_closed_forms(evaluate(model, values))
+    values = {name: msg["value"] for name, msg in trace.messages.items()}
+    latents.find_closed_forms(marked_run(lambda given: evaluate(model, given), values, ()))
     return latents
 
 

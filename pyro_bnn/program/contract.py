@@ -20,12 +20,12 @@ from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
-    _depends_on_latents,
     _in_rows,
     _innermost,
     _is_deterministic,
     _is_point,
     _without_registration_warnings,
+    depends_on_latents,
     evaluate,
     log_prob,
     still_frozen,
@@ -270,13 +270,13 @@ def require_factors_of_parameters(run: Evaluate) -> None:
     """Check that ``pyro.factor`` statements depend on parameters only.
 
     Args:
-        run: The model, evaluated at values that require gradients.
+        run: The model, evaluated with marks.
 
     Raises:
         ModelError: If one depends on a latent site.
     """
     for name, msg in run.factors.items():
-        if _depends_on_latents(msg, run):
+        if depends_on_latents(msg, run):
             raise ModelError(
                 f"the factor {name!r} depends on a latent site: write its density into that site's "
                 "prior; a factor may penalise point-estimated parameters"
@@ -287,15 +287,14 @@ def require_fixed_supports(run: Evaluate) -> None:
     """Check that no site's support depends on another site or on a parameter.
 
     Args:
-        run: The model, evaluated at values and parameters that require gradients.
+        run: The model, evaluated with marks.
 
     Raises:
         SiteError: If one does: the map from z to its values would not be fixed.
     """
     for name, msg in run.latent.items():
         bounds = vars(_base(msg["fn"].support)).values()
-        moves = any(isinstance(bound, Tensor) and bound.requires_grad for bound in bounds)
-        if moves or run.marks_of(bounds):
+        if run.marks_of(bounds):
             raise SiteError(
                 f"the support of the latent site {name!r} depends on another site or parameter; "
                 "sample it on a fixed support and scale the sample"

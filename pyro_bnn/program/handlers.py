@@ -57,13 +57,6 @@ class ModelTrace:
 
 
 @contextmanager
-def with_gradients() -> Iterator[None]:
-    """Record gradients, which show what depends on what, also under the caller's ``no_grad``."""
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
-
-
-@contextmanager
 def still_frozen(model: Model) -> Iterator[None]:
     """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
     frozen = [p for p in parameters_of(model).values() if not p.requires_grad]
@@ -281,21 +274,16 @@ def held_given_latents(run: Evaluate) -> frozenset[str]:
     """Names of the held sites whose density depends on latent sites, such as a weight on its scale.
 
     Args:
-        run: The model, evaluated at values that require gradients.
+        run: The model, evaluated with marks.
     """
-    return frozenset(name for name, msg in run.given.items() if _depends_on_latents(msg, run))
+    return frozenset(name for name, msg in run.given.items() if depends_on_latents(msg, run))
 
 
-def _depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
-    """Whether a site's density depends on the value of a latent site."""
-    if SITE in run.marks_of(tensors_of(msg["fn"])):
-        return True
-    term = log_prob(msg)
-    if not term.requires_grad:
-        return False
-    values = [value for value in (m["value"] for m in run.latent.values()) if value.numel()]
-    grads = torch.autograd.grad(term.sum(), values, retain_graph=True, allow_unused=True)
-    return any(grad is not None for grad in grads)
+def depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
+    """Whether a site's density depends on the value of a latent site, in a run with marks."""
+    assert run.marks is not None
+    with run.marks.seen():
+        return SITE in run.marks.of(log_prob(msg))
 
 
 def evaluate(

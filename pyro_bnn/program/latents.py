@@ -191,8 +191,8 @@ class Latents:
         """Gather the sites whose prior is of a closed-form family with constant parameters.
 
         Args:
-            probe: The model, evaluated at values and parameters that require gradients: a prior
-                that depends on either shows it, or its marks do.
+            probe: The model, evaluated with marks: a prior that is made of values of sites or of
+                parameters has them.
         """
         found: dict[type, list[Member]] = {}
         for site in self.sites:
@@ -201,7 +201,7 @@ class Latents:
             trivial = msg["mask"] is None and isinstance(msg["scale"], float) and msg["scale"] == 1
             if type(fn) not in FAMILIES or not site.is_real or not trivial:
                 continue
-            if probe.sources(site.name) or fn.loc.requires_grad or fn.scale.requires_grad:
+            if probe.sources(site.name):
                 continue
             dtype = msg["value"].dtype
             loc, scale = (p.expand(site.shape).reshape(-1).to(dtype) for p in (fn.loc, fn.scale))

@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_bnn.errors import ModelError
 from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.batched import without_vmap_warnings
-from pyro_bnn.program.handlers import Evaluate, with_gradients
+from pyro_bnn.program.handlers import Evaluate
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
@@ -127,7 +127,7 @@ class LinearisedProgram(Program):
         with torch.no_grad():
             f = self._f(self.centre, x, None)
         other = f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f)
-        with with_gradients():
+        with torch.inference_mode(mode=False), torch.enable_grad():
             values = {k: v.detach().requires_grad_() for k, v in self._values.items()}
             runs = [self._run_at(values, x, y, None, output=output) for output in (f, other)]
             own, moved = (self._log_likelihood(run)[0] for run in runs)

@@ -36,7 +36,6 @@ from pyro_bnn.program.handlers import (
     held_given_latents,
     log_prob,
     marked_run,
-    with_gradients,
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.model_facts import (
@@ -137,13 +136,12 @@ class Program:
         )
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
-        with with_gradients(), own_generators():
-            z, leaves = self.initial.clone().requires_grad_(), _leaves(self.params)
+        with torch.no_grad(), own_generators():
             row = x[:1].clone(), y[:1].clone()
             probe = marked_run(
-                lambda values: self._run_at(values, *row, leaves),
-                self.constrain(z),
-                leaves.values(),
+                lambda values: self._run_at(values, *row, self.params),
+                self.constrain(self.initial),
+                self.params.values(),
             )
             require_fixed_supports(probe)
             require_factors_of_parameters(probe)
@@ -628,7 +626,3 @@ class Program:
 def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:
     """Mean over draws ``[D, ...]`` of given or equal weights."""
     return of_draws.mean(0) if weights is None else weights @ of_draws
-
-
-def _leaves(params: Params) -> dict[str, Tensor]:
-    return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
