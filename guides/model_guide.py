@@ -206,9 +206,8 @@ class ModelGuide(AutoGuide):
     ) -> Evaluate:
         values = {name: msg["value"] for name, msg in messages.items()}
         params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
-        with torch.no_grad():
-            run = marked_run(lambda given: self._evaluate(given, None), values, params)
-            latents.find_closed_forms(run)
+        run = marked_run(lambda given: self._evaluate(given, None), values, params)
+        latents.find_closed_forms(run)
         return run
 
     def take_sites(self, sites: Sequence[Site], run: Evaluate) -> None:

@@ -136,7 +136,7 @@ class Program:
         )
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
-        with torch.no_grad(), own_generators():
+        with own_generators():
             row = x[:1].clone(), y[:1].clone()
             probe = marked_run(
                 lambda values: self._run_at(values, *row, self.params),
