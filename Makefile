@@ -54,7 +54,7 @@ quick: $(STAMP) ## One case of each test that is not marked slow
 	$(PYTEST) --quick
 
 test-arviz1: $(STAMP) ## The tests of arviz_io under Python >= 3.12 with ArviZ 1.x
-	$(BIN)/python tests/run_arviz1.py
+	$(BIN)/python tests/run_arviz1.py -n $(JOBS)
 
 soak: $(STAMP) ## The long tests, and the whole of each product (hours); figures go to benchmarks/soak.json
 	$(BIN)/python -m pytest tests -m soak --figures benchmarks/soak.json

@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyro
@@ -291,12 +291,13 @@ def assert_same_as_uncaptured(captured: Evaluate, guide: Guide, given: Problem) 
 
 
 def minibatches_average_to_the_full_batch(cls: MakeGuide, given: Problem) -> None:
+    given = replace(given, x=given.x[:8], y=given.y[:8])
     guide, program = made(cls, given), given.program
     rows = program.batch(given.x, given.y)
     noise = guide.draw_noise(2, torch.Generator().manual_seed(3))
     _, evaluate = objective(guide, program, captured=False)
     full = evaluate(noise, rows)
-    for size in (1, 5, 6):  # 6 leaves a last batch of 2 rows
+    for size in (1, 4, 3):  # 3 leaves a last batch of 2 rows
         batches = [Batch(x, y) for x, y in zip(rows.x.split(size), rows.y.split(size), strict=True)]
         outputs = [evaluate(noise, batch) for batch in batches]
         shares = [len(batch.x) / len(rows.x) for batch in batches]

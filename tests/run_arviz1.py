@@ -2,8 +2,8 @@
 
 ``python tests/run_arviz1.py`` looks for such a Python on the path and among pyenv's versions, makes
 ``.venv-arviz1`` with ArviZ and without torch and Pyro, has trees of posteriors written by the
-Python that runs it, which has both, and runs pytest there. It exits with pytest's status; with 0
-and one line where there is no such Python.
+Python that runs it, which has both, and runs pytest there, with the arguments that it was given. It
+exits with pytest's status; with 0 and one line where there is no such Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-arviz1"
-REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "matplotlib")
+REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "pytest-xdist", "matplotlib")
 TESTED = (
     *(f"pyro_bnn/arviz_io/{name}.py" for name in ("statistics", "loo", "tree", "netcdf")),
     "tests/test_arviz_io.py",
@@ -27,7 +27,7 @@ TESTED = (
 
 SUITS = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))"
 READY = (
-    "import arviz, h5netcdf, h5py, matplotlib, pytest, sys; "
+    "import arviz, h5netcdf, h5py, matplotlib, pytest, sys, xdist; "
     "sys.exit(tuple(map(int, arviz.__version__.split('.')[:2])) < (1, 1))"
 )
 
@@ -77,7 +77,11 @@ def main() -> int:
             return 1
         # conftest.py and the installed package may need torch, which this environment has not
         done = subprocess.run(
-            [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *TESTED],
+            [
+                *(python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider"),
+                *sys.argv[1:],
+                *TESTED,
+            ],
             cwd=ROOT,
             env={**env, "PYRO_BNN_TREES": trees},
             check=False,

@@ -265,6 +265,14 @@ def test_bad_input_is_refused(
 # --- files ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of `full_tree`, for tests of what comes after it was saved."""
+    path = tmp_path_factory.mktemp("full") / "full.nc"
+    arviz_io.save_netcdf(full_tree(), path)
+    return path.read_bytes()
+
+
 def test_netcdf_reads_back_identical(tmp_path: Path) -> None:
     tree = full_tree()
     path = tmp_path / "posterior.nc"
@@ -301,9 +309,9 @@ def test_netcdf_keeps_nan_infinity_and_long_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("a second or more")
-def test_a_loaded_file_is_closed_and_can_be_replaced(tmp_path: Path) -> None:
+def test_a_loaded_file_is_closed_and_can_be_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.nc"
-    arviz_io.save_netcdf(full_tree(0), path)
+    path.write_bytes(content)
     first = arviz_io.load_netcdf(path)
     arviz_io.save_netcdf(full_tree(1), path)
     assert first.equals(full_tree(0))
@@ -338,15 +346,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("about a second")
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.nc"
-    arviz_io.save_netcdf(full_tree(), path)
-    before = path.read_bytes()
+    path.write_bytes(content)
     broken = full_tree()
     broken["posterior"].attrs["flag"] = None
     with pytest.raises(DataError, match="the tree holds what NetCDF cannot store"):
         arviz_io.save_netcdf(broken, path)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -369,11 +376,10 @@ def test_a_disk_without_room_for_the_arrays_is_found_before_they_are_written(
 
 @pytest.mark.slow("about a second")
 def test_a_failed_rename_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.nc"
-    arviz_io.save_netcdf(full_tree(0), path)
-    before = path.read_bytes()
+    path.write_bytes(content)
 
     def refuse(self: Path, target: Path) -> None:
         raise OSError("no space left")
@@ -381,7 +387,7 @@ def test_a_failed_rename_leaves_the_old_file(
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OutputError, match="no space left; give a file name"):
         arviz_io.save_netcdf(full_tree(1), path)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -392,10 +398,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.001, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, content: bytes, keep: float) -> None:
     path = tmp_path / "a.nc"
-    arviz_io.save_netcdf(full_tree(), path)
-    content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(FileFormatError, match="is truncated or not NetCDF"):
         arviz_io.load_netcdf(path)

@@ -159,12 +159,15 @@ def test_runs_side_by_side_are_the_same(four: tuple[Result, Path], tmp_path: Pat
 
 @pytest.mark.slow("processes of its own")
 @pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
-@pytest.mark.usefixtures("plain_pages")
+@pytest.mark.usefixtures("plain_pages", "files_in_memory")
 def test_methods_side_by_side_are_the_same(tmp_path: Path) -> None:
-    """On a linear model, whose trajectories are short also after so little warm-up."""
+    """On a linear model, whose trajectories are short also after so little warm-up.
+
+    Only the processes write files: draws of this one are kept as they are.
+    """
     command = ["compare", "--data", "diabetes", "--model", "linear-regression", "--steps", "30"]
-    command += ["--methods", "auto-delta,nuts", "--warmup", "10"]
-    command += ["--samples", "20", "--chains", "2"]
+    command += ["--methods", "auto-delta,nuts", "--warmup", "5"]
+    command += ["--samples", "10", "--chains", "2"]
     alone = run(*command, "--jobs", "1", "--out", tmp_path / "alone")
     beside = run(*command, "--jobs", "2", "--out", tmp_path / "beside")
     assert (alone.code, beside.code, beside.err) == (0, 0, "")
@@ -292,7 +295,7 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert "AutoDelta has 1 of 2 runs" in out
 
 
-@pytest.mark.usefixtures("plain_pages", "plainly_beside")
+@pytest.mark.usefixtures("bare_reports", "plainly_beside")
 def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkpoints(
     four: tuple[Result, Path], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import FileFormatError, OptionError
 from pyro_bnn.models import LeNet, Rank1MLP, Rank1ResNet
+from pyro_bnn.report import Comparison
 from tests.command_line import Result, run
 from tests.rows import split_of
 
@@ -108,8 +109,10 @@ def test_a_damaged_image_shape_is_refused(
 
 
 @pytest.mark.slow("whole fits")
-@pytest.mark.usefixtures("no_pictures", "uncaptured", "files_in_memory")
-def test_the_digits_of_sklearn_are_images(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_pictures", "uncaptured")
+def test_the_digits_of_sklearn_are_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 1,000 draws of 60,000 weights, which no assertion looks at
+    monkeypatch.setattr(Comparison, "write_draws", lambda *args: None)
     compared_images("digits", tmp_path, num_train=10)
 
 

@@ -38,11 +38,11 @@ def small(cls: type[Any], **options: Any) -> Any:
         "num_chains": 2,
         "num_members": 2,
         "warmup_steps": 4,
-        "num_samples": 60,
+        "num_samples": 20,
         "max_tree_depth": 3,
         "num_steps": 3,
     }
-    steps = chains if names & {"num_chains", "num_members", "engine"} else {"num_steps": 60}
+    steps = chains if names & {"num_chains", "num_members", "engine"} else {"num_steps": 20}
     given: dict[str, Any] = {"compile": False, "thin": 2, "scale": 0.7, **steps, **options}
     start: tuple[Any, ...] = (guides.AutoNormal,) if "guide" in names else ()
     if "engine" in names:  # a method in cycles, which has the options
@@ -129,7 +129,8 @@ def default_handler() -> Any:
 def test_a_run_that_was_stopped_twice_goes_on_bit_for_bit(
     cls: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = small(cls, **({"batch_size": 5} if has_batches(cls) else {}))
+    batches = {"batch_size": 5} if has_batches(cls) else {}
+    engine = small(cls, num_samples=60, **batches)  # so that chains have draws at the second stop
     step, count, stop = Checkpoint.step, 0, -1
 
     def counted(self: Checkpoint, run: Any) -> None:

@@ -244,7 +244,7 @@ def posterior(hidden):
     guide.setup(x[:1])
     return GuidePosterior(program, guide, Provenance("AutoNormal", "SVI"))
 
-x, y = torch.randn(500, 5), torch.randn(500)
+x, y = torch.randn(200, 5), torch.randn(200)
 map_draws.CAPTURE_FROM = 0
 posterior((3,)).predict(x[:5], 8).log_prob(y[:5])  # whatever the first call loads
 fit = posterior((250, 250))

@@ -8,6 +8,7 @@ process, where torch is imported already; ``make tutorials`` gives each notebook
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import logging
@@ -26,6 +27,7 @@ import nbformat
 import pytest
 import torch
 
+from pyro_bnn.report.beyond import estimate
 from tests.conftest import capturing_nothing
 
 ROOT = Path(__file__).parent.parent
@@ -217,6 +219,8 @@ def test_runs_from_top_to_bottom_with_short_fits(
     if path.stem[:2] in LONG_TREES:
         monkeypatch.setattr("pyro_bnn.infer.mcmc.nuts.NUTS._limit", 8)
     monkeypatch.setattr("pyro_bnn.infer.mcmc.members.MOST_STEPS", 50)
+    monkeypatch.setattr(estimate, "RESAMPLES", 10)  # which errors are of
+    monkeypatch.setattr(estimate, "resamples", functools.cache(estimate.resamples.__wrapped__))
     if folder := os.environ.get("PYRO_BNN_DATA"):
         monkeypatch.setenv("PYRO_BNN_DATA", str(Path(folder).resolve()))
     monkeypatch.chdir(tmp_path)

@@ -322,6 +322,7 @@ def test_raw_predictions_are_in_the_users_units() -> None:
 
 
 @pytest.mark.slow("a report")
+@pytest.mark.usefixtures("no_pictures")
 def test_it_is_a_reference_of_compare_and_of_its_files(tmp_path: Path) -> None:
     from tests.report.conjugate import LinearPosterior, regression_split
 

@@ -22,6 +22,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import ClippedAdam
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pyro_bnn import models
 from pyro_bnn.errors import OptionError, SiteError
@@ -366,15 +367,18 @@ def test_svi_reaches_the_optimum(bias: bool) -> None:
 def test_stock_pyro_reaches_the_log_evidence() -> None:
     oracle = several_outputs()
     guide = AutoMatrixNormal(oracle.model, init_scale=0.1)
-    num_steps = 1_500
+    num_steps, ends = 600, []
     with torch.random.fork_rng(), pyro.get_param_store().scope():
         torch.manual_seed(0)
-        optimizer = ClippedAdam({"lr": 0.05, "lrd": 0.01 ** (1 / num_steps)})
+        optimizer = ClippedAdam({"lr": 0.1, "lrd": 0.05 ** (1 / num_steps)})
         svi = SVI(oracle.model, guide, optimizer, Trace_ELBO())
         for _ in range(num_steps):
             svi.step(oracle.x, oracle.y)
+            ends.append(parameters_to_vector(guide.parameters()).detach())
+    mean = torch.stack(ends[num_steps // 2 :]).mean(0)  # much of the noise of steps averages out
+    vector_to_parameters(mean, guide.parameters())
     elbo, _ = expected_elbo(guide, oracle)
-    # the noise of the last steps leaves some hundredths; independent weights miss 0.35
+    # what is left of the noise are some hundredths; independent weights miss 0.35
     assert oracle.log_evidence - 0.1 < elbo < oracle.log_evidence
 
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("short_trajectories")
 # --- from every phase of a run -------------------------------------------------------------------
 
 SD = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
-CHAINS, WARM_UP, DRAWS = 5, 45, 40  # windows of 10, 20 and 15
+CHAINS, WARM_UP, DRAWS = 5, 45, 16  # windows of 10, 20 and 15
 KINDS = pytest.mark.parametrize(
     ("kernel", "limit", "kind"),
     [
@@ -54,6 +54,12 @@ KINDS = pytest.mark.parametrize(
         (Adjusted("minimal_norm"), 4, "low_rank"),
     ],
 )
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that runs as short are at several places between two blocks."""
+    monkeypatch.setattr(lockstep_module, "BLOCK", 8)
 
 
 def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,6 +147,7 @@ def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> N
 
 
 @pytest.mark.slow("a second or more")
+@pytest.mark.usefixtures("short_blocks")
 @KINDS
 def test_another_run_goes_on_from_every_phase(
     kernel: Any, limit: int, kind: Any, tmp_path: Path
@@ -158,7 +165,7 @@ def test_another_run_goes_on_from_every_phase(
 
 
 @pytest.mark.slow("captures chains")
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("interpreted", "short_blocks")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_run_goes_on_in_a_smaller_batch(
     tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch

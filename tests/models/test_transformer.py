@@ -50,7 +50,7 @@ def posterior() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = bayesian(Reader(), likelihood=likelihoods.Normal(0.2))
-    svi = SVI(guides.AutoNormal, num_steps=600, learning_rate=0.03, compile=False)
+    svi = SVI(guides.AutoNormal, num_steps=250, learning_rate=0.05, compile=False)
     return svi.run(model, rows(400, seed=0), progress=False)
 
 

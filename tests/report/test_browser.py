@@ -36,8 +36,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def nine() -> Comparison:
-    """As many methods as reports have, with their long names, of two models."""
-    split = regression_split()
+    """As many methods as reports have, with their long names, of two models; of few rows."""
+    split = regression_split(num_rows=80)
     guides = ("AutoNormal", "AutoLowRankMultivariateNormal", "AutoMultivariateNormal")
     posteriors = {"AutoDelta": LinearPosterior(split, "AutoDelta", spread=0.0)}
     for suffix, model in (("", "narrow"), (" @ HalfCauchyScale", "hierarchy")):

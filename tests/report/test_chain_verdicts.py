@@ -252,6 +252,7 @@ def test_members_that_differ_no_more_than_within_themselves_are_not_said_to_diff
 
 
 @pytest.mark.slow("a second or more")
+@pytest.mark.usefixtures("files_in_memory")
 def test_saturated_trees_of_nuts_are_said(tmp_path: Any) -> None:
     split = regression_split(num_rows=40)
     model = models.MLP(3, hidden=(2,), likelihood=likelihoods.Normal(0.5))

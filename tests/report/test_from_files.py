@@ -92,8 +92,13 @@ def classes() -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def folder_of_classes(classes: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_files(classes, tmp_path_factory.mktemp("classes"), to_files)
+def folder_of_classes(
+    classes: Comparison, trees: dict[Path, DataTree], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Bytes of the sampler's file, which has the most groups; those of ``folder`` are of all."""
+    folder = save_files(classes, tmp_path_factory.mktemp("classes"))
+    to_files(trees.pop(folder / "nuts.nc"), folder / "nuts.nc")
+    return folder
 
 
 @pytest.fixture(scope="module")

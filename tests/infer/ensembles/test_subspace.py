@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,12 @@ SHORT_NUTS = NUTS(**CHAINS, max_tree_depth=3)  # trees would be long after so sh
 
 def network() -> models.MLP:
     return models.MLP(2, hidden=(3,)).double()  # its noise is learned, a positive site
+
+
+@functools.cache
+def around() -> Any:
+    """The posterior of SWAG that a plane of seed 3 is laid through."""
+    return SWAG(**{**vars(AROUND), "scale": 1.0}).run(network(), (X, Y), seed=3, progress=False)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -120,9 +127,9 @@ def test_in_all_directions_its_draws_are_of_the_posterior() -> None:
 # --- directions -----------------------------------------------------------------------------------
 
 
-def run(engine: Any, **options: Any) -> Any:
+def run(engine: Any, *, init: Any = None, **options: Any) -> Any:
     return Subspace(engine=engine, around=AROUND, **options).run(
-        network(), (X, Y), seed=3, progress=False
+        network(), (X, Y), init=init, seed=3, progress=False
     )
 
 
@@ -138,17 +145,15 @@ def directions(posterior: Any) -> Tensor:
 @pytest.mark.slow("a second or more")
 def test_principal_directions_are_those_of_the_deviations() -> None:
     posterior = run(SHORT_NUTS, rank=3)
-    around: Any = SWAG(**{**vars(AROUND), "scale": 1.0}).run(
-        network(), (X, Y), seed=3, progress=False
-    )
-    factor = around.guide.scale.unsqueeze(-1) * around.guide.cov_factor
+    guide = around().guide
+    factor = guide.scale.unsqueeze(-1) * guide.cov_factor
     values, vectors = torch.linalg.eigh(factor @ factor.mT)
     largest = vectors[:, -3:].detach()
     found = directions(posterior)
     assert_close((found @ largest).square().sum(), torch.tensor(3.0).double(), rtol=1e-6, atol=0)
     plane = Subspace(rank=3, around=AROUND)._plane(problem_of(), progress=False)
     assert_close(plane.basis.square().sum(0), values.detach().flip(0)[:3])  # each as long as its sd
-    assert_close(plane.origin, around.guide.centre())
+    assert_close(plane.origin, guide.centre())
 
 
 def problem_of() -> Any:
@@ -170,10 +175,7 @@ def test_a_curve_bends_away_from_what_lies_between_two_modes() -> None:
     plane = Subspace(kind="curve", rank=2, around=AROUND)._plane(problem, progress=False)
     first, last = plane.origin - plane.basis[:, 0], plane.origin + plane.basis[:, 0]
     assert_close((plane.basis[:, 0] * plane.basis[:, 1]).sum(), torch.tensor(0.0).double())
-    around: Any = SWAG(**{**vars(AROUND), "scale": 1.0}).run(
-        network(), (X, Y), seed=3, progress=False
-    )
-    assert_close(first, around.guide.centre())
+    assert_close(first, around().guide.centre())
     control = Subspace(kind="curve", rank=2, around=AROUND)._control_point(problem, first, last)
     s = torch.linspace(0, 1, 41).double().unsqueeze(-1)
 
@@ -254,7 +256,7 @@ ENGINES = [
 @pytest.mark.slow("a second or more")
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
 def test_every_engine_runs_in_it(engine: Any) -> None:
-    posterior = run(engine, rank=2)
+    posterior = run(engine, rank=2, init=around())
     assert posterior.num_parameters == 2
     assert posterior.unconstrained(10).shape == (10, posterior.program.num_latents)
     directions(posterior)
@@ -267,7 +269,7 @@ def test_every_engine_runs_in_it(engine: Any) -> None:
 
 
 def test_natural_gradients_run_under_gaussians_over_t() -> None:
-    posterior = run(VON(num_steps=5), rank=2, prior=3.0)
+    posterior = run(VON(num_steps=5), init=around(), rank=2, prior=3.0)
     assert posterior.options["prior"] == 3.0
 
 

@@ -390,7 +390,7 @@ def test_noise_beyond_the_friction_is_told(
 
 
 @pytest.mark.slow("a warm-up that reaches the mode")
-@pytest.mark.parametrize(("warmup_steps", "is_told"), [(30, True), (6_000, False)])
+@pytest.mark.parametrize(("warmup_steps", "is_told"), [(30, True), (3_000, False)])
 def test_an_anchor_that_is_no_mode_is_told(
     caplog: pytest.LogCaptureFixture, warmup_steps: int, is_told: bool
 ) -> None:
