@@ -33,7 +33,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-SECONDS = 900.0  # of the tests of one bug, before it counts as one that hangs
+SECONDS = 300.0  # of the tests of one bug, before it counts as one that hangs
 SURVIVED, HANGS = "survived", "hangs"
 ALWAYS = "fails without the bug: "
 AIM = 0.95  # share of the bugs that tests are to see
