@@ -37,6 +37,7 @@ WITHOUT_RATE = {
     "rates are those of chains in one mode",
     "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
     "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
+    "short chains": "fewer than 8 draws a chain: a count, without chance",
     "unchecked": "fewer than 96 steps in the last quarter of the accumulated learning rate, or no "
     "trace: a count, without chance",
 }

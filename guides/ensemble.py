@@ -70,7 +70,7 @@ class AutoEnsemble(Guide):
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [K, P]``, a draw of the prior a member, and ``values [K, Q]``."""
         members = [loc]
-        if self._args:  # set up with a model; a state that is loaded has its own values
+        if self._event_dims:  # set up with a model; a state that is loaded has its own values
             with isolated():  # the caller's random state decides, as it did for the first
                 members = [self._start(self._traced()) for _ in range(self.num_members)]
         locs = torch.stack(members).to(loc)

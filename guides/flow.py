@@ -174,7 +174,7 @@ class AutoFlow(ScaledGuide):
         units = kind.units(size) if self.hidden is None else self.hidden
         self._check_size(size, units)
         super().make_parameters(loc)
-        self.flows = Flows(kind, size, self.num_flows, units).to(loc)
+        self.flows = Flows(self.flow, size, self.num_flows, units).to(loc)
 
     def _check_size(self, size: int, units: int) -> None:
         kind = KINDS[self.flow]

@@ -19,6 +19,7 @@ from pyro_bnn.program.batched import over_draws
 from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Latents, Marginals
+from pyro_bnn.program.random_state import seeded
 from pyro_bnn.program.terms import GuideTerms, Params
 
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
@@ -314,7 +315,7 @@ class Guide(ModelGuide):
             Values ``[B, ...]``, the last block cut to S; B depends on P and M alone.
         """
         self.require_setup()
-        generator = torch.Generator(next(self.parameters()).device).manual_seed(seed)
+        generator = seeded(seed, next(self.parameters()).device)
         size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // max(1, self.noise_dim, self.num_latents)))
         for start in range(0, num_draws, size):
             yield fn(self.draw_noise(size, generator))[: num_draws - start]

@@ -181,6 +181,9 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
         """The Gaussian over z ``[P]``."""
         self.require_setup()
         factors, scale = self._factors(), self.scale
+        if self.rank == 0:  # which Pyro's distribution does not take
+            normal: Distribution = dist.Normal(self.loc, scale).to_event(1)
+            return normal
         C = factors[0]  # [P, R]
         if len(factors) > 1:  # one factor over all layers, zero outside of each layer's block
             widths = [len(factor) for factor in factors]

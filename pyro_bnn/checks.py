@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, TypeGuard, get_args
 
+import numpy as np
+
 from pyro_bnn.errors import OptionError
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy as one of Python; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:

@@ -74,7 +74,7 @@ def test_a_layer_goes_through_its_rows_three_times(monkeypatch: pytest.MonkeyPat
     texts: list[str] = []
     real = c_library._function
 
-    def kept(text: str) -> Callable[..., None]:
+    def kept(text: str) -> Callable[..., int]:
         texts.append(text)
         return real(text)
 
@@ -330,6 +330,45 @@ def test_what_is_added_at_the_same_place_adds_up() -> None:
 
     places = torch.tensor([3, 0, 3, 3, -1, 0, 3] * 5)
     stepped(step, normal(6), normal(35), places, num_state=1)
+
+
+Places = Callable[[Tensor, Tensor], Tensor]
+INDEXED: dict[str, Places] = {
+    "embedding": lambda table, places: functional.embedding(places, table),
+    "embedding of computed codes": lambda table, places: functional.embedding(2 - places, table),
+    "index": lambda table, places: table[places],
+    "index of two": lambda table, places: table[places, 0 * places],
+    "index of one": lambda table, places: table[places[2]],
+    "index put": lambda table, places: table.index_put((places,), table[0]),
+    "index put to the sum": lambda table, places: table.index_put(
+        (places,), table[0], accumulate=True
+    ),
+}
+
+
+@pytest.mark.parametrize("fn", INDEXED.values(), ids=INDEXED)
+def test_an_index_out_of_range_is_the_error_that_it_is_in_torch(fn: Places) -> None:
+    def step(out: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            given = table.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(fn(given, places).square().sum(), given)
+        return (out + slope,)
+
+    table, out, valid = normal(5, 3), torch.zeros(5, 3), torch.tensor([[0], [1], [2]])
+    graph = compile_c(step, [out, table, valid], num_state=1)
+    for last in (-(10**7), -6, -5, -1, 0, 4, 5, 10**7):
+        places, before = torch.tensor([[0], [1], [last]]), out.clone()
+        try:
+            (expected,) = step(before, table, places)
+        except IndexError:
+            with pytest.raises(IndexError, match="index out of range for a dimension of size 5"):
+                graph.bind(out, table, places)(1)
+            with pytest.raises(IndexError, match="index out of range for a dimension of size 5"):
+                graph(out, table, places)
+            assert torch.equal(out, before)
+        else:
+            graph(out, table, places)
+            torch.testing.assert_close(out, expected)
 
 
 def test_what_is_not_the_state_is_returned_in_memory_of_its_own() -> None:

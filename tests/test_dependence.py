@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_bnn import guides, models, priors
 from pyro_bnn.errors import BNNError
-from pyro_bnn.program.handlers import evaluate
+from pyro_bnn.program.handlers import evaluate, marked_run
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
@@ -77,6 +77,27 @@ def of_list(tau: Tensor) -> Tensor:
     return torch.tensor([torch.where(tau.detach() > 0.5, 10.0, 1.0)])
 
 
+def of_name(tau: Tensor) -> Tensor:
+    return torch.tensor(data=[torch.where(tau.detach() > 0.5, 10.0, 1.0)])
+
+
+def of_array(tau: Tensor) -> Tensor:
+    return torch.asarray([torch.where(tau.detach() > 0.5, 10.0, 1.0)])
+
+
+def of_constructor(tau: Tensor) -> Tensor:
+    return torch.DoubleTensor([torch.where(tau.detach() > 0.5, 10.0, 1.0)])
+
+
+def of_integer(tau: Tensor) -> Tensor:
+    return torch.LongTensor([torch.where(tau.detach() > 0.5, 10, 1)]).double()
+
+
+def of_new(tau: Tensor) -> Tensor:
+    new: Any = torch.ones(1).new
+    return cast(Tensor, new([torch.where(tau.detach() > 0.5, 10.0, 1.0)]))
+
+
 def by_equality(tau: Tensor) -> float:
     return 1.0 if torch.equal(tau.clamp(max=0.5), tau) else 10.0
 
@@ -125,7 +146,8 @@ def by_step(tau: Tensor) -> Tensor:
 
 WAYS = [
     by_where, by_sign, by_branch, by_number, by_item, by_list, by_entry, by_part, by_out, by_full,
-    of_list, by_equality, by_count, by_places, by_numpy, by_text, by_data, by_vmap, by_step,
+    of_list, of_name, of_array, of_constructor, of_integer, of_new, by_equality, by_count,
+    by_places, by_numpy, by_text, by_data, by_vmap, by_step,
 ]  # fmt: skip
 
 
@@ -210,15 +232,18 @@ def test_a_prior_is_constant_whatever_the_network_does_with_its_weights() -> Non
     assert all(type(value) is Tensor for value in (model.last, model.mean, *model.seen))
 
 
+@pytest.mark.parametrize("scale", [by_where, by_branch, by_full], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["support", "factor", "held"])
-def test_supports_factors_and_held_sites_are_asked_too(kind: str) -> None:
+def test_supports_factors_and_held_sites_are_asked_too(
+    kind: str, scale: Callable[[Tensor], Any]
+) -> None:
     def model(x: Tensor, y: Tensor | None = None) -> Tensor:
         tau = pyro.sample("tau", dist.Normal(0.0, 1.0))
-        w = pyro.sample("w", dist.Normal(torch.zeros(1, 1), by_where(tau)).to_event(2))
+        w = pyro.sample("w", dist.Normal(torch.zeros(1, 1), scale(tau)).to_event(2))
         if kind == "support":
-            pyro.sample("u", dist.Uniform(torch.where(tau > 0.5, -5.0, -1.0), 3.0))
+            pyro.sample("u", dist.Uniform(-torch.as_tensor(scale(tau)).sum(), 3.0))
         if kind == "factor":
-            pyro.factor("penalty", torch.where(tau > 0.5, -100.0, 0.0))
+            pyro.factor("penalty", -torch.as_tensor(scale(tau)).sum())
         f = pyro.deterministic("f", x @ w)
         with pyro.plate("data", len(x)):
             return pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
@@ -230,6 +255,48 @@ def test_supports_factors_and_held_sites_are_asked_too(kind: str) -> None:
         return
     with pytest.raises(BNNError, match=f"the (support of the latent site|{kind} 'penalty')"):
         Program(model, x, y)
+
+
+class Branching(PyroModule):
+    """Reads a parameter before a factor, and a site before a site on a fixed support."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = PyroParam(torch.tensor(1.0))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        tau = pyro.sample("tau", dist.Normal(0.0, 1.0))
+        level: Any = self.level
+        pyro.factor("penalty", torch.tensor(-2.0 if level > 0.5 else -1.0))
+        w = pyro.sample("w", dist.HalfNormal(torch.full((1, 1), by_branch(tau))).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
+def test_a_branch_leaves_factors_of_parameters_and_fixed_supports() -> None:
+    with default_dtype(torch.float64):
+        program = Program(Branching(), X, Y)
+        for tau, sd in ((0.0, 1.0), (1.0, 10.0)):
+            w = torch.tensor(0.7)
+            z, value = torch.tensor([tau, 0.7]), w.exp()
+            expected = dist.Normal(0.0, 1.0).log_prob(z[0]) + dist.HalfNormal(sd).log_prob(value)
+            assert float(program.log_prior(z, X)) == pytest.approx(float(expected + w), rel=1e-12)
+
+
+def test_each_site_is_known_by_its_name() -> None:
+    def model(x: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        pyro.sample("of_b", dist.Normal(b, 1.0))
+        pyro.sample("after_a", dist.Normal(0.0, by_branch(a)))
+        pyro.sample("of_both", dist.Normal(x * b, 1.0))
+
+    names = ("a", "b", "of_b", "after_a", "of_both")
+    values = dict(zip(names, torch.ones(5), strict=True))  # parts of one z, as in a program
+    run = marked_run(lambda given: evaluate(model, given, 2 * torch.ones(())), values, ())
+    found = [run.sources(name) for name in names]
+    assert found == [set(), set(), {"b"}, {"a"}, {"a", "b"}]
 
 
 class OfParameter(PyroModule):
@@ -285,7 +352,7 @@ def drawing(x: Tensor, y: Tensor | None = None) -> Tensor:
     first = pyro.sample("first", dist.Normal(0.0, torch.ones(1, 1)).to_event(2))
     torch.rand(3)
     second = pyro.sample("second", dist.StudentT(3.0, 0.0, torch.ones(1, 1)).to_event(2))
-    f = pyro.deterministic("f", x @ (first + second) + torch.randn(1))
+    f = pyro.deterministic("f", x @ (first + second) + 0 * torch.randn(1))
     with pyro.plate("data", len(x)):
         return pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
 

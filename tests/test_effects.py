@@ -285,6 +285,23 @@ def test_the_same_modules_out_of_training_are_taken(module: nn.Module) -> None:
     assert_close(program.log_joint(z, batch), one.expand(2))
 
 
+class Dropped(nn.Module):
+    """Dropout as a function, on or off as the module is."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return nn.functional.dropout(h, 0.1, training=self.training)
+
+
+@pytest.mark.parametrize("rows", [12, FEW + 20])
+@pytest.mark.parametrize("module", [Dropped(), nn.RReLU()])
+def test_a_network_that_draws_random_numbers_is_refused(module: nn.Module, rows: int) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), module, nn.Linear(4, 1))
+    x, y = torch.randn(rows, 3), torch.randn(rows, 1)
+    with pytest.raises(ModelError, match=r"f would be random given the weights; take it out, or"):
+        Program(models.bayesian(net.train()), x, y)
+    Program(models.bayesian(net.eval()), x, y)
+
+
 def test_y_of_another_shape_is_refused() -> None:
     x, _ = data()
     with pytest.raises(ShapeError, match=r"y has shape \(12, 2\), but .* is over \(12, 1\): one"):

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,9 @@ from pyro_bnn import CAVI, HMC, NUTS, SVI, VON, Exact, guides, likelihoods, memo
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError, SiteError
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
+from pyro_bnn.posterior.arviz_groups import _prior_groups
 from pyro_bnn.program import Program
+from pyro_bnn.report.saved.file_posterior import FilePosterior
 from tests.guides.exact import at, exact_posterior, multivariate_normal, stored_posterior
 from tests.laws import assert_mean
 from tests.oracle import LinearModel, design, linear_gaussian, log_normal, with_answers
@@ -103,6 +106,44 @@ def test_fewer_draws_than_chains_are_refused() -> None:
     posterior = stored_posterior(linear_gaussian(), num_chains=4)
     with pytest.raises(OptionError, match="the total over 4 chains: at least 4, not 3"):
         posterior.sample(3)
+
+
+def test_by_default_a_draw_of_every_chain_is_used() -> None:
+    oracle = linear_gaussian()
+    posterior = stored_posterior(oracle, num_draws=2, num_chains=1_001)
+    assert posterior.unconstrained(group_by_chain=True).shape == (1_001, 1, 4)
+    assert posterior.predict(oracle.x).function_draws.shape == (1_001, 20, 1)
+    of_file = SimpleNamespace(num_chains=1_001, _num_draws=2, num_stored_draws=2_002)
+    assert len(FilePosterior.chosen(cast(Any, of_file), None, 0)) == 1
+    data = Dataset(oracle.x, oracle.y)
+    prior = _prior_groups(posterior, data, data, 8, 0, memory.GIB)["prior"]
+    assert prior["f"].shape == (1, 200, 8, 1)
+
+
+SEEDS: tuple[Any, Any] = 3, np.int64(3)
+
+
+def test_a_seed_of_numpy_is_that_of_the_run() -> None:
+    oracle = linear_gaussian()
+    model, data = models.LinearRegression(3).double(), (oracle.x, oracle.y)
+    svi = SVI(guides.AutoNormal, num_steps=2, compile=False)
+    one, other = (svi.run(model, data, seed=s, progress=False) for s in SEEDS)
+    assert other.losses.tolist() == one.losses.tolist()
+    assert type(other.seed) is int  # a file of the posterior holds it
+
+
+@pytest.mark.parametrize("posterior", both_kinds(), ids=["guide", "stored"])
+def test_integers_of_numpy_are_integers(posterior: Posterior) -> None:
+    oracle = linear_gaussian()
+    expected = posterior.predict(oracle.x, 24, seed=3).draws
+    dtypes: tuple[Any, ...] = np.int64, np.uint32
+    for dtype in dtypes:
+        found = posterior.predict(oracle.x, dtype(24), seed=dtype(3)).draws
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        z = posterior.unconstrained(dtype(24), seed=dtype(3))
+        assert torch.equal(z, posterior.unconstrained(24, seed=3))
+    with pytest.raises(OptionError, match=r"num_samples is a positive integer, not 2\.0"):
+        posterior.predict(oracle.x, cast(Any, np.float64(2)))
 
 
 def test_inputs_are_checked() -> None:

@@ -348,6 +348,23 @@ def test_several_targets_are_found_by_name() -> None:
         prediction.target_log_prob(y.rename(columns={"b": "c"}))
 
 
+def test_classes_that_are_numbers_have_their_names_in_the_users_units() -> None:
+    x, codes = inputs(), torch.tensor([0, 1, 2, 1, 0, 1, 2])
+    model = models.MLP(3, hidden=[4], likelihood=likelihoods.Categorical(3)).double()
+    for names, y in (("1", "2", "10"), [1, 2, 10]), (("-1.0", "0.0", "0.5"), [-1, 0, 0.5]):
+        posterior = drawn(model, x, codes, class_names=names)
+        given = np.array(y)[codes]
+        raw, expected = posterior.predict(x, raw=True), posterior.predict(x).log_prob(codes)
+        for own in (given, pd.Series(given), list(given), codes, np.array(names)[codes]):
+            torch.testing.assert_close(raw.log_prob(own), expected)
+        torch.testing.assert_close(posterior.predict(x).log_prob(codes.numpy()), expected)
+        with pytest.raises(DataError, match=r"y holds '7.*', which is no class, in 7 of 7 rows"):
+            raw.log_prob(np.full_like(given, 7))
+    posterior = drawn(model, x, codes, class_names=("low", "mid", "top"))
+    expected = posterior.predict(x).log_prob(codes)
+    torch.testing.assert_close(posterior.predict(x, raw=True).log_prob(codes.numpy()), expected)
+
+
 def test_the_table_of_a_prediction_beyond_the_bound() -> None:
     oracle = linear_gaussian()
     posterior = exact_posterior(oracle)

@@ -67,7 +67,7 @@ class Flows(nn.Module):
     """Layers of a flow over vectors ``[..., n]``, each over another order of the entries.
 
     Args:
-        kind: Kind of the layers.
+        flow: Name of the layers' kind.
         size: n.
         num_layers: Number L of layers.
         hidden: Units of the networks.
@@ -76,11 +76,12 @@ class Flows(nn.Module):
     orders: Tensor
     backs: Tensor
 
-    def __init__(self, kind: Kind, size: int, num_layers: int, hidden: int) -> None:
+    def __init__(self, flow: str, size: int, num_layers: int, hidden: int) -> None:
         super().__init__()
-        self.kind = kind
+        self.flow = flow  # its functions cannot be pickled
         with isolated(0):
-            self.layers = nn.ModuleList(kind.make(size, hidden) for _ in range(num_layers))
+            made = (KINDS[flow].make(size, hidden) for _ in range(num_layers))
+            self.layers = nn.ModuleList(made)
         orders = torch.stack([order_of(size, i) for i in range(num_layers)])
         self.register_buffer("orders", orders, persistent=False)  # [L, n]
         self.register_buffer("backs", orders.argsort(-1), persistent=False)
@@ -98,7 +99,7 @@ class Flows(nn.Module):
         layers = list(zip(self.layers, self.orders, self.backs, strict=True))
         for layer, order, back in reversed(layers):
             with without_caches(layer):
-                y = self.kind.inverse(layer, y[..., order])[..., back]
+                y = KINDS[self.flow].inverse(layer, y[..., order])[..., back]
         return y
 
 

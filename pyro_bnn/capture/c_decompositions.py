@@ -13,6 +13,7 @@ from pyro_bnn.capture.c_operations import aten
 from pyro_bnn.capture.c_source import WRITTEN
 from pyro_bnn.errors import CaptureError
 
+OUTSIDE = 2**31 - 1  # an index that no table has
 MOST_COLUMNS = 32  # larger matrices are factorised by a library, not column by column
 
 
@@ -27,6 +28,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         and getattr(operation, "overloadpacket", operation) not in WRITTEN
     }
     return rules | {
+        aten.embedding.default: functools.partial(_embedding, rules[aten.embedding.default]),
         # torch's own of these two look at dtypes, and import sympy to do so
         aten.addmm.default: _addmm,
         aten.softplus_backward.default: _softplus_backward,
@@ -38,6 +40,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.linalg_solve_triangular.default: _solve_triangular,
     }
+
+
+def _embedding(
+    rule: Callable[..., Tensor], weight: Tensor, indices: Tensor, *options: Any
+) -> Tensor:
+    """Torch's own rule, in which a negative index would be one from the end."""
+    return rule(weight, torch.where(indices < 0, OUTSIDE, indices), *options)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

@@ -76,7 +76,7 @@ class CGraph(Graph):
         address = work.data_ptr()
 
         def steps(times: int) -> None:
-            function(pointers, address, times)
+            _require_in_range(function(pointers, address, times))
             kept[0].size()  # alive as long as this is
 
         steps.work = work  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ class CGraph(Graph):
     def _run(self, *args: Tensor) -> tuple[Tensor, ...]:
         outputs = self._outputs()
         pointers = _pointers([*outputs, *self._checked(args), *self._source.constants])
-        self._function(pointers, self._work.data_ptr(), 1)
+        _require_in_range(self._function(pointers, self._work.data_ptr(), 1))
         return tuple(outputs)
 
     def _outputs(self) -> list[Tensor]:
@@ -124,6 +124,16 @@ def compile_c(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0)
     return CGraph(c_source(graph, vector_bytes=size), args, returned)
 
 
+def _require_in_range(returned: int) -> None:
+    """Raise where a step returned as an index was out of range.
+
+    Raises:
+        IndexError: If it did; torch's own operations raise it too.
+    """
+    if returned:
+        raise IndexError(f"index out of range for a dimension of size {returned - 1}")
+
+
 def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[value.data_ptr() for value in tensors])
 
@@ -133,7 +143,7 @@ def _layout(value: Tensor) -> tuple[object, ...]:
     return value.shape, strides, value.dtype
 
 
-def _function(text: str) -> Callable[..., None]:
+def _function(text: str) -> Callable[..., int]:
     """The function of a source, compiled where no process has done so before."""
     compiler = os.environ.get("CXX", "g++")
     key = "\n".join([text, compiler, *FLAGS, _processor()])
@@ -143,11 +153,9 @@ def _function(text: str) -> Callable[..., None]:
         folder.mkdir(parents=True, exist_ok=True)
         _compile(compiler, text, path)
     function = getattr(ctypes.CDLL(str(path)), FUNCTION)
-    function.argtypes, function.restype = (
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong),
-        None,
-    )
-    found: Callable[..., None] = function
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)
+    function.restype = ctypes.c_longlong
+    found: Callable[..., int] = function
     return found
 
 

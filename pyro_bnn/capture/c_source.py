@@ -115,8 +115,9 @@ class Source(NamedTuple):
     """A function in C.
 
     Attributes:
-        text: ``void step(void *const *given, char *work, i64 times)``, which takes a step so many
-            times.
+        text: ``i64 step(void *const *given, char *work, i64 times)``, which takes a step so many
+            times and returns 0. Where an index is out of range it returns 1 plus the size of the
+            dimension, before anything is read or written at that index.
         constants: Tensors that it reads, given after the inputs.
         num_bytes: How much memory it works in.
     """
@@ -152,6 +153,7 @@ class _Writer(Loops):
         self.results: Sequence[Any] = self.nodes[-1].args[0]
         self.constants: list[Tensor] = []
         self.pointers: list[str] = []
+        self.checked: set[tuple[Node, int]] = set()  # indices, by the size that they are below
         self.is_stored = {node: self._wants_store(node) for node in self.nodes}
         for node in reversed(self.nodes):
             self.last[node] = max((self._read_at(user) for user in node.users), default=0)
@@ -170,8 +172,8 @@ class _Writer(Loops):
             where.append(f"  {kind} *__restrict {name} = ({kind} *)(work + {num_bytes});")
             num_bytes += -(-count * dtype.itemsize // 64) * 64 + 64
         loop = "  for (i64 time = 0; time < times; time++) {"
-        head = f"void {FUNCTION}(void *const *given, char *work, i64 times) {{"
-        text = [head, *self.pointers, *where, loop, *self.lines, "  }", "}", ""]
+        head = f"i64 {FUNCTION}(void *const *given, char *work, i64 times) {{"
+        text = [head, *self.pointers, *where, loop, *self.lines, "  }", "  return 0;", "}", ""]
         return Source(PRELUDE + "\n".join([FUNCTIONS, *text]), self.constants, num_bytes)
 
     def _wants_store(self, node: Node) -> bool:
@@ -367,7 +369,29 @@ class _Writer(Loops):
             chosen.append(Index(0, ((name, 1),)))
         return (*place[:first], *chosen, *place[first + ndim :]), count
 
+    def _check_indices(self, node: Node) -> None:
+        """Return from the step where an index is out of range; those from the end are in range."""
+        source, indices, first, _ = self._places(node)
+        for size, index in zip(shape_of(source)[first:], indices, strict=False):
+            is_inside = is_range(index) and numel(index) <= size
+            if is_inside or (index, size) in self.checked:
+                continue
+            self.checked.add((index, size))
+            loops, place = loops_over(shape_of(index))
+            self.body = Body(loops)
+            name = self.operand(index, place, torch.int64)
+            if self.nest is not None and self.nest.written & self.body.touched:
+                self.close()
+            bad = self.name("v")
+            test = f"{bad} |= ({name} < {-size}) | ({name} >= {size});"
+            self.lines.append(f"int {bad} = 0;")
+            self.lines += for_loops(
+                [(f"i{d}", n) for d, n in enumerate(loops)], [*self.body.lines, test]
+            )
+            self.lines.append(f"if ({bad}) return {1 + size};")
+
     def _gather(self, node: Node) -> None:
+        self._check_indices(node)
         source = self._places(node)[0]
         if self.located(source, (ZERO,) * len(shape_of(source))) is None:
             self.realise(source)
@@ -379,6 +403,7 @@ class _Writer(Loops):
         base, _, values, *accumulate = args_of(node)
         require(not node.kwargs, node)
         self.close()
+        self._check_indices(node)
         memory = self.values[base]
         if not (isinstance(memory, Memory) and self._is_written_in_place(base, node)):
             memory = self.new(node)

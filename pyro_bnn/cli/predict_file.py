@@ -203,7 +203,7 @@ def predict_file(
     if taken := [name for name in rows.file.header if name in own]:
         raise DataError(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
-            "write: rename or drop it"
+            "write: rename or drop it; an input of the fit is renamed in its data, and fitted again"
         )
     starts = column_starts(fit.target_names) if is_number else ()
     _warn_of_moments(columns, starts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +62,8 @@ def read_csv(path: Path, target: Target | None = None, task: Task | None = None)
     """Read a CSV file.
 
     The first line is the header; the separator is a comma, semicolon or tab, whichever the header
-    has most. Columns of text are one-hot encoded, a column ``"colour=red"`` for each value in
-    alphabetical order; True and False are 1 and 0.
+    has most outside quotes. Columns of text are one-hot encoded, a column ``"colour=red"`` for each
+    value in alphabetical order; True and False are 1 and 0.
 
     Args:
         path: The file, UTF-8.
@@ -147,7 +148,7 @@ class Fields:
     Attributes:
         source: What errors call the table.
         name: The same, shorter.
-        separator: Between fields of a file: comma, semicolon or tab, whichever the header has most.
+        separator: Between fields of a file: comma, semicolon or tab, as the header has them.
         header: Names of the columns.
         rows: N rows of a field for each column.
         places: Where each row stands, as errors say it: the line of a file that it ends in.
@@ -174,8 +175,8 @@ class Fields:
                 length, or there is no row.
         """
         text = read_text(path, once=once)
-        first = text[: 1 << 20].lstrip().split("\n", 1)[0]
-        separator = max(",;\t", key=first.count)
+        first = re.split("[\r\n]", text[: csv.field_size_limit()].lstrip("\r\n "), maxsplit=1)[0]
+        separator = max(",;\t", key=lambda mark: len(_split(first, mark)))
         file = io.StringIO(text, newline="")
         reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
         rows: list[list[str]] = []
@@ -320,6 +321,11 @@ class Fields:
         hint = "different ones would become equal: subtract an offset, or drop an identifier"
         self.refuse(name, lost, "whole numbers beyond 2^53, which float64 does not all have,", hint)
         return values
+
+
+def _split(line: str, separator: str) -> list[str]:
+    """The fields of a line; what is in quotes is one."""
+    return next(csv.reader([line], delimiter=separator, skipinitialspace=True))
 
 
 def _fault(header: list[str], min_columns: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from pyro_bnn.data import arrays
@@ -121,10 +121,28 @@ class Dataset:
             return None
         return int(self.y.max()) + 1 if self.class_names is None else len(self.class_names)
 
-    def rows(self, index: Int[Tensor, " B"] | Sequence[int]) -> Dataset:
-        """Return the rows ``index [B]`` with the same units and names."""
-        index = torch.as_tensor(index, dtype=torch.int64, device=self.x.device)
-        return replace(self, x=self.x[index], y=self.y[index])
+    def rows(
+        self, index: Int[Tensor, " B"] | Bool[Tensor, " N"] | Sequence[int] | Sequence[bool]
+    ) -> Dataset:
+        """Return some rows with the same units and names.
+
+        Args:
+            index: Numbers ``[B]`` of the rows, negative ones from the end, or a mask ``[N]``.
+
+        Raises:
+            DataError: If there are no rows.
+            OptionError: If it is neither, or there is no such row.
+        """
+        numbers = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+        if not numbers.size:  # an empty list is of floats
+            numbers = numbers.astype(np.int64)
+        try:
+            kept = torch.as_tensor(np.arange(len(self))[numbers], device=self.x.device)
+        except IndexError as error:
+            raise OptionError(
+                f"index has numbers of {len(self)} rows, or as many truth values: {error}"
+            ) from error
+        return replace(self, x=self.x[kept], y=self.y[kept])
 
     def raw(self) -> tuple[Tensor, Tensor]:
         """Return x and y in the user's units, in the dtype of these; labels as they are."""

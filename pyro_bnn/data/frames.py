@@ -146,7 +146,10 @@ def _each_column(frame: Any) -> list[Any]:
 
 
 def _texts(column: Any) -> list[str]:
-    """The fields of a column as text from which numbers come back whole; nan is a missing one."""
+    """The fields of a column as text from which numbers come back whole; nan is a missing one.
+
+    Dates have missing values of their own, NaT, which ``na_value`` is not written over.
+    """
     numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
     values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
-    return list(map(str, values.tolist()))
+    return list(map(str, np.where(column.isna(), np.nan, values).tolist()))

@@ -200,6 +200,27 @@ def coded(
     return torch.tensor([places[value] for value in found]), class_names
 
 
+def named(y: ArrayLike, class_names: Sequence[str]) -> ArrayLike:
+    """Numbers as names of classes, where these are numbers; everything else as it is.
+
+    Args:
+        y: Targets in the user's units. A tensor holds labels 0 .. C-1, as those of a data set.
+        class_names: The C names.
+
+    Example:
+        >>> named([2, 3], ("1", "2", "3")).tolist(), named([1, 0], ("ill", "well"))
+        (['2', '3'], [1, 0])
+    """
+    if isinstance(y, Tensor) or (array := to_numpy(y, "y")).dtype.kind not in "iuf":
+        return y
+    try:
+        names = {float(name): name for name in class_names}
+    except ValueError:
+        return y
+    texts = [names.get(value, str(value)) for value in array.ravel().tolist()]
+    return np.array(texts, dtype=str).reshape(array.shape)
+
+
 def check_same_classes(given: Sequence[str] | None, known: Sequence[str] | None, what: str) -> None:
     """Check that labels mean the same classes as those of a fit, where both have names.
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pyro_bnn.data.arrays import to_floating
 from pyro_bnn.errors import DataError, ShapeError
 
 ROUNDING = 2  # how many relative roundings numbers that should be equal differ by
@@ -64,7 +65,7 @@ class Standardiser:
 
         Args:
             values: ``[N]``, ``[N, I]``, or ``[N, C, ...]``; from three dimensions on, one
-                mean and scale a channel C. Pass float64 to lose nothing.
+                mean and scale a channel C. Pass float64 to lose nothing; whole numbers become that.
 
         Returns:
             A standardiser with shapes ``[]``, ``[I]``, or ``[C, 1, ...]``. A column without
@@ -74,6 +75,7 @@ class Standardiser:
         Raises:
             DataError: If there are no values, or a column varies by less than its dtype can hold.
         """
+        values = values if values.is_floating_point() else to_floating(values)
         over, low, high = _range(values)
         middle = low / 2 + high / 2
         most = torch.maximum(high - middle, middle - low)

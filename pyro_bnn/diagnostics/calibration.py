@@ -37,7 +37,7 @@ def pit(
         seed: Seed of the randomisation within ranks.
 
     Returns:
-        Values ``[N]`` in (0, 1).
+        Values ``[N]`` in (0, 1); NaN where the observation or a draw is NaN.
 
     Raises:
         ShapeError: If the shapes do not fit.
@@ -55,7 +55,8 @@ def pit(
     below = (draws < y).sum(0)  # [N]
     ties = (draws == y).sum(0)
     uniform = np.random.default_rng(seed).uniform(size=y.shape)
-    return np.asarray((below + uniform * (ties + 1)) / (len(draws) + 1))
+    known = ~(np.isnan(y) | np.isnan(draws).any(0))
+    return np.where(known, (below + uniform * (ties + 1)) / (len(draws) + 1), np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Coverage:
 
     Attributes:
         level: Nominal coverage.
-        observed: Observed share.
+        observed: Observed share; NaN if a PIT value is.
         low: Smallest share that chance allows for a calibrated method; NaN where it is not known.
         high: Largest such share.
         num_points: Number of observations.
@@ -133,14 +134,15 @@ def coverage(
 
 
 def covered_share(pit: Float[np.ndarray, "*S N"], level: float = 0.95) -> Float[np.ndarray, "*S"]:
-    """Share of PIT values inside the central interval.
+    """Share of PIT values inside the central interval; NaN if one of them is.
 
     Example:
         >>> float(covered_share(np.array([0.01, 0.5, 0.9, 0.99])))
         0.5
     """
     tail = (1 - level) / 2
-    return np.asarray(((pit >= tail) & (pit <= 1 - tail)).mean(-1))
+    share = ((pit >= tail) & (pit <= 1 - tail)).mean(-1)
+    return np.where(np.isnan(pit).any(-1), np.nan, share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +151,7 @@ class PITHistogram:
 
     Attributes:
         edges: Bin edges ``[B + 1]``.
-        counts: Points a bin ``[B]``.
+        counts: Points a bin ``[B]``; those whose PIT value is NaN are in none.
         low: Least height that chance allows a bar ``[B]``; NaN where it is not known.
         high: Largest such height ``[B]``.
     """
@@ -259,8 +261,9 @@ def pit_difference(
 
 
 def _below(pit: Float[np.ndarray, " N"]) -> Float[np.ndarray, " B"]:
-    """Share of the values below each inner edge of equal bins."""
-    return np.asarray(_counts(pit, STEPS_OF_ECDF).cumsum()[:-1] / len(pit))
+    """Share of the values below each inner edge of equal bins; NaN if one of them is."""
+    share = _counts(pit, STEPS_OF_ECDF).cumsum()[:-1] / len(pit)
+    return np.where(np.isnan(pit).any(), np.nan, share)
 
 
 def _check_simulated(
@@ -276,7 +279,8 @@ def _check_simulated(
 
 
 def _counts(pit: Float[np.ndarray, " N"], num_bins: int) -> Int[np.ndarray, " B"]:
-    which = (pit * num_bins).astype(int).clip(max=num_bins - 1)  # 1 falls into the last
+    known = pit[~np.isnan(pit)]
+    which = (known * num_bins).astype(int).clip(max=num_bins - 1)  # 1 falls into the last
     return np.bincount(which, minlength=num_bins)
 
 

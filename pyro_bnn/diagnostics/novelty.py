@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05
 """p-value from which down a row counts as far from the training rows."""
 ROUNDING = 1e-6  # of the norm of a row, or of 1: nearer rows are copies in other units or digits
+DIGITS = float(np.finfo(np.float32).eps)  # of a number, or of 1: nearer ones are the same number
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +107,7 @@ class Novelty:
         if x.shape[1] != self.x.shape[1]:
             raise ShapeError(f"x has {x.shape[1]} inputs, the training rows {self.x.shape[1]}")
         nearest = self._nearest(x, 1)
-        is_constant = self.x.min(0) == self.x.max(0)
-        differs = (x != self.x[0])[:, is_constant].any(1)
+        differs = (np.abs(x - self.x[0]) > _rounding(self.x[0]))[:, ~self._varies].any(1)
         return np.where(differs, np.inf, nearest)
 
     def p_value(self, distance: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
@@ -136,11 +136,17 @@ class Novelty:
     @property
     def _alone(self) -> Bool[np.ndarray, " N"]:
         """Whether a row differs from all others in an input in which these are equal."""
-        is_low, is_high = self.x == self.x.min(0), self.x == self.x.max(0)  # [N, I]
+        least, most = self.x.min(0), self.x.max(0)  # [I]
+        is_low, is_high = self.x <= least + _rounding(least), self.x >= most - _rounding(most)
         low, high = is_low.sum(0), is_high.sum(0)
         others = len(self.x) - 1
         is_low_one, is_high_one = (low == 1) & (high == others), (high == 1) & (low == others)
         return np.asarray((is_low & is_low_one | is_high & is_high_one).any(1))
+
+    @cached_property
+    def _varies(self) -> Bool[np.ndarray, " I"]:
+        """Whether the training rows differ in an input by more than rounding."""
+        return np.asarray(np.ptp(self.x, 0) > _rounding(self.x[0]))
 
     @cached_property
     def _tree(self) -> cKDTree:
@@ -152,6 +158,10 @@ class Novelty:
     def _divisor(self) -> Float[np.ndarray, " I"]:
         """The root of how many inputs of its column vary, for each input."""
         sizes = np.ones(self.x.shape[1], dtype=int) if self.sizes is None else list(self.sizes)
-        varies = self.x.min(0) < self.x.max(0)
-        of_column = np.add.reduceat(varies, np.cumsum([0, *sizes[:-1]]), dtype=int)
+        of_column = np.add.reduceat(self._varies, np.cumsum([0, *sizes[:-1]]), dtype=int)
         return np.asarray(np.sqrt(np.repeat(of_column.clip(min=1), sizes)))
+
+
+def _rounding(values: Float[np.ndarray, " I"]) -> Float[np.ndarray, " I"]:
+    """How far a number may be from these and be the same to the digits of single precision."""
+    return np.asarray(DIGITS * np.abs(values).clip(min=1))

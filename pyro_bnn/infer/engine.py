@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from pyro_bnn.checks import check_positive_int
+from pyro_bnn.checks import check_positive_int, plain
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
@@ -123,6 +123,7 @@ class Engine(ABC, Generic[P]):
             OutputError: If the checkpoint cannot be written.
             SiteError: If a site of the model is not served.
         """
+        seed = plain(seed)
         check_positive_int("seed", seed, minimum=0)
         began = time.perf_counter()
         self.check_batches(data)

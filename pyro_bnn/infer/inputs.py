@@ -31,7 +31,7 @@ def as_dataset(data: Data) -> Dataset:
 
     Raises:
         DataError: If it is none of these, holds values that are not finite, or is a DataLoader
-            that drops rows or yields something else than pairs.
+            that drops or repeats rows or yields something else than pairs.
     """
     if isinstance(data, Dataset):
         return data
@@ -80,9 +80,15 @@ def set_up(guide: Guide, program: Program) -> None:
 
 
 def _check_sampler(loader: DataLoader[Any]) -> None:
-    if not (isinstance(loader.dataset, Sized) and isinstance(loader.sampler, Sized)):
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if getattr(sampler, "replacement", False):
+        raise DataError(
+            f"the DataLoader's {type(sampler).__name__} draws with replacement, so that some rows "
+            "come twice and others not at all: pass a sampler that goes through all of them"
+        )
+    if not (isinstance(loader.dataset, Sized) and isinstance(sampler, Sized)):
         return
-    num_drawn, num_rows = len(loader.sampler), len(loader.dataset)
+    num_drawn, num_rows = len(sampler), len(loader.dataset)
     if num_drawn != num_rows:
         raise DataError(
             f"the DataLoader's sampler draws {num_drawn} of the {num_rows} rows of its data set: "

@@ -48,7 +48,7 @@ def describe(model: object) -> str:
     if callable(own):
         return str(own())
     if isinstance(model, ContinuedModel):
-        return f"{describe(model.model)}, its prior replaced by an earlier posterior"
+        return f"{describe(model.handled[0])}, its prior replaced by an earlier posterior"
     inner, _ = unhandled(model)
     if inner is not model:
         return with_handlers(describe(inner), model)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import ModelError
 from pyro_bnn.layers.dropout import MaskedDropout
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.models.from_network import _like, torch_module
+from pyro_bnn.models.from_network import _like, torch_module, uncompiled
 from pyro_bnn.models.network import Network, require_rows
 
 WHOLE = (nn.Dropout,)
@@ -26,7 +26,7 @@ class DropoutModule(Network):
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None) -> None:
         super().__init__(likelihood)
-        self.net = copy.deepcopy(net).eval()
+        self.net = uncompiled(copy.deepcopy(net)).eval()
         self._layers = _mask_layers(self.net)
         self.rates = {layer.name: layer.rate for layer in self._layers}
         for module in self.net.modules():

@@ -51,7 +51,7 @@ class BayesianModule(Network):
         self, net: nn.Module, priors: Priors | None, likelihood: Likelihood | None
     ) -> None:
         super().__init__(likelihood)
-        self.net = copy.deepcopy(net)
+        self.net = uncompiled(copy.deepcopy(net))
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
@@ -108,7 +108,7 @@ def bayesian(
 
     Args:
         net: Any module that maps x (rows first) to ``[N, F]``, or to ``[N]`` for one output. It is
-            copied, not changed.
+            copied, not changed; of one given to ``torch.compile`` the network inside is copied.
         prior: One prior for all parameters, see above, or a mapping from name patterns
             (``{"*.weight": ..., "head.*": ...}``) to priors; parameters that no pattern matches
             stay point estimates, listed in ``model.point_estimates``: SVI trains them, NUTS holds
@@ -146,6 +146,17 @@ def bayesian(
         torch.Size([4, 1])
     """
     return BayesianModule(torch_module(net, "pass it to an engine as it is"), prior, likelihood)
+
+
+def uncompiled(net: nn.Module) -> nn.Module:
+    """A network without its ``torch.compile``, of modules inside too, in place.
+
+    Graphs of a whole step are compiled here, and names of sites are those of the network itself.
+    """
+    for module in net.modules():
+        for name, inner in module._modules.items():  # one module may have several names
+            module._modules[name] = getattr(inner, "_orig_mod", inner)
+    return getattr(net, "_orig_mod", net)
 
 
 def torch_module(net: nn.Module, hint: str) -> nn.Module:

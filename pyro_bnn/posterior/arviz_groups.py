@@ -309,9 +309,9 @@ def _prior_groups(
 
 def _with_members(posterior: ProgramPosterior, z: Tensor, seed: int) -> Tensor:
     """Prior draws ``[S, P + Q]``, each with the parameters of its own that a posterior draw has."""
-    draws = posterior.draws(min(len(z), posterior.num_stored_draws or len(z)), seed)
-    own = draws[:, z.shape[-1] :]  # [S, Q]
-    return torch.cat([z, own], -1) if own.shape[-1] else z
+    if not posterior.program.member_params:
+        return z
+    return torch.cat([z, posterior.draws(len(z), seed)[:, z.shape[-1] :]], -1)
 
 
 def _rows(data: Dataset) -> dict[str, Any]:

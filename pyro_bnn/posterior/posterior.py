@@ -14,6 +14,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.checks import plain
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, cast
 from pyro_bnn.errors import OptionError, OutputError, ShapeError, SiteError
@@ -55,7 +56,7 @@ class Posterior(ABC):
 
     ``num_samples`` is always the total over chains, and one seed gives the same draws in every
     method. Where draws are stored, each is used at most once. By default it is 1,000, or all
-    stored draws where there are fewer.
+    stored draws where there are fewer; of more chains than that one draw of each.
 
     Args:
         program: The model as tensor functions.
@@ -174,16 +175,18 @@ class Posterior(ABC):
     def count(self, num_samples: int | None) -> int:
         """The number of draws asked for; for None 1,000, or all stored draws where fewer.
 
-        Draws of K atoms are by default as many of each: K times a whole number, at most 1,000.
+        Of more than 1,000 chains it is one draw of each. Draws of K atoms are by default as many of
+        each: K times a whole number, at most 1,000.
 
         Raises:
             OptionError: If ``num_samples`` is not a positive integer.
         """
         if num_samples is None:
             if self.num_stored_draws is not None:
-                return min(NUM_SAMPLES, self.num_stored_draws)
+                return min(max(NUM_SAMPLES, self.num_chains), self.num_stored_draws)
             atoms = self.num_atoms or 1
             return max(NUM_SAMPLES - NUM_SAMPLES % atoms, atoms)
+        num_samples = plain(num_samples)
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
             raise OptionError(f"num_samples is a positive integer, not {num_samples!r}")
         return num_samples
@@ -312,6 +315,7 @@ class Posterior(ABC):
                 targets=self.provenance.target_names,
                 classes=self.provenance.class_names,
                 rows=getattr(x, "index", None) if hasattr(x, "columns") else None,
+                are_raw=raw,
             ),
         )
 

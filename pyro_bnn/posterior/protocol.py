@@ -45,6 +45,10 @@ class PredictionLike(Protocol):
         """Log of the mean density over draws ``[N]``."""
 
     @property
+    def has_exact_densities(self) -> bool:
+        """Whether `log_prob` is in closed form, not a mean over draws."""
+
+    @property
     def has_target_densities(self) -> bool:
         """Whether each of several targets has a density of its own."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
+from pyro_bnn.program.random_state import seeded
 
 STORED_AT_ONCE = 256  # most draws that are copied out of a store at once
 
@@ -94,8 +95,7 @@ def draws_of_atoms(points: Float[Tensor, "K Q"], num_draws: int, seed: int) -> D
         seed: Of the orders; the first draws are the same for a larger S.
     """
     num_points = len(points)
-    generator = torch.Generator().manual_seed(seed)
-    rounds = torch.rand(-(-num_draws // num_points), num_points, generator=generator)
+    rounds = torch.rand(-(-num_draws // num_points), num_points, generator=seeded(seed))
     order = rounds.argsort(-1).flatten()[:num_draws].to(points.device)
     size = max(1, min(STORED_AT_ONCE, WORKING_SET // max(1, points[0].nbytes)))
 
@@ -172,5 +172,4 @@ def chosen_draws(num_chains: int, stored: int, num_samples: int, seed: int) -> I
     count = min(stored, num_samples // num_chains)
     if count == stored:
         return torch.arange(stored)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(stored, generator=generator)[:count].sort().values
+    return torch.randperm(stored, generator=seeded(seed))[:count].sort().values

@@ -12,7 +12,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
-from pyro_bnn.data.labels import coded
+from pyro_bnn.data.labels import coded, named
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
@@ -34,11 +34,13 @@ class Names(NamedTuple):
         targets: The O names of several targets; None for ``y0, y1, ...``, or one target.
         classes: The C names of the classes; None for ``0, 1, ...``.
         rows: Index of the N rows, of pandas; None for 0 .. N-1.
+        are_raw: Whether observations are in the user's units: numbers may be names of classes.
     """
 
     targets: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     rows: Any = None
+    are_raw: bool = False
 
     def observed(self, y: ArrayLike) -> Tensor:
         """Observations as a tensor: columns and classes are found by their names.
@@ -48,7 +50,7 @@ class Names(NamedTuple):
         """
         y = in_order(y, self.targets, "y")
         if self.classes is not None:
-            y, _ = coded(y, self.classes)
+            y, _ = coded(named(y, self.classes) if self.are_raw else y, self.classes)
         return to_tensor(y, "y")
 
 
@@ -202,14 +204,21 @@ class Prediction:
         Args:
             y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction; the columns of a
                 data frame are found by the names of several targets, classes as text by theirs.
+                In the user's units so are classes that are numbers, as 1, 2, 3; a tensor holds
+                labels 0 .. C-1, as those of a ``Dataset``.
 
         Raises:
-            DataError: If y holds no real numbers, or is a data frame of other targets, or text
+            DataError: If y holds no real numbers, or is a data frame of other targets, or a name
                 that is no class of the fit.
             ShapeError: If y does not have one row for each row of x.
         """
         found = self._log_likelihood(self._names.observed(y))
         return found if found.ndim == 1 else log_mean((found,))
+
+    @property
+    def has_exact_densities(self) -> bool:
+        """Whether `log_prob` is in closed form, not a mean over draws."""
+        return False
 
     @property
     def has_target_densities(self) -> bool:

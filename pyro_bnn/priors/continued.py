@@ -119,7 +119,9 @@ class ContinuedModel(nn.Module):
 
     def __init__(self, model: Model, sites: tuple[Site, ...], gaussian: Gaussian) -> None:
         super().__init__()
-        self.model, self.sites, tril = model, sites, gaussian.scale_tril
+        self.model = module_of(model)  # its parameters and buffers are this module's too
+        self.handled = (model,)  # with its handlers; a module in a tuple is not registered again
+        self.sites, tril = sites, gaussian.scale_tril
         for name, value in gaussian._asdict().items():
             self.register_buffer(name, value)
         # products with inverses can be captured with any batch size, triangular solves cannot
@@ -133,7 +135,7 @@ class ContinuedModel(nn.Module):
         """
         replaced = _Replaced(self)
         with replaced:
-            value = self.model(*args, **kwargs)
+            value = self.handled[0](*args, **kwargs)
         replaced.require_all()
         return value
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.handled import module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
+from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -25,8 +26,8 @@ from pyro_bnn.program.handlers import (
     _is_deterministic,
     _is_point,
     _without_registration_warnings,
-    depends_on_latents,
     evaluate,
+    latents_of_density,
     log_prob,
     still_frozen,
     trace_model,
@@ -92,9 +93,10 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         of_first = poutine.trace(model).get_trace(x[:1])
         _check_plate(free, of_first)
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
-        observed = poutine.trace(model).get_trace(x, y)
+        observed = poutine.trace(poutine.replay(model, free)).get_trace(x, y)
         _check_names(model, {*free.nodes, *observed.nodes})
         _check_observed(observed, model, x, y)
+        _check_same_output(free, observed)
     with isolated():
         return trace_model(model, x), y, of_first.nodes["y"]["fn"]
 
@@ -244,6 +246,19 @@ def _check_shared(trace: poutine.Trace) -> None:
             )
 
 
+def _check_same_output(*traces: poutine.Trace) -> None:
+    """Check that f is the same in two traces of the same values of the latent sites."""
+    nodes: list[Mapping[str, Any]] = [trace.nodes for trace in traces]
+    f, again = (of["f"]["value"].detach() for of in nodes)
+    finite = f[f.isfinite()].abs()
+    atol = 1e-4 * float(finite.max()) if finite.numel() else 0.0  # sums on a GPU have no order
+    if not torch.allclose(f, again, rtol=0, atol=atol, equal_nan=True):
+        raise ModelError(
+            "the network draws random numbers, as dropout in training mode does: f would be random "
+            "given the weights; take it out, or call .eval() on it"
+        )
+
+
 def _check_modules(model: Model) -> None:
     """Refuse modules that cannot be batched over draws."""
     inner = module_of(model)
@@ -276,10 +291,11 @@ def require_factors_of_parameters(run: Evaluate) -> None:
         ModelError: If one depends on a latent site.
     """
     for name, msg in run.factors.items():
-        if depends_on_latents(msg, run):
+        if latents_of_density(msg, run):
             raise ModelError(
                 f"the factor {name!r} depends on a latent site: write its density into that site's "
-                "prior; a factor may penalise point-estimated parameters"
+                "prior; a factor may penalise point-estimated parameters. After an if on a site's "
+                "value every factor counts as dependent: write it before"
             )
 
 
@@ -293,11 +309,15 @@ def require_fixed_supports(run: Evaluate) -> None:
         SiteError: If one does: the map from z to its values would not be fixed.
     """
     for name, msg in run.latent.items():
-        bounds = vars(_base(msg["fn"].support)).values()
-        if run.marks_of(bounds):
+        fn = base_distribution(msg["fn"])
+        if fn.support is type(fn).support:  # of all distributions of the family
+            continue
+        bounds = [*vars(_base(fn.support)).values()]
+        if bounds and run.sources(name, bounds):
             raise SiteError(
                 f"the support of the latent site {name!r} depends on another site or parameter; "
-                "sample it on a fixed support and scale the sample"
+                "sample it on a fixed support and scale the sample. After an if on a site's or "
+                "parameter's value a support of given bounds counts as dependent: sample it before"
             )
 
 

@@ -3,6 +3,8 @@
 A gradient does not show a scale that is one number above a threshold and another below it. Marks
 do (Wingate et al., "Nonstandard Interpretations of Probabilistic Programs for Efficient
 Inference", NeurIPS 2011): memory that an operation fills from marked memory is marked as well.
+Values that pass through another thread, pickle, ``torch.utils.dlpack`` or a NumPy array that shares
+the memory of an unmarked tensor are not followed.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from pyro_bnn.memory import Mode, tensors_in
 
 aten = torch.ops.aten
 
-SITE, PARAMETER = "a site", "a parameter"
+PARAMETER = "a parameter"
+"""The mark of all parameters; the mark of a site is its name."""
 WAYS_OUT = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """By which numbers leave a tensor without an operation."""
-_OF_LISTS = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
-"""Which read the tensors that stand in a list."""
+_NUMBERS = frozenset({Tensor.__float__, Tensor.__index__, Tensor.__bool__, Tensor.__complex__})
+"""By which ``torch.Tensor([value])``, of any dtype, reads the tensors that stand in a list."""
+_OF_LISTS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new, Tensor.new_tensor})
+"""Which read the tensors that stand in a list by themselves."""
 _LIKE = frozenset(  # that take a shape and a dtype
     {
         aten.empty_like,
@@ -43,36 +48,37 @@ _LIKE = frozenset(  # that take a shape and a dtype
 
 
 class Given(dict[str, Any]):
-    """Values of sites that remember which of them were taken."""
+    """Values of sites that remember which sites the run has met: it asks for each."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.taken: list[str] = []
+        self.met: list[object] = []
 
-    def __getitem__(self, name: str) -> Any:
-        self.taken.append(name)
-        return super().__getitem__(name)
+    def __contains__(self, name: object) -> bool:
+        self.met.append(name)
+        return super().__contains__(name)
 
 
 class Marks(Mode):
     """Marks on the memory of tensors, which go through the operations of a run of the model.
 
     Args:
-        values: Of the sites, by name; they are marked.
+        values: Of the sites, by name, which is their mark.
 
     Attributes:
-        given: The same, for the run.
-        before: Sites that had their values when the first marked tensor became a number, or
-            decided a shape, as in ``if scale > 1``; None if none did.
+        given: Copies of them, for the run: as parts of one z they would share its memory.
+        before: For each mark, the sites that the run had met when a tensor with it first became a
+            number, or decided a shape, as in ``if scale > 1``.
     """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._on: dict[int, frozenset[str]] = {}
         self._kept: list[torch.UntypedStorage] = []  # so that no address recurs
-        self.given = Given(values)
-        self.before: frozenset[str] | None = None
-        self.put(values.values(), SITE)
+        self.given = Given({name: value.clone() for name, value in values.items()})
+        self.before: dict[str, frozenset[object]] = {}
+        for name, value in self.given.items():
+            self.put([value], name)
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -93,19 +99,18 @@ class Marks(Mode):
                 found |= self._on.get(value.untyped_storage()._cdata, frozenset())
         return found
 
-    def note_read(self) -> None:
-        """A marked tensor became a number."""
-        if self.before is None:
-            self.before = frozenset(self.given.taken)
+    def note_read(self, marks: frozenset[str]) -> None:
+        """A tensor with these marks became a number."""
+        for mark in marks:
+            self.before.setdefault(mark, frozenset(self.given.met))
 
     def sources(self, name: str, parts: Any) -> frozenset[str]:
-        """On what a site depends through tensors that its distribution is made of."""
-        after = self.before is not None and name not in self.before
-        return frozenset({SITE, PARAMETER}) if after else self.of(parts)
+        """The marks on tensors that a site is made of, and those read before the run met it."""
+        return self.of(parts) | {mark for mark, met in self.before.items() if name not in met}
 
     def _add(self, value: Tensor, marks: frozenset[str]) -> None:
         if value.layout is not torch.strided:
-            self.note_read()
+            self.note_read(marks)
             return
         storage = value.untyped_storage()
         self._kept.append(storage)
@@ -119,7 +124,7 @@ class Marks(Mode):
         if marks and (
             torch.Tag.data_dependent_output in func.tags or self._decides_shape(func, args)
         ):
-            self.note_read()
+            self.note_read(marks)
         out = func(*args, **named)
         if marks and func.overloadpacket not in _LIKE:
             given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
@@ -149,7 +154,10 @@ class _Outside(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        lists = [a for a in args if isinstance(a, list | tuple)] if func in _OF_LISTS else []
-        if self._marks.of(args if func in WAYS_OUT else lists):
-            self._marks.note_read()
-        return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if func in WAYS_OUT or func in _NUMBERS:
+            self._marks.note_read(self._marks.of(args))
+        elif func in _OF_LISTS:
+            lists = [a for a in (*args, *named.values()) if isinstance(a, list | tuple)]
+            self._marks.note_read(self._marks.of(lists))
+        return func(*args, **named)

@@ -28,7 +28,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.dependence import PARAMETER, SITE, Marks
+from pyro_bnn.program.dependence import PARAMETER, Marks
 from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
 from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
@@ -210,14 +210,15 @@ class Evaluate(Messenger):
         self.f: Tensor | None = None
         self.marks: Marks | None = None
 
-    def sources(self, name: str) -> frozenset[str]:
-        """On what the prior of a site depends, as far as the run's marks tell."""
-        parts = tensors_of(self.latent[name]["fn"])
-        return frozenset() if self.marks is None else self.marks.sources(name, parts)
+    def sources(self, name: str, parts: Iterable[object] | None = None) -> frozenset[str]:
+        """Names of the sites, and PARAMETER, that a site depends on, as the run's marks tell.
 
-    def marks_of(self, parts: Iterable[object]) -> frozenset[str]:
-        """The marks on tensors, where the run has any."""
-        return frozenset() if self.marks is None else self.marks.of([*parts])
+        Args:
+            name: Of the site.
+            parts: The tensors that it depends through; default those of a latent site's prior.
+        """
+        parts = tensors_of(self.latent[name]["fn"]) if parts is None else [*parts]
+        return frozenset() if self.marks is None else self.marks.sources(name, parts)
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
@@ -276,14 +277,15 @@ def held_given_latents(run: Evaluate) -> frozenset[str]:
     Args:
         run: The model, evaluated with marks.
     """
-    return frozenset(name for name, msg in run.given.items() if depends_on_latents(msg, run))
+    return frozenset(name for name, msg in run.given.items() if latents_of_density(msg, run))
 
 
-def depends_on_latents(msg: Mapping[str, Any], run: Evaluate) -> bool:
-    """Whether a site's density depends on the value of a latent site, in a run with marks."""
+def latents_of_density(msg: Mapping[str, Any], run: Evaluate) -> frozenset[str]:
+    """Names of the latent sites that a site's density depends on, in a run with marks."""
     assert run.marks is not None
     with run.marks.seen():
-        return SITE in run.marks.of(log_prob(msg))
+        density = log_prob(msg) * msg["scale"]
+    return run.sources(msg["name"], [density]) - {PARAMETER}
 
 
 def evaluate(

@@ -14,7 +14,7 @@ References:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_bnn.errors import ModelError
 from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.batched import without_vmap_warnings
-from pyro_bnn.program.handlers import Evaluate
+from pyro_bnn.program.handlers import Evaluate, latents_of_density, marked_run
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
@@ -114,7 +114,7 @@ class LinearisedProgram(Program):
         with self.given(()):  # it is of other rows
             super()._check_predictive(params)
 
-    def _check_output(self) -> set[str]:
+    def _check_output(self) -> frozenset[str]:
         """See whether another f makes another distribution of y.
 
         Returns:
@@ -126,19 +126,19 @@ class LinearisedProgram(Program):
         x, y = self.example
         with torch.no_grad():
             f = self._f(self.centre, x, None)
-        other = f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f)
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            values = {k: v.detach().requires_grad_() for k, v in self._values.items()}
-            runs = [self._run_at(values, x, y, None, output=output) for output in (f, other)]
-            own, moved = (self._log_likelihood(run)[0] for run in runs)
-            made = [own, *tensors_of(runs[0].observed["fn"])]
-            slopes: Sequence[Tensor | None] = (None,) * len(values)
-            if sums := [value.sum() for value in made if value.requires_grad]:
-                slopes = torch.autograd.grad(sums, list(values.values()), allow_unused=True)
+            other = f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f)
+            run = marked_run(
+                lambda values: self._run_at(values, x, y, None, output=f), self._values, ()
+            )
+            own, moved = (
+                self._log_likelihood(of_output)[0]
+                for of_output in (run, self._run_at(self._values, x, y, None, output=other))
+            )
         if torch.equal(own, moved):
             raise ModelError(
                 "the network cannot be linearised, as y does not depend on the recorded f: use "
                 'what it returns, as in f = pyro.deterministic("f", f), or take '
                 'predictive="weights"'
             )
-        return {name for name, slope in zip(values, slopes, strict=True) if slope is not None}
+        parts = tensors_of(run.observed["fn"])  # a mask hides them from the density
+        return latents_of_density(run.observed, run) | run.sources("y", parts)

@@ -27,7 +27,7 @@ from pyro_bnn.program.contract import (
     require_factors_of_parameters,
     require_fixed_supports,
 )
-from pyro_bnn.program.dependence import SITE
+from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -147,7 +147,7 @@ class Program:
             require_factors_of_parameters(probe)
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
-            self._priors_are_apart = all(SITE not in probe.sources(s.name) for s in self.sites)
+            self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)
         self.likelihood_family: type = type(base_distribution(probe.observed["fn"]))
         self.num_function_outputs = cast(Tensor, probe.f).shape[1]
         if num_data is None:  # all rows of the data set

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -37,9 +38,16 @@ def own_generators() -> AbstractContextManager[None]:
     return made
 
 
+def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own at a seed, which may be an integer of NumPy."""
+    return torch.Generator(device).manual_seed(operator.index(seed))
+
+
 def derived_seed(seed: int, stream: int) -> int:
     """Seed of a random stream that is independent of that of ``seed`` itself."""
-    state = np.random.SeedSequence([seed % 2**64, stream]).generate_state(1, np.uint64)
+    state = np.random.SeedSequence([operator.index(seed) % 2**64, stream]).generate_state(
+        1, np.uint64
+    )
     return int(state[0])
 
 

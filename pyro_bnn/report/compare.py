@@ -172,7 +172,8 @@ def compare(
         seed: Seed of all draws.
 
     Raises:
-        OptionError: If there is no posterior, or fewer than one draw is asked for.
+        OptionError: If there is no posterior, a name is no text, or fewer than one draw is asked
+            for, or than two of what is no point estimate.
         UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
         DataError: If a held-out log score is NaN.
     """
@@ -181,11 +182,18 @@ def compare(
             "nothing to compare: give posteriors by name, such as "
             'compare({"mean-field": posterior, "NUTS": reference}, split)'
         )
+    if wrong := [name for name in posteriors if not isinstance(name, str)]:
+        raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
     if num_samples < 1:
         raise OptionError(f"num_samples must be at least 1, got {num_samples}")
     if reference is not None and reference not in posteriors:
         raise UnknownNameError("reference", reference, posteriors)
     num_draws = common_draws(posteriors.values(), num_samples)
+    if num_draws < 2 and any(posterior.num_atoms != 1 for posterior in posteriors.values()):
+        raise OptionError(
+            f"num_samples is {num_samples}, of which all posteriors have {num_draws} in common: "
+            "one draw does not tell a spread from a point estimate; take at least 2"
+        )
     probes, why = (None, "") if reference is None else find_probes(posteriors, split)
     judge = None
     evaluations: dict[str, Evaluation] = {}

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
+from pyro_bnn.checks import plain
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
@@ -25,7 +26,7 @@ def make_engine(method: Any, options: Mapping[str, Any]) -> Engine[Any]:
         OptionError: If the method is none of these, needs more than a name, or has no such option.
         UnknownNameError: If there is no method of this name; suggests the nearest.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: plain(value) for name, value in options.items() if value is not None}
     cls: Any = find("method", method, known_methods()) if isinstance(method, str) else method
     if isinstance(cls, type) and issubclass(cls, Guide):
         given, cls = {"guide": cls, **given}, SVI

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -120,7 +121,7 @@ class BNNClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
         """
         return np.asarray(self.classes_[self._sample(X, n_samples, random_state)[:, 0]])
 
-    def _targets(self, y: ArrayLike) -> NDArray[np.int64]:
+    def _targets(self, y: ArrayLike) -> torch.Tensor:
         y = column_or_1d(np.asarray(y))
         labels = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if bool((unknown := self.classes_[labels] != y).any()):
@@ -128,4 +129,4 @@ class BNNClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
                 f"y holds {str(y[unknown][0])!r}, which is no class of the fit: known are "
                 f"{listed(tuple(map(str, self.classes_)))}"
             )
-        return labels.astype(np.int64)
+        return torch.from_numpy(labels.astype(np.int64))  # as labels, not as names

@@ -25,11 +25,12 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.program.device import on_device
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.random_state import derived_seed, isolated, seeded
 from pyro_bnn.registry import lookup, made
 from pyro_bnn.sklearn.building import make_engine
 
 LARGEST_SEED = 2**32 - 1
+POOLED = 2  # stream of the choice among draws of all chains
 
 
 class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
@@ -117,6 +118,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         task: Task,
         likelihood: Likelihood | None,
         class_names: Sequence[str] | None = None,
+        target_names: Sequence[str] | None = None,
     ) -> Self:
         """Standardise the rows, and run the engine."""
         options = {
@@ -125,8 +127,13 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             "batch_size": self.batch_size,
         }
         engine = make_engine(self.method, {**(self.engine_options or {}), **_given(options)})
-        names = getattr(self, "feature_names_in_", None)
-        rows = Dataset(torch.tensor(x), torch.tensor(y), input_names=names, class_names=class_names)
+        rows = Dataset(
+            torch.tensor(x),
+            torch.tensor(y),
+            input_names=getattr(self, "feature_names_in_", None),
+            class_names=class_names,
+            target_names=target_names,
+        )
         every = torch.arange(len(rows))
         data = make_split(Table(rows, task, "the data"), every, every, dtype=torch.float64).train
         self.seed_ = _seed(self.random_state)
@@ -161,7 +168,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
                     "not say: pass the prior, as in pyro_bnn.priors.Normal(loc=1.0, scale=0.1)"
                 )
             prior = made("prior", prior)
-        hidden = (self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden)
+        hidden = tuple(np.atleast_1d(self.hidden).tolist())
         layers = {"hidden": hidden, "activation": self.activation}
         with isolated(self.seed_):
             network: nn.Module = cls(
@@ -184,9 +191,21 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         return self.posterior_.predict(x, num_draws, seed, raw=True)
 
     def _sample(self, X: ArrayLike, n_samples: int, random_state: Any) -> NDArray[Any]:
-        """Draws of y ``[N, O, S]``, each of a draw of its own of the posterior."""
+        """Draws of y ``[N, O, S]``, each of a draw of its own of the posterior.
+
+        Raises:
+            OptionError: If ``n_samples`` is no positive integer, or more than there are.
+        """
         check_is_fitted(self)
-        draws = self._predicted(X, n_samples, _seed(random_state)).draws  # [S, N, O]
+        n_samples = self.posterior_.count(n_samples)
+        stored, chains = self.posterior_.num_stored_draws, self.posterior_.num_chains
+        if stored is not None and n_samples > stored:
+            raise OptionError(f"n_samples is at most {stored}, the stored draws, not {n_samples}")
+        seed = _seed(random_state)
+        draws = self._predicted(X, -(-n_samples // chains) * chains, seed).draws  # [S, N, O]
+        if len(draws) > n_samples:  # as many of each chain
+            kept = torch.randperm(len(draws), generator=seeded(derived_seed(seed, POOLED)))
+            draws = draws[kept[:n_samples].to(draws.device)]
         return _array(draws.permute(1, 2, 0))
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from pyro_bnn.data.arrays import ArrayLike
+from pyro_bnn.data.arrays import ArrayLike, column_names
 from pyro_bnn.data.labels import Task
 from pyro_bnn.errors import OptionError
 from pyro_bnn.program.distributions import kind_of_target
@@ -87,6 +87,7 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
             UnknownNameError: If a name is not known; suggests the nearest.
             ValueError: If the rows cannot be used.
         """
+        names = column_names(y)
         x, y = self._rows(X, y, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         likelihood = None
@@ -95,7 +96,7 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
             likelihood = make_likelihood(self.likelihood)
             task = self._task(kind_of_target(likelihood, 1 if y.ndim == 1 else y.shape[1]))
         self._is_one_target = y.ndim == 1
-        return self._fit(x, y, task, likelihood)
+        return self._fit(x, y, task, likelihood, target_names=names)
 
     def predict(
         self,

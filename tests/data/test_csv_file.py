@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch.testing import assert_close
@@ -109,6 +110,15 @@ def test_whole_numbers_and_truth_values_can_be_regressed(path: Path) -> None:
     assert_close(table.data.y, torch.tensor([0, 1], dtype=DOUBLE))
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_in_quotes_separate_nothing(path: Path, separator: str) -> None:
+    frame = pd.DataFrame({'length, mm; outside, (5") \t\t': [1, 3], 'height in "': [2, 4]})
+    frame.to_csv(path, sep=separator, index=False)
+    table = read_csv(path)
+    assert table.data.input_names == (frame.columns[0].strip(),)
+    assert table.data.y.tolist() == [2, 4]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -138,6 +148,7 @@ def test_separators_quotes_and_line_ends(path: Path, text: str) -> None:
             ",a,b\n0,1,2\n",
             "has a header in which column 0 has no name; if pandas wrote its index there",
         ),
+        ("\ta\n0\t1\n1\t2\n", "has a header in which column 0 has no name; if pandas wrote its"),
         ("a,b,a\n1,2,3\n", "several columns are called 'a'"),
         ("a,b\n1,2\n\n3\n", "line 4: expected 2 fields as in the header, got 1; is the file trunc"),
         ("a,b\n1,2\n3,4,5\n", "line 3: expected 2 fields as in the header, got 3"),

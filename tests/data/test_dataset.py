@@ -81,6 +81,20 @@ def test_rows_keep_units_and_names() -> None:
     assert (part.inputs, part.input_names, part.class_names) == (inputs, ("a", "b"), ("no", "yes"))
 
 
+@pytest.mark.parametrize("convert", [list, np.array, torch.tensor, pd.Series])
+def test_a_mask_keeps_its_rows(convert: Callable[[Any], Any]) -> None:
+    data = Dataset(X, Y)
+    for mask in ([False, False, True], [True, False, True], [True, True, True]):
+        assert data.rows(convert(mask)).y.tolist() == np.array(Y)[mask].tolist()
+    assert data.rows(convert([-1, 0])).y.tolist() == [2.5, 0.5]
+
+
+@pytest.mark.parametrize("index", [[0.9, 1.7], [True, False], [3], ["0"]])
+def test_what_numbers_no_rows_is_refused(index: Any) -> None:
+    with pytest.raises(OptionError, match="index has numbers of 3 rows, or as many truth values"):
+        Dataset(X, Y).rows(index)
+
+
 def test_split_is_an_exact_partition_and_reproducible() -> None:
     data = Dataset(torch.arange(100.0)[:, None], torch.arange(100.0))
     train, validation = data.split(0.23, seed=4)

@@ -88,6 +88,10 @@ def test_what_a_csv_refuses_a_frame_refuses(frame: pd.DataFrame) -> None:
         expected = "the data frame has missing values: 'town' in 1 row of 40, first in row 'flat 3'"
         with pytest.raises(DataError, match=re.escape(expected)):
             from_frame(bad, target="rent")
+    dates = pd.Series(pd.to_datetime(["2020-01-01", None] * 20), index=frame.index)
+    for column in (dates, dates.dt.to_period("M"), dates - dates.iloc[0], dates.astype(object)):
+        with pytest.raises(DataError, match="'built' in 20 rows of 40, first in row 'flat 1'"):
+            from_frame(frame.assign(built=column), target="rent")
     bad = frame.astype({"rooms": "Float64"})
     bad.loc["flat 5", "rooms"] = pd.NA
     with pytest.raises(DataError, match="'rooms' in 1 row of 40, first in row 'flat 5'"):

@@ -23,6 +23,12 @@ def test_loc_and_scale_by_hand() -> None:
     assert_close(units.transform(values)[:, 1], expected)
 
 
+def test_whole_numbers_have_a_mean() -> None:
+    units = Standardiser.fit(torch.tensor([[1, 7], [3, 7], [5, 7], [2, 7]]))
+    assert_close(units.loc, torch.tensor([11 / 4, 7], dtype=DOUBLE))
+    assert_close(units.scale, torch.tensor([35 / 16, 1], dtype=DOUBLE).sqrt())
+
+
 def test_a_constant_column_gets_scale_one() -> None:
     values = torch.full((10_741, 2), 0.998, dtype=DOUBLE)
     values[:, 1] = torch.linspace(0, 1, 10_741, dtype=DOUBLE)

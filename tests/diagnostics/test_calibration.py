@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from pyro_bnn.diagnostics.bands import binomial_band
@@ -11,8 +11,11 @@ from pyro_bnn.diagnostics.calibration import (
     ece,
     ece_floor,
     pit,
+    pit_difference,
+    pit_histogram,
     reliability_curve,
 )
+from pyro_bnn.diagnostics.scores import crps
 from pyro_bnn.errors import OptionError, ShapeError
 
 
@@ -27,6 +30,21 @@ def test_pit_of_calibrated_counts_is_uniform_in_spite_of_ties() -> None:
     rng = np.random.default_rng(1)
     values = pit(rng.poisson(2.0, size=(50, 5_000)), rng.poisson(2.0, size=5_000))
     assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+def test_what_is_not_known_has_no_pit() -> None:
+    rng = np.random.default_rng(0)
+    draws, y = rng.normal(size=(99, 40)), rng.normal(size=40)
+    expected = pit(draws, y)
+    y[3], draws[5, 7] = np.nan, np.nan  # an observation, one draw of another
+    is_lost = np.isin(np.arange(40), [3, 7])
+    found = pit(draws, y)
+    assert_array_equal(found, np.where(is_lost, np.nan, expected))
+    assert_array_equal(np.isnan(crps(draws, y)), is_lost)
+    assert np.isnan(coverage(found).observed)
+    simulated = rng.uniform(size=(199, 40))
+    assert pit_histogram(found, simulated).counts.sum() == 38
+    assert np.isnan(pit_difference(found, simulated).difference).all()
 
 
 def test_pit_of_a_forecast_that_is_too_wide_is_known() -> None:

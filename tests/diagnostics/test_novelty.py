@@ -142,6 +142,19 @@ def test_a_value_that_no_row_has_where_all_have_one_is_infinitely_far() -> None:
     assert_allclose(novelty.p_value(novelty.distance(new))[1:], 1 / 41)
 
 
+@pytest.mark.parametrize("value", [0.1, -0.1, 1e-3, 1234.1])
+def test_a_value_in_single_precision_is_the_same_value(value: float) -> None:
+    double = np.stack([np.linspace(-1, 1, 40), np.full(40, value)], 1)
+    single = double.astype(np.float32).astype(float)
+    assert (single[:, 1] != value).all()
+    assert_array_equal(Novelty(double).distance(single), np.zeros(40))
+    mixed = np.where(np.arange(40)[:, None] == 5, single, double)  # no row is alone for that
+    assert np.isfinite(Novelty(mixed).own).all()
+    assert np.isinf(Novelty(mixed).distance(double + 1)).all()
+    mixed[7, 1] += 1  # this one is
+    assert_array_equal(np.isinf(Novelty(mixed).own), np.arange(40) == 39)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_training_row_that_is_alone_in_an_input_is_infinitely_far_from_the_others(
     sign: float,

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -457,7 +458,7 @@ def test_without_modules_the_last_layer_cannot_be_told() -> None:
 @pytest.mark.parametrize("size", [2, 5, 11])
 def test_the_numbers_of_a_layer_are_counted_before_they_are_made(flow: FlowName, size: int) -> None:
     kind, hidden = KINDS[flow], 13
-    made_layers = Flows(kind, size, 3, hidden)
+    made_layers = Flows(flow, size, 3, hidden)
     assert sum(p.numel() for p in made_layers.parameters()) == 3 * kind.numbers(size, hidden)
 
 
@@ -476,7 +477,7 @@ def test_an_autoregressive_flow_over_many_weights_is_refused_before_it_is_made()
 
 
 def test_orders_are_permutations_that_part_all_entries() -> None:
-    orders = Flows(KINDS["affine_coupling"], 8, 8, 4).orders
+    orders = Flows("affine_coupling", 8, 8, 4).orders
     assert bool((orders.sort(-1).values == torch.arange(8)).all())
     kept = [set(order[:4].tolist()) for order in orders]
     for i, j in itertools.combinations(range(8), 2):  # some layer keeps one and changes the other
@@ -514,6 +515,16 @@ def test_options_out_of_range() -> None:
 
 
 # Runs
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_pickled_guide_is_the_same(flow: FlowName) -> None:
+    guide = some_flow(flow)
+    again = pickle.loads(pickle.dumps(guide))
+    with torch.no_grad():
+        z = guide.sample(3)
+        torch.testing.assert_close(again.sample(3), z, rtol=0, atol=0)
+        torch.testing.assert_close(again.log_prob(z), guide.log_prob(z), rtol=0, atol=0)
 
 
 def test_a_fit_goes_through_a_file(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
+from scipy import stats
 from torch import Tensor
 
 from pyro_bnn import models
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal
+from pyro_bnn.guides.low_rank import Block
 from tests.guides.exact import assert_stationary, assert_svi_reaches, at, expected_elbo, moments
 from tests.guides.layered import BLOCKS, best_covariance, layered
 from tests.oracle import LinearGaussian, linear_gaussian
@@ -73,6 +75,18 @@ def test_at_rank_zero_the_mean_field_optimum_is_the_optimum() -> None:
     assert_stationary(guide, oracle)
     elbo, _ = expected_elbo(guide, oracle)
     assert elbo == pytest.approx(oracle.log_evidence - oracle.mean_field_gap, rel=1e-12)
+
+
+@pytest.mark.parametrize("block", ["all", "layer"])
+def test_at_rank_zero_the_distribution_object_is_of_independent_normals(block: Block) -> None:
+    oracle = linear_gaussian()
+    guide = AutoLowRankMultivariateNormal(oracle.model, rank=0, block=block)
+    at(guide, oracle, loc=oracle.mean, scale=oracle.mean_field_variance.sqrt())
+    q = guide.get_posterior()
+    z = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = stats.norm(oracle.mean, oracle.mean_field_variance.sqrt()).logpdf(z).sum(-1)
+    torch.testing.assert_close(q.log_prob(z).detach(), torch.from_numpy(expected))
+    assert q.event_shape == (4,)
 
 
 @pytest.mark.slow("about a second")

@@ -267,6 +267,9 @@ def test_other_posteriors_and_options_out_of_range_are_refused(grown: list[Any])
     for name in ("num_candidates", "num_draws", "num_steps"):
         with pytest.raises(OptionError, match=f"{name} is an integer of at least 1, not 0"):
             boost(grown[0], rows(), **{**OPTIONS, name: 0})
+    for name in ("flipout", "analytic", "last_layer"):
+        with pytest.raises(OptionError, match=f'estimator="{name}" does not: take one of weight_s'):
+            boost(grown[0], rows(), estimator=name, **{**OPTIONS, "num_particles": 1})
     with pytest.raises(OptionError, match="init_scale is a positive standard deviation"):
         boost(grown[0], rows(), init_scale=-1.0, **OPTIONS)
 

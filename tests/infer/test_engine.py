@@ -8,7 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torch.utils.data import Dataset as TorchDataset
 
 from pyro_bnn import NUTS, SVI, VON, Exact, guides, models, priors
@@ -236,6 +242,17 @@ def test_loaders_that_do_not_yield_the_data_are_refused() -> None:
     part = DataLoader(rows, batch_size=4, sampler=RandomSampler(rows, num_samples=6))
     with pytest.raises(DataError, match="sampler draws 6 of the 10 rows of its data set"):
         as_dataset(part)
+    drawn, weights = RandomSampler(rows, replacement=True), Y.exp().flatten().tolist()
+    for repeating in (
+        DataLoader(rows, batch_size=4, sampler=drawn),
+        DataLoader(rows, batch_size=4, sampler=WeightedRandomSampler(weights, len(Y))),
+        DataLoader(rows, batch_sampler=BatchSampler(drawn, 4, drop_last=False)),
+    ):
+        with pytest.raises(DataError, match="RandomSampler draws with replacement, so that some"):
+            as_dataset(repeating)
+    whole = WeightedRandomSampler(weights, len(Y), replacement=False)
+    found = as_dataset(DataLoader(rows, batch_size=4, sampler=whole))
+    torch.testing.assert_close(found.x.sort(0).values, X.sort(0).values, rtol=0, atol=0)
     with pytest.raises(DataError, match=r"yields pairs \(x, y\), .* but this one yields 3 items"):
         as_dataset(DataLoader(TensorDataset(X, Y, Y), batch_size=4))
     with pytest.raises(DataError, match=r"yields pairs \(x, y\), .* but this one yields Tensor"):

@@ -79,6 +79,15 @@ def test_scales_are_held_in_the_warm_up_of_the_means() -> None:
         assert float(loc.abs().max()) > 0.1
 
 
+def test_all_means_of_a_guide_in_parts_move_in_their_warm_up() -> None:
+    make = functools.partial(guides.AutoComposite, init_loc_fn=at_zero)
+    svi = SVI(make, num_steps=10, loc_warmup=9, learning_rate=0.03, schedule="constant")
+    assert fits_at_once(svi)
+    for guide in fit_each(svi, program(), X, YS, progress=False):
+        assert guide is not None
+        assert float(guide.centre().abs().max()) > 0.1  # one step of Adam is the learning rate
+
+
 def test_a_fit_that_fails_leaves_the_others_as_they_are() -> None:
     svi = SVI(guides.AutoNormal, num_steps=20, compile=False)
     ys = YS.clone()

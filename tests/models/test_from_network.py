@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pyro.distributions as dist
@@ -38,6 +39,27 @@ def test_f_is_the_networks_output_at_the_sampled_parameters(build: Any) -> None:
         for name, parameter in twin.named_parameters():
             parameter.copy_(nodes[name]["value"])
         assert_close(nodes["f"]["value"], twin(x))
+
+
+@pytest.mark.parametrize("bayes", [bayesian, bayesian_dropout])
+def test_a_compiled_network_is_the_network_itself(
+    bayes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch.compile switches it off for the process
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+    def net(compiled: Any) -> Any:
+        twice = compiled(nn.Linear(4, 4))
+        inner = nn.Sequential(twice, nn.Tanh(), twice)
+        layers = nn.Linear(3, 4), compiled(inner), nn.Dropout(0.1), nn.Linear(4, 1)
+        return compiled(nn.Sequential(*layers))
+
+    given = net(functools.partial(torch.compile, backend="eager"))
+    model, plain = bayes(given), bayes(net(lambda module: module))
+    assert str(model.net) == str(plain.net)
+    assert model.net.state_dict().keys() == plain.net.state_dict().keys()
+    assert model(torch.zeros(5, 3)).shape == (5, 1)
+    assert "OptimizedModule" in str(given)  # the user's own is left as it is
 
 
 def test_the_users_network_is_left_as_it_is() -> None:

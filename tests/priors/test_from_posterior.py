@@ -331,6 +331,24 @@ def test_a_rank1_network_takes_the_factors_of_an_earlier_fit() -> None:
     assert second.params.keys() == first.params.keys()
 
 
+def test_what_a_module_inside_a_handler_holds_is_the_models() -> None:
+    x, y = rows()
+    inner: Any = models.bayesian(
+        torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    )
+    inner.double().eval()
+    held = pyro.condition(inner, {"1.bias": torch.zeros(1, dtype=torch.float64)})
+    fit = SVI(guides.AutoNormal, num_steps=2, compile=False)
+    model = continued(held, fit.run(held, (x, y), progress=False))
+    names = [f"model.{name}" for name, _ in inner.named_buffers()]
+    assert [name for name, _ in model.named_buffers() if name.startswith("model.")] == names
+    program = Program(model, x, y)
+    before = program.function(program.initial, x)
+    inner.net[0].running_mean.add_(3.0)
+    assert_close(program.function(program.initial, x), before, rtol=0, atol=0)
+    assert describe(model).startswith(describe(held))
+
+
 def test_fixed_parameters_are_those_of_the_earlier_fit() -> None:
     x, y = rows()
     model = models.Rank1MLP(2, hidden=(2,)).double()

@@ -77,6 +77,10 @@ class LinearPrediction:
         return values.logsumexp(0) - math.log(len(values))
 
     @property
+    def has_exact_densities(self) -> bool:
+        return False
+
+    @property
     def has_target_densities(self) -> bool:
         return not self.is_class
 

@@ -141,6 +141,53 @@ def test_without_a_judge_nothing_is_confirmed(split: Split) -> None:
     assert unjudged.answer.status == {"a": USE}
 
 
+def test_the_exact_posterior_needs_no_reference(split: Split) -> None:
+    """Its spread is the posterior's, whether it is used or not."""
+    exact = LinearPosterior(split, "Exact", "Exact", wall_time=2.0)
+    alone = compare({"it": exact}, split)
+    assert alone.answer.headline == "Trust it for the posterior of its model."
+    assert said(alone)[USE].startswith("it: it is the posterior itself, in closed form. ")
+    assert "known" not in said(alone)[USE]
+    assert CHANGE not in said(alone)
+    longer = LinearPosterior(split, losses=losses(), shift=0.5, wall_time=3.0)
+    both = compare({"it": exact, "longer": longer}, split)
+    assert both.answer.status == {"it": AGREES, "longer": USE}
+    assert "Its spread is the posterior's: it is the posterior itself" in said(both)[CHEAPER]
+    assert "A reference: long NUTS chains" in said(both)[CHANGE]
+
+
+def test_few_draws_and_not_the_rows_are_said_to_rank_nothing(split: Split) -> None:
+    """Three draws a chain give no error of the score, so that nothing is tested."""
+    posteriors = {
+        "NUTS": LinearPosterior(split, "NUTS", "NUTS", stored=400, num_chains=4),
+        "far": LinearPosterior(split, losses=losses(), shift=12.0),
+    }
+    comparison = compare(posteriors, split, num_samples=12)
+    assert math.isnan(comparison.table.loc["NUTS", "log_score_draws_se"])
+    assert comparison.answer.headline.endswith(
+        "So few draws cannot rank the 2 methods by score; raise num_samples."
+    )
+    assert "More draws (num_samples): these give no error" in said(comparison)[CHANGE]
+    assert compare(posteriors, split, num_samples=100).ranking[1].is_behind
+
+
+def test_chains_too_short_to_be_checked_are_not_used(split: Split) -> None:
+    """Of seven draws a chain there is no R-hat, which is not one below its limit."""
+    short = LinearPosterior(split, "NUTS", "NUTS", stored=28, num_chains=4)
+    comparison = compare({"NUTS": short}, split)
+    assert comparison.answer.headline == "Trust none of these fits yet."
+    assert said(comparison)[AGAIN] == ("NUTS (chains too short to be checked): raise num_samples.")
+    short = LinearPosterior(split, "NUTS", "NUTS", stored=32, num_chains=4)
+    assert "too short" not in said(compare({"NUTS": short}, split)).get(AGAIN, "")
+
+
+def test_one_row_is_one(split: Split) -> None:
+    rng = np.random.default_rng(0)
+    one = from_arrays(rng.normal(size=(40, 3)), rng.normal(size=40), test_fraction=0.025)
+    posteriors = {"a": LinearPosterior(one), "b": LinearPosterior(one, shift=3.0)}
+    assert "This row cannot rank the 2 methods" in compare(posteriors, one).answer.headline
+
+
 @pytest.mark.slow("a second or more")
 def test_a_reference_with_defects_judges_nobody(split: Split) -> None:
     posteriors = {

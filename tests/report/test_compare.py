@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,14 @@ from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError, Unk
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.compare import common_draws
 from tests.report.conjugate import LinearPosterior, regression_split
+
+
+class Atom(LinearPosterior):
+    """One function, which it says it is."""
+
+    @property
+    def num_atoms(self) -> int:  # type: ignore[override]
+        return 1
 
 
 def test_the_same_posterior_twice_is_tied_and_at_distance_zero_of_itself() -> None:
@@ -42,6 +51,18 @@ def test_the_number_of_draws_is_what_all_chains_can_give(
     split = regression_split()
     sampler = LinearPosterior(split, stored=stored, num_chains=chains)
     assert common_draws([LinearPosterior(split), sampler], asked) == expected
+
+
+def test_the_table_has_the_draws_that_were_taken() -> None:
+    """Ten draws are no multiple of 12: four chains give two each, three give three."""
+    split = regression_split()
+    posteriors = {
+        f"{count} chains": LinearPosterior(split, "NUTS", "NUTS", stored=120, num_chains=count)
+        for count in (4, 3)
+    }
+    comparison = compare(posteriors, split, num_samples=10)
+    assert comparison.table["draws"].to_dict() == {"4 chains": 8, "3 chains": 9}
+    assert "8 to 9 draws each" in comparison.summary()
 
 
 def test_the_verdicts_are_text(regression: Comparison) -> None:
@@ -125,6 +146,24 @@ def test_no_draws_are_refused() -> None:
     split = regression_split()
     with pytest.raises(OptionError, match="num_samples must be at least 1, got 0"):
         compare({"a": LinearPosterior(split)}, split, num_samples=0)
+
+
+def test_names_are_text() -> None:
+    posteriors: Any = {5: LinearPosterior(regression_split())}
+    with pytest.raises(OptionError, match="name of a posterior is text, not 5: take '5'"):
+        compare(posteriors, posteriors[5].split)
+
+
+def test_one_draw_is_taken_of_point_estimates_alone() -> None:
+    """One draw of a posterior with spread would be called a point estimate."""
+    split = regression_split()
+    point = LinearPosterior(split, spread=0.0)
+    for stored, asked in ((None, 1), (1, 1_000)):
+        posteriors = {"point": point, "wide": LinearPosterior(split, stored=stored)}
+        with pytest.raises(OptionError, match="one draw does not tell a spread from a point"):
+            compare(posteriors, split, num_samples=asked)
+    entry = compare({"point": Atom(split, spread=0.0)}, split, num_samples=1).evaluations["point"]
+    assert entry.held_out.is_point
 
 
 def test_an_undefined_score_is_refused_by_name() -> None:

@@ -97,6 +97,8 @@ def test_few_draws_have_no_khat_and_say_so() -> None:
     checks = _checks(LinearPosterior(regression_split()), num_draws=24)
     assert np.isnan(checks.khat)
     assert checks.notes[0] == "no k-hat from 24 draws (at least 25)"
+    reason = "no PSIS-LOO: no k-hat, so its draws cannot be reweighted to the posterior"
+    assert checks.notes[-1] == reason  # it has a density
 
 
 def test_undefined_densities_become_a_note_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

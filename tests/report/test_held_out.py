@@ -6,6 +6,8 @@ import torch
 from numpy.testing import assert_allclose
 from scipy import special, stats
 
+from pyro_bnn import likelihoods, models
+from pyro_bnn.diagnostics import NNGP
 from pyro_bnn.diagnostics.bands import simulated_pit
 from pyro_bnn.diagnostics.calibration import ece, pit_difference, pit_histogram
 from pyro_bnn.report.evaluation.held_out import held_out, marginals
@@ -134,6 +136,15 @@ def test_the_error_of_a_chain_grows_with_its_autocorrelation_and_that_of_a_point
     assert held_out(sampler, split, 400, 0).log_score_error > 5 * mixed
     assert 0.5 < direct / mixed < 2
     assert held_out(LinearPosterior(split, spread=0.0), split, 400, 0).log_score_error == 0
+
+
+def test_a_log_score_in_closed_form_has_no_error_of_draws() -> None:
+    split = regression_split(num_rows=40)
+    model = models.MLP(3, hidden=(5,), likelihood=likelihoods.Normal(scale=NOISE))
+    posterior = NNGP(model).posterior(split.train)
+    few, many = (held_out(posterior, split, count, seed) for count, seed in ((10, 0), (50, 1)))
+    assert_allclose(few.log_score, many.log_score, rtol=1e-12)  # whatever the draws
+    assert few.log_score_error == 0
 
 
 def test_several_targets_add_their_log_scores_and_pool_the_rest() -> None:

@@ -243,7 +243,7 @@ def test_averages_are_over_the_runs_that_all_have() -> None:
 
 
 def test_a_method_without_any_run_is_left_out_of_the_averages() -> None:
-    lost = {"B": "the loss is not finite"}
+    lost = {"B": "the loss is not finite."}  # of a sentence, whose stop is not the list's
     repeated = compare_runs(run(k, 0, {"A": 1.0 * k}, lost=lost) for k in range(5))
     assert repeated.table.index.tolist() == ["A", "B"]
     assert repeated.table.loc["A", "log_score"] == 2.0

@@ -17,6 +17,8 @@ from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.diagnostics import Probes
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.compare import find_probes
+from pyro_bnn.report.evaluation.evaluate import against
+from pyro_bnn.report.verdicts import spread_verdicts
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 Change = Callable[[Tensor, Tensor], Tensor]  # of x [N, I] and f [S, N, F]
@@ -158,6 +160,21 @@ def test_images_and_sequences_have_no_probes(shape: tuple[int, ...]) -> None:
     probes, why = find_probes({}, Split(data, data, "regression", "pictures", 0))
     assert probes is None
     assert why == f"inputs of shape {list(shape)} and type torch.float32 are no table of numbers"
+
+
+def test_several_outputs_are_not_counted_by_kind() -> None:
+    """Those whose spread matters may be as many as the probes."""
+    rng = np.random.default_rng(0)
+    sd = np.full((10, 2), 1e-4)
+    sd[5:] = 0.2  # ten outputs, of the last five probes
+    reference, own = sd * rng.normal(size=(4, 200, 10, 2)), 0.3 * sd * rng.normal(size=(400, 10, 2))
+    counts = {"between": 5, "along": 0, "beyond": 5}
+    at = against(own, reference, where="outputs at probes", least_sd=0.01, counts=counts)
+    assert at.sd_ratio.values.shape == (10,)
+    assert spread_verdicts._narrow(at, "").startswith("at 10 of 10 outputs at probes (median")
+    own, reference = own[..., 1:], reference[..., 1:]
+    at = against(own, reference, where="probes", counts=counts)
+    assert "at 10 of 10 probes, 5 of 5 between, 5 of 5 bey" in spread_verdicts._narrow(at, "")
 
 
 def test_where_there_are_no_probes_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,22 @@ def test_ties_are_told_what_would_separate_them(
     assert tied.endswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("few", "tied", "what"), [("a", "b", "These draws do"), ("c", "c", "These test rows do")]
+)
+def test_draws_that_give_no_error_are_named(few: str, tied: str, what: str) -> None:
+    """A method behind by 80 errors of rows is not tested where that of the draws is unknown."""
+    noise = np.random.default_rng(0).normal(size=100)
+    apart = noise - noise.mean()  # of an error of 0.1
+    scores = {"a": np.zeros(100), "b": apart - 0.01, "c": apart - 8.0}
+    ranking = rank(scores, {few: np.nan})
+    assert ranking[2].is_behind is (few == "a")  # by b
+    (text,) = _texts(list(score_verdicts(ranking)), "tied")
+    draws = f"draws are too few for an error, so no test was made ({tied}): raise num_samples."
+    assert text.endswith(draws)
+    assert f"{what} not separate them; " in text
+
+
 def test_one_method_alone_is_not_called_best() -> None:
     findings = compare({"only": LinearPosterior(SPLIT, spread=0.9)}, SPLIT).findings
     (text,) = _texts(findings, "scores")

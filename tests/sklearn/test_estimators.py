@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import pyro_bnn as bnn
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
+from pyro_bnn.posterior import DrawsPosterior
 from pyro_bnn.sklearn import BNNClassifier, BNNRegressor, log_score
 
 SHORT: dict[str, Any] = {"hidden": 4, "num_steps": 30, "num_draws": 40, "random_state": 3}
@@ -201,6 +203,51 @@ def test_data_frames_keep_names_and_rows() -> None:
         net.predict(frame[["b", "a"]])
     with pytest.raises(ValueError, match="could not convert string to float"):
         BNNRegressor(**SHORT).fit(FRAME, Y)
+
+
+def test_targets_of_a_frame_are_found_by_name() -> None:
+    both = pd.DataFrame({"a": Y, "b": 100 - 3 * Y})
+    net = BNNRegressor(**SHORT).fit(X, both)
+    assert list(net.predictive(X).to_frame().columns)[7] == "predicted_b_mean"
+    expected = net.log_prob(X, both.to_numpy())
+    assert_array_equal(net.log_prob(X, both[["b", "a"]]), expected)
+    with pytest.raises(DataError, match="y has the columns 'a', 'c', but the fit was to 'a', 'b'"):
+        net.log_prob(X, both.rename(columns={"b": "c"}))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    options = SHORT | {"batch_size": 10, "engine_options": {"num_particles": 2}}
+    whole: dict[str, Any] = {
+        name: np.int64(options[name]) for name in ("num_steps", "num_draws", "batch_size")
+    }
+    whole["engine_options"] = {"num_particles": np.int64(2)}
+    expected = BNNRegressor(**options).fit(X, Y)
+    for hidden in (np.int64(4), np.array([4])):
+        net = BNNRegressor(**options | whole | {"hidden": hidden}).fit(X, Y)
+        assert_array_equal(net.predict(X), expected.predict(X))
+    assert json.loads(json.dumps(net.posterior_.options))["num_steps"] == 30
+
+
+def test_classes_that_are_numbers_are_their_names() -> None:
+    y = np.digitize(Y, [-0.5, 0.5]) + 1
+    net = BNNClassifier(**SHORT).fit(X, y)
+    expected = np.log(net.predict_proba(X)[np.arange(30), y - 1])
+    assert_allclose(net.log_prob(X, y), expected)
+    assert_allclose(net.predictive(X).log_prob(y), expected)
+
+
+def test_draws_of_several_chains_are_as_many_as_asked_for() -> None:
+    engine = bnn.NUTS(num_chains=2, **TINY | {"num_samples": 2})
+    net = BNNRegressor(engine, hidden=2, random_state=0).fit(X, Y)
+    assert [net.sample_y(X, n).shape for n in (1, 3, 4)] == [(30, n) for n in (1, 3, 4)]
+    with pytest.raises(OptionError, match="n_samples is at most 4, the stored draws, not 5"):
+        net.sample_y(X, 5)
+    stored, found = cast("DrawsPosterior", net.posterior_), set()
+    for seed in range(20):  # each stored draw has its turn
+        one, two = (net.sample_y(X[:2], n, seed) for n in (1, 2))
+        (chain,) = np.flatnonzero((one == two).all(0))
+        found.add((int(chain), int(stored.chosen(2, seed))))
+    assert found == {(chain, place) for chain in range(2) for place in range(2)}
 
 
 def test_a_search_goes_over_methods_priors_and_layers() -> None:

@@ -58,6 +58,11 @@ class GaussianPrediction(Prediction):
             _target_log_likelihood=lambda y: _log_prob(y, given, self._noise),
         )
 
+    @property
+    def has_exact_densities(self) -> bool:
+        """True."""
+        return True
+
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
         """Exact quantiles of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
 

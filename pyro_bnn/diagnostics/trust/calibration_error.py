@@ -136,10 +136,11 @@ def debiased_squared_ece(
     Args:
         probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
         y: Classes ``[N]``, 0..C-1.
-        num_bins: Number of bins of as many rows each; N/2 where it is more.
+        num_bins: Number of bins of as many rows each; N/2 where it is more. A row that ties leave
+            alone in its bin joins the bin below.
 
     Returns:
-        The error in squared probabilities; NaN where a bin has a single row.
+        The error in squared probabilities; NaN for one row.
 
     Raises:
         OptionError: If ``num_bins`` is not a positive integer.
@@ -154,7 +155,7 @@ def debiased_squared_ece(
         -0.017778
     """
     confidence, correct = _top_label(probs, y)
-    bins = _equal_mass(confidence, correct, _of_two_rows(num_bins, len(confidence)))
+    bins = _equal_mass(confidence, correct, num_bins, of_two=True)
     if (bins.count < 2).any():
         return float("nan")
     noise = bins.accuracy * (1 - bins.accuracy) / (bins.count - 1)
@@ -177,10 +178,11 @@ def debiased_squared_ece_sd(probs: Float[np.ndarray, "N C"], num_bins: int = NUM
 
     Args:
         probs: Predictive class probabilities ``[N, C]``.
-        num_bins: Number of bins of as many rows each; N/2 where it is more.
+        num_bins: Number of bins of as many rows each; N/2 where it is more. A row that ties leave
+            alone in its bin joins the bin below.
 
     Returns:
-        In squared probabilities; NaN where a bin has a single row.
+        In squared probabilities; NaN for one row.
 
     Raises:
         OptionError: If ``num_bins`` is not a positive integer.
@@ -191,10 +193,10 @@ def debiased_squared_ece_sd(probs: Float[np.ndarray, "N C"], num_bins: int = NUM
         0.007143
     """
     c = check_axes("probs", probs, "N C").max(1)
-    num_bins = _of_two_rows(num_bins, len(c))
     w = c * (1 - c)
     bins, third, fourth = (
-        _equal_mass(c, moment, num_bins) for moment in (w, w * (1 - 2 * c), w * (1 - 6 * w))
+        _equal_mass(c, moment, num_bins, of_two=True)
+        for moment in (w, w * (1 - 2 * c), w * (1 - 6 * w))
     )
     n, mean, g = bins.count, bins.accuracy, 1 - 2 * bins.confidence
     if (n < 2).any():
@@ -202,12 +204,6 @@ def debiased_squared_ece_sd(probs: Float[np.ndarray, "N C"], num_bins: int = NUM
     skewed = (fourth.accuracy + g**2 * mean - 2 * g * third.accuracy) / n
     variance = (n / len(c) / (n - 1)) ** 2 * (2 * mean**2 + skewed)
     return float(np.sqrt(max(0.0, variance.sum())))
-
-
-def _of_two_rows(num_bins: int, num_rows: int) -> int:
-    """As many bins, or so few that each has two rows."""
-    check_positive_int("num_bins", num_bins)
-    return min(num_bins, max(1, num_rows // 2))
 
 
 def smooth_ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float:
@@ -349,14 +345,26 @@ def _top_label(
 
 
 def _equal_mass(
-    confidence: Float[np.ndarray, " N"], outcome: Float[np.ndarray, " N"], num_bins: int
+    confidence: Float[np.ndarray, " N"],
+    outcome: Float[np.ndarray, " N"],
+    num_bins: int,
+    *,
+    of_two: bool = False,
 ) -> _Bins:
-    """Bins of as many rows each, in the order of their confidence; ties stay together."""
+    """Bins of as many rows each, in the order of their confidence; ties stay together.
+
+    With ``of_two`` each has two rows or more: there are N/2 bins at most, and a row that ties leave
+    alone joins the bin below, or the lowest one.
+    """
     check_positive_int("num_bins", num_bins)
+    if of_two:
+        num_bins = min(num_bins, max(1, len(confidence) // 2))
     _, group, sizes = np.unique(confidence, return_inverse=True, return_counts=True)
     middle = (sizes.cumsum() - sizes / 2)[group]  # of the places of rows of equal confidence
     which = np.floor(middle / len(confidence) * num_bins).astype(int)
     _, which = np.unique(which, return_inverse=True)  # bins without rows are left out
+    if of_two:
+        which = (np.cumsum(np.bincount(which) > 1) - 1).clip(min=0)[which]
     count = np.bincount(which).astype(float)
     return _Bins(
         count=count,

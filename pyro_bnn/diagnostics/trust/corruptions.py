@@ -78,14 +78,18 @@ def _pixelate(image: Image, share: float, _: np.random.Generator) -> Image:
 
 
 def _jpeg(image: Image, quality: int, _: np.random.Generator) -> Image:
+    """Three channels as the colours of one picture, any other number as pictures in grey."""
     from PIL import Image as PILImage
 
+    def kept(levels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        buffer = io.BytesIO()
+        PILImage.fromarray(levels).save(buffer, "JPEG", quality=quality)
+        return np.asarray(PILImage.open(buffer), dtype=float) / 255
+
     levels = np.round(image * 255).astype(np.uint8)
-    picture = PILImage.fromarray(levels[0] if len(levels) == 1 else np.moveaxis(levels, 0, -1))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
-    read = np.asarray(PILImage.open(buffer), dtype=float) / 255
-    return read[None] if read.ndim == 2 else np.moveaxis(read, -1, 0)
+    if len(levels) == 3:
+        return np.moveaxis(kept(np.moveaxis(levels, 0, -1)), -1, 0)
+    return np.stack([kept(channel) for channel in levels])
 
 
 def _mapped(image: Image, matrix: Sequence[Sequence[float]], shift: Sequence[float]) -> Image:

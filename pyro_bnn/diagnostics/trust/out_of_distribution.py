@@ -111,6 +111,9 @@ def fpr95(
         unknown: Scores ``[M]`` of others, which should be higher.
         positive: Which of them are to be found.
 
+    Returns:
+        A share, 0 at best; NaN if a score is.
+
     Raises:
         OptionError: If ``positive`` is neither.
         ShapeError: If one of them is not a row of numbers, or empty.
@@ -125,11 +128,13 @@ def fpr95(
         (0.05, 0.05)
     """
     known, unknown = check_axes("known", known, "N"), check_axes("unknown", unknown, "M")
+    if positive not in ("known", "unknown"):
+        raise OptionError(f'positive is "known" or "unknown", not {positive!r}')
+    if np.isnan(known).any() or np.isnan(unknown).any():
+        return float("nan")
     if positive == "known":
         return float((unknown <= _threshold(known)).mean())
-    if positive == "unknown":
-        return float((known >= -_threshold(-unknown)).mean())
-    raise OptionError(f'positive is "known" or "unknown", not {positive!r}')
+    return float((known >= -_threshold(-unknown)).mean())
 
 
 def _threshold(scores: Float[np.ndarray, " N"]) -> float:

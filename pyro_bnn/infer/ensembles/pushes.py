@@ -11,6 +11,7 @@ so the push is linear in z. **Randomise, then optimise** moves the targets as we
 .. math:: -\log \mathcal N(y + \epsilon_k \mid f, s^2) = -\log \mathcal N(y \mid f, s^2)
           - \epsilon_k^\top f / s^2 + \text{const}
 
+A likelihood that ``poutine.scale`` raises to the power w is that of a variance :math:`s^2 / w`.
 For a model linear in z with posterior precision P the members of the first have the covariance
 :math:`P^{-1} P_0 P^{-1}`, smaller than the posterior's; those of the second have :math:`P^{-1}`,
 exactly. **Repulsive** members have the force of a kernel density of their functions at the batch,
@@ -96,16 +97,16 @@ def anchors(program: Program, num_members: int, seed: int) -> Anchors:
     return Anchors(z, torch.where(missing, 0.0, normal / scale))
 
 
-def noise_of_targets(problem: Problem, num_members: int) -> tuple[Tensor, Tensor]:
-    """Noise of the targets ``[K, N, ...]``, of the likelihood's scale, and that scale.
+def pull_of_targets(problem: Problem, num_members: int) -> Tensor:
+    """Noise of the targets times their precision, ``[K, N, ...]``, scales of the likelihood in.
 
     Raises:
         OptionError: If the likelihood is not Gaussian with a fixed scale.
     """
-    program = problem.program
+    program, (x, y) = problem.program, problem.rows
     known = []
     for z in (program.initial, program.initial + 1):
-        base = base_distribution(program.observed(z, problem.rows.x)[0])
+        base = base_distribution(program.observed(z, x)[0])
         known.append(base.scale if isinstance(base, dist.Normal) else None)
     first, second = known
     if first is None or second is None or not torch.equal(first, second):
@@ -113,9 +114,18 @@ def noise_of_targets(problem: Problem, num_members: int) -> tuple[Tensor, Tensor
             'kind="rto" draws targets of a Gaussian likelihood of fixed scale, and this one is no '
             "such: pass likelihoods.Normal(scale) with a number, or take another kind"
         )
-    scale = first.detach()
+
+    def slope(y: Tensor) -> Tensor:
+        def log_likelihood(y: Tensor) -> Tensor:
+            return program.log_likelihood_terms(program.initial, Batch(x, y)).sum()
+
+        found: Tensor = torch.func.grad(log_likelihood)(y)
+        return found
+
+    # the second derivative knows of scales and masks
+    precision: Tensor = -torch.func.jvp(slope, (y,), (torch.ones_like(y),))[1]  # [N, ...]
     seed = derived_seed(problem.seed, TARGETS)
-    return scale * _normal((num_members, *scale.shape), seed, scale), scale
+    return precision.sqrt() * _normal((num_members, *precision.shape), seed, precision)
 
 
 def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
@@ -137,8 +147,7 @@ def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
     size = program.num_latents
     if kind == "anchored":
         return lambda z, rows, params: -(pull * z[:, :size]).sum(-1).mean()  # noqa: ARG005
-    noise, scale = noise_of_targets(problem, num_members)
-    weight = noise / scale.square()
+    of_noise = pull_of_targets(problem, num_members)
 
     def both(z: Tensor, rows: Batch, params: Params) -> Tensor:
         def mean_of(each: Tensor) -> Tensor:
@@ -147,7 +156,7 @@ def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
 
         with without_vmap_warnings():
             means = torch.func.vmap(mean_of)(z)  # [K, N, ...]
-        of_targets = (weight * means).flatten(1).sum(-1)
+        of_targets = (of_noise * means).flatten(1).sum(-1)
         return -(of_targets + (pull * z[:, :size]).sum(-1)).mean()
 
     return both

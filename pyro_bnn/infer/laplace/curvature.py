@@ -124,10 +124,10 @@ class CurvatureOf:
             try:
                 return Dense(matrix)
             except DivergenceError:
-                return Dense(_positive(matrix, is_mode=is_mode))
+                return Dense(self._positive(matrix, is_mode=is_mode))
         if self.structure == "low_rank":
             return LowRank(prior, of_data)
-        return Diagonal(_positive(of_data + prior, is_mode=is_mode))
+        return Diagonal(self._positive(of_data + prior, is_mode=is_mode))
 
     def _sites(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Names, shapes and first of the ``P'`` entries of the sites that it is over."""
@@ -153,24 +153,36 @@ class CurvatureOf:
             return prior, bend
         return prior[self.entries], None
 
+    def _positive(self, precision: Tensor, *, is_mode: bool) -> Tensor:
+        """A precision ``[P, P]`` or ``[P]``; of negative eigenvalues the absolute values.
 
-def _positive(precision: Tensor, *, is_mode: bool) -> Tensor:
-    """A precision ``[P, P]`` or ``[P]``; where it has negative eigenvalues, their absolute values.
-
-    Raises:
-        DivergenceError: If it has one at a mode, or is not finite.
-    """
-    is_matrix = precision.ndim == 2
-    if not bool(precision.isfinite().all()):
-        raise DivergenceError("Laplace found no mode: the curvature is not finite")
-    if not is_matrix and bool((precision > 0).all()):
-        return precision
-    values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
-    if is_mode:
-        raise DivergenceError(
-            f"Laplace found no mode: the curvature has an eigenvalue {float(values.min()):.3g} "
-            f"beside one of {float(values.max()):.3g}, so that no Gaussian has it. Take "
-            'curvature="ggn", which is never negative, or raise num_steps'
-        )
-    values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
-    return values if vectors is None else (vectors * values) @ vectors.mT
+        Raises:
+            DivergenceError: If it has one at a mode, or is not finite.
+        """
+        is_matrix = precision.ndim == 2
+        if not bool(precision.isfinite().all()):
+            raise DivergenceError("Laplace found no mode: the curvature is not finite")
+        if not is_matrix and bool((precision > 0).all()):
+            return precision
+        values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
+        if is_mode:
+            least, most = float(values.min()), float(values.max())
+            found = (
+                f"Laplace found no mode: the curvature has an eigenvalue {least:.3g} beside one of "
+                f"{most:.3g}"
+            )
+            rounding = torch.finfo(values.dtype).eps * len(values) * most
+            if is_matrix and abs(least) <= rounding:  # its log determinant is not known
+                raise DivergenceError(
+                    f"{found}, less than the rounding errors of the latter, as where a noise "
+                    'scale goes to 0. Take a likelihood of fixed scale, or prior_scales="model" '
+                    "with narrower priors"
+                )
+            remedy = "raise num_steps"
+            if self._curvature != "ggn":
+                remedy = f'take curvature="ggn", which is never negative, or {remedy}'
+            raise DivergenceError(
+                f"{found}, so that no Gaussian has it. {remedy[0].upper()}{remedy[1:]}"
+            )
+        values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
+        return values if vectors is None else (vectors * values) @ vectors.mT

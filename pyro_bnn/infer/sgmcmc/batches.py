@@ -87,9 +87,9 @@ class OwnPasses(Batches):
     """A pass over a user's DataLoader for every chain, all side by side, batches ``[C, B, ...]``.
 
     Where it shuffles, every pass has an order of its own; where it does not, chains share their
-    batches. Batches of one pass make up for each other unless its sampler draws with replacement
-    (:class:`.IndependentMinibatches`). Its order cannot be replayed: a run that is resumed begins
-    new passes.
+    batches. Batches of one pass make up for each other, as those of
+    :class:`.IndependentMinibatches` do not. Its order cannot be replayed: a run that is resumed
+    begins new passes.
 
     Args:
         loader: The DataLoader.

@@ -26,6 +26,8 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
@@ -36,6 +38,8 @@ from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import GuideTerms
+
+ESTIMATORS = (WEIGHT_SAMPLING, LocalReparameterization.name)  # those that serve a new component
 
 
 def boost(
@@ -83,7 +87,8 @@ def boost(
         num_draws: Draws of every component on which the weights are fitted.
         seed: Seed, >= 0, of the start, the noise and the order of the data.
         progress: Whether to show a progress bar.
-        options: Others of :class:`pyro_bnn.SVI`, such as ``batch_size`` and ``num_particles``.
+        options: Others of :class:`pyro_bnn.SVI`, such as ``batch_size`` and ``num_particles``; the
+            estimator is ``"weight_sampling"`` or ``"local_reparameterization"``.
 
     Returns:
         The mixture of one component more. Its losses are minus the ELBO of the whole mixture at
@@ -110,6 +115,11 @@ def boost(
     check_positive_int("num_draws", num_draws)
     check_positive_int("seed", seed, minimum=0)
     svi = SVI(AutoNormal, num_steps=num_steps, learning_rate=learning_rate, **options)
+    if svi.estimator not in ESTIMATORS:
+        raise OptionError(
+            f'a step of boost draws from every component, which estimator="{svi.estimator}" does '
+            f"not: take one of {', '.join(ESTIMATORS)}"
+        )
     held = _components(posterior)
     with isolated(seed), unchanged(posterior.model):
         growth = _Growth(posterior, data, num_draws=num_draws, seed=seed)

@@ -148,7 +148,7 @@ def _train(
             ) from error
         is_good &= losses.isfinite()
         for name, parameter, gradient in zip(names, stacked, gradients, strict=True):
-            is_held = number < loc_warmup and name != "loc"
+            is_held = number < loc_warmup and name not in guide.mean_params
             parameter.grad = None if is_held else gradient
         descent.step(number)
     for parameter in stacked:

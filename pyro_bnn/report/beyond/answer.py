@@ -35,18 +35,18 @@ def headline(found: Judged) -> str:
             f"corruption {_listed(_tied(found.shifted_ranking))}"
         )
     if len(everywhere) == 1:
-        return f"Trust {everywhere[0]} here, by the log score on the test images{where}"
-    rest = "" if len(everywhere) < len(found.names) else "; these images cannot rank them"
-    return f"Not behind on the test images{where}: {_listed(everywhere)}{rest}"
+        return f"Trust {everywhere[0]} here, by the log score on the test {found.noun}{where}"
+    rest = "" if len(everywhere) < len(found.names) else f"; these {found.noun} cannot rank them"
+    return f"Not behind on the test {found.noun}{where}: {_listed(everywhere)}{rest}"
 
 
 def statements(found: Judged) -> Iterator[tuple[str, str]]:
     """One a question: scores, corruption, calibration, rejection, unknown inputs, attack."""
-    yield "Test images", _scores(found.ranking, found.table)
+    yield f"Test {found.noun}", _scores(found.ranking, found.table)
     if found.conditions:
         yield "Corrupted", _scores(found.shifted_ranking, found.shifted)
-    yield "Calibration", _calibration(found.table)
-    yield "Rejection", _rejection(found.table)
+    yield "Calibration", _calibration(found.table, found.noun)
+    yield "Rejection", _rejection(found.table, found.noun)
     if found.ood_name is not None:
         yield "Unknown inputs", _unknown(found.unknown, found.ood_name)
     if found.epsilon is not None:
@@ -93,10 +93,10 @@ def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
     return f"{text}."
 
 
-def _calibration(table: pd.DataFrame) -> str:
+def _calibration(table: pd.DataFrame, noun: str) -> str:
     """By the debiased squared error: of a calibrated method its mean is 0, its scatter known."""
     value = table["debiased_ece2"]
-    is_known = value.notna()  # not where a bin has a single row
+    is_known = value.notna()  # not of a single row
     is_off = is_known & (value > ERRORS * table["debiased_ece2_sd"])
     off = [
         f"{name} (ECE {number(row['ece'])}, floor {number(row['floor'])}{_direction(row)})"
@@ -105,7 +105,7 @@ def _calibration(table: pd.DataFrame) -> str:
     told = {
         f"probabilities are off by more than {ERRORS:.0f} standard deviations of chance": off,
         "not shown to be off": list(table.index[is_known & ~is_off]),
-        "too few images to say": list(table.index[~is_known]),
+        f"too few {noun} to say": list(table.index[~is_known]),
     }
     text = "; ".join(f"{what}: {_listed(names)}" for what, names in told.items() if names)
     return (
@@ -122,11 +122,11 @@ def _direction(row: pd.Series[float]) -> str:
     return f", {word}: temperature {number(row['temperature'])}"
 
 
-def _rejection(table: pd.DataFrame) -> str:
+def _rejection(table: pd.DataFrame, noun: str) -> str:
     first = str(table.index[0])
     row = table.loc[first]
     return (
-        "with the least certain images left out first, the share of images that are kept and "
+        f"with the least certain {noun} left out first, the share of {noun} that are kept and "
         f"wrong, over all shares kept (AUGRC, lower is better), is "
         f"{with_error(row['augrc'], row['augrc_se'])} of {first} (at random "
         f"{number(row['augrc_random'])}, at best {number(row['augrc_best'])})"

@@ -121,6 +121,12 @@ class Judged:
         """Largest number of fits of a method."""
         return max(map(len, self.fits.values()))
 
+    @property
+    def noun(self) -> str:
+        """``"images"`` where rows have axes of pixels, or are taken for images."""
+        taken = self.conditions or self.ood_name is not None or self.epsilon is not None
+        return "images" if taken or self.split.test.x.ndim > 2 else "rows"
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """Numbers of the test rows: a row a method, each with its error in ``<number>_se``.
@@ -357,6 +363,8 @@ def _scaled(
         logits = np.log(scored.probs)
     halves = np.arange(len(y)) % 2 == 0
     gains, found = np.full(len(y), np.nan), []
+    if len(y) < 2:  # a half would be empty
+        return NAN, NAN, gains
     for half in (halves, ~halves):
         try:
             scale = temperature_scaling(logits[half], y[half])

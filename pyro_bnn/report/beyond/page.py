@@ -97,12 +97,12 @@ ATTACKED = (
 
 
 def tables(found: Judged) -> Iterator[Table]:
-    """All tables, that of the test images first."""
+    """All tables, that of the test rows first."""
     own = [SCORE, _gap(), SEEDS, ACCURACY, BRIER, ECE, FLOOR, AUGRC]
     if found.num_fits == 1:
         own.remove(SEEDS)
-    rows = f"{len(found.split.test):,} images, {found.num_draws:,} draws, {_fits(found)}."
-    yield Table("Test images", own, found.table, caption=f"{rows} ± is one standard error.")
+    rows = f"{len(found.split.test):,} {found.noun}, {found.num_draws:,} draws, {_fits(found)}."
+    yield Table(f"Test {found.noun}", own, found.table, caption=f"{rows} ± is one standard error.")
     if found.conditions:
         caption = (
             f"Mean over {len(found.conditions)} corruptions (kinds and severities) of the number "
@@ -153,7 +153,8 @@ def render(found: Judged, command: str, files: Sequence[str]) -> str:
 
 
 def _lead(found: Judged) -> str:
-    text = f"{len(found.names)} methods, {_fits(found)}, on {len(found.split.test):,} test images"
+    text = f"{len(found.names)} methods, {_fits(found)}, on {len(found.split.test):,} test "
+    text += found.noun
     if found.conditions:
         text += f", {len(found.conditions)} corruptions of {len(found.conditions[0].x):,} of them"
     if found.ood_name is not None:

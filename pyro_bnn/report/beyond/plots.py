@@ -78,7 +78,7 @@ def _rejection(found: Judged) -> Drawn:
 
 def _calibration(found: Judged) -> Drawn:
     """The calibration error beside what a calibrated method has."""
-    tables = {"test images": found.table}
+    tables = {f"test {found.noun}": found.table}
     if found.conditions:
         tables["corrupted, mean"] = found.shifted.loc[list(found.names)]
     own = styles(found.names)
@@ -111,8 +111,8 @@ def _calibration(found: Judged) -> Drawn:
 
 def _shift(found: Judged) -> Drawn:
     """Log score of each corruption against its severity."""
-    table, own = found.by_condition, styles(found.names)
-    kinds = list(dict.fromkeys(table["kind"]))
+    table, own = found.by_condition.sort_values("severity", kind="stable"), styles(found.names)
+    kinds = list(dict.fromkeys(found.by_condition["kind"]))
     rows, columns = grid_shape(len(kinds), 4)
     with canvas(2.5 * columns + 0.6, 2.1 * rows + 1.0, rows, columns, sharex=True) as (
         figure,
@@ -145,8 +145,8 @@ def _shift(found: Judged) -> Drawn:
         figure,
         "The same noise for every method. Bars are two standard errors. Differences of methods "
         "have smaller ones, as the images are the same: see the table of each corruption.",
-        f"Log scores fall with severity; over all corruptions {best.name} has the highest, "
-        f"{number(best.score)} nats a row.",
+        f"Log score of each corruption against its severity. Over all of them {best.name} has the "
+        f"highest, {number(best.score)} nats a row.",
     )
 
 

@@ -99,8 +99,8 @@ def trust(
 ) -> Trust:
     """Judges classifiers on test rows, and on corrupted, unknown and attacked ones.
 
-    Numbers have standard errors over images and, of several fits of a method, over their seeds;
-    differences are paired over images. Methods are ranked by the log score alone.
+    Numbers have standard errors over rows and, of several fits of a method, over their seeds;
+    differences are paired over rows. Methods are ranked by the log score alone.
 
     Args:
         posteriors: By the name of the method, a posterior or one a seed.

@@ -35,7 +35,8 @@ class AgainstReference:
         sd_ratio: Epistemic sd over that of the reference, row by row.
         mean_shift: Distance of the mean from that of the reference, in its sds, row by row.
         reference_sd: Mean epistemic sd of the reference, in the units of the distance.
-        counts: Rows of each kind, in their order; empty where they are of one.
+        counts: Rows of each kind, in their order; empty where they are of one, and of several
+            outputs.
     """
 
     where: str
@@ -111,6 +112,7 @@ def evaluate(
     stored = posterior.num_stored_draws
     available = num_draws if stored is None else min(num_draws, stored)
     scores = held_out(posterior, split, available, seed)
+    available = len(scores.function_draws)  # chains give equally many
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
     at_rows = off_data = None
     notes = scores.notes + checks.notes
@@ -188,7 +190,7 @@ def against(
         sd_ratio=sd_ratio(own, reference, least_sd),
         mean_shift=mean_shift(own, reference, least_sd),
         reference_sd=float(reference.std((0, 1)).mean() / scale),
-        counts=counts or {},
+        counts=(counts or {}) if own.shape[2] == 1 else {},
     )
 
 

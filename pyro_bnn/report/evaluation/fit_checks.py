@@ -374,11 +374,9 @@ def _loo(
     elif shape < khat_threshold(max(num_draws, 2)):
         estimate = arviz_io.loo_approximate
     else:
-        reason = (
-            "no log density"
-            if np.isnan(shape)
-            else f"k-hat {shape:.2f}, not below {khat_threshold(num_draws):.2f}"
-        )
+        reason = f"k-hat {shape:.2f}, not below {khat_threshold(max(num_draws, 2)):.2f}"
+        if np.isnan(shape):
+            reason = "no k-hat" if posterior.has_log_prob else "no log density"
         notes.append(f"no PSIS-LOO: {reason}, so its draws cannot be reweighted to the posterior")
         return None
     try:

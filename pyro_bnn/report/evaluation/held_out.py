@@ -79,7 +79,7 @@ class HeldOut:
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
         log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point,
-            and for K functions of which the draws are as many of each.
+            for K functions of which the draws are as many of each, and in closed form.
         gaussian_log_score: Mean moment-matched log score: another number, never ranked.
         rmse: Of the predictive mean, or of the median where the mean does not exist.
         crps: Mean continuous ranked probability score.
@@ -149,7 +149,8 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
     )
     atoms, is_all = posterior.num_atoms, posterior.num_stored_draws in (None, num_draws)
     # as many draws of each function, which some of those in a file are not
-    is_exact = is_point or (atoms is not None and is_all and num_draws % atoms == 0)
+    is_weighted = atoms is not None and is_all and num_draws % atoms == 0
+    is_exact = is_point or is_weighted or prediction.has_exact_densities
     if split.task == "classification":
         scores = _score_classes(prediction, split, log_score, f, is_point)
     else:

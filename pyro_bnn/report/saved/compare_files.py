@@ -34,8 +34,9 @@ def compare_files(
 ) -> Comparison:
     """Compares posteriors that were saved as ArviZ NetCDF files, without models or fits.
 
-    Files of one comparison give its numbers again. Others, also of different runs, are compared
-    where they are of the same training and held-out rows.
+    Files of one comparison give its numbers again, but for a Gaussian process (``NNGP``): its files
+    hold draws, whose mean density its log score is then, and no ELBO. Others, also of different
+    runs, are compared where they are of the same training and held-out rows.
 
     Args:
         files: Files of ``Comparison.save`` or ``Posterior.to_arviz(train, test)``; by name where

@@ -201,7 +201,7 @@ class FilePosterior:
     def chosen(self, num_samples: int | None, seed: int) -> Int[Tensor, " S"]:
         """Which draws of each chain make up ``num_samples``: as a posterior of stored draws."""
         if num_samples is None:
-            num_samples = min(NUM_SAMPLES, self.num_stored_draws)
+            num_samples = min(max(NUM_SAMPLES, self.num_chains), self.num_stored_draws)
         return chosen_draws(self.num_chains, self._num_draws, num_samples, seed)
 
     def function_draws(

@@ -124,7 +124,7 @@ def _lost(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
         lost = [(run, run.lost[place.name]) for run in runs if place.name in run.lost]
         if not lost:
             continue
-        reasons = "; ".join(f"{run.name}: {why}" for run, why in lost[:MAX_REASONS])
+        reasons = "; ".join(f"{run.name}: {why.rstrip('.')}" for run, why in lost[:MAX_REASONS])
         more = f"; and {len(lost) - MAX_REASONS} more" if len(lost) > MAX_REASONS else ""
         rest = (
             f"Averages are over the {_count(len(common_runs(runs)), 'run')} that all methods have"
@@ -133,7 +133,7 @@ def _lost(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
         )
         yield Verdict(
             f"{place.name} has {place.num_runs} of {_count(len(runs), 'run')} "
-            f"({reasons.rstrip('.')}{more}). {rest}.",
+            f"({reasons}{more}). {rest}.",
             "lost",
             methods=(place.name,),
         )

@@ -45,9 +45,11 @@ def headline(comparison: Evaluations) -> str:
     split, count = comparison.split, len(comparison.posteriors)
     methods = "1 method" if count == 1 else f"{count} methods"
     target = f"; y is {comparison.units.name}" if split.test.target_name else ""
+    taken = sorted({len(one.held_out.function_draws) for one in comparison.evaluations.values()})
+    draws = " to ".join(f"{number:,}" for number in dict.fromkeys((taken[0], taken[-1])))
     return (
         f"{split.name}: {methods} on {len(split.test):,} held-out rows "
-        f"({len(split.train):,} for training), {comparison.num_draws:,} draws each{target}"
+        f"({len(split.train):,} for training), {draws} draws each{target}"
     )
 
 

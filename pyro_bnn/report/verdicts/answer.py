@@ -118,6 +118,8 @@ def _headline(facts: Facts) -> str:
     used, judge = facts.used, facts.judge
     if used is None:
         first = "Trust none of these fits yet."
+    elif judge is None and facts.is_exact(used.name):
+        first = f"Trust {used.name} for the posterior of its model."
     elif judge is None:
         first = f"No posterior is confirmed here; {used.name} is the best supported."
     elif facts.places[judge.name].is_behind:
@@ -131,7 +133,10 @@ def _headline(facts: Facts) -> str:
     if count == 1:
         return first
     if not behind:
-        return f"{first} These {rows:,} rows cannot rank the {count} methods by score."
+        what, advice = "This row" if rows == 1 else f"These {rows:,} rows", ""
+        if any(math.isnan(place.draws_error) for place in facts.ranking):
+            what, advice = "So few draws", "; raise num_samples"
+        return f"{first} {what} cannot rank the {count} methods by score{advice}."
     if behind == count - 1:
         return (
             f"{first} {facts.ranking[0].name} has the best held-out score, the others are behind."
@@ -146,6 +151,8 @@ def _use(facts: Facts) -> Statement:
     score = _score(facts, used.name)
     if judge is not None:
         text = f"{used.name}, the reference. Checks passed: {passed(used)}. {score}"
+    elif facts.is_exact(used.name):
+        text = f"{used.name}: {passed(used)}. {score}"
     else:
         text = (
             f"{used.name}: {ended(used) if used.checks.sampling is None else passed(used)}. "
@@ -234,6 +241,8 @@ def _spread(facts: Facts, name: str) -> str:
     entry, judge = facts.entries[name], facts.judge
     if facts.is_point(name):
         return "Take its predictions of y only: it is a point estimate."
+    if judge is None and facts.is_exact(name):
+        return f"Its spread is the posterior's: {passed(entry)}."
     if judge is None:
         return "Its spread was not held against a reference."
     if (why := facts.unjudged(name)) or entry.at_rows is None:
@@ -391,15 +400,17 @@ def _cost(facts: Facts) -> Statement | None:
     return Statement(COST, f"{text}.", (used.name,))
 
 
-def _change(facts: Facts) -> Statement:
+def _change(facts: Facts) -> Statement | None:
     """What the answer hangs on."""
-    return Statement(CHANGE, " ".join(_changes(facts)))
+    text = " ".join(_changes(facts))
+    return Statement(CHANGE, text) if text else None
 
 
 def _changes(facts: Facts) -> Iterator[str]:
     if facts.judge is None:
         found = next((f.text for f in facts.findings if f.kind == "reference"), "")
-        yield found or "A reference: long NUTS chains would judge the spreads."
+        if found or not all(map(facts.is_exact, facts.entries)):
+            yield found or "A reference: long NUTS chains would judge the spreads."
     if any(not facts.is_fit(name) for name in facts.places):
         yield "The fits to be run again: once finished they may rank differently."
     if facts.judge is not None:
@@ -420,6 +431,8 @@ def _more_rows(facts: Facts) -> Iterator[str]:
     for place in tied[:1]:
         rows = len(facts.entries[place.name].held_out.log_score)
         gap, own = place.difference, f"{facts.ranking[0].name} and {place.name}"
+        if math.isnan(gap.draws_error):
+            yield f"More draws (num_samples): these give no error of a difference between {own}."
         if not FOUND * gap.standard_error > GAP:
             continue
         room = (GAP / FOUND) ** 2 - gap.draws_error**2  # which more rows leave as it is

@@ -20,7 +20,9 @@ from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
-from pyro_bnn.report.verdicts.verdict import REFIT, Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
+
+TOO_SHORT = f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
 
 
 def divergences(entry: Evaluation) -> str | None:
@@ -53,6 +55,11 @@ def rhat(entry: Evaluation) -> str:
         f"R-hat within members {number(within, 4)} of f at the worst test row, threshold "
         f"{RHAT_THRESHOLD}: a member's chain has not settled in its mode"
     )
+
+
+def too_short(checks: ChainChecks) -> str:
+    """Chains of too few draws for R-hat."""
+    return "" if checks.quantities else TOO_SHORT
 
 
 def members(entry: Evaluation) -> str:
@@ -117,7 +124,13 @@ def reference(judged: Judged) -> Iterator[Said]:
 
 
 def of_chains(
-    kind: str, what: str, step: str, find: Callable[[ChainChecks], str], meaning: str, short: str
+    kind: str,
+    what: str,
+    step: str,
+    find: Callable[[ChainChecks], str],
+    meaning: str,
+    short: str,
+    against: str = REFIT,
 ) -> Rule:
     """A rule on the chains of one method.
 
@@ -128,13 +141,14 @@ def of_chains(
         find: What is wrong, with its number; empty where nothing is.
         meaning: What follows from it.
         short: What it finds in a few words.
+        against: What it speaks against.
     """
 
     def say(entry: Evaluation) -> str:
         found = "" if entry.checks.sampling is None else find(entry.checks.sampling)
         return found and f"{found}{meaning}"
 
-    return Rule.of_each(kind, what, step, say, short=short, against=REFIT)
+    return Rule.of_each(kind, what, step, say, short=short, against=against)
 
 
 def _worst_rhat(checks: ChainChecks) -> str:
@@ -177,6 +191,9 @@ def _energies(checks: ChainChecks) -> str:
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
                  rhat, short="chains disagree", against=REFIT),
+    of_chains("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain", "raise num_samples",
+              too_short, ": not judged, which is not passed, whether the chains have settled",
+              "chains too short to be checked", UNCHECKED),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
                  "compare with NUTS", members, short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
@@ -208,7 +225,7 @@ def _defects(checks: ChainChecks) -> Iterator[str]:
     if checks.num_chains < MIN_CHAINS:
         yield f"{checks.num_chains} of at least {MIN_CHAINS} chains"
     if not checks.quantities:
-        yield f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
+        yield TOO_SHORT
         return
     if worst := _worst_rhat(checks):
         yield f"{worst}, above {RHAT_THRESHOLD}"

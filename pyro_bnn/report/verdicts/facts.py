@@ -8,6 +8,7 @@ import numpy as np
 
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
     FUNCTION,
@@ -60,6 +61,10 @@ class Facts:
         """Whether a method is a point estimate."""
         return self.entries[name].held_out.is_point
 
+    def is_exact(self, name: str) -> bool:
+        """Whether a method is the posterior of its model, in closed form."""
+        return self.entries[name].posterior.engine in EXACT_ENGINES
+
     def bars_uncertainty(self, name: str) -> list[str]:
         """Why the uncertainty of a method is not to be used, in a few words each."""
         if self.is_point(name):
@@ -79,9 +84,9 @@ class Facts:
         )
 
     def unjudged(self, name: str) -> str:
-        """Why the spread of a method was not held against the judge's; empty where it was."""
+        """Why the spread of a method was not judged; empty where it was, or is the posterior's."""
         if self.judge is None:
-            return "no reference judges"
+            return "" if self.is_exact(name) else "no reference judges"
         if not self.is_of_the_judge(name):
             return f"another model than that of {self.judge.name}: only scores compare"
         at = self.entries[name].at_rows

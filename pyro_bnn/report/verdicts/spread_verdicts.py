@@ -156,7 +156,7 @@ def _far(at: AgainstReference, judge: str) -> str:
 def _where(at: AgainstReference, beyond: Bool[np.ndarray, " M"]) -> str:
     """How many rows are beyond, and of probes how many of each kind."""
     text = f"at {int(beyond.sum()):,} of {len(beyond):,} {at.where}"
-    if len(beyond) != sum(at.counts.values()):  # several outputs, or rows without spread
+    if len(beyond) != sum(at.counts.values()):  # of one kind, or some without spread
         return text
     ends = np.cumsum(list(at.counts.values()))
     kinds = zip(at.counts.items(), np.split(beyond, ends[:-1]), strict=True)

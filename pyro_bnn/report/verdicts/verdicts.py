@@ -7,6 +7,7 @@ says nothing where it cannot tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -155,10 +156,16 @@ def ranking_verdicts(
 def _to_separate(tied: Sequence[Ranked]) -> str:
     """What would tell ties apart: more draws where these are most of an error, else more rows."""
     of_draws = [p.name for p in tied if p.difference.draws_error > p.difference.points_error]
+    unknown = [p.name for p in tied if math.isnan(p.difference.draws_error)]
     rows = "These test rows do not separate them; compare on more rows or other splits"
-    if not of_draws:
+    parts = []
+    if of_draws:
+        parts.append(f"most of the error is of the draws ({', '.join(of_draws)})")
+    if unknown:
+        parts.append(f"draws are too few for an error, so no test was made ({', '.join(unknown)})")
+    if not parts:
         return f"{rows}."
-    draws = f"most of the error is of the draws ({', '.join(of_draws)}): raise num_samples"
-    if len(of_draws) < len(tied):
+    draws = f"{'; '.join(parts)}: raise num_samples"
+    if len(of_draws) + len(unknown) < len(tied):
         return f"{rows}; {draws}."
     return f"These draws do not separate them; {draws}."

@@ -1,5 +1,7 @@
 """Calibration errors: by hand, unbiased where they say so, at their floor where calibrated."""
 
+import itertools
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -103,6 +105,25 @@ def test_the_spread_of_the_debiased_error_is_that_over_outcomes() -> None:
     labels = [(rng.uniform(size=40) > confidence).astype(int) for _ in range(4_000)]
     squares = [debiased_squared_ece(probs, y, 8) ** 2 for y in labels]
     assert z_of(squares, debiased_squared_ece_sd(probs, 8) ** 2) < 5  # its mean is about 0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "first"),
+    [([0.6, 0.7, 0.8, 1, 1, 1], 3), ([0.6, 0.8, 0.8, 0.8, 0.9, 1], 4)],  # the third, the first
+)
+def test_a_row_that_ties_leave_alone_joins_another_bin(confidence: list[float], first: int) -> None:
+    c = np.array(confidence)
+    probs = np.stack([c, 1 - c], -1)
+    outcomes = np.array(list(itertools.product([0, 1], repeat=6)))
+    chance = np.where(outcomes == 0, c, 1 - c).prod(1)
+    found = np.array([debiased_squared_ece(probs, y, num_bins=3) for y in outcomes])
+    expected = np.zeros(len(outcomes))
+    for rows in (slice(first), slice(first, None)):
+        right, n = (outcomes[:, rows] == 0).mean(1), len(c[rows])
+        expected += n / 6 * ((right - c[rows].mean()) ** 2 - right * (1 - right) / (n - 1))
+    assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    sd = np.sqrt(chance @ (found - chance @ found) ** 2)
+    assert_allclose(debiased_squared_ece_sd(probs, num_bins=3), sd, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("power", "least", "most"), [(1.0, 0.023, 0.05), (1.6, 0.8, 1.0)])

@@ -206,6 +206,17 @@ def test_pixels_of_half_the_size_are_means_of_four() -> None:
     assert_allclose(corrupt(image, "pixelate", 2)[0], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_channels", [1, 2, 4, 5])
+def test_channels_that_are_no_three_colours_are_pictures_of_their_own(num_channels: int) -> None:
+    images = np.random.default_rng(2).uniform(size=(1, num_channels, 16, 16))
+    (found,) = corrupt(images, "jpeg", 3, scale="cifar")
+    for channel, own in zip(images[0], found, strict=True):
+        buffer = io.BytesIO()
+        levels = np.round(channel * 255).astype(np.uint8)
+        PILImage.fromarray(levels).save(buffer, "JPEG", quality=58)
+        assert_allclose(own, np.asarray(PILImage.open(buffer)) / 255, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("scale", "kind"), CASES)
 def test_the_noise_of_a_row_is_its_own(scale: Scale, kind: str) -> None:
     images = np.random.default_rng(1).uniform(size=(5, 3, 16, 16))

@@ -50,6 +50,16 @@ def test_a_threshold_that_finds_95_of_100_finds_no_more() -> None:
     assert fpr95(known, np.array([18.0, 18.5]), positive="known") == 0.5
 
 
+@pytest.mark.parametrize("positive", ["known", "unknown"])
+def test_a_score_that_is_not_known_leaves_no_rate_and_no_area(
+    positive: Literal["known", "unknown"],
+) -> None:
+    known, unknown, lost = np.arange(4.0), np.arange(4.0) + 2, np.array([0.0, np.nan, 1.0])
+    assert np.isnan(fpr95(lost, unknown, positive=positive))
+    assert np.isnan(fpr95(known, lost, positive=positive))
+    assert np.isnan([auroc(lost, unknown), auroc(known, lost)]).all()
+
+
 def test_scores_by_hand() -> None:
     probs = np.array([[[0.9, 0.1]], [[0.5, 0.5]]])  # two draws at one row
     logits = np.log(probs) + np.array([1.0, 3.0])[:, None, None]

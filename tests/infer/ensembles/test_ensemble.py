@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn import SVI, Ensemble, guides, likelihoods, models, priors
+from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.ensemble import AutoEnsemble
-from pyro_bnn.infer.ensembles.pushes import _stein_push, anchors, repulsion, stein
+from pyro_bnn.infer.ensembles.pushes import (
+    _stein_push,
+    anchors,
+    pull_of_targets,
+    repulsion,
+    stein,
+)
 from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -80,6 +91,16 @@ def test_point_estimated_parameters_have_values_of_each_member() -> None:
     in_order = sorted(f, key=lambda values: float(values.sum()))
     for found, expected in zip(in_order, sorted(alone, key=lambda v: float(v.sum())), strict=True):
         assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_by_keyword_give_each_member_a_start_of_its_own() -> None:
+    made = [AutoEnsemble(network(), num_members=3) for _ in range(2)]
+    with isolated(0):
+        made[0].setup(X[:1])
+    with isolated(0):
+        made[1].setup(x=X[:1])
+    assert_close(made[1].loc, made[0].loc, rtol=0, atol=0)
+    assert bool((made[1].loc.detach().std(0) > 0).all())
 
 
 def test_predictions_are_means_over_members() -> None:
@@ -151,6 +172,33 @@ def test_randomised_members_are_draws_of_the_posterior() -> None:
     covariance = deviations.T @ deviations / n
     errors = torch.full_like(covariance, math.sqrt(1 / n)) * (1 + torch.eye(4) * (2**0.5 - 1))
     assert ((covariance - torch.eye(4)).abs() < 5 * errors).all()
+
+
+def test_the_pull_of_targets_has_the_precision_of_a_likelihood_that_is_scaled_and_masked() -> None:
+    r"""Members of a linear model have the covariance :math:`P^{-1} (P_0 + A^T V A) P^{-1}`.
+
+    That is the posterior's where the variances V of the pull are the precisions of y.
+    """
+
+    def scale_and_mask(x: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.25 + x[:, 0].square(), x[:, 1] > 0
+
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=X.dtype), 1.0).to_event(1))
+        f = pyro.deterministic("f", x @ w)
+        scale, seen = scale_and_mask(x)
+        with (
+            pyro.plate("data", len(x)),
+            poutine.mask(mask=cast(Any, seen)),
+            poutine.scale(scale=scale),
+        ):
+            return pyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    problem = Problem(model, (X, Y), Dataset(X, Y), None, 0, "Ensemble")
+    found = pull_of_targets(problem, 20_000).square().mean(0)
+    scale, seen = scale_and_mask(X)
+    assert 0 < int(seen.sum()) < len(X)
+    assert_close(found, seen * scale / 0.5**2, rtol=5 * math.sqrt(2 / 20_000), atol=0)
 
 
 def test_members_repel_each_other_by_the_gradient_of_their_kernel_density() -> None:

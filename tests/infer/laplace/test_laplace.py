@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.testing import assert_close
 from pyro_bnn import SVI, Laplace, bayesian, guides, likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
 from pyro_bnn.infer.inputs import as_dataset, program_of
+from pyro_bnn.infer.laplace.curvature import CurvatureOf
 from pyro_bnn.infer.laplace.mode import MinusLogJoint, Mode, descend, polish, settle
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.precision import Dense
@@ -221,6 +223,28 @@ def test_a_jacobian_for_all_draws_and_a_product_a_draw_are_one(
     each = posterior.predict(X, 40, seed=1)
     assert_close(of_all.function_draws, each.function_draws, rtol=1e-10, atol=1e-10)
     assert_close(of_all.draws, each.draws, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [lambda tau: torch.where(tau > 0, 2.0, 1.0), lambda tau: torch.tensor(2.0 if tau > 0 else 1.0)],
+    ids=["where", "branch"],
+)
+def test_a_noise_scale_of_two_values_is_that_of_each_draw(
+    scale: Callable[[Tensor], Tensor],
+) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        tau = pyro.sample("tau", dist.Normal(0.0, 1.0))
+        w = pyro.sample("w", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, scale(tau)), obs=y)
+
+    z = torch.tensor([[-1.0, 0.5, 0.5], [1.0, 0.5, 0.5]]).double()
+    linearised = LinearisedProgram(Program(model, X, Y), z[0])
+    with linearised.given(linearised.for_all_draws(X)):
+        found = linearised.predictive(z, X).y
+    assert_close(found.stddev, torch.tensor([[1.0], [2.0]]).expand(2, len(X)))
 
 
 def test_rows_that_depend_on_each_other_have_no_jacobian_for_all_draws() -> None:
@@ -428,6 +452,17 @@ def test_along_a_kink_it_goes_to_the_least_value() -> None:
 def test_an_indefinite_hessian_is_refused_with_its_eigenvalue() -> None:
     with pytest.raises(DivergenceError, match=r'eigenvalue -.*Take curvature="ggn"'):
         fit(network(activation="relu", hidden=30), curvature="hessian", num_steps=2_000)
+
+
+def test_a_curvature_that_is_no_precision_is_refused_for_what_it_is() -> None:
+    program = Program(network(), X, Y)
+    objective = MinusLogJoint(program, program.batch(X, Y), GaussianPrior.of(program, "the test"))
+    curvature, z = CurvatureOf(objective, "full", "ggn", 1), program.initial
+    ones = torch.ones(len(z), len(z), dtype=torch.float64)
+    with pytest.raises(DivergenceError, match=r"rounding errors.*fixed scale, or prior_scales="):
+        curvature.with_prior(1e20 * ones, z)  # positive, but 1e20 + 1 is 1e20
+    with pytest.raises(DivergenceError, match=r"eigenvalue -.* no Gaussian has it. Raise num_st"):
+        curvature.with_prior(-1e3 * ones, z)  # with the advice to take what is there left out
 
 
 # --- what it serves

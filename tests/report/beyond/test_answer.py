@@ -54,7 +54,7 @@ def test_who_is_off_is_told_in_which_direction() -> None:
 
 def test_a_calibration_that_too_few_images_tell_is_not_called_right() -> None:
     # a single row is alone in its bin
-    assert often_right(0.75, 63 / 64, num_rows=1).startswith("too few images to say: one.")
+    assert often_right(0.75, 63 / 64, num_rows=1).startswith("too few rows to say: one.")
 
 
 @pytest.mark.parametrize(("power", "least", "most"), [(1.0, 0, 3), (2.0, 7, 10)])

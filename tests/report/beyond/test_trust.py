@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 import pyro_bnn as bnn
+from pyro_bnn.data import Dataset
 from pyro_bnn.diagnostics import (
     auroc,
     equal_mass_ece,
@@ -28,6 +30,7 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
 from pyro_bnn.report.beyond.judged import Fit, Judged
+from pyro_bnn.report.beyond.page import _lead, tables
 from pyro_bnn.report.beyond.plots import drawn
 from pyro_bnn.report.beyond.scored import (
     MORE,
@@ -74,6 +77,14 @@ def test_an_impossible_row_has_no_best_temperature() -> None:
     assert_allclose(table["temperature"], 2.0, rtol=0.1)
     scores[0] = -np.inf
     table = judged({"one": scattered(scores, Y)}, SPLIT).table
+    assert table[["temperature", "temperature_gain"]].isna().all(axis=None)
+
+
+def test_one_row_has_no_best_temperature() -> None:
+    # less likely than another class, and likelier than chance: of that row alone there is one
+    probs = torch.tensor([[[0.3, 0.6, 0.1]]], dtype=torch.float64)
+    table = judged({"one": Known(lambda x: probs)}, images(1)).table
+    assert_allclose(table["log_score"], math.log(0.3))
     assert table[["temperature", "temperature_gain"]].isna().all(axis=None)
 
 
@@ -134,11 +145,31 @@ def test_a_difference_within_its_error_is_not_told() -> None:
     noise -= noise.mean() - 0.003  # half a standard error ahead
     found = judged({"a": scattered(base, Y), "b": scattered(base - noise, Y)}, SPLIT)
     title, statements = found.answer
-    assert title == "Not behind on the test images: a and b; these images cannot rank them"
-    assert "not shown to be behind it: b" in dict(statements)["Test images"]
+    assert title == "Not behind on the test rows: a and b; these rows cannot rank them"
+    assert "not shown to be behind it: b" in dict(statements)["Test rows"]
     clear = judged({"a": scattered(base, Y), "b": scattered(base - 0.1, Y)}, SPLIT)
-    assert clear.answer[0] == "Trust a here, by the log score on the test images"
-    assert "behind: b by 0.1" in dict(clear.answer[1])["Test images"]
+    assert clear.answer[0] == "Trust a here, by the log score on the test rows"
+    assert "behind: b by 0.1" in dict(clear.answer[1])["Test rows"]
+
+
+def test_rows_are_called_images_where_they_are_some() -> None:
+    pixels = Dataset(SPLIT.test.x.reshape(-1, 1, 4, 4), Y)
+    fits = {"a": constant(0.8, Y), "b": constant(0.8, Y)}
+    inverse: dict[str, Any] = {"corruptions": (1,), "kinds": ("inverse",)}
+    for name, found in (
+        ("rows", judged(fits)),
+        ("images", judged(fits, dataclasses.replace(SPLIT, test=pixels))),
+        ("images", judged(fits, **inverse)),
+    ):
+        for words in ("on the test {}", "these {} cannot", "Test {}:", "least certain {} left"):
+            assert words.format(name) in found.summary()
+        text = "".join(
+            [found.summary(), _lead(found), *(t.title + t.caption for t in tables(found))]
+        )
+        assert ("images" in text) == (name == "images")
+        assert f"on {NUM_TEST} test {name}" in text
+        assert f"{NUM_TEST} {name}, {found.num_draws} draws" in text
+    assert "test rows" in drawn(judged(fits))["calibration"].figure.axes[0].get_title("left")
 
 
 def test_half_of_calibrated_methods_lie_right_of_the_floor() -> None:
@@ -185,6 +216,16 @@ def test_corruption_is_the_mean_of_the_number_of_each_condition() -> None:
     own = found.by_condition[found.by_condition["kind"] == "inverse"]
     assert_allclose(np.ptp(ends, axis=1), 4 * own["log_score_se"])
     assert all(len(x) in (1, 30, NUM_TEST) for x in method.seen)
+
+
+def test_scores_are_drawn_in_the_order_of_their_severities() -> None:
+    one = {"a": constant(0.8, Y)}
+    found = judged(one, corruptions=(5, 1), kinds=("inverse", "contrast"), num_rows=30)
+    shift = drawn(found)["shift"]
+    assert [ax.get_title("left") for ax in shift.figure.axes[:2]] == ["inverse", "contrast"]
+    for ax in shift.figure.axes[:2]:
+        assert list(np.asarray(ax.lines[0].get_xdata(), dtype=int)) == [0, 1, 5]
+    assert "fall" not in shift.words  # they are all equal
 
 
 def test_every_method_sees_the_same_noise() -> None:
