@@ -339,6 +339,24 @@ def test_a_mode_stays_where_it_is() -> None:
     assert again.options["polish_gain"] == 0
 
 
+def test_at_a_mode_the_curvature_is_taken_once() -> None:
+    model = models.LinearRegression(X.shape[1], likelihood=likelihoods.Normal(0.3)).double()
+    program = Program(model, X, Y)
+    objective = MinusLogJoint(program, program.batch(X, Y), GaussianPrior.of(program, "the test"))
+    z = program.initial
+    precision, taken = Dense(hessian_of(objective, z)), list[Tensor]()
+    z = z - precision.solve(objective(z)[1])  # of a quadratic function the mode
+
+    def precision_at(z: Tensor) -> Dense:
+        taken.append(z)
+        return precision
+
+    mode = polish(objective, precision_at, z)
+    assert torch.equal(mode.z, z)
+    assert mode.gain == 0
+    assert len(taken) == 1
+
+
 def test_products_with_the_hessian_are_those_of_the_matrix() -> None:
     program = Program(network(likelihoods.Normal()), X, Y)
     objective = MinusLogJoint(program, program.batch(X, Y), GaussianPrior.of(program, "the test"))
