@@ -149,6 +149,8 @@ def test_the_exact_posterior_needs_no_reference(split: Split) -> None:
     assert said(alone)[USE].startswith("it: it is the posterior itself, in closed form. ")
     assert "known" not in said(alone)[USE]
     assert CHANGE not in said(alone)
+    limit = LinearPosterior(split, "NNGP", "GaussianProcess")  # of a network of infinite width
+    assert "Trust" not in compare({"limit": limit}, split).answer.headline
     longer = LinearPosterior(split, losses=losses(), shift=0.5, wall_time=3.0)
     both = compare({"it": exact, "longer": longer}, split)
     assert both.answer.status == {"it": AGREES, "longer": USE}

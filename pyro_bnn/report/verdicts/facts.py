@@ -8,7 +8,6 @@ import numpy as np
 
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
     FUNCTION,
@@ -62,8 +61,8 @@ class Facts:
         return self.entries[name].held_out.is_point
 
     def is_exact(self, name: str) -> bool:
-        """Whether a method is the posterior of its model, in closed form."""
-        return self.entries[name].posterior.engine in EXACT_ENGINES
+        """Whether a method is the posterior of its network, not of one of infinite width."""
+        return self.entries[name].posterior.engine == "Exact"
 
     def bars_uncertainty(self, name: str) -> list[str]:
         """Why the uncertainty of a method is not to be used, in a few words each."""
