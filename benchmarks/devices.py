@@ -85,7 +85,7 @@ def chains(problem: Problem, num_chains: int, device: str) -> Advance:
 
     def advance(times: int) -> None:
         for _ in range(times):
-            engine.run(model, data, progress=False).unconstrained(1).cpu()
+            engine.run(model, data, progress=False).unconstrained(num_chains).cpu()
 
     return advance
 
@@ -101,6 +101,8 @@ def cases(*, quick: bool) -> Iterator[Case]:
     if quick:
         tiny = Problem(3, (4,), 16, num_data=16)
         yield Case("3-4-1", "step", part(rows_of_numbers, tiny, normal), (2, 2))
+        yield Case("3-4-1", "prediction", part(prediction, tiny, 2), (1, 1))
+        yield Case("3-4-1", "run", part(chains, tiny, 2), (1, 1))
         return
     make = part(rows_of_numbers, small, normal)
     yield Case("10-50-1, 1,000 rows, AutoNormal", "step", make, (100, 100), small)
@@ -188,10 +190,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         start = time.perf_counter()
         rows += measure(case, settings)
         print(f"  {time.perf_counter() - start:5.1f} s: {case.title}", flush=True)
-    found = _settings.result("devices", settings, rows)
+        found = _settings.result("devices", settings, rows)
+        if settings.out is not None:
+            _settings.write(found, settings.out)
     print(_tables.devices(found))
     if settings.out is not None:
-        _settings.write(found, settings.out)
         _tables.update(settings.out)
     return found
 

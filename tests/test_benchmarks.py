@@ -847,7 +847,7 @@ def check_schema(found: Mapping[str, Any]) -> str:
 def test_kept_results_have_their_fields() -> None:
     for path in RESULTS:
         found = json.loads(path.read_text())
-        assert check_schema(found) == path.stem.removesuffix("-cuda")
+        assert check_schema(found) == path.stem.removesuffix("-cuda").removesuffix("-rest")
         assert "--quick" not in found["command"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -56,6 +57,23 @@ def test_state_is_written_and_outputs_survive_the_next_call(
     assert_close(second, torch.tensor([81.0, 1.0]))
     (third,) = graphs(state, torch.tensor([5.0]))  # another shape
     assert_close(third, torch.tensor([64.0, 81.0]))
+
+
+def test_what_is_called_before_the_recording_starts_from_the_values_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("device", "Stream", "stream", "graph", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+
+    def look_up(place: Tensor, table: Tensor) -> tuple[Tensor]:
+        found = table[place]
+        place += 1
+        return (found,)
+
+    place, table = torch.tensor([2]), torch.tensor([4.0, 5.0, 6.0])
+    kept = cuda_graph._Recording(look_up, (place, table))  # an IndexError if it went on to 3
+    assert_close(kept._outputs[0], torch.tensor([6.0]))
+    assert place.item() == 2
 
 
 def test_recordings_are_limited_and_further_shapes_still_right(

@@ -188,6 +188,14 @@ def test_chains_have_the_moments_of_the_exact_posterior(name: str) -> None:
 
 
 @compiles
+def test_many_chains_go_on_in_smaller_batches() -> None:
+    """Each size of a batch is recorded, at whatever uniform number the chains then are."""
+    x, y = X.repeat(25, 1), Y.repeat(25)
+    hmc = infer.HMC(num_chains=128, warmup_steps=15, num_samples=5)
+    z = hmc.run(on_gpu(network()), (x, y), progress=False).unconstrained(128 * 5)
+    assert z.isfinite().all()
+
+
 @pytest.mark.parametrize("where", ["cpu", WHERE])
 def test_a_comparison_of_rows_on_either(where: str, tmp_path: Path) -> None:
     split = halves().to(where)

@@ -66,15 +66,20 @@ class _Recording:
             with torch.cuda.stream(stream):
                 for _ in range(WARMUPS):
                     fn(*self._inputs)
+                    # a state that calls move on may leave its range: the place in a table, say
+                    _copy(self._inputs, list(args))
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._outputs = tuple(fn(*self._inputs))
 
     def replay(self, args: Sequence[Tensor], num_state: int) -> tuple[Tensor, ...]:
-        copy = cast(Any, torch)._foreach_copy_  # one launch for many tensors
-        copy(self._inputs, list(args))
+        _copy(self._inputs, list(args))
         self._graph.replay()
         if num_state:
-            copy(list(args[:num_state]), self._inputs[:num_state])
+            _copy(list(args[:num_state]), self._inputs[:num_state])
         return tuple(value.clone() for value in self._outputs)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    cast(Any, torch)._foreach_copy_(targets, sources)  # one launch for many tensors

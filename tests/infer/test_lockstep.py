@@ -200,6 +200,20 @@ def test_dropping_chains_needs_no_other_compilation(
     assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
 
 
+def test_chains_are_dropped_where_no_uniform_number_is_left() -> None:
+    starts = torch.randn(12, P, dtype=torch.float64)
+    chains, whole = (lockstep(hmc_kernel, standard, starts, limit=4) for _ in range(2))
+    for _ in range(UNIFORM_STEPS):
+        chains.step(), whole.step()
+    kept = np.arange(0, 12, 2)
+    chains.keep(kept)
+    assert chains._captured.is_captured
+    for name, value in chains._state._asdict().items():
+        torch.testing.assert_close(value, getattr(whole._state, name)[kept], rtol=0, atol=0)
+    chains.step()
+    assert chains._turn.tolist() == [1] * len(kept)
+
+
 @pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("interpreted")
 def test_few_chains_have_a_graph_of_their_own_number_and_go_along_to_the_end() -> None:

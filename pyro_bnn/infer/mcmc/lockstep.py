@@ -209,20 +209,22 @@ class Lockstep:
 
     def _bind(self, *, apart: bool = False) -> None:
         """Bind the captured step to the tensors, of all chains or of each."""
-        tensors = self._tensors()
+        tensors, turn = self._tensors(), self._turn.clone()
+        self._turn.zero_()  # a trial of a new graph finds uniform numbers, though all are used up
         if not apart:
             self._calls = [self._captured.bind(*tensors)]
             self._threads = None
-            return
-        own = set(self._own())
-        self._calls = [
-            self._captured.bind(
-                *(t.narrow(0, c, 1) if i in own else t for i, t in enumerate(tensors))
-            )
-            for c in range(len(self.chains))
-        ]
-        num_threads = min(self._num_threads, len(self._calls))
-        self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        else:
+            own = set(self._own())
+            self._calls = [
+                self._captured.bind(
+                    *(t.narrow(0, c, 1) if i in own else t for i, t in enumerate(tensors))
+                )
+                for c in range(len(self.chains))
+            ]
+            num_threads = min(self._num_threads, len(self._calls))
+            self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        self._turn.copy_(turn)
 
     def _num_state(self) -> int:
         """How many tensors a step overwrites."""
