@@ -61,6 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(2_000, 10, 100)  # to look at all objects takes 0.2 s
         gc.enable()
 
 
@@ -232,16 +233,25 @@ def tell_long_tests(terminalreporter: Any) -> None:
             )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _seeds_of_the_cpu() -> Iterator[None]:
+    """``torch.manual_seed`` takes a trace of the stack three times, for GPUs that are not there."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            seed = torch.default_generator.manual_seed
+            patch.setattr(torch, "manual_seed", lambda value: seed(int(value)))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     import pyro
     import torch
 
-    # torch.manual_seed takes a trace of the stack three times, a millisecond of every test
-    has_gpu = torch.accelerator.is_available()
-    seed = torch.manual_seed if has_gpu else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-        seed(0)
+        torch.manual_seed(0)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import math
@@ -134,7 +135,7 @@ class Problem:
     y: Tensor
     log_prior: Callable[[Tensor], Tensor]
 
-    @property
+    @functools.cached_property
     def program(self) -> Program:
         return Program(self.model, self.x, self.y)
 
@@ -415,9 +416,8 @@ def stock_pyro_trains_it(cls: MakeGuide, given: Problem) -> None:
     noise = guide.draw_noise(200, torch.Generator().manual_seed(5))
 
     def loss() -> float:
-        _, evaluate = objective(
-            guide, given.program, captured=False
-        )  # point parameters as they are
+        program = Program(given.model, given.x, given.y)  # point parameters as they are
+        _, evaluate = objective(guide, program, captured=False)
         return float(evaluate(noise, rows)[0])
 
     before = loss()

@@ -103,11 +103,11 @@ def test_it_has_the_one_run_of_all(cls: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("cls", ENGINES)
-def test_one_seed_is_one_fit_and_another_another(cls: type[Any]) -> None:
-    one, again = numbers(plain_fit(cls.__name__)), numbers(fit(small(cls), seed=0))
-    torch.testing.assert_close(again, one, rtol=0, atol=0)
+def test_another_seed_is_another_fit(cls: type[Any]) -> None:
+    """And one seed is one fit: of the run that was stopped too, as is seen below."""
     if not issubclass(cls, ConjugateEngine):  # whose result depends on no start
-        assert not torch.equal(numbers(other_fit(cls.__name__)[0]), one)
+        one, other = plain_fit(cls.__name__), other_fit(cls.__name__)[0]
+        assert not torch.equal(numbers(other), numbers(one))
 
 
 @pytest.mark.parametrize("cls", ENGINES)
@@ -141,21 +141,22 @@ def test_a_run_that_was_stopped_twice_goes_on_bit_for_bit(
         step(self, run)
 
     monkeypatch.setattr(Checkpoint, "step", counted)
-    whole = fit(engine, seed=2, checkpoint=tmp_path / "whole")
+    whole = fit(engine, checkpoint=tmp_path / "whole")
     if not count:  # an engine without steps
         assert cls is infer.Exact
+        assert torch.equal(numbers(fit(engine, seed=0)), numbers(whole))
         return
     first, second = (max(1, round(share * count)) for share in (1 / 3, 2 / 3))
     count, stop = 0, first
     with pytest.raises(Interrupted, match="goes on"):
-        fit(engine, seed=2, checkpoint=tmp_path / "parts")
+        fit(engine, seed=0, checkpoint=tmp_path / "parts")
     count, stop = first, max(second, first + 1)
     with pytest.raises(Interrupted, match="goes on") as stopped:
-        fit(engine, seed=2, checkpoint=tmp_path / "parts", resume=True)
+        fit(engine, seed=0, checkpoint=tmp_path / "parts", resume=True)
     assert isinstance(stopped.value.posterior, Posterior)
     assert bool(numbers(stopped.value.posterior).isfinite().all())
     stop = -1
-    parts = fit(engine, seed=2, checkpoint=tmp_path / "parts", resume=True)
+    parts = fit(engine, seed=0, checkpoint=tmp_path / "parts", resume=True)
     torch.testing.assert_close(numbers(parts), numbers(whole), rtol=0, atol=0)
     np.testing.assert_array_equal(parts.losses, whole.losses)
 

@@ -190,7 +190,7 @@ def pit_histogram(
     """
     values = _check_simulated(pit, simulated)
     num_bins = int(np.clip(len(values) // POINTS_A_BIN, 4, MAX_BINS))
-    of_simulated = np.stack([_counts(row, num_bins) for row in simulated])
+    of_simulated = _counts(simulated, num_bins)  # [S, B]
     counts = _counts(values, num_bins)
     low, high = simultaneous_band(counts, of_simulated)
     return PITHistogram(edges=np.linspace(0, 1, num_bins + 1), counts=counts, low=low, high=high)
@@ -254,16 +254,16 @@ def pit_difference(
     """
     values = _check_simulated(pit, simulated)
     at = np.arange(1, STEPS_OF_ECDF) / STEPS_OF_ECDF
-    of_simulated = np.stack([_below(row) for row in simulated]) - at  # [S, B]
+    of_simulated = _below(simulated) - at  # [S, B]
     difference = _below(values) - at
     low, high = simultaneous_band(difference, of_simulated)
     return PITDifference(at=at, difference=difference, low=low, high=high)
 
 
-def _below(pit: Float[np.ndarray, " N"]) -> Float[np.ndarray, " B"]:
+def _below(pit: Float[np.ndarray, "*S N"]) -> Float[np.ndarray, "*S B"]:
     """Share of the values below each inner edge of equal bins; NaN if one of them is."""
-    share = _counts(pit, STEPS_OF_ECDF).cumsum()[:-1] / len(pit)
-    return np.where(np.isnan(pit).any(), np.nan, share)
+    share = _counts(pit, STEPS_OF_ECDF).cumsum(-1)[..., :-1] / pit.shape[-1]
+    return np.where(np.isnan(pit).any(-1, keepdims=True), np.nan, share)
 
 
 def _check_simulated(
@@ -278,10 +278,16 @@ def _check_simulated(
     return values
 
 
-def _counts(pit: Float[np.ndarray, " N"], num_bins: int) -> Int[np.ndarray, " B"]:
-    known = pit[~np.isnan(pit)]
-    which = (known * num_bins).astype(int).clip(max=num_bins - 1)  # 1 falls into the last
-    return np.bincount(which, minlength=num_bins)
+def _counts(pit: Float[np.ndarray, "*S N"], num_bins: int) -> Int[np.ndarray, "*S B"]:
+    """Values a bin, in each row by itself; NaN is in none."""
+    rows = pit.reshape(-1, pit.shape[-1])
+    place = rows * num_bins
+    np.minimum(place, num_bins - 1, out=place)  # 1 falls into the last
+    place[np.isnan(rows)] = num_bins
+    which = place.astype(int)
+    which += (num_bins + 1) * np.arange(len(rows))[:, None]
+    counts = np.bincount(which.ravel(), minlength=(num_bins + 1) * len(rows))
+    return counts.reshape(*pit.shape[:-1], num_bins + 1)[..., :-1]
 
 
 @dataclass(frozen=True, kw_only=True)

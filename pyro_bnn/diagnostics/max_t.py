@@ -99,7 +99,8 @@ def units_of_pairs(equal: Float[np.ndarray, "B P"]) -> Float[np.ndarray, " P"]:
         Hall, "On Symmetric Bootstrap Confidence Intervals", JRSS B 50, 1988.
     """
     share = max(FAMILY_WISE_ERROR / max(equal.shape[1], 1), SMALLEST_SHARE)
-    units = np.quantile(np.abs(equal), 1 - share, axis=0)
+    by_pair = np.abs(equal.T, order="C")  # [P, B], the draws of a pair side by side
+    units = np.quantile(by_pair, 1 - share, axis=1, overwrite_input=True)
     smallest = units[units > 0].min(initial=np.inf)  # of pairs that are tested
     units = np.where(units <= ALIKE * smallest, smallest, units)
     units[~np.isfinite(units)] = 1.0

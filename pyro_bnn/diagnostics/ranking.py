@@ -242,8 +242,8 @@ def _p_values(
             with np.errstate(divide="ignore"):  # the same difference at every point
                 t[j, k] = (d.mean() - unseen) / error
                 t[k, j] = (-d.mean() - unseen) / error
-    drawn = resampled(sums, num_points, draws_errors, degrees_of_freedom)
-    equal = np.where(is_tested, drawn, 0.0)  # [B, P]
+    equal = resampled(sums, num_points, draws_errors, degrees_of_freedom)  # [B, P]
+    equal[:, ~is_tested] = 0.0
     return p_values(*balanced(np.where(np.isnan(t), -np.inf, t), equal))
 
 

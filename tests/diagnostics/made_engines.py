@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.diagnostics import SimulationRanks, simulation_based_calibration
+from pyro_bnn.diagnostics.simulation.simulations import Simulations, simulate
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.program import Program
@@ -91,9 +94,36 @@ class OneByOne:
 
 
 def calibrate(engine: Any, num_simulations: int = 120, **options: Any) -> SimulationRanks:
-    return simulation_based_calibration(
-        LINEAR, X, engine, num_simulations=num_simulations, progress=False, **options
-    )
+    with simulating_once():
+        return simulation_based_calibration(
+            LINEAR, X, engine, num_simulations=num_simulations, progress=False, **options
+        )
+
+
+@contextlib.contextmanager
+def simulating_once() -> Iterator[None]:
+    """Of one model, x and seed, data are simulated once for all tests; fewer are the first ones.
+
+    That takes as long as engines that are a formula. Seed 0 alone: others are of tests of seeds.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("sbc", "vsbc"):
+            patch.setattr(f"pyro_bnn.diagnostics.simulation.{module}.simulate", _simulate_once)
+        yield
+
+
+def _simulate_once(program: Program, x: Tensor, num_simulations: int, seed: int) -> Simulations:
+    if seed != 0:
+        return simulate(program, x, num_simulations, seed)
+    found = _SIMULATED.get((program.model, x))
+    if found is None or len(found.ys) < num_simulations:
+        found = simulate(program, x, num_simulations, seed)
+        _SIMULATED[program.model, x] = found
+    assert found.num_redrawn == 0
+    return found._replace(z=found.z[:num_simulations], ys=found.ys[:num_simulations])
+
+
+_SIMULATED: dict[tuple[Model, Tensor], Simulations] = {}  # by identity, as both are hashed
 
 
 class Prior:

@@ -36,7 +36,7 @@ MNIST = Path(os.environ.get("PYRO_BNN_DATA", "nowhere")) / "mnist"
     ],
 )
 def found(request: pytest.FixtureRequest) -> tuple[bnn.Prediction, np.ndarray]:
-    """A mean-field fit of 500 steps: predictions of held-out digits, and what they are."""
+    """A mean-field fit of 200 steps: predictions of held-out digits, and what they are."""
     split = bnn.data.load("digits") if request.param == "digits" else load_mnist()
     train = split.train.rows(range(min(1_500, len(split.train))))
     test = split.test.rows(range(min(500, len(split.test))))
@@ -44,7 +44,7 @@ def found(request: pytest.FixtureRequest) -> tuple[bnn.Prediction, np.ndarray]:
         train.x.shape[1], hidden=(20,), likelihood=bnn.likelihoods.Categorical(10)
     )
     guide = bnn.guides.AutoNormal
-    fit = bnn.SVI(guide, num_steps=500, batch_size=100, learning_rate=0.01, compile=False)
+    fit = bnn.SVI(guide, num_steps=200, batch_size=100, learning_rate=0.02, compile=False)
     posterior = fit.run(model, train, progress=False)
     return posterior.predict(test.x, 200), test.y.numpy()
 

@@ -65,9 +65,9 @@ def p_of(places: list[Ranked]) -> dict[str, float]:
     return {place.name: place.p_value for place in places}
 
 
-@pytest.mark.parametrize("num_methods", [3, 7, 16])
+@pytest.mark.parametrize("num_methods", [3, 7, 11])
 def test_equal_methods_are_seldom_called_behind(num_methods: int) -> None:
-    """Of 44 rows, two standard errors to the best called one behind in 12, 44 and 85 % of cases."""
+    """Of 44 rows, two standard errors to the best called one behind in 12, 44 and 67 % of cases."""
     rng = np.random.default_rng(0)
     repeats = 100
     given = 0

@@ -7,7 +7,7 @@ densities of two points are Normal densities of one and of both.
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy import stats
+from scipy import signal, stats
 
 from pyro_bnn.diagnostics.ranking import rank
 from pyro_bnn.diagnostics.scores import log_score, log_score_error
@@ -23,10 +23,8 @@ def log_likelihoods(
 ) -> np.ndarray:
     """Log densities ``[C, S, N]`` given draws of stationary chains of first order."""
     shocks = rng.normal(size=(num_chains, num_draws))
-    loc = np.empty_like(shocks)
-    loc[:, 0] = shocks[:, 0]
-    for s in range(1, num_draws):
-        loc[:, s] = phi * loc[:, s - 1] + np.sqrt(1 - phi**2) * shocks[:, s]
+    shocks[:, 1:] *= np.sqrt(1 - phi**2)
+    loc = signal.lfilter([1.0], [1.0, -phi], shocks)  # phi times the one before, and a shock
     error = y - np.sqrt(V) * loc[..., None]  # [C, S, N]
     return np.asarray(-0.5 * error**2 - 0.5 * np.log(2 * np.pi))
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy import signal
 
 from pyro_bnn.diagnostics.trend import objective_trend
 from pyro_bnn.errors import DataError, ShapeError
@@ -14,9 +15,7 @@ def _cosine(num_steps: int) -> np.ndarray:
 
 def _correlated(num_steps: int, correlation: float, seed: int) -> np.ndarray:
     noise = np.random.default_rng(seed).normal(size=num_steps)
-    for step in range(1, num_steps):
-        noise[step] += correlation * noise[step - 1]
-    return noise
+    return np.asarray(signal.lfilter([1.0], [1.0, -correlation], noise))
 
 
 def test_the_gain_of_a_straight_line_is_its_fall_over_the_window() -> None:

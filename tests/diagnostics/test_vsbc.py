@@ -25,7 +25,7 @@ from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from pyro_bnn.program.handlers import Model
-from tests.diagnostics.made_engines import LINEAR, X
+from tests.diagnostics.made_engines import LINEAR, X, simulating_once
 from tests.oracle import design
 
 FAR = X + 2  # where slope and offset trade off
@@ -67,14 +67,15 @@ def exact_covariance(x: Tensor) -> Tensor:
 
 
 def calibrate(engine: Any, num_simulations: int = 200, **options: Any) -> SimulationProbabilities:
-    return variational_calibration(
-        LINEAR,
-        options.pop("x", X),
-        engine,
-        num_simulations=num_simulations,
-        progress=False,
-        **options,
-    )
+    with simulating_once():
+        return variational_calibration(
+            LINEAR,
+            options.pop("x", X),
+            engine,
+            num_simulations=num_simulations,
+            progress=False,
+            **options,
+        )
 
 
 def column(found: SimulationProbabilities, name: str) -> np.ndarray:

@@ -33,11 +33,13 @@ from tests.diagnostics.linear_matrix import (
     MEAN_FIELD,
     LinearMatrix,
 )
+from tests.diagnostics.made_engines import simulating_once
 from tests.guides.exact import moments
 
 INDEPENDENT = ("auto-k-tied-normal", "auto-normal")  # the k-tied sds are here any four
 RATIO = float((COVARIANCE.diagonal() / MEAN_FIELD).sqrt()[0])  # of sds, of every weight
 NUM_SIMULATIONS = 200
+MODEL = LinearMatrix()
 DEAR = (  # in `make soak`: others of their kind stay here, and so does a new guide
     "auto-composite",
     "auto-flow",
@@ -53,14 +55,15 @@ WEIGHTS = [f"w[{i},{j}]" for i in range(2) for j in range(2)]
 def calibrated(guide: str) -> SimulationProbabilities:
     steps = 2_000 if guide in DENSE else 800
     svi = SVI(DENSITIES[guide], num_steps=steps, learning_rate=0.05)
-    return variational_calibration(
-        LinearMatrix(),
-        CORRELATED,
-        svi,
-        num_simulations=NUM_SIMULATIONS,
-        weights=True,
-        progress=False,
-    )
+    with simulating_once():
+        return variational_calibration(
+            MODEL,
+            CORRELATED,
+            svi,
+            num_simulations=NUM_SIMULATIONS,
+            weights=True,
+            progress=False,
+        )
 
 
 def column(found: SimulationProbabilities, name: str) -> np.ndarray:

@@ -402,10 +402,11 @@ def test_a_step_gives_every_component_its_own_biases() -> None:
 
 @pytest.mark.slow("a second or more")
 def test_a_narrow_weight_prior_shrinks_the_weights() -> None:
-    norms = [
-        float(fit(network(weight_prior=prior), num_steps=300).params["layers.0.weight"].norm())
-        for prior in (None, priors.Normal(0.01))
-    ]
+    norms = []
+    for prior in (None, priors.Normal(0.01)):
+        svi = bnn.SVI(AutoRank1Mixture, num_steps=100, learning_rate=0.05)
+        posterior = svi.run(network(weight_prior=prior), rows(), progress=False)
+        norms.append(float(posterior.params["layers.0.weight"].norm()))
     assert norms[1] < 0.5 * norms[0]
 
 
@@ -721,7 +722,8 @@ def test_the_network_takes_every_guide(guide: Any) -> None:
         assert bool((posterior.params[name] != value).any())  # W and b are trained
 
 
-@pytest.mark.slow("a second or more")
+@pytest.mark.slow("about a second")
+@pytest.mark.usefixtures("short_trajectories")
 def test_nuts_samples_the_factors_at_a_stated_weight() -> None:
     model = network()
     shared = fit(model, num_components=2, separate_biases=False)

@@ -18,8 +18,6 @@ from pyro_bnn.program import Program
 from tests.diagnostics.made_engines import LINEAR, X
 from tests.laws import problem
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 YS = torch.randn(3, 8, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 

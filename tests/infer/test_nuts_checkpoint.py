@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -119,22 +120,53 @@ def phase(run: Sampling) -> str:
     return "all step sizes are fixed" if counts.min() == 0 else "all chains have draws"
 
 
-def saved_states(run: Sampling, path: Path) -> dict[str, tuple[Any, Any]]:
-    """Run to the end; a state of each phase, and what its file of draws holds."""
+class Saved(NamedTuple):
+    """A run in some phase.
+
+    Attributes:
+        step: How many steps it has taken.
+        state: As it is read back.
+        held: What its file of draws holds ``[C, S, P]``.
+    """
+
+    step: int
+    state: Any
+    held: Any
+
+    @classmethod
+    def of(cls, run: Sampling, step: int, path: Path) -> Saved:
+        write_tensors(run.state(), path.with_name("state"))
+        held = np.fromfile(path).reshape(CHAINS, DRAWS, 3)
+        return cls(step, read_tensors(path.with_name("state")), held)
+
+
+def saved_states(run: Sampling, path: Path) -> dict[str, Saved]:
+    """Run to the end; a state of each phase."""
     run.begin()
-    saved: dict[str, tuple[Any, Any]] = {}
+    saved: dict[str, Saved] = {}
     seen: Counter[str] = Counter()
     while not run.is_done:
         run.step()
         name = phase(run)
         if seen[name] == (12 if "window" in name else 0):
-            write_tensors(run.state(), path.with_name("state"))
-            held = np.fromfile(path).reshape(CHAINS, DRAWS, 3)
-            saved[name] = read_tensors(path.with_name("state")), held
+            saved[name] = Saved.of(run, seen.total() + 1, path)
         seen[name] += 1
     assert saved.keys() >= {"window 0", "window 1", "window 2", "in a smaller batch", "at the end"}
     assert saved.keys() & {"some step sizes are fixed", "all step sizes are fixed"}
     return saved
+
+
+def assert_same_state(found: Any, expected: Any) -> None:
+    """To the bit, but for the times that were taken."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected.keys() - {"warm_up", "sampling", "phases"}:
+            assert_same_state(found[key], expected[key])
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_same_state(one, other)
+    else:
+        np.testing.assert_array_equal(found, expected, strict=True)
 
 
 def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> None:
@@ -152,16 +184,28 @@ def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> N
 def test_another_run_goes_on_from_every_phase(
     kernel: Any, limit: int, kind: Any, tmp_path: Path
 ) -> None:
-    """Whatever the file holds beyond the draws that the state counts."""
+    """To the state of the next: whatever the file holds beyond the draws that a state counts."""
     path = tmp_path / "draws"
     run = made(kernel, limit, kind, path)
     saved = saved_states(run, path)
     expected = Sampled(run.result().z.clone(), run.result().stats, {})
-    for name, (state, held) in saved.items():
-        for chain, count in enumerate(state["store"]["counts"]):
-            held[chain, count:] = np.nan
-        held.tofile(path)
-        assert_goes_on(made(kernel, limit, kind, path), name, state, expected)
+    for here in saved.values():
+        for chain, count in enumerate(here.state["store"]["counts"]):
+            here.held[chain, count:] = np.nan
+    for (name, here), (later, there) in itertools.pairwise(saved.items()):
+        here.held.tofile(path)
+        other = made(kernel, limit, kind, path)
+        other.restore(here.state)
+        assert phase(other) == name
+        for _ in range(here.step, there.step):
+            other.step()
+        assert phase(other) == later
+        found = Saved.of(other, there.step, path)
+        assert_same_state(found.state, there.state)
+        np.testing.assert_array_equal(
+            found.held[~np.isnan(there.held)], there.held[~np.isnan(there.held)]
+        )
+    assert_goes_on(made(kernel, limit, kind, path), later, there.state, expected)
 
 
 @pytest.mark.slow("captures chains")
@@ -177,7 +221,7 @@ def test_a_run_goes_on_in_a_smaller_batch(
     run = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     saved = saved_states(run, path)
     other = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
-    state, _ = saved["in a smaller batch"]
+    state = saved["in a smaller batch"].state
     assert state["compile_path"] == ("compiled" if compiled else "captured")
     assert_goes_on(other, "in a smaller batch", state, run.result())
     graphs = other._chains._captured._by_rows

@@ -33,7 +33,7 @@ from tests.kills import assert_same
 from tests.oracle import linear_gaussian
 from tests.saves import document_of, end_state, write_document
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 ORACLE = linear_gaussian()
 DATA = (ORACLE.x, ORACLE.y)  # 20 rows

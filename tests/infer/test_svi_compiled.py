@@ -84,7 +84,7 @@ PATHS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mixture with weight decay": (
         rank1,
         functools.partial(guides.AutoRank1Mixture, num_components=2),
-        {"batch_size": 6, "kl_warmup": 100},
+        {"batch_size": 6, "kl_warmup": 60},
     ),
     "weights of components": (
         lambda: mlp(None),
@@ -155,14 +155,14 @@ CAPTURED = [name for name in PATHS if name not in OF_GUIDES]
 
 @functools.cache  # captured ones are compared with plain and with compiled ones
 def fitted(name: str, path: str) -> GuidePosterior:
-    """120 steps along a path: ``"compiled"``, ``"interpreted"``, ``"captured"`` or ``"plain"``."""
+    """80 steps along a path: ``"compiled"``, ``"interpreted"``, ``"captured"`` or ``"plain"``."""
     oracle = linear_gaussian()
     make, guide, options = PATHS[name]
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(3)
         if path == "plain":
             patch.setattr(training, "Captured", functools.partial(Captured, enabled=False))
-        engine = SVI(guide, num_steps=120, compile=path in ("compiled", "interpreted"), **options)
+        engine = SVI(guide, num_steps=80, compile=path in ("compiled", "interpreted"), **options)
         fit = engine.run(make(), (oracle.x, oracle.y), progress=False)
     assert isinstance(fit, GuidePosterior)
     return fit

@@ -17,8 +17,6 @@ from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.report.saved.file_posterior import read
 from tests.command_line import run
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 STEPS = 30
 ENGINES: dict[str, Any] = {"von": VON, "vogn": VOGN, "vadam": Vadam, "ivon": IVON, "slang": SLANG}
 TINY = ("--hidden", "3", "--steps", str(STEPS), "--batch-size", "16", "--seed", "2")

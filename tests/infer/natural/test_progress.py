@@ -14,7 +14,7 @@ from pyro_bnn import Interrupted
 from pyro_bnn.infer.run import WINDOW
 from tests.infer.natural.test_runs import EACH, ENGINES, STEPS, fit, stop_after
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 
 @EACH
