@@ -643,6 +643,41 @@ def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
         assert float(bounds.upper_bound) == 1.0
 
 
+def by_the_largest_row(x: Tensor, y: Tensor | None = None) -> Any:
+    tau = pyro.sample("tau", dist.Uniform(0.0, float(x.max())))
+    f = pyro.deterministic("f", torch.sigmoid(x - tau))
+    with pyro.plate("data", len(x)):
+        return observe(f, y)
+
+
+def by_the_size_of_all_rows(x: Tensor, y: Tensor | None = None) -> Any:
+    w = pyro.sample("w", dist.Normal(torch.zeros(1, 1), 1 / x.square().mean().sqrt()).to_event(2))
+    f = pyro.deterministic("f", x @ w)
+    with pyro.plate("data", len(x)):
+        return observe(f, y)
+
+
+@pytest.mark.parametrize("num_rows", [2, 1_000])
+@pytest.mark.parametrize(
+    ("model", "name"), [(by_the_largest_row, "tau"), (by_the_size_of_all_rows, "w")]
+)
+def test_a_prior_made_of_the_rows_is_refused(model: Any, name: str, num_rows: int) -> None:
+    """It is evaluated on other rows: of a batch, or, where a draw is from the prior, of one."""
+    rows = torch.linspace(0.1, 1.0, num_rows)[:, None]
+    with pytest.raises(ModelError, match=f"the prior of '{name}' is made of the values of x"):
+        Program(model, rows, torch.zeros(num_rows))
+
+    def constant(x: Tensor, y: Tensor | None = None) -> Any:
+        scale = pyro.sample("scale", dist.HalfCauchy(torch.tensor(100.0)))
+        # of the shape of x, and of the value of another site
+        w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1], 1), scale).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            return observe(f, y)
+
+    assert Program(constant, rows, torch.zeros(num_rows)).num_latents == 2
+
+
 @pytest.mark.parametrize("num_drawn", [64, 100, 128])
 def test_a_plate_that_draws_its_own_rows_is_refused_for_many_too(num_drawn: int) -> None:
     def subsampled(x: Tensor, y: Tensor | None = None) -> Any:

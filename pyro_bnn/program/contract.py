@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.handled import module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
+from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -281,6 +282,22 @@ def _check_modules(model: Model) -> None:
             )
 
 
+def check_run(trace: ModelTrace, run: Evaluate) -> None:
+    """Check what a run of a model with marks shows of its sites.
+
+    Args:
+        trace: Of the model on the rows of the data.
+        run: The model at the same values of its sites, on the first row alone, with marks.
+
+    Raises:
+        SiteError: If the support of a site is not fixed.
+        ModelError: If a factor depends on a latent site, or a prior on the values of x.
+    """
+    require_fixed_supports(run)
+    require_factors_of_parameters(run)
+    require_priors_of_no_rows(trace, run)
+
+
 def require_factors_of_parameters(run: Evaluate) -> None:
     """Check that ``pyro.factor`` statements depend on parameters only.
 
@@ -319,6 +336,30 @@ def require_fixed_supports(run: Evaluate) -> None:
                 "sample it on a fixed support and scale the sample. After an if on a site's or "
                 "parameter's value a support of given bounds counts as dependent: sample it before"
             )
+
+
+def require_priors_of_no_rows(trace: ModelTrace, run: Evaluate) -> None:
+    """Check that no prior is made of the values of x, which differ from batch to batch.
+
+    Args:
+        trace: Of the model on the rows of the data.
+        run: The model at the same values of its sites, on the first row alone.
+
+    Raises:
+        ModelError: If one is: what is made of all rows at one place is of one row at another.
+    """
+    for site in trace.sites:
+        of_all = tensors_of(trace.messages[site.name]["fn"])
+        of_first = tensors_of(run.latent[site.name]["fn"])
+        for one, other in zip(of_first, of_all, strict=True):
+            if one.shape != other.shape or not torch.allclose(
+                one, other.to(one), rtol=1e-3, atol=1e-6, equal_nan=True
+            ):
+                raise ModelError(
+                    f"the prior of {site.name!r} is made of the values of x, and is another one "
+                    "for other rows: compute what it takes from x once, outside of the model, as "
+                    "in high = float(x.max())"
+                )
 
 
 @contextlib.contextmanager

@@ -23,9 +23,8 @@ from pyro_bnn.program.batched import batched_or_looped, refused_as
 from pyro_bnn.program.contract import (
     CORRECTED,
     check_model,
+    check_run,
     naming_columns,
-    require_factors_of_parameters,
-    require_fixed_supports,
 )
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
@@ -143,8 +142,7 @@ class Program:
                 self.constrain(self.initial),
                 self.params.values(),
             )
-            require_fixed_supports(probe)
-            require_factors_of_parameters(probe)
+            check_run(trace, probe)
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
             self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)
@@ -521,11 +519,7 @@ class Program:
         return self._vmap(one, z) if z.ndim == 2 else one(z)
 
     def _run(
-        self,
-        z: Tensor | None,
-        x: Tensor,
-        y: Tensor | None,
-        params: Params | None,
+        self, z: Tensor | None, x: Tensor, y: Tensor | None, params: Params | None
     ) -> Evaluate:
         """The model evaluated at z ``[P]``, or at a draw from its prior."""
         values = dict.fromkeys(s.name for s in self.sites) if z is None else self.constrain(z)
@@ -618,9 +612,7 @@ class Program:
         return found
 
     def _cast(self, value: Tensor) -> Tensor:
-        if value.is_floating_point():
-            return value.to(device=self.device, dtype=self.dtype)
-        return value.to(self.device)
+        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
 
 
 def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:

@@ -246,7 +246,7 @@ def corrupt(
         raise OptionError(f"there is no corruption {kind!r} at the scale {scale!r}, but {names}")
     if severity not in range(1, 6):
         raise OptionError(f"severity is 1, 2, 3, 4 or 5, not {severity!r}")
-    number = constants[kind][severity - 1]
+    number = constants[kind][int(severity) - 1]
     found = np.empty_like(images)
     for row, image in enumerate(images):
         rng = np.random.default_rng([seed, first_row + row])

@@ -236,6 +236,12 @@ def test_all_kinds_have_constants() -> None:
     assert all(len(numbers) == 5 for kinds in COMMON.values() for numbers in kinds.values())
 
 
+def test_a_severity_of_a_table_of_floats_is_one() -> None:
+    images = np.random.default_rng(0).uniform(size=(1, 28, 28))
+    of_float = corrupt(images, "contrast", 2.0)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(of_float, corrupt(images, "contrast", 2))
+
+
 def test_what_is_refused() -> None:
     images = np.zeros((1, 4, 4))
     with pytest.raises(DataError, match="divide pixels of 0 to 255 by 255"):
