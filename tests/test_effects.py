@@ -629,25 +629,19 @@ def test_words_on_many_rows_are_of_all_of_them() -> None:
         check_model(of_all, x, torch.zeros(1_000))
 
 
-def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
-    def change_point(x: Tensor, y: Tensor | None = None) -> Any:
-        tau = pyro.sample("tau", dist.Uniform(0.0, float(x.max())))
-        f = pyro.deterministic("f", torch.sigmoid(x - tau))
-        with pyro.plate("data", len(x)):
-            return observe(f, y)
-
-    rows = torch.linspace(0.1, 1.0, 1_000)[:, None]
-    for x in (rows, rows.flip(0)):
-        trace, _ = check_model(change_point, x, torch.zeros(1_000))
-        bounds: Any = trace.sites[0].support
-        assert float(bounds.upper_bound) == 1.0
-
-
 def by_the_largest_row(x: Tensor, y: Tensor | None = None) -> Any:
     tau = pyro.sample("tau", dist.Uniform(0.0, float(x.max())))
     f = pyro.deterministic("f", torch.sigmoid(x - tau))
     with pyro.plate("data", len(x)):
         return observe(f, y)
+
+
+def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
+    rows = torch.linspace(0.1, 1.0, 1_000)[:, None]
+    for x in (rows, rows.flip(0)):
+        trace, _ = check_model(by_the_largest_row, x, torch.zeros(1_000))
+        bounds: Any = trace.sites[0].support
+        assert float(bounds.upper_bound) == 1.0
 
 
 def by_the_size_of_all_rows(x: Tensor, y: Tensor | None = None) -> Any:
@@ -657,14 +651,22 @@ def by_the_size_of_all_rows(x: Tensor, y: Tensor | None = None) -> Any:
         return observe(f, y)
 
 
+def by_the_number_of_rows(x: Tensor, y: Tensor | None = None) -> Any:
+    tau = pyro.sample("tau", dist.HalfCauchy(torch.tensor(1.0 / len(x) ** 0.5)))  # of a horseshoe
+    f = pyro.deterministic("f", tau * x)
+    with pyro.plate("data", len(x)):
+        return observe(f, y)
+
+
 @pytest.mark.parametrize("num_rows", [2, 1_000])
 @pytest.mark.parametrize(
-    ("model", "name"), [(by_the_largest_row, "tau"), (by_the_size_of_all_rows, "w")]
+    ("model", "name"),
+    [(by_the_largest_row, "tau"), (by_the_size_of_all_rows, "w"), (by_the_number_of_rows, "tau")],
 )
 def test_a_prior_made_of_the_rows_is_refused(model: Any, name: str, num_rows: int) -> None:
     """It is evaluated on other rows: of a batch, or, where a draw is from the prior, of one."""
     rows = torch.linspace(0.1, 1.0, num_rows)[:, None]
-    with pytest.raises(ModelError, match=f"the prior of '{name}' is made of the values of x"):
+    with pytest.raises(ModelError, match=f"the prior of '{name}' is made of the rows of x"):
         Program(model, rows, torch.zeros(num_rows))
 
     def constant(x: Tensor, y: Tensor | None = None) -> Any:

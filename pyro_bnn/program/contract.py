@@ -291,7 +291,7 @@ def check_run(trace: ModelTrace, run: Evaluate) -> None:
 
     Raises:
         SiteError: If the support of a site is not fixed.
-        ModelError: If a factor depends on a latent site, or a prior on the values of x.
+        ModelError: If a factor depends on a latent site, or a prior on the rows of x.
     """
     require_fixed_supports(run)
     require_factors_of_parameters(run)
@@ -339,7 +339,7 @@ def require_fixed_supports(run: Evaluate) -> None:
 
 
 def require_priors_of_no_rows(trace: ModelTrace, run: Evaluate) -> None:
-    """Check that no prior is made of the values of x, which differ from batch to batch.
+    """Check that no prior is made of the rows of x, which differ from batch to batch.
 
     Args:
         trace: Of the model on the rows of the data.
@@ -356,9 +356,9 @@ def require_priors_of_no_rows(trace: ModelTrace, run: Evaluate) -> None:
                 one, other.to(one), rtol=1e-3, atol=1e-6, equal_nan=True
             ):
                 raise ModelError(
-                    f"the prior of {site.name!r} is made of the values of x, and is another one "
-                    "for other rows: compute what it takes from x once, outside of the model, as "
-                    "in high = float(x.max())"
+                    f"the prior of {site.name!r} is made of the rows of x, of their values or "
+                    "their number, and is another one for other rows: compute what it takes from "
+                    "x once, outside of the model, as in high = float(x.max())"
                 )
 
 
