@@ -673,11 +673,14 @@ def test_a_prior_made_of_the_rows_is_refused(model: Any, name: str, num_rows: in
         scale = pyro.sample("scale", dist.HalfCauchy(torch.tensor(100.0)))
         # of the shape of x, and of the value of another site
         w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1], 1), scale).to_event(2))
-        f = pyro.deterministic("f", x @ w)
+        # a transform that keeps the draw it has made
+        shift = dist.transforms.AffineTransform(0.0, 2.0, cache_size=1)
+        b = pyro.sample("b", dist.TransformedDistribution(dist.Normal(0.0, 1.0), [shift]))
+        f = pyro.deterministic("f", x @ w + b)
         with pyro.plate("data", len(x)):
             return observe(f, y)
 
-    assert Program(constant, rows, torch.zeros(num_rows)).num_latents == 2
+    assert Program(constant, rows, torch.zeros(num_rows)).num_latents == 3
 
 
 @pytest.mark.parametrize("num_drawn", [64, 100, 128])
