@@ -311,12 +311,14 @@ class FitOptions:
         options = {name: value for name, value in every.items() if value is not None}
         engines = make_engines(methods, options, self.estimator)
 
-        def has(method: str, option: str) -> bool:
-            engine = engines[method]
-            sets = is_set_by(engine, option) or is_set_by(getattr(engine, "engine", engine), option)
-            return sets and option not in methods[method].options
+        def is_idle(option: str) -> bool:
+            return not any(
+                is_set_by(engine, option) or is_set_by(getattr(engine, "engine", engine), option)
+                for name, engine in engines.items()
+                if option not in methods[name].options
+            )
 
-        refuse_idle(context, {own: name for name, (own, _) in OF_ENGINES.items()}, engines, has)
+        refuse_idle(context, (o for name, (o, _) in OF_ENGINES.items() if is_idle(name)), engines)
         return engines
 
     def say(self, line: str) -> None:

@@ -7,7 +7,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,26 +47,24 @@ class Plan:
         methods: Guides and samplers by the name of a report.
         engines: The engine of each.
         choice: What the command says of the networks.
-        reference: Name of the method that others are measured against, or None.
         progress: Whether to show progress bars.
         say: Gets lines on what is being done.
         command: What to run to get the reports again.
+        reference: Name of the method that others are measured against, or None.
         device: Where the networks are.
         saves: Where the methods of a run are saved, each in a folder of its own.
-        notes: Around the runs of another process, which shows there what is logged and warned of.
         backend: Makes the backend of joblib that does the fits; None for processes here.
     """
 
     methods: Mapping[str, Method]
     engines: Mapping[str, Engine[Any]]
     choice: NetworkOptions
-    reference: str | None
     progress: bool
     say: Callable[[str], object]
     command: str
+    reference: str | None = None
     device: str = "cpu"
     saves: Saves = dataclasses.field(default_factory=Saves)
-    notes: Callable[[], AbstractContextManager[object]] = nullcontext
     backend: Callable[[], AbstractContextManager[object]] | None = None
 
     @classmethod
@@ -76,7 +74,6 @@ class Plan:
         methods: Mapping[str, Method],
         choice: NetworkOptions,
         how: FitOptions,
-        reference: str | None = None,
     ) -> Plan:
         """The plan of a command with these options.
 
@@ -87,12 +84,10 @@ class Plan:
             methods=methods,
             engines=how.engines(context, methods),
             choice=choice,
-            reference=reference,
             progress=how.progress,
             say=how.say,
             command=context.obj,
             device=how.device,
-            notes=plain_notes,
         )
 
     def within(self, run: Run) -> Plan:
@@ -252,7 +247,7 @@ def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: P
 
 def _fit_one(plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say) -> str | None:
     """One fit of a plan, saved to a file; the reason where there is none."""
-    with plan.notes():
+    with plain_notes():
         try:
             posteriors, _ = plan.fit(plan.models(rows, seed), rows, seed, say=say, only=name)
         except DivergenceError as error:
@@ -379,8 +374,8 @@ def number_of_jobs(
     return asked
 
 
-def require_cores(num_processes: int, threads: int) -> int:
-    """The threads of each process, if all of them have a core of their own.
+def require_cores(num_processes: int, threads: int) -> None:
+    """Check that the threads of all processes have a core of their own.
 
     Raises:
         OptionError: If they have not.
@@ -393,13 +388,12 @@ def require_cores(num_processes: int, threads: int) -> int:
             f"{num_processes} processes of {threads} threads need {num_processes * threads} cores, "
             f"and there are {cores}: have fewer processes, or threads"
         )
-    return threads
 
 
 def _run_beside(plan: Plan, title: str, rows: Split, seed: int, out: Path, say: Say) -> Run:
     """A run whose every line says which it is, as those of the others come between them."""
     plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
-    with plan.notes():
+    with plain_notes():
         plan.say(_description(rows, seed))
         return _run(plan, rows, seed, out)
 

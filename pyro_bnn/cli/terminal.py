@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -20,32 +20,21 @@ USAGE, FAILURE, UNWANTED = 2, 1, 3  # exit codes: of what was asked for, happene
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
-def refuse_idle(
-    context: typer.Context,
-    flags: Mapping[str, str],
-    engines: Mapping[str, Any],
-    has: Callable[[str, str], bool] | None = None,
-) -> None:
-    """Refuse options that were given and that no engine takes.
+def refuse_idle(context: typer.Context, parameters: Iterable[str], where: Iterable[str]) -> None:
+    """Refuse options that were given and do nothing.
 
     Args:
         context: The command's.
-        flags: Parameter of the command to option of the engines.
-        engines: By name of the method.
-        has: Whether a method's engine takes the option; by default where it has such an attribute.
+        parameters: Those that do nothing.
+        where: What they do nothing for.
 
     Raises:
         OptionError: If there is one.
     """
-    for parameter, option in flags.items():
-        has_it = any(
-            hasattr(engine, option) if has is None else has(name, option)
-            for name, engine in engines.items()
-        )
-        if given(context, parameter) and not has_it:
+    for parameter in parameters:
+        if given(context, parameter):
             raise OptionError(
-                f"--{parameter.replace('_', '-')} does nothing for {', '.join(engines)}: "
-                "leave it out"
+                f"--{parameter.replace('_', '-')} does nothing for {', '.join(where)}: leave it out"
             )
 
 

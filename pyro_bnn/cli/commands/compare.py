@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,8 +15,6 @@ from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DivergenceError
 
 if TYPE_CHECKING:
-    from pyro_bnn.cli.runs import Plan
-    from pyro_bnn.data import Split
     from pyro_bnn.report import Comparison, RepeatedComparison
 
 
@@ -49,9 +46,17 @@ def compare(
 
     from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.methods import find_methods, find_reference
+    from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
-    plan = _plan(context, compared, network, how, saves)
+    methods = find_methods(compared.methods)
+    plan = dataclasses.replace(
+        runs.Plan.of(context, methods, network, how),
+        reference=find_reference(compared.reference, methods),
+        saves=saves,
+        backend=compared.make_backend(),
+    )
     splits = runs.one_or_several(context, "split", compared.splits)
     seeds = runs.one_or_several(context, "seed", compared.seeds)
     num_runs = len(splits) * len(seeds)
@@ -72,9 +77,13 @@ def compare(
     check_and_describe(context, how, rows, models, network, compared.out, saves.checkpoint)
     whole: Comparison | RepeatedComparison
     if num_runs > 1:
-        whole, lost, files = _several(plan, data_of, seeds, compared.out, processes)
+        whole = runs.run_all(plan, data_of, seeds, compared.out, num_processes=processes)
+        lost = runs.lost_lines(whole.runs)
+        files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
     else:
-        whole, lost, files = _one(plan, models, rows, seeds[0], compared.out, processes)
+        whole, why = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
+        lost = [f"{name}: {reason}" for name, reason in why.items()]
+        files = ["verdicts.json", *(f"{name}.nc" for name in file_names(whole.posteriors).values())]
     yield Found(
         text=f"\n{whole.summary()}\n",
         document=lambda: document_of(whole),
@@ -83,41 +92,3 @@ def compare(
     )
     if lost:
         raise DivergenceError("; ".join(lost))
-
-
-def _plan(
-    context: typer.Context,
-    compared: opt.Compared,
-    network: opt.NetworkOptions,
-    how: opt.FitOptions,
-    saves: Saves,
-) -> Plan:
-    from pyro_bnn.cli.methods import find_methods, find_reference
-    from pyro_bnn.cli.runs import Plan
-
-    methods = find_methods(compared.methods)
-    reference = find_reference(compared.reference, methods)
-    plan = Plan.of(context, methods, network, how, reference)
-    return dataclasses.replace(plan, saves=saves, backend=compared.make_backend())
-
-
-def _several(
-    plan: Plan, data_of: Mapping[int, Split], seeds: Sequence[int], out: Path, processes: int
-) -> tuple[RepeatedComparison, list[str], list[str]]:
-    """The comparison of several runs, what they lost, and the names of their files."""
-    from pyro_bnn.cli import runs
-
-    whole = runs.run_all(plan, data_of, seeds, out, num_processes=processes)
-    files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
-    return whole, runs.lost_lines(whole.runs), files
-
-
-def _one(
-    plan: Plan, models: Mapping[str, Any], rows: Split, seed: int, out: Path, processes: int
-) -> tuple[Comparison, list[str], list[str]]:
-    """The comparison of one run, what it lost, and the names of its files."""
-    from pyro_bnn.report.output.names import file_names
-
-    whole, without = plan.run(models, rows, seed, out, num_processes=processes)
-    files = ["verdicts.json", *(f"{name}.nc" for name in file_names(whole.posteriors).values())]
-    return whole, [f"{name}: {why}" for name, why in without.items()], files

@@ -41,7 +41,7 @@ def fit(
     engines = how.engines(context, found)
     check(saves, [saves])
     if fitted.all_rows:
-        refuse_idle(context, {"split": "split", "max_rows": "max_rows"}, {"--all-rows": None})
+        refuse_idle(context, ("split", "max_rows"), ("--all-rows",))
     loaded = networks.load_rows(source, network.likelihood)
     columns = saved_fit.input_columns(source.data, source.target, loaded)
     rows = all_rows(loaded) if fitted.all_rows else loaded

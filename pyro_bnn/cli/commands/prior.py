@@ -35,7 +35,7 @@ def draw_prior(
     if source.data:
         loaded = networks.load_rows(source, network.likelihood)
     else:
-        refuse_idle(context, {"target": "", "task": "", "split": ""}, {"a line without data": None})
+        refuse_idle(context, ("target", "task", "split"), ("a line without data",))
         rows = Dataset([[-2.0], [2.0]], [-1.0, 1.0])
         loaded = Split(rows, rows, "regression", "one input from -2 to 2")
     expected = "priors are names separated by commas, such as normal,cauchy"
