@@ -25,7 +25,7 @@ from pyro_bnn.cli.networks import make_networks
 from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.saved_fit import FILES, SavedFit
 from pyro_bnn.data import Split, from_arrays
-from pyro_bnn.data.csv_file import Column
+from pyro_bnn.data.split import Column
 from pyro_bnn.errors import BNNError
 from pyro_bnn.files.tensors import pour, read_tensors
 from pyro_bnn.infer.svi import stock

@@ -42,7 +42,7 @@ def fit(path: Path, method: str = "auto-normal") -> SavedFit:
     (network,) = make_networks(methods, split, NetworkOptions(hidden="8")).values()
     (engine,) = make_engines(methods, NUMBERS).values()
     posterior = engine.run(network.build(), split.train, progress=False)
-    return SavedFit.of(posterior, network, input_columns(str(path), None, split), split)
+    return SavedFit.of(posterior, network, input_columns(split), split)
 
 
 def table(seed: int = 0, num_rows: int = 60) -> pd.DataFrame:

@@ -25,8 +25,7 @@ from pyro_bnn.cli.saved_fit import (
 )
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split, Standardiser
-from pyro_bnn.data.csv_file import Column
-from pyro_bnn.data.split import all_rows
+from pyro_bnn.data.split import Column, all_rows
 from pyro_bnn.errors import DataError, FileFormatError, SiteError
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from tests.rows import classes, regression
@@ -77,7 +76,7 @@ def fit(
 )
 def test_a_fit_reads_back(towns: Path, tmp_path: Path, options: dict[str, str]) -> None:
     split = data.load(towns)
-    saved = fit(split, input_columns(str(towns), None, split), **options)
+    saved = fit(split, input_columns(split), **options)
     saved.save(tmp_path / "fit")
     assert {path.name for path in (tmp_path / "fit").iterdir()} == set(FILES)
     torch.manual_seed(99)  # what is read depends on no state
@@ -95,7 +94,7 @@ def test_a_fit_reads_back(towns: Path, tmp_path: Path, options: dict[str, str]) 
 
 def test_the_file_says_how_it_came_about(towns: Path, tmp_path: Path) -> None:
     split = data.load(towns)
-    fit(split, input_columns(str(towns), None, split)).save(tmp_path)
+    fit(split, input_columns(split)).save(tmp_path)
     document = json.loads((tmp_path / FIT_FILE).read_text("utf-8"))
     assert document["method"] == "AutoNormal"
     assert document["seed"] == 2
@@ -111,7 +110,7 @@ def test_held_out_scores_are_those_of_a_comparison(towns: Path) -> None:
     from pyro_bnn.report import compare
 
     split = data.load(towns)
-    saved = fit(split, input_columns(str(towns), None, split))
+    saved = fit(split, input_columns(split))
     row = compare({"one": saved.posterior}, split, seed=2).table.loc["one"]
     assert saved.held_out == {
         "rows": 3,
@@ -289,15 +288,15 @@ def test_a_posterior_that_is_truncated_or_absent(folder: Path, tmp_path: Path) -
 
 def test_columns_of_data_that_are_no_csv() -> None:
     moons = data.load("moons")
-    assert input_columns("moons", None, moons) == (Column("x0"), Column("x1"))
-    diabetes = input_columns("diabetes", None, data.load("diabetes"))
+    assert input_columns(moons) == (Column("x0"), Column("x1"))
+    diabetes = input_columns(data.load("diabetes"))
     assert diabetes[0] == Column("age")
-    assert input_columns("mine.npz", None, regression()) == (Column("x0"), Column("x1"))
+    assert input_columns(regression()) == (Column("x0"), Column("x1"))
 
 
 def test_several_targets_read_back_with_scores_of_each(tmp_path: Path) -> None:
     split = regression(num_targets=2)
-    saved = fit(split, input_columns("rows.npz", None, split))
+    saved = fit(split, input_columns(split))
     assert saved.target_names == ("y0", "y1")  # an array names none
     saved.save(tmp_path)
     loaded = SavedFit.load(tmp_path)
@@ -336,10 +335,10 @@ def test_numbers_beyond_double_precision_are_refused(towns: Path, header: str, w
     write(1_600_000_000_000)
     expected = f"clock: {what} lies at 1\\.6e\\+12 with an sd of \\d\\.\\d, too far for the prec"
     with pytest.raises(DataError, match=expected):
-        input_columns(str(path), None, data.load(path))
+        input_columns(data.load(path))
     write(1_600_000_000)
     known = tuple(map(Column, header.split(",")[:2]))
-    assert input_columns(str(path), None, data.load(path)) == known
+    assert input_columns(data.load(path)) == known
 
 
 def test_all_rows_are_standardised_anew() -> None:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from pyro_bnn.cli import training_file
 from pyro_bnn.cli.networks import Network
 from pyro_bnn.cli.uncertainty import Uncertainty
-from pyro_bnn.data import Dataset, Split, names
-from pyro_bnn.data.csv_file import Column, read_columns
+from pyro_bnn.data import Dataset, Split
 from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import Column
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.files.atomic import made_folder, output
@@ -310,23 +310,14 @@ def _words(scores: Mapping[str, float], of: str = "", unit: str = "") -> str:
 # What a fit is made of
 
 
-def input_columns(data: str, target: str | None, split: Split) -> tuple[Column, ...]:
-    """The input columns of data as :func:`pyro_bnn.data.load` takes them.
-
-    Args:
-        data: Registered name or path.
-        target: Column of a CSV that is predicted, or several separated by commas.
-        split: What was loaded; where inputs have no names they are called ``x0, x1, ...``.
+def input_columns(split: Split) -> tuple[Column, ...]:
+    """The input columns of data; where inputs have no names they are called ``x0, x1, ...``.
 
     Raises:
-        DataError: If a CSV cannot be read any more, or double precision cannot tell the values of
-            an input or of the target apart.
+        DataError: If double precision cannot tell the values of an input or of the target apart.
     """
     _check_precision(split)
-    path = Path(data).expanduser()
-    if data not in names() and path.suffix.lower() in (".csv", ".tsv"):
-        return read_columns(path, target, split.task)
-    return tuple(map(Column, _input_names(split.train)))
+    return split.columns or tuple(map(Column, _input_names(split.train)))
 
 
 def _input_names(data: Dataset) -> Sequence[str]:
@@ -343,7 +334,7 @@ def _check_precision(split: Split) -> None:
         (data.inputs, data.x, [f"column {name!r}" for name in _input_names(data)]),
         (data.target, data.y, [f"target {name!r}" for name in targets]),
     )
-    for units, values, names_ in parts:
+    for units, values, names in parts:
         if units is None or values.ndim > 2:  # images are refused where a network is made
             continue
         varies = values.amin(0) < values.amax(0)
@@ -352,7 +343,7 @@ def _check_precision(split: Split) -> None:
             first = int(far.reshape(-1).nonzero()[0])
             loc, scale = (float(value.reshape(-1)[first]) for value in (units.loc, units.scale))
             raise DataError(
-                f"{split.name}: {names_[first]} lies at {loc:.4g} with an sd of {scale:.2g}, too "
+                f"{split.name}: {names[first]} lies at {loc:.4g} with an sd of {scale:.2g}, too "
                 "far for the precision of predictions: subtract a constant from it"
             )
 

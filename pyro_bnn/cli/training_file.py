@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.data.csv_file import Column
+from pyro_bnn.data.split import Column
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.files.tensors import read_tensors, write_tensors

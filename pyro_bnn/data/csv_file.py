@@ -20,7 +20,7 @@ from torch import Tensor
 from pyro_bnn.data.arrays import EXACT, count_rows
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, encode_labels
-from pyro_bnn.data.split import Table
+from pyro_bnn.data.split import Column, Table
 from pyro_bnn.data.tables import read_text, to_number
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
@@ -31,31 +31,6 @@ MISSING = frozenset({
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 })  # fmt: skip
 """Fields that are no value, those of ``pandas.read_csv``."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One input column of a file.
-
-    Args:
-        name: Its header.
-        categories: Values of a column of text, each an input of its own (1 where the row has it,
-            else 0); None for numbers and truth values.
-
-    Example:
-        >>> Column("age").inputs, Column("town", ("Oslo", "Rome")).inputs
-        (('age',), ('town=Oslo', 'town=Rome'))
-    """
-
-    name: str
-    categories: tuple[str, ...] | None = None
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that the column becomes."""
-        if self.categories is None:
-            return (self.name,)
-        return tuple(f"{self.name}={value}" for value in self.categories)
 
 
 def read_csv(path: Path, target: Target | None = None, task: Task | None = None) -> Table:
@@ -84,36 +59,15 @@ def read_csv(path: Path, target: Target | None = None, task: Task | None = None)
         OptionError: If a target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
-    return _read(path, target, task)[0]
-
-
-def read_columns(
-    path: Path, target: Target | None = None, task: Task | None = None
-) -> tuple[Column, ...]:
-    """Input columns of a CSV file in its order, as :func:`read_csv` encodes them.
-
-    Args:
-        path: As in :func:`read_csv`.
-        target: As in :func:`read_csv`.
-        task: As in :func:`read_csv`.
-
-    Raises:
-        DataError: As :func:`read_csv`.
-        UnknownNameError: As :func:`read_csv`.
-    """
-    return _read(path, target, task)[1]
-
-
-def _read(path: Path, target: Target | None, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
     fields = Fields.read(path)
-    table, columns = encode(fields, [fields.header[-1]] if target is None else target, task)
     last = fields.header[-1]
-    note = f"The target is the last column, {last!r}; target= takes another."
-    return replace(table, name=path.stem, note="" if target else note), columns
+    note = "" if target else f"The target is the last column, {last!r}; target= takes another."
+    table = encode(fields, [last] if target is None else target, task)
+    return replace(table, name=path.stem, note=note)
 
 
-def encode(fields: Fields, target: Target, task: Task | None) -> tuple[Table, tuple[Column, ...]]:
-    """The data set of a table, called after it, and its input columns.
+def encode(fields: Fields, target: Target, task: Task | None) -> Table:
+    """The data set of a table, called after it.
 
     Args:
         fields: The table.
@@ -138,7 +92,7 @@ def encode(fields: Fields, target: Target, task: Task | None) -> tuple[Table, tu
         class_names=class_names,
         target_names=chosen if len(chosen) > 1 else None,
     )
-    return Table(data, task, fields.name), columns
+    return Table(data, task, fields.name, columns=columns)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyro_bnn.data.fetch import DATA_VARIABLE, check_sha256, local_path
+from pyro_bnn.data.fetch import check_sha256, needed_path
 from pyro_bnn.data.idx_files import split_of_images
 from pyro_bnn.data.split import Split, check_index
-from pyro_bnn.errors import DataError
 
 FILE = "train_first3615.npz"
 SHA256 = "763b0d9dc66a99fa30cb8119f838b317293dab74b8744818c7aac52e3ba38e1f"
@@ -45,12 +44,7 @@ def load_fashion(name: str = "fashion-mnist", index: int = 0) -> Split:
         Learning Algorithms", 2017, arXiv:1708.07747.
     """
     check_index(index, 1, name)
-    path = local_path("fashion_mnist", FILE)
-    if path is None:
-        raise DataError(
-            f"{name} is read from $PYRO_BNN_DATA/fashion_mnist/{FILE}, and ${DATA_VARIABLE} is not "
-            "set: put the file there"
-        )
+    path = needed_path(name, "fashion_mnist", FILE, what="the file")
     check_sha256(path, SHA256)
     with np.load(path, allow_pickle=False) as file:
         images, labels = file["x"], file["y"]

@@ -72,6 +72,26 @@ def local_path(*parts: str) -> Path | None:
     return Path(root, *parts).expanduser() if root else None
 
 
+def needed_path(name: str, *parts: str, what: str) -> Path:
+    """A path below the user's folder of data, which a set is read from.
+
+    Args:
+        name: Of the set.
+        parts: Of the path.
+        what: The files that belong there.
+
+    Raises:
+        DataError: If there is no such folder.
+    """
+    path = local_path(*parts)
+    if path is None:
+        raise DataError(
+            f"{name} is read from ${'/'.join([DATA_VARIABLE, *parts])}, and ${DATA_VARIABLE} is "
+            f"not set: put {what} there"
+        )
+    return path
+
+
 def _download(folder: str, sha256: str) -> Path:
     import pooch
 

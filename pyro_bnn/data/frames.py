@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.data.arrays import ArrayLike, column_names, column_order
-from pyro_bnn.data.csv_file import Column, Fields, Target, encode
+from pyro_bnn.data.csv_file import Fields, Target, encode
 from pyro_bnn.data.labels import Task, check_task
-from pyro_bnn.data.split import Split, make_split, rows_of_split
+from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def from_frame(
         ('town=Oslo', 'town=Rome', 'age')
     """
     check_task(task)
-    table, _ = encode(_fields(frame), target, task)
+    table = encode(_fields(frame), target, task)
     train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test)
 
@@ -134,15 +134,11 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
         source=FRAME,
         name=FRAME,
         header=list(frame.columns),
-        rows=list(map(list, zip(*map(_texts, _each_column(frame)), strict=True))),
+        rows=list(map(list, zip(*(_texts(own) for _, own in frame.items()), strict=True))),
         places=[f"row {label!r}" for label in frame.index.tolist()],
     )
     found.check_header(min_columns)
     return found
-
-
-def _each_column(frame: Any) -> list[Any]:
-    return [frame.iloc[:, place] for place in range(frame.shape[1])]
 
 
 def _texts(column: Any) -> list[str]:

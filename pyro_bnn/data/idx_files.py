@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pyro_bnn.data.dataset import Dataset
-from pyro_bnn.data.fetch import DATA_VARIABLE, local_path
+from pyro_bnn.data.fetch import needed_path
 from pyro_bnn.data.split import Split, check_index
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError
@@ -58,12 +58,8 @@ def load_mnist(name: str = "mnist", index: int = 0) -> Split:
         Proceedings of the IEEE 86(11), 1998.
     """
     check_index(index, 1, name)
-    folder = local_path("mnist")
-    if folder is None:
-        raise DataError(
-            f"{name} is read from $PYRO_BNN_DATA/mnist, and ${DATA_VARIABLE} is not set: put "
-            f"{', '.join(MNIST_MD5)} there, packed (.gz) or not"
-        )
+    files = f"{', '.join(MNIST_MD5)}, packed (.gz) or not,"
+    folder = needed_path(name, "mnist", what=files)
     x_train, y_train, x_test, y_test = (
         _checked(folder / file, md5) for file, md5 in MNIST_MD5.items()
     )

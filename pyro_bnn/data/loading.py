@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pyro_bnn.data.csv_file import Target, read_csv
@@ -12,7 +13,7 @@ from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
 from pyro_bnn.data.npz_file import load_npz
 from pyro_bnn.data.sklearn_sets import SKLEARN_SETS, load_sklearn
-from pyro_bnn.data.split import NUM_SPLITS, Split, check_index, published_split
+from pyro_bnn.data.split import Split, published_split
 from pyro_bnn.data.uci import load_uci, uci_sets
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
@@ -24,7 +25,7 @@ def names() -> list[str]:
         >>> "diabetes" in names(), "uci/yacht" in names()
         (True, True)
     """
-    return sorted([*FASHION_SETS, *MNIST_SETS, *SKLEARN_SETS, *uci_sets()])
+    return sorted(_loaders())
 
 
 def load(
@@ -77,7 +78,7 @@ def load(
     """
     check_task(task)
     name = os.fspath(name_or_path)
-    if isinstance(name_or_path, str) and name in names():
+    if isinstance(name_or_path, str) and name in _loaders():
         return _registered(name, target, task, split)
     path = Path(name).expanduser()
     if not path.exists():
@@ -86,7 +87,6 @@ def load(
         raise DataError(f"no file or folder {str(path)!r}; check the path")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv") and path.is_file():
-        check_index(split, NUM_SPLITS, path.name)
         return published_split(read_csv(path, target, task), split, path.name)
     if target is not None:
         raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
@@ -102,15 +102,20 @@ def load(
 def _registered(name: str, target: Target | None, task: Task | None, split: int) -> Split:
     if target is not None:
         raise OptionError(f"{name} has its own target; target= is for a CSV")
-    if name in MNIST_SETS:
-        result = load_mnist(name, split)
-    elif name in FASHION_SETS:
-        result = load_fashion(name, split)
-    else:
-        result = load_sklearn(name, split) if name in SKLEARN_SETS else load_uci(name, split)
+    result = _loaders()[name](name, split)
     if task not in (None, result.task):
         raise OptionError(f"{name} is a {result.task} set, it cannot be loaded for {task!r}")
     return result
+
+
+def _loaders() -> dict[str, Callable[[str, int], Split]]:
+    """What loads each registered data set, by its name."""
+    return {
+        **dict.fromkeys(FASHION_SETS, load_fashion),
+        **dict.fromkeys(MNIST_SETS, load_mnist),
+        **dict.fromkeys(SKLEARN_SETS, load_sklearn),
+        **dict.fromkeys(uci_sets(), load_uci),
+    }
 
 
 def _looks_like_path(name: str) -> bool:

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_bnn.data.csv_file import Column, Fields, number
+from pyro_bnn.data.csv_file import Fields, number
+from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
 
 

@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.split import (
-    NUM_SPLITS,
-    Split,
-    check_index,
-    make_split,
-    published_split,
-    table_of_arrays,
-)
+from pyro_bnn.data.split import Split, check_index, make_split, published_split, table_of_arrays
 from pyro_bnn.errors import DataError, ShapeError
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -54,7 +47,6 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
         rows = torch.arange(len(x)).tensor_split([len(arrays["x_train"])])
         return make_split(table_of_arrays(x, y, task, name), *rows)
     if {"x", "y"} <= set(arrays):
-        check_index(index, NUM_SPLITS, name)
         return published_split(table_of_arrays(arrays["x"], arrays["y"], task, name), index)
     raise DataError(
         f"{str(path)!r} must hold the arrays x and y, or {', '.join(SPLIT_KEYS)}; it holds "

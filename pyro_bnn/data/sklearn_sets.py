@@ -9,7 +9,7 @@ import torch
 
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.split import NUM_SPLITS, Split, Table, check_index, published_split
+from pyro_bnn.data.split import Split, Table, published_split
 
 
 def load_sklearn(name: str, index: int = 0) -> Split:
@@ -33,7 +33,6 @@ def load_sklearn(name: str, index: int = 0) -> Split:
         Split('moons', classification, index=3, train=Dataset(x [180, 2] float32, y [180] int64, \
 target_name='moon'), test=Dataset(x [20, 2] float32, y [20] int64, target_name='moon'))
     """
-    check_index(index, NUM_SPLITS, name)
     return published_split(SKLEARN_SETS[name](), index)
 
 

@@ -37,6 +37,7 @@ class Split:
         train_rows: Where the training rows stood in the source, int64.
         test_rows: The same for the test rows.
         note: What a reader of results on these data should know; may be empty.
+        columns: Columns of the file or data frame that x was made of; None for arrays.
 
     Raises:
         DataError: If the classes of the test rows have other names than those of the training rows.
@@ -50,6 +51,7 @@ class Split:
     train_rows: Tensor | None = None
     test_rows: Tensor | None = None
     note: str = ""
+    columns: tuple[Column, ...] | None = None
 
     def __post_init__(self) -> None:
         labels.check_same_classes(self.test.class_names, self.train.class_names, "the test rows")
@@ -100,6 +102,31 @@ def holds_counts(split: Split) -> bool:
     return is_raw and bool(labels.is_count(split.train.y).all())
 
 
+@dataclass(frozen=True)
+class Column:
+    """One input column of a file.
+
+    Args:
+        name: Its header.
+        categories: Values of a column of text, each an input of its own (1 where the row has it,
+            else 0); None for numbers and truth values.
+
+    Example:
+        >>> Column("age").inputs, Column("town", ("Oslo", "Rome")).inputs
+        (('age',), ('town=Oslo', 'town=Rome'))
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the column becomes."""
+        if self.categories is None:
+            return (self.name,)
+        return tuple(f"{self.name}={value}" for value in self.categories)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """A whole data set in the user's units, before it is split.
@@ -109,12 +136,14 @@ class Table:
         task: What y is.
         name: Of the data set.
         note: What a reader should know.
+        columns: Columns of the file or data frame that x was made of; None for arrays.
     """
 
     data: Dataset
     task: Task
     name: str
     note: str = ""
+    columns: tuple[Column, ...] | None = None
 
 
 def from_arrays(
@@ -288,10 +317,11 @@ def published_split(table: Table, index: int, source: str = "") -> Split:
 
     Raises:
         DataError: If there are too few rows, or as :func:`make_split`.
+        OptionError: If there is no such split of 20.
     """
-    return make_split(
-        table, *published_rows(len(table.data), index, source or table.name), index=index
-    )
+    source = source or table.name
+    check_index(index, NUM_SPLITS, source)
+    return make_split(table, *published_rows(len(table.data), index, source), index=index)
 
 
 def check_index(index: int, num_splits: int, name: str) -> None:
@@ -355,7 +385,7 @@ def make_split(
     )
     parts = whole.rows(train), whole.rows(test)
     task: Task = "regression" if is_number else "classification"
-    return Split(*parts, task, table.name, int(index), train, test, table.note)
+    return Split(*parts, task, table.name, int(index), train, test, table.note, table.columns)
 
 
 def all_rows(split: Split) -> Split:
@@ -371,7 +401,8 @@ def all_rows(split: Split) -> Split:
     data = replace(split.train, x=x, y=y, inputs=None, target=None)
     task = "counts" if holds_counts(split) else split.task
     every = torch.arange(len(x))
-    return make_split(Table(data, task, split.name, split.note), every, every, index=split.index)
+    table = Table(data, task, split.name, split.note, split.columns)
+    return make_split(table, every, every, index=split.index)
 
 
 def _warn_of_constant_target(table: Table, train: Tensor) -> None:

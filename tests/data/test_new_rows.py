@@ -7,12 +7,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.csv_file import Column, read_columns, read_csv
+from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.new_rows import read_new_rows
+from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError, UnknownNameError
 
 DOUBLE = torch.float64
 COLUMNS = (Column("age"), Column("town", ("01", "Oslo", "Rome")), Column("smoker"))
+
+
+def read_columns(path: Path, target: str | None = None) -> tuple[Column, ...]:
+    columns = read_csv(path, target).columns
+    assert columns is not None
+    return columns
 
 
 @pytest.fixture

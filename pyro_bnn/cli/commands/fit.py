@@ -43,7 +43,7 @@ def fit(
     if fitted.all_rows:
         refuse_idle(context, ("split", "max_rows"), ("--all-rows",))
     loaded = networks.load_rows(source, network.likelihood)
-    columns = saved_fit.input_columns(source.data, source.target, loaded)
+    columns = saved_fit.input_columns(loaded)
     rows = all_rows(loaded) if fitted.all_rows else loaded
     plans = networks.make_networks(found, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
