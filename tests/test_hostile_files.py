@@ -590,7 +590,7 @@ def test_arrays_of_a_large_netcdf_file_fit_into_the_memory(
 ) -> None:
     """Of 1 MiB, it could hold 1032 MiB if they were packed."""
     path, mib = tmp_path / "large.nc", 1 << 20
-    monkeypatch.setattr(netcdf, "_machine_bytes", lambda: 512 * mib)
+    monkeypatch.setattr(netcdf, "machine_bytes", lambda: 512 * mib)
     with h5py.File(path, "w") as file:
         file.create_dataset("there", data=np.zeros(mib, dtype="u1"))
         file.create_dataset("declared", (510 * mib,), "u1", chunks=(mib,))

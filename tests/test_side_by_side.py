@@ -164,7 +164,7 @@ def test_every_task_has_a_bar_while_it_runs() -> None:
     assert state() == ["", "b 5%"]
     screen.show("c", "bar", "c 1%")
     assert state() == ["c 1%", "b 5%"]
-    screen.__exit__()
+    screen.close()
     assert shown == ["", ""]
     quiet = _Screen(0, str)
     quiet.show("a", "bar", "a 10%")

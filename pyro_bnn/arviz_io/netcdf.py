@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy as np
 from pyro_bnn.arviz_io.tree import PLAIN_GROUPS, SAMPLE_GROUPS
 from pyro_bnn.errors import DataError, FileFormatError, OutputError
 from pyro_bnn.files.atomic import output
+from pyro_bnn.files.machine import machine_bytes
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -130,7 +130,7 @@ class _Look:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.bound = max(FLOOR, min(PACKED * size, _machine_bytes()))
+        self.bound = max(FLOOR, min(PACKED * size, machine_bytes()))
         self.num_bytes = 0
         self.seen: set[int] = set()
 
@@ -208,11 +208,3 @@ class _Look:
             raise ValueError(
                 f"it declares more than {self.bound >> 20} MiB, in a file of {self.size} bytes"
             )
-
-
-def _machine_bytes() -> int:
-    """Memory of this machine, or no bound where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return sys.maxsize

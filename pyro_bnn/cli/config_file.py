@@ -45,19 +45,15 @@ def with_file(args: Sequence[str], command: str, options: Mapping[str, Takes]) -
     if len(files) > 1 or not files[0]:
         raise OptionError(f"{FLAG} names one file, not {' and '.join(map(repr, files))}")
     typed = {arg.partition("=")[0] for arg in rest}
-    made = []
-    for name, values in _options(files[0], command, options).items():
-        if name not in typed:
-            made += [name if value is True else f"{name}={value}" for value in values]
+    of_file = _options(files[0], command, options).items()
+    made = [arg for flag, own in of_file if flag not in typed for arg in own]
     return [*made, *rest]
 
 
-def _options(
-    file: str, command: str, options: Mapping[str, Takes]
-) -> dict[str, list[str | Literal[True]]]:
-    """The values of each option in a table of a file."""
+def _options(file: str, command: str, options: Mapping[str, Takes]) -> dict[str, list[str]]:
+    """The arguments that each option in a table of a file stands for."""
     names = {flag.removeprefix("--"): kind for flag, kind in options.items() if flag != FLAG}
-    made: dict[str, list[str | Literal[True]]] = {}
+    made: dict[str, list[str]] = {}
     for key, value in _table(file, command).items():
         name = key.replace("_", "-")
         if name not in names:
@@ -66,11 +62,12 @@ def _options(
         if any(is_flag != isinstance(part, bool) or isinstance(part, dict) for part in parts):
             wanted = "true or false" if is_flag else "text, a number or a list"
             raise OptionError(f"{key} in [{command}] of {file} is {wanted}, not {value!r}")
+        flag, texts = f"--{name}", [str(part) for part in parts]
         if is_flag:
-            made[f"--{name}"] = [True] if value is True else []
+            made[flag] = [flag] if any(parts) else []
         else:
-            several = [str(part) for part in parts]
-            made[f"--{name}"] = [*several] if names[name] == "values" else [",".join(several)]
+            texts = texts if names[name] == "values" else [",".join(texts)]
+            made[flag] = [f"{flag}={text}" for text in texts]
     return made
 
 

@@ -93,14 +93,13 @@ class FilePredictions:
         buffer = io.StringIO()
         writer = csv.writer(buffer, delimiter=self.rows.file.separator, lineterminator="\n")
         writer.writerow([*self.rows.file.header, *self.columns])
-        predicted = {name: _fields(values) for name, values in self.columns.items()}
-        for start in self.starts:
-            width = self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
-            for name in PLACES:
-                predicted[f"{start}_{name}"] = _fields(self.columns[f"{start}_{name}"], width)
-        for own, new in zip(
-            self.rows.file.rows, zip(*predicted.values(), strict=True), strict=True
-        ):
+        widths = {
+            f"{start}_{name}": self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
+            for start in self.starts
+            for name in PLACES
+        }
+        texts = [_fields(values, widths.get(name)) for name, values in self.columns.items()]
+        for own, new in zip(self.rows.file.rows, zip(*texts, strict=True), strict=True):
             writer.writerow([*own, *new])
         return buffer.getvalue()
 

@@ -6,11 +6,9 @@ import dataclasses
 import itertools
 import json
 import math
-import platform
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal
@@ -24,17 +22,18 @@ from pyro_bnn.data.split import Column
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
 from pyro_bnn.files.atomic import made_folder, output
+from pyro_bnn.files.schema import require_version
 from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.device import on_device
 from pyro_bnn.report.evaluation.held_out import held_out
+from pyro_bnn.report.output.page import versions
 
 POSTERIOR_FILE, TRAINING_FILE = "posterior.safetensors", "training.safetensors"
 FIT_FILE = "fit.json"
 FILES = (POSTERIOR_FILE, TRAINING_FILE, FIT_FILE)
 FORMAT, VERSION = "pyro_bnn fit", 2
-PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy")
 LARGEST_LOC = 1e9  # in sds: float64 then still resolves 1e-6 of an sd
 BYTES_OF_A_WEIGHT = 2  # bytes of the narrowest dtype
 BYTES_OF_A_LAYER = 20  # the file names its sites and their shapes
@@ -143,7 +142,7 @@ class SavedFit:
         document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(plain)}
         del document["posterior"], document["novelty"]
         document |= {"method": self.posterior.method, "seed": self.posterior.seed}
-        document["versions"] = dict(_versions())
+        document["versions"] = dict(versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
         try:  # all are written before any takes its place
             with (
@@ -199,13 +198,7 @@ def _document(path: Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not of 'pyro-bnn fit'")
-    version = document.get("version")
-    if version != VERSION:
-        is_newer = type(version) is int and version > VERSION
-        raise FileFormatError(
-            f"{path} has format version {version!r:.50}, this package reads {VERSION}; "
-            f"read it with the {'newer ' * is_newer}version that wrote it"
-        )
+    require_version(document, VERSION, path)
     return document
 
 
@@ -379,12 +372,3 @@ def _target_names(data: Dataset) -> tuple[str, ...] | None:
     """Names of several targets, ``y0, y1, ...`` where they have none; None where there is one."""
     count = data.y.shape[1] if data.y.ndim == 2 else 1
     return None if count == 1 else data.target_names or tuple(f"y{o}" for o in range(count))
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    yield "python", platform.python_version()
-    for package in PACKAGES:
-        try:
-            yield package, metadata.version(package)
-        except metadata.PackageNotFoundError:
-            yield package, "not installed"

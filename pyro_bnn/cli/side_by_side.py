@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -63,7 +63,7 @@ def run(
     queue = fork_server.context(threads).SimpleQueue()
     with (
         processes(num_processes, threads, queue) as pool,
-        _Screen(num_processes if progress else 0, say) as screen,
+        closing(_Screen(num_processes if progress else 0, say)) as screen,
     ):
 
         def begin(name: str, task: Callable[[Say], T]) -> Future[T]:
@@ -142,7 +142,7 @@ def _watch(
                 if error is None:
                     found[name] = future.result()
                 elif stops is None:
-                    stop_all(BNNError(ENDED) if isinstance(error, BrokenProcessPool) else error)
+                    stop_all(error)
         except KeyboardInterrupt as asked:
             stop_all(asked)
     if stops is not None:
@@ -172,10 +172,8 @@ class _Screen:
         ]
         self._names: list[str | None] = [None] * num_bars
 
-    def __enter__(self) -> _Screen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take the bars off the screen."""
         for bar in self._bars:
             bar.close()
 

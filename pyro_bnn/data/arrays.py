@@ -75,9 +75,8 @@ def _numbers(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
         numbers: np.ndarray[Any, Any] = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return array
-    for value in array.flat:
-        if isinstance(value, int):
-            _check_whole(np.array(value), what)
+    whole = [value for value in array.flat if isinstance(value, int)]
+    _check_whole(np.array(whole, dtype=object), what)
     return numbers
 
 

@@ -105,12 +105,16 @@ def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
         (tensor([1, 0, 1]), ('ill', 'well'))
     """
     array = _one_column(to_numpy(y, "y"))
-    if array.dtype.kind not in "biufc":
-        return encode_labels(array)
-    labels = torch.tensor(_whole(array, "y"))
-    check_labels(labels)
-    is_truth = array.dtype.kind == "b"
-    return labels, tuple(str(bool(c) if is_truth else c) for c in range(int(labels.max()) + 1))
+    labels, names = encode_labels(array)
+    num_classes = len(names)
+    if array.dtype.kind in "iufc" and names != tuple(map(str, range(num_classes))):
+        shown = ", ".join(names[:8]) + (", ..." if num_classes > 8 else "")
+        raise DataError(
+            f"y: class labels must be 0 .. C-1 with every class present, got {num_classes} "
+            f"different labels: {shown}; recode them with numpy.unique(y, return_inverse=True)[1], "
+            "or set task='regression'"
+        )
+    return labels, names
 
 
 def encode_labels(
@@ -154,7 +158,7 @@ def encode_labels(
             f"{' and '.join(kinds)}, for instance {reprlib.repr(y.flat[0])}"
         )
     values, labels = np.unique(y, return_inverse=True)
-    _check_several(values, len(y), what)
+    check_several(values, len(y), what)
     return torch.tensor(labels.reshape(-1).astype(np.int64)), tuple(str(v) for v in values)
 
 
@@ -234,28 +238,6 @@ def check_same_classes(given: Sequence[str] | None, known: Sequence[str] | None,
         )
 
 
-def check_labels(labels: Int[Tensor, " N"], what: str = "y") -> None:
-    """Check that labels are 0 .. C-1, every class present, C > 1.
-
-    Args:
-        labels: ``[N]``, N > 0, whole numbers.
-        what: What the target is called in error messages.
-
-    Raises:
-        DataError: Names the labels that came, or the only class.
-    """
-    values = labels.unique().tolist()
-    num_classes = len(values)
-    if values != list(range(num_classes)):
-        shown = ", ".join(str(v) for v in values[:8]) + (", ..." if num_classes > 8 else "")
-        raise DataError(
-            f"{what}: class labels must be 0 .. C-1 with every class present, got {num_classes} "
-            f"different labels: {shown}; recode them with numpy.unique(y, return_inverse=True)[1], "
-            "or set task='regression'"
-        )
-    _check_several(values, len(labels), what)
-
-
 def _one_column(y: np.ndarray[Any, Any], what: str = "y") -> np.ndarray[Any, Any]:
     """Values ``[N]``; bytes are taken for text in UTF-8."""
     if y.ndim == 2 and y.shape[1] == 1:
@@ -285,7 +267,12 @@ def _whole(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
     return y.real.astype(np.int64)
 
 
-def _check_several(values: Any, num_rows: int, what: str) -> None:
+def check_several(values: Any, num_rows: int, what: str = "y") -> None:
+    """Check that a target in so many rows has more than one of the values.
+
+    Raises:
+        DataError: Names the only class.
+    """
     if len(values) < 2:
         raise DataError(
             f"{what} holds one class only, {str(values[0])!r}, in all {num_rows} rows; "

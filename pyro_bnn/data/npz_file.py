@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Split, check_index, make_split, published_split, table_of_arrays
 from pyro_bnn.errors import DataError, ShapeError
+from pyro_bnn.files.machine import machine_bytes
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 COPIES = 3  # copies of the arrays in float64 held at once
@@ -108,17 +108,9 @@ def _check_given_split(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> N
 
 
 def _check_memory(num_bytes: int, path: Path) -> None:
-    needed, memory = COPIES * num_bytes, _machine_memory()
+    needed, memory = COPIES * num_bytes, machine_bytes()
     if needed > memory:
         raise DataError(
             f"{str(path)!r} needs about {needed / 2**30:,.1f} GiB of memory, and this machine has "
             f"{memory / 2**30:,.1f}; take fewer rows or columns"
         )
-
-
-def _machine_memory() -> float:
-    """Bytes of physical memory; infinite where the system does not tell."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return float("inf")

@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -57,13 +59,11 @@ class MappedFile:
         self.folder = tempfile.gettempdir() if path is None else str(path.parent)
         self.num_bytes = num_bytes
         self._path = path
-        try:
-            self._file: IO[bytes] = _opened_whole(path) if is_whole and path else _opened(path)
+        with self._refused():
+            self._file: IO[bytes] = _opened(path, is_whole)
             weakref.finalize(self, self._file.close)
             if not is_whole:
                 self._reserve()
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from error
 
     def _reserve(self) -> None:
         held = os.fstat(self._file.fileno())
@@ -91,12 +91,10 @@ class MappedFile:
             OutputError: If the disk takes no more.
         """
         left = bytes_of(values)
-        try:
+        with self._refused():
             self._file.seek(start)
             while left:
                 left = left[self._file.write(left) :]
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from error
 
     def sync(self) -> None:
         """Return when the disk has all that was written.
@@ -104,12 +102,9 @@ class MappedFile:
         Raises:
             OutputError: If it could not be written.
         """
-        if not self._file.writable():
-            return
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from error
+        if self._file.writable():
+            with self._refused():
+                os.fsync(self._file.fileno())
 
     def map(self, dtype: torch.dtype) -> Tensor:
         """All numbers ``[n]`` of the file, which lives as long as a view of this tensor."""
@@ -117,21 +112,26 @@ class MappedFile:
         content = mmap.mmap(self._file.fileno(), self.num_bytes, access=access)
         return torch.frombuffer(content, dtype=dtype)
 
-    def _refusal(self, why: str) -> OutputError:
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Errors of the system as one that says what cannot be written, and what to do."""
         try:
-            free = readable(shutil.disk_usage(self.folder).free)
-        except OSError:
-            free = "an unknown number"
-        remedy = (
-            "set TMPDIR to a folder with more room before Python starts"
-            if self._path is None
-            else "choose a folder with more room"
-        )
-        place = self.folder if self._path is None else self._path
-        return OutputError(
-            f"cannot write {readable(self.num_bytes)} of draws to {place}, which has {free} "
-            f"free: {why}; {remedy}, keep fewer draws, or raise the bound on memory"
-        )
+            yield
+        except OSError as error:
+            try:
+                free = readable(shutil.disk_usage(self.folder).free)
+            except OSError:
+                free = "an unknown number"
+            remedy = (
+                "set TMPDIR to a folder with more room before Python starts"
+                if self._path is None
+                else "choose a folder with more room"
+            )
+            raise OutputError(
+                f"cannot write {readable(self.num_bytes)} of draws to {self._path or self.folder}, "
+                f"which has {free} free: {error.strerror or error}; {remedy}, keep fewer draws, or "
+                "raise the bound on memory"
+            ) from error
 
 
 def bytes_of(values: Tensor) -> memoryview:
@@ -142,19 +142,15 @@ def bytes_of(values: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _opened(path: Path | None) -> IO[bytes]:
+def _opened(path: Path | None, is_whole: bool) -> IO[bytes]:
+    """A file that is made where there is none; a whole one that may not be written is read."""
     if path is None:
         return tempfile.TemporaryFile(buffering=0)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-    return os.fdopen(descriptor, "r+b", buffering=0)
-
-
-def _opened_whole(path: Path) -> IO[bytes]:
-    """A file that is there, open to be read alone where it may not be written."""
-    binary = getattr(os, "O_BINARY", 0)
+    if not is_whole:
+        path.touch()
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | binary), "r+b", buffering=0)
+        return path.open("r+b", buffering=0)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if not is_whole or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return os.fdopen(os.open(path, os.O_RDONLY | binary), "rb", buffering=0)
+        return path.open("rb", buffering=0)

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from pyro_bnn.errors import FileFormatError
+
+
+def require_version(document: Mapping[str, Any], version: int, path: Path) -> None:
+    """Check the format version of what was read from a path.
+
+    Raises:
+        FileFormatError: If it is another one; says whether a newer package wrote it.
+    """
+    found = document.get("version")
+    if found != version:
+        is_newer = isinstance(found, int) and found > version
+        raise FileFormatError(
+            f"{path} has format version {found!r:.50}, this package reads {version}; "
+            f"read it with the {'newer ' * is_newer}version that wrote it"
+        )
 
 
 def expect(value: Any, kind: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ import mmap
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import torch
 from safetensors import safe_open
@@ -40,13 +40,6 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _TENSOR, _TUPLE, _DICT = "$tensor", "$tuple", "$dict"
-
-
-class Sink(Protocol):
-    """What takes the bytes of a file."""
-
-    def write(self, content: Any, /) -> Any:
-        """Take bytes or a view of them."""
 
 
 def read_json(path: Path) -> Any:
@@ -92,7 +85,7 @@ def write_tensors(document: dict[str, Any], path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error}") from error
 
 
-def pour(document: dict[str, Any], file: Sink) -> None:
+def pour(document: dict[str, Any], file: IO[bytes]) -> None:
     """Write a document to an open file.
 
     Raises:

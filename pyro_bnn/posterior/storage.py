@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
 from pyro_bnn.errors import BNNError, FileFormatError, SiteError
-from pyro_bnn.files.schema import expect
+from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
@@ -172,13 +172,7 @@ def _read(path: Path) -> tuple[Document, Provenance]:
     document = read_tensors(path, mapped=("z",))
     if document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not a posterior saved by this package")
-    version = document.get("version")
-    if version != VERSION:
-        is_newer = isinstance(version, int) and version > VERSION
-        raise FileFormatError(
-            f"{path} has format version {version!r:.50}, this package reads {VERSION}; "
-            f"read it with the {'newer ' * is_newer}version that wrote it"
-        )
+    require_version(document, VERSION, path)
     try:
         kind = OF_GUIDE if "guide" in document else OF_DRAWS
         expect(document, {**SCHEMA, **kind}, "it")

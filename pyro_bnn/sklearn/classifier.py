@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from pyro_bnn.data.arrays import ArrayLike, listed
+from pyro_bnn.data.labels import check_several
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.likelihoods import Bernoulli, Categorical, Likelihood
 from pyro_bnn.program.distributions import kind_of_target
@@ -82,11 +83,7 @@ class BNNClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         num_classes = len(self.classes_)
-        if num_classes < 2:
-            raise DataError(
-                f"y holds one class only, {str(self.classes_[0])!r}, in all {len(y)} rows; "
-                "classification needs at least two"
-            )
+        check_several(self.classes_, len(y))
         likelihood: Likelihood = Bernoulli() if num_classes == 2 else Categorical(num_classes)
         if self.likelihood is not None:
             likelihood = make_likelihood(self.likelihood, num_classes)

@@ -121,12 +121,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         target_names: Sequence[str] | None = None,
     ) -> Self:
         """Standardise the rows, and run the engine."""
-        options = {
-            "num_steps": self.num_steps,
-            "learning_rate": self.learning_rate,
-            "batch_size": self.batch_size,
-        }
-        engine = make_engine(self.method, {**(self.engine_options or {}), **_given(options)})
+        own = {name: getattr(self, name) for name in ("num_steps", "learning_rate", "batch_size")}
+        given = {name: value for name, value in own.items() if value is not None}
+        engine = make_engine(self.method, {**(self.engine_options or {}), **given})
         rows = Dataset(
             torch.tensor(x),
             torch.tensor(y),
@@ -211,10 +208,6 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _dense(x: Any) -> Any:
     return x.toarray() if hasattr(x, "toarray") else x
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _seed(random_state: Any) -> int:

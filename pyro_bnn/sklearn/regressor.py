@@ -90,11 +90,16 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         names = column_names(y)
         x, y = self._rows(X, y, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        likelihood = None
-        task: Task = "regression"
+        likelihood, kind = None, "numbers"
         if self.likelihood is not None:
             likelihood = make_likelihood(self.likelihood)
-            task = self._task(kind_of_target(likelihood, 1 if y.ndim == 1 else y.shape[1]))
+            kind = kind_of_target(likelihood, 1 if y.ndim == 1 else y.shape[1])
+        if kind not in ("numbers", "counts"):
+            raise OptionError(
+                f"the likelihood {self.likelihood!r} describes {kind}, but a regressor has numbers "
+                "or counts: leave it at None for Gaussian noise, or take a BNNClassifier"
+            )
+        task: Task = "counts" if kind == "counts" else "regression"
         self._is_one_target = y.ndim == 1
         return self._fit(x, y, task, likelihood, target_names=names)
 
@@ -160,13 +165,3 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
     def _columns(self, values: torch.Tensor) -> NDArray[np.float64]:
         found = _array(values)  # [N, O, ...]
         return found[:, 0] if self._is_one_target else found
-
-    def _task(self, kind: str) -> Task:
-        if kind == "counts":
-            return "counts"
-        if kind != "numbers":
-            raise OptionError(
-                f"the likelihood {self.likelihood!r} describes {kind}, but a regressor has numbers "
-                "or counts: leave it at None for Gaussian noise, or take a BNNClassifier"
-            )
-        return "regression"

@@ -144,8 +144,8 @@ def test_arrays_are_counted_as_three_copies_in_float64(
     """60 numbers, or where this is more the members of the file, with two headers of 128 bytes."""
     np.savez(path, x=(X % 200).astype(dtype), y=(Y % 2).astype(dtype))
     needed = 3 * size
-    monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed)
+    monkeypatch.setattr(npz_file, "machine_bytes", lambda: needed)
     assert len(load_npz(path, task="regression").train) == 18
-    monkeypatch.setattr(npz_file, "_machine_memory", lambda: needed - 1)
+    monkeypatch.setattr(npz_file, "machine_bytes", lambda: needed - 1)
     with pytest.raises(DataError, match=r"needs about 0\.0 GiB of memory, and this machine has"):
         load_npz(path, task="regression")
