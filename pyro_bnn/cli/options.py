@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -143,43 +143,33 @@ def spread(
         every: list[inspect.Parameter] = []
         for name, own in inspect.signature(command, eval_str=True).parameters.items():
             every += groups[name].values() if name in groups else [own]
-        every += _of_all(fails_on)
+        every += parameters(Printed).values()
+        if fails_on:
+            every.append(_fail_on(fails_on))
         grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         return grouped
 
     return decorate
 
 
-def _of_all(fails_on: Sequence[str]) -> Iterator[inspect.Parameter]:
-    """Options of no group: ``--json``, ``--config``, and ``--fail-on`` where it has names."""
-    as_json = typer.Option(
-        "--json", help="Print one JSON document, and what is said on the way as errors are."
+def _fail_on(names: Sequence[str]) -> inspect.Parameter:
+    """The option ``--fail-on`` with these words."""
+    field = option(
+        (),
+        "WORD",
+        "nothing",
+        "--fail-on",
+        help=f"End with exit code 3 if there is such a verdict: {', '.join(names)}; may be given "
+        "several times.",
     )
-    yield inspect.Parameter("as_json", KEYWORD, default=False, annotation=Annotated[bool, as_json])
-    config = typer.Option(
-        FLAG,
-        metavar="FILE.toml",
-        help="TOML file whose table of this command's name has options, such as steps = 2000; what "
-        "stands on the command line as well replaces it.",
-        show_default="none",
+    make: Any = StrEnum  # whose members mypy would see as literals alone
+    words = make("Unwanted", {name: name for name in names})
+    return inspect.Parameter(
+        "fail_on",
+        KEYWORD,
+        default=field.metadata["option"],
+        annotation=list[words],  # type: ignore[valid-type]
     )
-    yield inspect.Parameter("config", KEYWORD, default=None, annotation=Annotated[str, config])
-    if fails_on:
-        fail_on = typer.Option(
-            "--fail-on",
-            metavar="WORD",
-            help=f"End with exit code 3 if there is such a verdict: {', '.join(fails_on)}; may be "
-            "given several times.",
-            show_default="nothing",
-        )
-        make: Any = StrEnum  # whose members mypy would see as literals alone
-        names = make("Unwanted", {name: name for name in fails_on})
-        yield inspect.Parameter(
-            "fail_on",
-            KEYWORD,
-            default=(),
-            annotation=Annotated[list[names], fail_on],  # type: ignore[valid-type]
-        )
 
 
 def _words(group: Any) -> dict[str, str]:
@@ -189,6 +179,20 @@ def _words(group: Any) -> dict[str, str]:
     return {
         name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """What every command takes.
+
+    Args:
+        as_json: Print one JSON document, and what is said on the way as errors are.
+        config: TOML file whose table of this command's name has options, such as steps = 2000; what
+            stands on the command line as well replaces it.
+    """
+
+    as_json: bool = option(False, None, True, "--json")  # noqa: FBT003
+    config: str | None = option(None, "FILE.toml", "none", FLAG)
 
 
 @dataclass(frozen=True, kw_only=True)

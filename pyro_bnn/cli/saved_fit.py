@@ -20,8 +20,8 @@ from pyro_bnn.data import Dataset, Split
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Column
 from pyro_bnn.diagnostics.novelty import Novelty
-from pyro_bnn.errors import BNNError, DataError, FileFormatError, OutputError
-from pyro_bnn.files.atomic import made_folder, output
+from pyro_bnn.errors import BNNError, DataError, FileFormatError
+from pyro_bnn.files.atomic import made_folder, written
 from pyro_bnn.files.schema import require_version
 from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
@@ -144,19 +144,14 @@ class SavedFit:
         document |= {"method": self.posterior.method, "seed": self.posterior.seed}
         document["versions"] = dict(versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        try:  # all are written before any takes its place
-            with (
-                output(folder / FIT_FILE) as fit,
-                output(folder / TRAINING_FILE) as training,
-                output(folder / POSTERIOR_FILE) as posterior,
-            ):
-                self.posterior.save(posterior)
-                training_file.write(self.novelty, training)
-                fit.write_text(text + "\n", encoding="utf-8")
-        except OutputError:
-            raise
-        except OSError as error:
-            raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+        with (  # all are written before any takes its place
+            written(folder / FIT_FILE) as fit,
+            written(folder / TRAINING_FILE) as training,
+            written(folder / POSTERIOR_FILE) as posterior,
+        ):
+            self.posterior.save(posterior)
+            training_file.write(self.novelty, training)
+            fit.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> SavedFit:

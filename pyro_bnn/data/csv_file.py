@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,6 +106,10 @@ class Fields:
         header: Names of the columns.
         rows: N rows of a field for each column.
         places: Where each row stands, as errors say it: the line of a file that it ends in.
+        min_columns: Fewest columns that there may be.
+
+    Raises:
+        DataError: If the names of the columns cannot be used, or there are no rows.
     """
 
     source: str
@@ -114,6 +118,12 @@ class Fields:
     rows: list[list[str]]
     places: Sequence[str]
     separator: str = ","
+    min_columns: InitVar[int] = 2
+
+    def __post_init__(self, min_columns: int) -> None:
+        no_rows = "" if self.rows else "a header but no rows"
+        if fault := _fault(self.header, min_columns) or no_rows:
+            raise DataError(f"{self.source} has {fault}")
 
     @classmethod
     def read(cls, path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
@@ -146,27 +156,15 @@ class Fields:
                 places.append(f"line {reader.line_num}")
         except csv.Error as error:
             raise DataError(f"{str(path)!r}, line {reader.line_num}: {error}") from error
-        header = [name.strip() for name in rows[0]]
-        found = cls(
+        return cls(
             source=repr(str(path)),
             name=path.name,
-            header=header,
+            header=[name.strip() for name in rows[0]],
             rows=rows[1:],
             places=places[1:],
             separator=separator,
+            min_columns=min_columns,
         )
-        found.check_header(min_columns)
-        return found
-
-    def check_header(self, min_columns: int = 2) -> None:
-        """Refuse names of columns that cannot be used, and a table without rows.
-
-        Raises:
-            DataError: If there is something to refuse.
-        """
-        no_rows = "" if self.rows else "a header but no rows"
-        if fault := _fault(self.header, min_columns) or no_rows:
-            raise DataError(f"{self.source} has {fault}")
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
         """The fields ``[N]`` of a column, text."""

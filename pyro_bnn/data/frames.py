@@ -130,15 +130,14 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
             f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
-    found = Fields(
+    return Fields(
         source=FRAME,
         name=FRAME,
         header=list(frame.columns),
         rows=list(map(list, zip(*(_texts(own) for _, own in frame.items()), strict=True))),
         places=[f"row {label!r}" for label in frame.index.tolist()],
+        min_columns=min_columns,
     )
-    found.check_header(min_columns)
-    return found
 
 
 def _texts(column: Any) -> list[str]:

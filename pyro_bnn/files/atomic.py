@@ -149,6 +149,8 @@ def _refused(what: str, choose: str) -> Iterator[None]:
     """Errors of the system as one that says what cannot be written, and what to choose anew."""
     try:
         yield
+    except OutputError:  # which says it already
+        raise
     except OSError as error:
         raise OutputError(
             f"cannot write {what}: {error.strerror or error}; choose another output {choose}"
