@@ -16,7 +16,6 @@ from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import app
 from pyro_bnn.cli.config_file import with_file
 from pyro_bnn.cli.results import UnwantedError
-from pyro_bnn.cli.saves import more_to_go_on
 from pyro_bnn.cli.terminal import (
     FAILURE,
     PROGRAM,
@@ -93,8 +92,8 @@ def _collect_less() -> None:
 
 def _how_to_go_on(args: Sequence[str]) -> str:
     """What to do after a command that was stopped, so that it, or the next one, goes on."""
-    more = more_to_go_on(args)
-    if more is not None:
+    if any(arg.partition("=")[0] == "--checkpoint" for arg in args):
+        more = [] if "--resume" in args else ["--resume"]
         return f"; to go on: {shlex.join([PROGRAM, *args, *more])}"
     has_it = list(args[:1]) in (["compare"], ["fit"])
     return "; with --checkpoint FOLDER a run can go on" if has_it else ""

@@ -7,11 +7,10 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 
@@ -29,7 +28,8 @@ def read_options(cls: type[Any], text: str) -> dict[str, Any]:
         text: Numbers, ``true``, ``false``, ``none`` and words.
 
     Raises:
-        OptionError: If an option is not known, is written twice, or its value is of another type.
+        OptionError: If an option is written twice, or its value is of another type.
+        UnknownNameError: If an option is not known; suggests the nearest.
 
     Example:
         >>> from pyro_bnn.infer import NUTS
@@ -44,11 +44,7 @@ def read_options(cls: type[Any], text: str) -> dict[str, Any]:
             raise OptionError(f"options of a method are NAME=VALUE, such as rank=5, not {part!r}")
         name = name.replace("-", "_")
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise OptionError(
-                f"{cls.__name__} has no option {name!r}: {hint}it has {', '.join(known)}"
-            )
+            raise UnknownNameError(f"option of {cls.__name__}", name, known)
         if name in found:
             raise OptionError(f"the option {name} of {cls.__name__} is written twice")
         found[name] = _read(name, value, known[name])

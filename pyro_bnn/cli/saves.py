@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -115,10 +115,3 @@ def check(top: Saves, each: Iterable[Saves]) -> None:
         )
     if top.resume and not held:
         logger.warning("%s holds no checkpoint: all starts at the beginning", top.checkpoint)
-
-
-def more_to_go_on(args: Sequence[str]) -> list[str] | None:
-    """What to add to the arguments of a command that was stopped; None if it saved nothing."""
-    if not any(arg.partition("=")[0] == "--checkpoint" for arg in args):
-        return None
-    return [] if "--resume" in args else ["--resume"]
