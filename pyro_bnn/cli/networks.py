@@ -14,7 +14,7 @@ import typer
 
 from pyro_bnn.cli.methods import Method, comma_parts
 from pyro_bnn.cli.options import NetworkOptions, Source
-from pyro_bnn.cli.terminal import given
+from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
@@ -27,7 +27,6 @@ from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.registry import entries, lookup, made
 
-WIDTH = 100
 DEFAULT_MODEL, DEFAULT_OF_IMAGES = "MLP", "LeNet"
 LAYER_OPTIONS = ("hidden", "activation", "depth", "width")
 """Options of the classes of models that the command line sets, where a class has them."""

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -388,14 +387,6 @@ class Compared:
         is_one_fit = "," not in self.methods and self.splits.isdigit() and self.seeds.isdigit()
         if self.backend is None and not is_one_fit and (self.num_jobs or default) > 1:
             fork_server.start(how.threads)
-
-    def make_backend(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """What makes the backend; None where there is none."""
-        if self.backend is None:
-            return None
-        from pyro_bnn.infer.parallel.tasks import backend
-
-        return functools.partial(backend, self.backend, self.num_jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

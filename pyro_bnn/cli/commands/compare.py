@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -47,15 +48,16 @@ def compare(
     from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.methods import find_methods, find_reference
+    from pyro_bnn.infer.parallel.tasks import backend
     from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
-    methods = find_methods(compared.methods)
+    methods, elsewhere = find_methods(compared.methods), compared.backend
     plan = dataclasses.replace(
         runs.Plan.of(context, methods, network, how),
         reference=find_reference(compared.reference, methods),
         saves=saves,
-        backend=compared.make_backend(),
+        backend=None if elsewhere is None else partial(backend, elsewhere, compared.num_jobs),
     )
     splits = runs.one_or_several(context, "split", compared.splits)
     seeds = runs.one_or_several(context, "seed", compared.seeds)
@@ -65,7 +67,7 @@ def compare(
         plan.engines,
         num_runs,
         how.threads,
-        is_here=compared.backend is None,
+        is_here=elsewhere is None,
         device=how.device,
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
