@@ -77,15 +77,9 @@ class FilePredictions:
         return self.p_value <= LEVEL
 
     @property
-    def ratio(self) -> np.ndarray | None:
-        """``epistemic`` over the median of the training rows ``[N]``; None where there is none."""
-        return self.epistemic / self.training.median if self.training.median else None
-
-    @property
-    def training_maximum(self) -> float | None:
-        """The largest ratio of a training row; None where there is none."""
-        median, maximum = self.training.median, self.training.maximum
-        return maximum / median if median and maximum is not None else None
+    def ratio(self) -> np.ndarray:
+        """``epistemic`` over the median of the training rows ``[N]``; NaN where there is none."""
+        return self.epistemic / (self.training.median or math.nan)
 
     @property
     def text(self) -> str:
@@ -128,20 +122,21 @@ class FilePredictions:
         )
 
     def _beyond(self) -> str:
-        if self.training.median is None or self.training.maximum is None:
+        median, maximum = self.training.median, self.training.maximum
+        if median is None or maximum is None:
             return (
                 f"{RATIO} is empty: a point estimate has no epistemic uncertainty; its intervals "
                 "hold noise alone"
             )
-        count = int((self.epistemic > self.training.maximum * (1 + ROUNDING)).sum())
+        count = int((self.epistemic > maximum * (1 + ROUNDING)).sum())
         line = f"{count:,} of {len(self.epistemic):,} rows are more uncertain than any training row"
-        if self.training_maximum is None:
+        if not median:
             return (
                 f"{line}; {RATIO} is empty: the median training row has no epistemic uncertainty "
                 "to compare with"
             )
         return (
-            f"{line} ({RATIO} above {self.training_maximum:.3g}; the median training row has 1); "
+            f"{line} ({RATIO} above {maximum / median:.3g}; the median training row has 1); "
             "a small uncertainty proves nothing"
         )
 
@@ -216,8 +211,8 @@ def predict_file(
         novelty=fit.novelty,
         distance=_distance(fit, rows.x),
     )
-    ratio = np.full(len(rows.x), np.nan) if predictions.ratio is None else predictions.ratio
-    columns |= {DISTANCE: predictions.distance, P_VALUE: predictions.p_value, RATIO: ratio}
+    columns[DISTANCE], columns[P_VALUE] = predictions.distance, predictions.p_value
+    columns[RATIO] = predictions.ratio
     return predictions
 
 
