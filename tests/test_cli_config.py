@@ -48,6 +48,8 @@ def test_options_of_the_file_come_first(
     assert with_file(spelt, "fit", OPTIONS) == []
     assert with_file(["--steps", "9"], "compare", OPTIONS) == ["--steps", "9"]
     assert with_file([*spelt, "--help"], "compare", OPTIONS) == ["--help"]
+    Path("run.toml").write_text("[compare]\nquiet = [true]\n")
+    assert with_file(spelt, "compare", OPTIONS) == ["--quiet"]
     Path("run.toml").write_text('[compare]\nquiet = false\nfail-on = ["refit", "function"]\n')
     assert with_file(spelt, "compare", OPTIONS) == ["--fail-on=refit", "--fail-on=function"]
     given = [*spelt, "--fail-on=unchecked"]  # in place of those of the file, not beside them
