@@ -51,6 +51,16 @@ def with_error(value: float, error: float, digits: int = 2, *, decimals: int | N
     return f"({text}){_exponent(power)}" if power else text
 
 
+def counted(count: int, noun: str) -> str:
+    """Writes how many there are of something.
+
+    Example:
+        >>> counted(1, "run"), counted(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def decimals_of(
     values: Sequence[float], errors: Sequence[float] | None = None, digits: int = 3
 ) -> int | None:

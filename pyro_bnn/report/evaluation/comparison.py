@@ -16,8 +16,8 @@ from pyro_bnn.report.tables.metrics import METRICS
 from pyro_bnn.report.tables.table import make_table
 from pyro_bnn.report.verdicts.answer import Answer, answer
 from pyro_bnn.report.verdicts.facts import Facts
-from pyro_bnn.report.verdicts.verdict import Verdict
-from pyro_bnn.report.verdicts.verdicts import RULES, verdicts
+from pyro_bnn.report.verdicts.verdict import Judged, Verdict
+from pyro_bnn.report.verdicts.verdicts import verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,19 +74,19 @@ class Evaluations:
             list(self.evaluations.values()), self.ranking, self.units, split.task, reference
         )
 
+    @property
+    def _judged(self) -> Judged:
+        return Judged(list(self.evaluations.values()), self.evaluations.get(self.reference or ""))
+
     @cached_property
     def findings(self) -> list[Verdict]:
         """The verdicts with the rule that each comes from."""
-        return verdicts(list(self.evaluations.values()), self.ranking, self.reference)
+        return verdicts(self._judged, self.ranking)
 
     @cached_property
     def answer(self) -> Answer:
         """Which posterior to use, why, what it costs, and what would change that."""
-        return answer(
-            Facts(
-                list(self.evaluations.values()), self.ranking, self.reference, self.findings, RULES
-            )
-        )
+        return answer(Facts(self._judged, self.ranking, self.findings))
 
     @property
     def verdicts(self) -> list[str]:

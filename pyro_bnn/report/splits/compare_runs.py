@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
-from pyro_bnn.plotting.numbers import with_error
+from pyro_bnn.plotting.numbers import counted, with_error
 from pyro_bnn.report.compare import Comparison
 from pyro_bnn.report.output.names import warn_of_others
 from pyro_bnn.report.output.page import Table, render_page
@@ -67,10 +67,9 @@ class RepeatedComparison:
         """What was compared on what, in one sentence."""
         splits = sorted({run.split for run in self.runs})
         seeds = sorted({run.seed for run in self.runs})
-        count = len(self.standings)
         return (
-            f"{self.data_name}: {count} method{'' if count == 1 else 's'} in {len(self.runs)} "
-            f"run{'' if len(self.runs) == 1 else 's'} ({_numbers('split', splits)}; "
+            f"{self.data_name}: {counted(len(self.standings), 'method')} in "
+            f"{counted(len(self.runs), 'run')} ({_numbers('split', splits)}; "
             f"{_numbers('seed', seeds)}), {_span(run.num_test for run in self.runs)} held-out rows "
             f"({_span(run.num_train for run in self.runs)} for training) each"
         )

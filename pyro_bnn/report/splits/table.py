@@ -85,6 +85,11 @@ def common_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if present and present <= set(run.methods)]
 
 
+def count_splits(runs: Sequence[Run]) -> int:
+    """How many different splits there are."""
+    return len({run.split for run in runs})
+
+
 def correction(runs: Sequence[Run]) -> float:
     """Test over training rows, averaged over runs: the correction of paired differences."""
     return float(np.mean([run.num_test / run.num_train for run in runs])) if runs else NAN
@@ -109,7 +114,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     if common:
         present.sort(key=lambda name: -means[name].mean)
     tops = [max(run.table["log_score"]) for run in common]
-    is_ranked = len({run.split for run in common}) >= MIN_SPLITS
+    is_ranked = count_splits(common) >= MIN_SPLITS
     p = behind_over_splits([scores[name] for name in present], correction(common))
     found = []
     for place, name in enumerate(present, start=1):
@@ -170,10 +175,9 @@ def make_run_table(
             "common_runs": len(common),
             "runs": place.num_runs,
             "all_runs": len(runs),
-            "splits": len({run.split for run in common}),
-            "units": f"log scores: nats per test row; rmse, crps: units of {units}"
-            if task == "regression"
-            else "log scores: nats per test row",
+            "splits": count_splits(common),
+            "units": "log scores: nats per test row"
+            + f"; rmse, crps: units of {units}" * (task == "regression"),
         }
         rows.append(row)
     return pd.DataFrame(rows, index=pd.Index([place.name for place in places], name="method"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.plotting.numbers import counted, number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
-from pyro_bnn.report.splits.table import Standing, common_runs, correction
+from pyro_bnn.report.splits.table import Standing, common_runs, correction, count_splits
 from pyro_bnn.report.verdicts.verdict import Verdict
 from pyro_bnn.report.verdicts.verdicts import RULES, ranking_verdicts
 
@@ -24,18 +24,18 @@ def run_verdicts(runs: Sequence[Run], places: Sequence[Standing]) -> list[Verdic
         runs: All runs.
         places: The standings of the methods.
     """
+    common = common_runs(runs)
     return [
-        *_scores(runs, places),
-        *_errors(runs),
-        *_wins(runs, places),
-        *_lost(runs, places),
+        *_scores(common, places),
+        *_errors(common),
+        *_wins(common, places),
+        *_lost(runs, len(common), places),
         *_models(runs),
         *_checks(runs),
     ]
 
 
-def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
-    common = common_runs(runs)
+def _scores(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
     if not common:
         yield Verdict(
             "No run has all methods, so there is nothing to average: see the reports of the single "
@@ -43,7 +43,7 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
             "scores",
         )
         return
-    num_splits = len({run.split for run in common})
+    num_splits = count_splits(common)
     places = [place for place in places if place.num_runs]
     best, *others = places
     if num_splits < MIN_SPLITS:
@@ -51,7 +51,7 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
             f"{p.name} {with_error(p.log_score.mean, p.log_score.sd_over_seeds)}" for p in places
         )
         yield Verdict(
-            f"No ranking: {_count(num_splits, 'split')} {'gives' if num_splits == 1 else 'give'} "
+            f"No ranking: {counted(num_splits, 'split')} {'gives' if num_splits == 1 else 'give'} "
             f"no standard error over splits, {MIN_SPLITS} do. Mean held-out log scores in nats per "
             f"test row: {means}.",
             "scores",
@@ -69,10 +69,9 @@ def _scores(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
     )
 
 
-def _errors(runs: Sequence[Run]) -> Iterator[Verdict]:
+def _errors(common: Sequence[Run]) -> Iterator[Verdict]:
     """What the errors are errors of."""
-    common = common_runs(runs)
-    num_splits = len({run.split for run in common})
+    num_splits = count_splits(common)
     if num_splits == 1 and len(common) > 1:
         yield Verdict(
             f"± is the standard deviation over {len(common)} seeds on the same rows: how much a "
@@ -108,18 +107,17 @@ def _share_rows(runs: Sequence[Run]) -> bool | None:
     return len(frozenset[int]().union(*known)) < sum(map(len, known))
 
 
-def _wins(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
-    num_common = len(common_runs(runs))
-    if num_common and len([place for place in places if place.num_runs]) > 1:
+def _wins(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+    if common and len([place for place in places if place.num_runs]) > 1:
         parts = ", ".join(f"{place.name} in {place.num_best}" for place in places if place.num_best)
         yield Verdict(
-            f"Highest held-out log score of a run, of {_count(num_common, 'run')}: {parts}.",
+            f"Highest held-out log score of a run, of {counted(len(common), 'run')}: {parts}.",
             "wins",
             is_warning=False,
         )
 
 
-def _lost(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+def _lost(runs: Sequence[Run], num_common: int, places: Sequence[Standing]) -> Iterator[Verdict]:
     for place in places:
         lost = [(run, run.lost[place.name]) for run in runs if place.name in run.lost]
         if not lost:
@@ -127,12 +125,12 @@ def _lost(runs: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
         reasons = "; ".join(f"{run.name}: {why.rstrip('.')}" for run, why in lost[:MAX_REASONS])
         more = f"; and {len(lost) - MAX_REASONS} more" if len(lost) > MAX_REASONS else ""
         rest = (
-            f"Averages are over the {_count(len(common_runs(runs)), 'run')} that all methods have"
+            f"Averages are over the {counted(num_common, 'run')} that all methods have"
             if place.num_runs
             else "It is left out of the averages"
         )
         yield Verdict(
-            f"{place.name} has {place.num_runs} of {_count(len(runs), 'run')} "
+            f"{place.name} has {place.num_runs} of {counted(len(runs), 'run')} "
             f"({reasons}{more}). {rest}.",
             "lost",
             methods=(place.name,),
@@ -163,7 +161,7 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
         parts = []
         for name in sorted(where, key=lambda name: (-len(where[name]), order[name], name)):
             total = sum(name in run.methods for run in runs)
-            parts.append(f"{name} in {len(where[name])} of {_count(total, 'run')}")
+            parts.append(f"{name} in {len(where[name])} of {counted(total, 'run')}")
         first = next(iter(where.values()))[0]
         yield Verdict(
             f"{rule.what}: {', '.join(parts)}. {rule.step[0].upper()}{rule.step[1:]}; numbers "
@@ -171,7 +169,3 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
             rule.kind,
             methods=tuple(where),
         )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

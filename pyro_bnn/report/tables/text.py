@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pyro_bnn.plotting.numbers import counted
 from pyro_bnn.report.tables.metrics import Column
 from pyro_bnn.report.tables.table import own_rows, sections, shown
 from pyro_bnn.report.tables.target_tables import target_sections
@@ -42,8 +43,7 @@ def marked(findings: Sequence[Verdict]) -> Iterator[str]:
 
 def headline(comparison: Evaluations) -> str:
     """What was compared on what, in one sentence."""
-    split, count = comparison.split, len(comparison.posteriors)
-    methods = "1 method" if count == 1 else f"{count} methods"
+    split, methods = comparison.split, counted(len(comparison.posteriors), "method")
     target = f"; y is {comparison.units.name}" if split.test.target_name else ""
     taken = sorted({len(one.held_out.function_draws) for one in comparison.evaluations.values()})
     draws = " to ".join(f"{number:,}" for number in dict.fromkeys((taken[0], taken[-1])))

@@ -13,17 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
-from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.plotting.numbers import counted, number, percent, with_error
 from pyro_bnn.report.verdicts.chain_verdicts import passed
 from pyro_bnn.report.verdicts.facts import POINT, Facts
 from pyro_bnn.report.verdicts.fit_verdicts import ended
-from pyro_bnn.report.verdicts.verdict import (
-    FUNCTION,
-    PREDICTIONS,
-    REFIT,
-    UNCHECKED,
-    Rule,
-)
+from pyro_bnn.report.verdicts.spread_verdicts import median_of
+from pyro_bnn.report.verdicts.verdict import FUNCTION, PREDICTIONS, REFIT, UNCHECKED, Rule
 
 GAP = 0.01  # nats a row, whose rows are counted
 FOUND = 4.0  # standard errors of a difference that the ranking of a few methods mostly finds
@@ -124,12 +119,12 @@ def _headline(facts: Facts) -> str:
         first = f"No posterior is confirmed here; {used.name} is the best supported."
     elif facts.places[judge.name].is_behind:
         first = f"Trust {judge.name} for the posterior of its model; another predicts better."
-    elif wrong := [rule.short for rule in facts.against(judge.name, PREDICTIONS)]:
-        first = f"Trust {judge.name} for the posterior of its model; but {_listed(wrong)}."
+    elif wrong := facts.faults(judge.name, PREDICTIONS):
+        first = f"Trust {judge.name} for the posterior of its model; but {listed(wrong)}."
     else:
         first = f"Trust {judge.name} here."
     behind = sum(place.is_behind for place in facts.ranking)
-    count, rows = len(facts.ranking), len(next(iter(facts.entries.values())).held_out.log_score)
+    count, rows = len(facts.ranking), facts.num_rows
     if count == 1:
         return first
     if not behind:
@@ -159,8 +154,8 @@ def _use(facts: Facts) -> Statement:
             f"{score} No reference could judge it: whether its spread is the posterior's is "
             "not known."
         )
-    words = [rule.short for rule in facts.against(used.name, REFIT, FUNCTION, PREDICTIONS, "")]
-    return Statement(USE, f"{text}{f' But: {_listed(words)}.' if words else ''}", (used.name,))
+    words = facts.faults(used.name, REFIT, FUNCTION, PREDICTIONS, "")
+    return Statement(USE, f"{text}{f' But: {listed(words)}.' if words else ''}", (used.name,))
 
 
 def _score(facts: Facts, name: str) -> str:
@@ -182,19 +177,15 @@ def _predict(facts: Facts) -> Statement | None:
         return None
     best = facts.ranking[0]
     score = with_error(best.score, best.standard_error)
-    words = [*dict.fromkeys(_faults(facts, best.name))]
+    words = [POINT] * facts.is_point(best.name)
+    words += facts.faults(best.name, REFIT, UNCHECKED, FUNCTION, PREDICTIONS, "")
     return Statement(
         PREDICT,
         f"{best.name}, the highest held-out log score, {score} nats a row"
-        f"{f' ({_listed(words)})' if words else ''}. Where a posterior predicts worse than another "
+        f"{f' ({listed(words)})' if words else ''}. Where a posterior predicts worse than another "
         "method, look at its model.",
         (best.name,),
     )
-
-
-def _faults(facts: Facts, name: str) -> list[str]:
-    rules = facts.against(name, REFIT, UNCHECKED, FUNCTION, PREDICTIONS, "")
-    return [POINT] * facts.is_point(name) + [rule.short for rule in rules]
 
 
 def _cheaper(facts: Facts) -> Statement | None:
@@ -247,17 +238,13 @@ def _spread(facts: Facts, name: str) -> str:
         return "Its spread was not held against a reference."
     if (why := facts.unjudged(name)) or entry.at_rows is None:
         return f"Its spread was not judged: {why}."
-    ratio = f"{_ratio(entry.at_rows.sd_ratio)} times that of {judge.name} at the test rows"
+    ratio = f"{median_of(entry.at_rows.sd_ratio)} times that of {judge.name} at the test rows"
     if entry.off_data is not None:
-        ratio = f"{ratio}, {_ratio(entry.off_data.sd_ratio)} times away from the data"
-    words = [rule.short for rule in facts.against(name, FUNCTION, "")]
+        ratio = f"{ratio}, {median_of(entry.off_data.sd_ratio)} times away from the data"
+    words = facts.faults(name, FUNCTION, "")
     verdict = ", ".join(words) or "no difference beyond the thresholds was found"
     use = "Take its predictions of y only: its" if facts.bars_uncertainty(name) else "Its"
     return f"{use} epistemic sd is {ratio}; {verdict}."
-
-
-def _ratio(ratio: object) -> str:
-    return with_error(ratio.value, ratio.standard_error)  # type: ignore[attr-defined]
 
 
 def _others(facts: Facts, status: dict[str, str]) -> Iterator[Statement]:
@@ -269,7 +256,7 @@ def _others(facts: Facts, status: dict[str, str]) -> Iterator[Statement]:
     )
     words: dict[str, Callable[[str], list[str]]] = {
         AGREES: lambda _: [agrees],
-        DIFFERS: lambda name: [rule.short for rule in facts.against(name, "")],
+        DIFFERS: lambda name: facts.faults(name, ""),
         UNJUDGED: lambda name: [facts.unjudged(name)],
     }
     for label, say in words.items():
@@ -291,15 +278,10 @@ def _not(facts: Facts) -> Statement | None:
 
 def _again(facts: Facts) -> Statement | None:
     """Fits that did not end, or were not checked, with what to do."""
-    rules = {
-        name: facts.against(name, REFIT, UNCHECKED)
-        for name in facts.places
-        if not facts.is_fit(name)
-    }
-    if not rules:
-        return None
-    reasons = {name: [rule.short for rule in own] for name, own in rules.items()}
-    return _grouped(AGAIN, reasons, {name: _steps(own) for name, own in rules.items()})
+    names = [name for name in facts.places if not facts.is_fit(name)]
+    reasons = {name: facts.faults(name, REFIT, UNCHECKED) for name in names}
+    steps = {name: _steps(facts.against(name, REFIT, UNCHECKED)) for name in names}
+    return _grouped(AGAIN, reasons, steps)
 
 
 def _steps(rules: Sequence[Rule]) -> str:
@@ -319,9 +301,9 @@ def _grouped(
     """Methods with one set of reasons together, and what to do about these."""
     together: dict[str, list[str]] = {}
     for name, words in reasons.items():
-        together.setdefault(_listed(words), []).append(name)
+        together.setdefault(listed(words), []).append(name)
     parts = [
-        f"{_listed(names)} ({words}){f': {steps[names[0]]}' if steps else ''}"
+        f"{listed(names)} ({words}){f': {steps[names[0]]}' if steps else ''}"
         for words, names in together.items()
     ]
     text = f"{('. ' if steps else '; ').join(parts)}."
@@ -341,23 +323,18 @@ def _tie(facts: Facts) -> Statement | None:
         if (own := facts.entries[place.name].held_out.epistemic_share).size
         and not facts.is_point(place.name)
     }
-    rows = len(next(iter(facts.entries.values())).held_out.log_score)
-    error = f"{number(float(np.median(errors)), 2)} nats a row"
-    basis = facts.used.name if facts.used and facts.used.name in shares else next(iter(shares), "")
-    if not basis:
-        return Statement(
-            TIE, f"With {rows:,} rows the standard error of a difference is {error} (median)."
-        )
-    means = {name: float(share.mean()) for name, share in shares.items()}
-    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    span = f"{percent(means[low], 0)} ({low})"
-    if low != high:
-        span = f"{span} to {percent(means[high], 0)} ({high})"
+    error = (
+        f"With {facts.num_rows:,} rows the standard error of a difference is "
+        f"{number(float(np.median(errors)), 2)} nats a row (median)."
+    )
+    if not shares:
+        return Statement(TIE, error)
+    basis = facts.used.name if facts.used and facts.used.name in shares else next(iter(shares))
+    parts = {name: float(share.mean()) for name, share in shares.items()}
     return Statement(
         TIE,
-        f"Uncertainty of the function is {span} of the predictive variance, the rest is noise. "
-        f"{_wrong_spread(facts, basis)}With {rows:,} rows the standard error of a difference is "
-        f"{error} (median).",
+        f"Uncertainty of the function is {_ends(parts, lambda part: percent(part, 0))} of the "
+        f"predictive variance, the rest is noise. {_wrong_spread(facts, basis)}{error}",
     )
 
 
@@ -380,7 +357,7 @@ def _cost(facts: Facts) -> Statement | None:
     times = {name: facts.seconds(name) for name in facts.entries if facts.seconds(name) > 0}
     if used is None and times:
         spent = [f"{_time(seconds)} ({name})" for name, seconds in times.items()]
-        return Statement(COST, f"So far {_listed(spent)}.")
+        return Statement(COST, f"So far {listed(spent)}.")
     if used is None or used.name not in times:
         return None
     posterior = used.posterior
@@ -389,14 +366,10 @@ def _cost(facts: Facts) -> Statement | None:
     if gpu is not None:
         where = f" on {gpu}"
     elif posterior.threads is not None:
-        where = f" on {posterior.threads} thread" + "s" * (posterior.threads > 1)
+        where = f" on {counted(posterior.threads, 'thread')}"
     text = f"{_time(times.pop(used.name))} for {used.name}{where}{at_once}"
     if times:
-        low, high = min(times, key=times.__getitem__), max(times, key=times.__getitem__)
-        span = f"{_time(times[low])} ({low})"
-        text += f"; the others {span}" + (
-            f" to {_time(times[high])} ({high})" if high != low else ""
-        )
+        text += f"; the others {_ends(times, _time)}"
     return Statement(COST, f"{text}.", (used.name,))
 
 
@@ -417,7 +390,7 @@ def _changes(facts: Facts) -> Iterator[str]:
         elsewhere = [name for name in facts.entries if not facts.is_of_the_judge(name)]
         if elsewhere:
             yield (
-                f"A reference for {_listed(elsewhere)}, of another model than {facts.judge.name}: "
+                f"A reference for {listed(elsewhere)}, of another model than {facts.judge.name}: "
                 "here only their scores compare."
             )
     if len(facts.ranking) > 1:
@@ -449,15 +422,22 @@ def _more_rows(facts: Facts) -> Iterator[str]:
             )
 
 
+def _ends(values: Mapping[str, float], text: Callable[[float], str]) -> str:
+    """The smallest and the largest value with the names that have them."""
+    low, high = (pick(values, key=values.__getitem__) for pick in (min, max))
+    ends = [f"{text(values[name])} ({name})" for name in dict.fromkeys((low, high))]
+    return " to ".join(ends)
+
+
 def _time(seconds: float) -> str:
     return f"{number(seconds, 2)} s"
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
     """Words with commas and an "and".
 
     Example:
-        >>> _listed(["a", "b", "c"]), _listed(["a"])
+        >>> listed(["a", "b", "c"]), listed(["a"])
         ('a, b and c', 'a')
     """
     *most, last = words

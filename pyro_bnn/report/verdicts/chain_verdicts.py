@@ -123,32 +123,19 @@ def reference(judged: Judged) -> Iterator[Said]:
     )
 
 
-def of_chains(
-    kind: str,
-    what: str,
-    step: str,
-    find: Callable[[ChainChecks], str],
-    meaning: str,
-    short: str,
-    against: str = REFIT,
-) -> Rule:
-    """A rule on the chains of one method.
+def of_chains(find: Callable[[ChainChecks], str], meaning: str) -> Callable[[Evaluation], str]:
+    """What is said of chains.
 
     Args:
-        kind: Its name.
-        what: What it finds.
-        step: What to do next.
         find: What is wrong, with its number; empty where nothing is.
         meaning: What follows from it.
-        short: What it finds in a few words.
-        against: What it speaks against.
     """
 
     def say(entry: Evaluation) -> str:
         found = "" if entry.checks.sampling is None else find(entry.checks.sampling)
         return found and f"{found}{meaning}"
 
-    return Rule.of_each(kind, what, step, say, short=short, against=against)
+    return say
 
 
 def _worst_rhat(checks: ChainChecks) -> str:
@@ -191,29 +178,31 @@ def _energies(checks: ChainChecks) -> str:
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
                  rhat, short="chains disagree", against=REFIT),
-    of_chains("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain", "raise num_samples",
-              too_short, ": not judged, which is not passed, whether the chains have settled",
-              "chains too short to be checked", UNCHECKED),
+    Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
+                 "raise num_samples",
+                 of_chains(too_short, ": not judged, which is not passed, whether the chains have "
+                           "settled"), short="chains too short to be checked", against=UNCHECKED),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
                  "compare with NUTS", members, short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
                  "lower energy_variance, or use MAMS or NUTS", sampler_bias,
                  short="steps too long", against=REFIT),
-    of_chains("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
-              lambda checks: " and ".join(_few_draws(checks)),
-              f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
-              "judge others", "too few effective draws"),
+    Rule.of_each("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
+                 of_chains(lambda checks: " and ".join(_few_draws(checks)),
+                           f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise "
+                           "enough to judge others"),
+                 short="too few effective draws", against=REFIT),
     Rule.of_each("divergences", "Divergent trajectories",
                  "raise target_accept, or use a non-centred prior", divergences,
                  short="divergent trajectories", against=REFIT),
-    of_chains("saturated trees", "Trees as large as max_tree_depth allows", "raise max_tree_depth",
-              _saturated,
-              ": trajectories end before they turn, so that neighbouring draws are alike",
-              "trees as large as allowed"),
-    of_chains("energy", f"E-BFMI below {MIN_EBFMI}",
-              "use another parametrisation, such as a non-centred prior", _energies,
-              ": the chains move slowly between energies and may not have reached the tails",
-              "low E-BFMI"),
+    Rule.of_each("saturated trees", "Trees as large as max_tree_depth allows",
+                 "raise max_tree_depth",
+                 of_chains(_saturated, ": trajectories end before they turn, so that neighbouring "
+                           "draws are alike"), short="trees as large as allowed", against=REFIT),
+    Rule.of_each("energy", f"E-BFMI below {MIN_EBFMI}",
+                 "use another parametrisation, such as a non-centred prior",
+                 of_chains(_energies, ": the chains move slowly between energies and may not have "
+                           "reached the tails"), short="low E-BFMI", against=REFIT),
 ]  # fmt: skip
 REFERENCE = Rule("reference", "A reference that cannot judge",
                  "use longer NUTS chains as the reference, or mend what its report names",

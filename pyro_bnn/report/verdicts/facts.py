@@ -18,6 +18,7 @@ from pyro_bnn.report.verdicts.verdict import (
     Rule,
     Verdict,
 )
+from pyro_bnn.report.verdicts.verdicts import RULES
 
 POINT = "a point estimate: its intervals hold noise only"
 
@@ -26,28 +27,20 @@ class Facts:
     """What the answer is taken from.
 
     Args:
-        evaluations: One a method.
+        judged: All methods, and the reference.
         ranking: By held-out log score, best first.
-        reference: Name of the reference, or None.
         findings: The verdicts on them.
-        rules: The rules that gave these.
     """
 
     def __init__(
-        self,
-        evaluations: Sequence[Evaluation],
-        ranking: Sequence[Ranked],
-        reference: str | None,
-        findings: Sequence[Verdict],
-        rules: Sequence[Rule],
+        self, judged: Judged, ranking: Sequence[Ranked], findings: Sequence[Verdict]
     ) -> None:
-        self.entries = {entry.name: entry for entry in evaluations}
+        self.entries = {entry.name: entry for entry in judged.entries}
         self.ranking = ranking
         self.places = {place.name: place for place in ranking}
-        self.judged = Judged(evaluations, self.entries.get(reference or ""))
-        self.judge = self.judged.judge
+        self.judge = judged.judge
         self.findings = findings
-        self.rules = {rule.kind: rule for rule in rules}
+        self.rules = {rule.kind: rule for rule in RULES}
         self.used = self._used()
 
     def against(self, name: str, *what: str) -> list[Rule]:
@@ -55,6 +48,15 @@ class Facts:
         found = [f.kind for f in self.findings if f.is_warning and name in f.methods]
         rules = [self.rules[kind] for kind in dict.fromkeys(found) if kind in self.rules]
         return [rule for rule in rules if rule.short and rule.against in what]
+
+    def faults(self, name: str, *what: str) -> list[str]:
+        """What those rules found, in a few words each."""
+        return [rule.short for rule in self.against(name, *what)]
+
+    @property
+    def num_rows(self) -> int:
+        """Held-out rows."""
+        return len(next(iter(self.entries.values())).held_out.log_score)
 
     def is_point(self, name: str) -> bool:
         """Whether a method is a point estimate."""
@@ -68,8 +70,8 @@ class Facts:
         """Why the uncertainty of a method is not to be used, in a few words each."""
         if self.is_point(name):
             return [POINT]
-        rules = self.against(name, FUNCTION, PREDICTIONS, "")
-        return [rule.short for rule in rules] if any(rule.against for rule in rules) else []
+        is_barred = self.against(name, FUNCTION, PREDICTIONS)
+        return self.faults(name, FUNCTION, PREDICTIONS, "") if is_barred else []
 
     def is_fit(self, name: str) -> bool:
         """Whether a fit ended, as far as was checked; the judge has passed its own checks."""

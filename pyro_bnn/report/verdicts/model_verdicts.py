@@ -16,24 +16,21 @@ from pyro_bnn.report.evaluation.shared_models import (
     shared_evidences,
     shared_models,
 )
-from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
 MAX_SITES = 3  # named; more are counted
 
 
-def model_verdicts(
-    evaluations: Sequence[Evaluation], reference: Evaluation | None
-) -> Iterator[Verdict]:
+def model_verdicts(judged: Judged) -> Iterator[Verdict]:
     """Which methods share a model, which ELBOs compare, which distances are between models.
 
     Args:
-        evaluations: One a method.
-        reference: What distances are measured to, or None.
+        judged: All methods, and the reference.
     """
-    yield from _several_models(evaluations)
-    yield from _several_evidences(evaluations)
-    if reference is not None:
-        yield from _other_reference(evaluations, reference)
+    yield from _several_models(judged.entries)
+    yield from _several_evidences(judged.entries)
+    if judged.reference is not None:
+        yield from _other_reference(judged.entries, judged.reference)
 
 
 def _several_models(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
@@ -74,24 +71,14 @@ def _several_evidences(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
 
 def _other_reference(evaluations: Sequence[Evaluation], reference: Evaluation) -> Iterator[Verdict]:
     """Distances that are between models, or between point estimates, and not between posteriors."""
-    measured = [entry for entry in evaluations if entry.at_rows is not None]
-    judge = reference.posterior
-    elsewhere = [e.name for e in measured if not same_model(e.posterior, judge)]
-    other_values = [
-        e.name
-        for e in measured
-        if same_model(e.posterior, judge) and not same_evidence(e.posterior, judge)
-    ]
-    other_scales = [
-        e.name
-        for e in measured
-        if same_evidence(e.posterior, judge) and not same_posterior(e.posterior, judge)
-    ]
-    for names, under, cause in (
-        (elsewhere, "answers under another model", "the prior or the network"),
-        (other_values, "holds other values of the point estimates", "those values"),
-        (other_scales, "answers under other scales of the priors", "these scales"),
+    rest = {e.name: e.posterior for e in evaluations if e.at_rows is not None}
+    for is_alike, under, cause in (
+        (same_model, "answers under another model", "the prior or the network"),
+        (same_evidence, "holds other values of the point estimates", "those values"),
+        (same_posterior, "answers under other scales of the priors", "these scales"),
     ):
+        names = [name for name, own in rest.items() if not is_alike(own, reference.posterior)]
+        rest = {name: own for name, own in rest.items() if name not in names}
         if names:
             yield Verdict(
                 f"Distances and sd ratios of {', '.join(names)} are to {reference.name}, which "

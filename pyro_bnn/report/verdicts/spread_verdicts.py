@@ -133,17 +133,17 @@ def is_far(at: AgainstReference) -> bool:
 
 def _shift(at: AgainstReference, judge: str) -> str:
     return (
-        f"{_where(at, shifted_rows(at))} (median {_median(at.mean_shift)}; distance "
+        f"{_where(at, shifted_rows(at))} (median {median_of(at.mean_shift)}; distance "
         f"{number(at.distance.value)}, between halves of {judge} {number(at.distance.floor)})"
     )
 
 
 def _narrow(at: AgainstReference, _: str) -> str:
-    return f"{_where(at, narrow_rows(at))} (median ratio {_median(at.sd_ratio)})"
+    return f"{_where(at, narrow_rows(at))} (median ratio {median_of(at.sd_ratio)})"
 
 
 def _wide(at: AgainstReference, _: str) -> str:
-    return f"{_where(at, wide_rows(at))} (median ratio {_median(at.sd_ratio)})"
+    return f"{_where(at, wide_rows(at))} (median ratio {median_of(at.sd_ratio)})"
 
 
 def _far(at: AgainstReference, judge: str) -> str:
@@ -164,7 +164,8 @@ def _where(at: AgainstReference, beyond: Bool[np.ndarray, " M"]) -> str:
     return f"{text}, {', '.join(parts)}"
 
 
-def _median(numbers: RowByRow) -> str:
+def median_of(numbers: RowByRow) -> str:
+    """The median over rows with its error."""
     return with_error(numbers.value, numbers.standard_error)
 
 

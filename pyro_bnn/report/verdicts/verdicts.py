@@ -72,21 +72,16 @@ class Place(Protocol):
         """Of "no method is better"."""
 
 
-def verdicts(
-    evaluations: Sequence[Evaluation], ranking: Sequence[Ranked], reference: str | None
-) -> list[Verdict]:
+def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
     """All verdicts on a comparison: the ranking first, then what limits each method.
 
     Args:
-        evaluations: One a method.
+        judged: All methods, and the reference.
         ranking: By held-out log score, best first.
-        reference: Name of the reference, or None.
     """
-    named = next((entry for entry in evaluations if entry.name == reference), None)
-    judged = Judged(evaluations, named)
     return [
         *score_verdicts(ranking),
-        *model_verdicts(evaluations, named),
+        *model_verdicts(judged),
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
     ]
 
