@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -99,6 +100,7 @@ def canvas(
         "axes.edgecolor": MUTED,
         "axes.facecolor": PAPER,
         "figure.facecolor": PAPER,
+        "figure.labelsize": 11,
         "savefig.facecolor": PAPER,
         "text.color": INK,
         "axes.labelcolor": INK,
@@ -136,6 +138,13 @@ def svg(figure: Figure, name: str) -> str:
         "#[0-9a-f]{6}",
         lambda found: f"light-dark({found[0]}, {ON_BLACK.get(found[0], found[0])})",
         text,
+    )
+
+
+def add_legend(figure: Figure, marks: Mapping[str, Artist]) -> None:
+    """A legend in one line above all axes."""
+    figure.legend(
+        list(marks.values()), list(marks), loc="outside upper left", ncols=len(marks), fontsize=9.5
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.rejection import RejectionCurve, class_uncertainty, rejection_curve
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes
+from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes, add_legend
 from pyro_bnn.report.evaluation.held_out import HeldOut, class_blocks
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
@@ -38,8 +38,8 @@ def pit_differences(comparison: Evaluations) -> Drawn:
             ax.set_xlim(0, 1)
             ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             away[entry.name] = float(np.abs(ecdf.difference).max())
-        figure.supxlabel("PIT: share of predictive draws below the observation", fontsize=11)
-        figure.supylabel("share of held-out rows below,\nless the uniform share", fontsize=11)
+        figure.supxlabel("PIT: share of predictive draws below the observation")
+        figure.supylabel("share of held-out rows below,\nless the uniform share")
     return Drawn(
         figure,
         "A line within the grey band is not told from a calibrated one: of data sets drawn from "
@@ -83,8 +83,8 @@ def reliability(comparison: Evaluations) -> Drawn:
         for ax, _, _ in found:
             ax.set_xlim(low_x - 0.04, 1.04)
             ax.set_ylim(low_y - 0.04, 1.04)
-        figure.supxlabel("confidence: predicted probability of the likeliest class", fontsize=11)
-        figure.supylabel("accuracy on held-out rows", fontsize=11)
+        figure.supxlabel("confidence: predicted probability of the likeliest class")
+        figure.supylabel("accuracy on held-out rows")
     errors = {entry.name: entry.held_out.ece for entry in comparison.ranked}
     floors = {entry.name: entry.held_out.ece_floor for entry in comparison.ranked}
     return Drawn(
@@ -155,12 +155,13 @@ def rejection(comparison: Evaluations) -> Drawn:
         room = max(1 - lowest, 0.02)
         found[0].ax.set_ylim(lowest - 0.55 * room, 1 + 0.08 * room)  # the areas stand below
         found[0].ax.set_xlim(0, 1)
-        marks = [Line2D([], [], color=MUTED, lw=2, ls=ls) for ls in REJECTED_BY.values()]
-        marks.append(Line2D([], [], color=MUTED, lw=1, ls=(0, (1, 2))))
-        words = [*(f"by {by}" for by in REJECTED_BY), "at random"]
-        figure.legend(marks, words, loc="outside upper left", ncols=3, fontsize=9.5)
-        figure.supxlabel("share of held-out rows rejected, the most uncertain first", fontsize=11)
-        figure.supylabel("accuracy on the rest", fontsize=11)
+        marks = {
+            f"by {by}": Line2D([], [], color=MUTED, lw=2, ls=ls) for by, ls in REJECTED_BY.items()
+        }
+        at_random = Line2D([], [], color=MUTED, lw=1, ls=(0, (1, 2)))
+        add_legend(figure, marks | {"at random": at_random})
+        figure.supxlabel("share of held-out rows rejected, the most uncertain first")
+        figure.supylabel("accuracy on the rest")
     return Drawn(
         figure,
         "Accuracy on the rows that are kept when the most uncertain of "

@@ -52,7 +52,7 @@ def elbo_traces(comparison: Evaluations) -> Drawn:
         ]
         axes[0].set_xlim(0, max(entry.checks.losses.size for entry in entries))
         axes[-1].set_xlabel("step")
-        figure.supylabel("ELBO, nats (smoothed)", fontsize=11)
+        figure.supylabel("ELBO, nats (smoothed)")
         figure.legend(handles=lines, loc="outside lower left", ncols=2, handlelength=3.2)
     return Drawn(
         figure,
@@ -140,9 +140,7 @@ def rank_plots(comparison: Evaluations) -> Drawn:
                 ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             hide_unused(panels, len(counts), columns)
             panels[0].set_ylabel(f"{wrap_name(entry.name)}\ndraws")
-        figure.supxlabel(
-            "rank of f among all chains, at the test row with the largest R-hat", fontsize=11
-        )
+        figure.supxlabel("rank of f among all chains, at the test row with the largest R-hat")
     parts = []
     for entry in entries:
         convergence = entry.checks.convergence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,7 +75,12 @@ def status_of(comparison: Evaluations) -> dict[str, Style]:
 
 @contextmanager
 def panels(
-    comparison: Evaluations, height: float, *, width: float = 3.1, room: float = 0.4
+    comparison: Evaluations,
+    height: float,
+    *,
+    width: float = 3.1,
+    room: float = 0.4,
+    entries: Sequence[Evaluation] = (),
 ) -> Iterator[tuple[Figure, list[Panel]]]:
     """A figure with a panel a method on shared axes, the best first.
 
@@ -84,20 +89,19 @@ def panels(
         height: Of a panel, in inches.
         width: Of a panel.
         room: For titles above or below all panels.
+        entries: The methods, if not all.
     """
-    entries, own = comparison.ranked, styles_of(comparison)
+    entries, own = entries or comparison.ranked, styles_of(comparison)
     rows, columns = grid_shape(len(entries))
     size = width * columns + 0.4, height * rows + room
     with canvas(*size, rows, columns, sharex=True, sharey=True) as (figure, axes):
-        yield (
-            figure,
-            [
-                Panel(ax, entry, own[entry.name].colour)
-                for ax, entry in zip(axes, entries, strict=False)
-            ],
-        )
-        for ax, entry in zip(axes, entries, strict=False):
+        found = [
+            Panel(ax, entry, own[entry.name].colour)
+            for ax, entry in zip(axes, entries, strict=False)
+        ]
+        for ax, entry, _ in found:
             ax.set_title(wrap_name(entry.name), fontweight="bold")
+        yield figure, found
         hide_unused(axes, len(entries), columns)
 
 

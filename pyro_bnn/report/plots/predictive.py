@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.plotting.theme import INK, MUTED, PAPER
-from pyro_bnn.report.evaluation.held_out import LEVEL, marginals
+from pyro_bnn.plotting.theme import INK, MUTED, PAPER, add_legend
+from pyro_bnn.report.evaluation.held_out import LEVEL
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
 
@@ -71,10 +71,8 @@ def predictions(comparison: Evaluations) -> Drawn:
             )  # fmt: skip
         for ax, _, _ in found:
             ax.plot(limits, limits, color=MUTED, lw=1, ls=(0, (4, 3)), zorder=0)
-        figure.supxlabel(
-            f"predicted {units.name}: mean and {percent(LEVEL, 0)} interval", fontsize=11
-        )
-        figure.supylabel(f"observed {units.name}", fontsize=11)
+        figure.supxlabel(f"predicted {units.name}: mean and {percent(LEVEL, 0)} interval")
+        figure.supylabel(f"observed {units.name}")
     has_means = all(entry.held_out.has_mean for entry in comparison.ranked)
     centre = "mean" if has_means else "mean (median where the tails have no mean)"
     errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
@@ -113,8 +111,7 @@ def band(comparison: Evaluations) -> Drawn:
             draws = len(entry.held_out.function_draws)
             prediction = entry.posterior.predict(grid, num_samples=draws, seed=comparison.seed)
             y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
-            f = marginals(to_numpy(prediction.function_draws), split.task, 1)
-            f = units.values(f)[..., 0]
+            f = units.values(to_numpy(prediction.function_draws)[..., :1])[..., 0]
             y_edges = smooth_edges(np.quantile(y, tails, axis=0))
             ax.fill_between(x_grid, *y_edges, color=colour, alpha=0.18, lw=0)
             if not entry.held_out.is_point:
@@ -124,22 +121,17 @@ def band(comparison: Evaluations) -> Drawn:
             ax.plot(x_seen, seen, "o", ms=2.5, color=MUTED, mec="none")
             ax.plot(x_held, held, "o", ms=4, mfc="none", mec=INK, mew=0.9)
             _limit(ax, y_edges, np.concatenate([seen, held]))
-        figure.legend(
-            [
-                Line2D([], [], color=MUTED, lw=2),
-                Patch(color=MUTED, alpha=0.6, lw=0),
-                Patch(color=MUTED, alpha=0.25, lw=0),
-                Line2D([], [], ls="", marker="o", ms=3, color=MUTED),
-                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=INK),
-            ],
-            ["median of f", "95 % of f", "95 % of y", "training rows", "held-out rows"],
-            loc="outside upper left",
-            ncols=5,
-            fontsize=9.5,
-        )
+        marks = {
+            "median of f": Line2D([], [], color=MUTED, lw=2),
+            "95 % of f": Patch(color=MUTED, alpha=0.6, lw=0),
+            "95 % of y": Patch(color=MUTED, alpha=0.25, lw=0),
+            "training rows": Line2D([], [], ls="", marker="o", ms=3, color=MUTED),
+            "held-out rows": Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=INK),
+        }
+        add_legend(figure, marks)
         names_of_x = split.train.input_names
-        figure.supxlabel(names_of_x[0] if names_of_x else "x", fontsize=11)
-        figure.supylabel(units.name, fontsize=11)
+        figure.supxlabel(names_of_x[0] if names_of_x else "x")
+        figure.supylabel(units.name)
     return Drawn(
         figure,
         "Median of the function (line), its central 95 % band (dark: what the posterior does not "

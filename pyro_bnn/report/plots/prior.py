@@ -14,7 +14,7 @@ from pyro_bnn.diagnostics.simulation.prior_predictive import PriorPredictive, Ta
 from pyro_bnn.errors import OptionError, OutputError, ShapeError
 from pyro_bnn.files.atomic import check_file, written
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.plotting.theme import INK, MUTED, canvas, hide_unused, styles, wrap_name
+from pyro_bnn.plotting.theme import INK, MUTED, add_legend, canvas, hide_unused, styles, wrap_name
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def prior_functions(found: Mapping[str, PriorPredictive], along: Sequence[Line])
                 ax.set_title(wrap_name(name), fontweight="bold")
             _show_middle(next(panels), middle(draws, along[0]), style.colour)
         hide_unused(axes, num_panels, columns)
-        _add_legend(figure)
+        _show_legend(figure)
     return figure
 
 
@@ -202,23 +202,18 @@ def _show_middle(ax: Axes, found: Middle, colour: str) -> None:
     ax.set_ylabel("density")
 
 
-def _add_legend(figure: Figure) -> None:
+def _show_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    figure.legend(
-        [
-            Line2D([], [], color=INK, lw=0.7, alpha=0.6),
-            Line2D([], [], color=MUTED, lw=2),
-            Patch(color=MUTED, alpha=0.55, lw=0),
-            Patch(color=MUTED, alpha=0.25, lw=0),
-            Line2D([], [], color=MUTED, lw=1.4, ls=(0, (4, 3))),
-        ],
-        ["draws", "median", "50 %", "95 %", "Gaussian of the same quartiles"],
-        loc="outside upper left",
-        ncols=5,
-        fontsize=9.5,
-    )
+    gaussian = Line2D([], [], color=MUTED, lw=1.4, ls=(0, (4, 3)))
+    marks = {
+        "draws": Line2D([], [], color=INK, lw=0.7, alpha=0.6),
+        "median": Line2D([], [], color=MUTED, lw=2),
+        "50 %": Patch(color=MUTED, alpha=0.55, lw=0),
+        "95 %": Patch(color=MUTED, alpha=0.25, lw=0),
+    }
+    add_legend(figure, marks | {"Gaussian of the same quartiles": gaussian})
 
 
 def describe_middle(name: str, found: Middle) -> str:

@@ -14,15 +14,12 @@ from pyro_bnn.plotting.theme import (
     MUTED,
     PAPER,
     canvas,
-    grid_shape,
     hide_left,
-    hide_unused,
     name_rows,
     rows_height,
-    wrap_name,
 )
 from pyro_bnn.report.evaluation.held_out import marginals
-from pyro_bnn.report.plots.panels import Drawn, span, status_of
+from pyro_bnn.report.plots.panels import Drawn, panels, span, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
@@ -225,29 +222,21 @@ def against_reference(comparison: Evaluations) -> Drawn:
 
 def spread_by_row(comparison: Evaluations) -> Drawn:
     """Epistemic sd of every held-out row against that of the reference, one panel a method."""
-    entries = with_spread(comparison)
     styles, elsewhere = status_of(comparison), not_judged(comparison)
-    own = comparison.evaluations[str(comparison.reference)]
-    across = _sds(comparison, own)
-    rows, columns = grid_shape(len(entries))
+    across = _sds(comparison, comparison.evaluations[str(comparison.reference)])
     shares = {}
-    with canvas(3.1 * columns + 0.4, 2.7 * rows + 0.4, rows, columns, sharex=True, sharey=True) as (
-        figure,
-        axes,
-    ):
-        for ax, entry in zip(axes, entries, strict=False):
+    with panels(comparison, 2.7, entries=with_spread(comparison)) as (figure, found):
+        for ax, entry, _ in found:
             style, sds = styles[entry.name], _sds(comparison, entry)
             inside = PAPER if entry.name in elsewhere else style.colour
             ax.axline((across.mean(), across.mean()), slope=1, color=MUTED, lw=1, ls=(0, (4, 3)))
             ax.plot(across, sds, style.mark, ms=4, color=style.colour, mfc=inside, alpha=0.8)
-            ax.set_title(wrap_name(entry.name), fontweight="bold")
             shares[entry.name] = float((sds > across).mean())
-        axes[0].set_xlim(left=0)
-        axes[0].set_ylim(bottom=0)
-        hide_unused(axes, len(entries), columns)
+        found[0].ax.set_xlim(left=0)
+        found[0].ax.set_ylim(bottom=0)
         unit = "probability" if comparison.split.task == "classification" else "standardised"
-        figure.supxlabel(f"epistemic sd of {comparison.reference}, {unit}", fontsize=11)
-        figure.supylabel("epistemic sd of the method", fontsize=11)
+        figure.supxlabel(f"epistemic sd of {comparison.reference}, {unit}")
+        figure.supylabel("epistemic sd of the method")
     return Drawn(
         figure,
         "Each mark is a held-out row (and an output or class, where there are several). On the "
@@ -270,10 +259,9 @@ def with_spread(comparison: Evaluations) -> list[Evaluation]:
 
 def _sds(comparison: Evaluations, entry: Evaluation) -> np.ndarray:
     """Epistemic sds of what distances are measured on, at all rows and outputs."""
-    split = comparison.split
-    num_targets = 1 if split.test.y.ndim == 1 else int(split.test.y.shape[1])
-    f = entry.held_out.function_draws
-    return np.asarray(marginals(f, split.task, num_targets).std(0, dtype=float).ravel())
+    f, num_targets = entry.held_out.function_draws, len(comparison.units.scale)
+    own = marginals(f, comparison.split.task, num_targets)
+    return np.asarray(own.std(0, dtype=float).ravel())
 
 
 def not_judged(comparison: Evaluations) -> list[str]:
