@@ -128,7 +128,7 @@ def uncaptured() -> Iterator[None]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, which take most of the time and which a test may not look at."""
-    monkeypatch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+    monkeypatch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ from unittest import mock
 
 from pyro_bnn.cli.runs import _run_beside
 from pyro_bnn.report import Comparison, Run
-from pyro_bnn.report.output import html
+from pyro_bnn.report.plots.figures import Figures
 
 
 def run_plainly(*args: Any) -> Run:
     """One run of several: a page without figures, and no files of draws."""
     with (
-        mock.patch.object(html, "_pictures", return_value=[]),
+        mock.patch.object(Figures, "pictures", return_value=[]),
         mock.patch.object(Comparison, "write_draws", return_value=None),
     ):
         return _run_beside(*args)

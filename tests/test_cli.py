@@ -319,7 +319,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Run:
     options = ("--seed", "3", "--out", str(folder))
     args = ("compare", "--data", "moons", *methods, *TINY, *SHORT, *options)
     with capturing_nothing(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
         return Run(run(*args), folder, args)
 
 

@@ -42,7 +42,7 @@ def _threads_are_given_back() -> Iterator[None]:
 def quick_files() -> Iterator[None]:
     """Pages without figures and empty files of draws: here only their names are looked at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
         patch.setattr(arviz_io, "save_netcdf", lambda tree, path: path.touch())
         yield
 

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = ("--hidden", "3", "--steps", "20", "--chains", "2", "--warmup", "20", "--samples", "20")
     methods = ("--methods", "auto-normal,nuts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
         code, _, err = run("compare", "--data", "moons", *methods, *sizes, "--out", folder)
     assert (code, err) == (0, "")
     return folder

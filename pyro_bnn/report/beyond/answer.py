@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.beyond.estimate import ERRORS
+from pyro_bnn.report.verdicts.answer import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,13 +32,13 @@ def headline(found: Judged) -> str:
         return f"One method, {found.names[0]}: nothing to compare"
     if not everywhere:
         return (
-            f"No method is ahead everywhere: on the test images {_listed(ahead)}, under "
-            f"corruption {_listed(_tied(found.shifted_ranking))}"
+            f"No method is ahead everywhere: on the test images {listed(ahead)}, under "
+            f"corruption {listed(_tied(found.shifted_ranking))}"
         )
     if len(everywhere) == 1:
         return f"Trust {everywhere[0]} here, by the log score on the test {found.noun}{where}"
     rest = "" if len(everywhere) < len(found.names) else f"; these {found.noun} cannot rank them"
-    return f"Not behind on the test {found.noun}{where}: {_listed(everywhere)}{rest}"
+    return f"Not behind on the test {found.noun}{where}: {listed(everywhere)}{rest}"
 
 
 def statements(found: Judged) -> Iterator[tuple[str, str]]:
@@ -58,7 +59,7 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         yield (
             "Not in the errors",
             "other seeds of the fit, and other draws of its weights: one fit of "
-            f"{'each method' if is_all else _listed(single)} was judged.{ranked}",
+            f"{'each method' if is_all else listed(single)} was judged.{ranked}",
         )
 
 
@@ -82,14 +83,14 @@ def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
     behind = [place for place in ranking if place.is_behind]
     tied = [place.name for place in ranking[1:] if not place.is_behind]
     if tied:
-        text += f"; not shown to be behind it: {_listed(tied)}"
+        text += f"; not shown to be behind it: {listed(tied)}"
     if behind:
         gaps = [
             f"{p.name} by {with_error(-gap['log_score_gap'], gap['log_score_gap_se'])}"
             for p in behind
             for gap in [table.loc[p.name]]
         ]
-        text += f"; behind: {_listed(gaps)}"
+        text += f"; behind: {listed(gaps)}"
     return f"{text}."
 
 
@@ -107,7 +108,7 @@ def _calibration(table: pd.DataFrame, noun: str) -> str:
         "not shown to be off": list(table.index[is_known & ~is_off]),
         f"too few {noun} to say": list(table.index[~is_known]),
     }
-    text = "; ".join(f"{what}: {_listed(names)}" for what, names in told.items() if names)
+    text = "; ".join(f"{what}: {listed(names)}" for what, names in told.items() if names)
     return (
         f"{text}. ECE is the mean distance between the largest probability and how often it is "
         "right; the floor is what chance gives."
@@ -152,17 +153,15 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
 
 def _beside(table: pd.DataFrame, key: str, best: str, sign: float = 1.0) -> str:
     """Who differs from one method, of all pairs at once, and who does not."""
-    worse: list[str] = []
-    better: list[str] = []
-    near: list[str] = []
+    others: dict[str, list[str]] = {"worse": [], "better": [], "not told from it": []}
     for name, row in table.drop(index=best).iterrows():
         gap, error = sign * row[f"{key}_gap"], row[f"{key}_gap_se"]
         if abs(gap) > row[f"{key}_gap_told"] * error:
-            (better if gap > 0 else worse).append(f"{name} by {with_error(abs(gap), error)}")
+            what = "better" if gap > 0 else "worse"
+            others[what].append(f"{name} by {with_error(abs(gap), error)}")
         else:
-            near.append(str(name))
-    others = {"worse": worse, "better": better, "not told from it": near}
-    text = "".join(f"; {what}: {_listed(names)}" for what, names in others.items() if names)
+            others["not told from it"].append(str(name))
+    text = "".join(f"; {what}: {listed(names)}" for what, names in others.items() if names)
     how = "all pairs at once: of equal methods none is told apart in 95 of 100 data sets"
     if len(table) == 2:
         how = f"told from {table[f'{key}_gap_told'].max():.3g} paired errors on"
@@ -176,14 +175,10 @@ def _attack(table: pd.DataFrame, epsilon: float) -> str:
     return (
         f"every pixel is moved by up to {epsilon:g} of the largest, within black and white, "
         "against the method. Beyond what random signs cost, this costs (nats a row): "
-        f"{_listed(costs)}"
-        f"{f'; not shown to cost more than at random: {_listed(rest)}' if rest else ''}."
+        f"{listed(costs)}"
+        f"{f'; not shown to cost more than at random: {listed(rest)}' if rest else ''}."
     )
 
 
 def _tied(ranking: Sequence[Ranked]) -> list[str]:
     return [place.name for place in ranking if not place.is_behind]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

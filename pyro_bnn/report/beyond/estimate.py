@@ -21,9 +21,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -141,8 +140,8 @@ def _limits(
     centred = (each - each.mean(1, keepdims=True)) / math.sqrt(max(each.shape[1] - 1, 1))
     ours = [centred[first] - sum(centred[k] for k in rest) for first, *rest in contrasts]
     differences = np.reshape(ours, (len(contrasts), each.shape[1]))  # [P, B]
-    of_rows, rng = _simulated(each.shape[1])
-    shifts = of_rows @ differences.T  # [S, P]
+    rng = np.random.default_rng(0)
+    shifts = rng.standard_normal((NUM_SIMULATED, each.shape[1])) @ differences.T  # [S, P]
     squares = (differences**2).sum(1)
     fits = [rng.standard_normal((NUM_SIMULATED, len(one.whole))) for one in numbers]
     for column, contrast in enumerate(contrasts):
@@ -158,22 +157,6 @@ def _limits(
         limit = np.quantile((np.abs(equal) / units).max(1), 1 - FAMILY_WISE_ERROR)
         limits[known] = np.maximum(ERRORS, limit * units)
     return limits
-
-
-def _simulated(num_resamples: int) -> tuple[Float[np.ndarray, "S B"], np.random.Generator]:
-    """Normal numbers, the same at every call, and what draws more."""
-    drawn, state = _first_draws(num_resamples)
-    rng = np.random.default_rng()
-    rng.bit_generator.state = state
-    return drawn, rng
-
-
-@functools.lru_cache(maxsize=1)
-def _first_draws(num_resamples: int) -> tuple[Float[np.ndarray, "S B"], Mapping[str, Any]]:
-    rng = np.random.default_rng(0)
-    drawn = rng.standard_normal((NUM_SIMULATED, num_resamples))
-    drawn.flags.writeable = False  # it is kept
-    return drawn, rng.bit_generator.state
 
 
 Drawn = tuple[Resampled, Float[np.ndarray, "S R"]]

@@ -43,6 +43,11 @@ class Condition(NamedTuple):
     severity: int
     x: Tensor
 
+    @property
+    def name(self) -> str:
+        """Kind and severity in a word."""
+        return f"{self.kind}-{self.severity}"
+
 
 @dataclass(frozen=True, eq=False)
 class Pixels:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.diagnostics.trust.calibration_error import equal_mass_floor, smooth_ece_floor
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95
 from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
 from pyro_bnn.errors import DataError
@@ -25,15 +26,7 @@ from pyro_bnn.report.beyond.estimate import (
     told_from_constant,
 )
 from pyro_bnn.report.beyond.images import Condition
-from pyro_bnn.report.beyond.scored import (
-    MORE,
-    NUMBERS,
-    Number,
-    Scored,
-    floor,
-    of_pairs,
-    smooth_floor,
-)
+from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, of_pairs
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -43,31 +36,13 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 
-Samples = Mapping[str, Mapping[str, Resampled]]
+TEST, UNKNOWN, MOVED, CONTROL = "test", "unknown", "moved", "control"
+Fit: TypeAlias = Mapping[str, Scored]
+"""What one posterior says of rows by what these are: the ``TEST`` rows, those of a condition by its
+name, ``UNKNOWN`` inputs, rows ``MOVED`` against the method, and by as much at random, ``CONTROL``.
+"""
+Samples: TypeAlias = Mapping[str, Mapping[str, Resampled]]
 """Numbers by method and name."""
-
-
-class Attack(NamedTuple):
-    """Rows moved against a method, and with random signs, as the method sees them."""
-
-    moved: Scored
-    control: Scored
-
-
-class Fit(NamedTuple):
-    """All that one posterior says.
-
-    Attributes:
-        test: Of the test rows.
-        shifted: Of each corruption, in the order of the conditions.
-        unknown: Of inputs of another data set; None without.
-        attack: Of the attacked rows; None without.
-    """
-
-    test: Scored
-    shifted: Sequence[Scored]
-    unknown: Scored | None
-    attack: Attack | None
 
 
 class Judged:
@@ -104,17 +79,11 @@ class Judged:
         self.conditions = tuple(conditions)
         self.ood_name, self.epsilon = ood_name, epsilon
         self.labels = to_numpy(split.test.y).astype(int)
-        self.ranking = _ranking({n: [fit.test.log_score for fit in own] for n, own in fits.items()})
+        self.ranking = _ranking(fits, [TEST])
         self.names = tuple(place.name for place in self.ranking)
         self.fits = {name: tuple(fits[name]) for name in self.names}
-        self.shifted_ranking: list[Ranked] = []
-        if self.conditions:
-            self.shifted_ranking = _ranking(
-                {
-                    name: [np.mean([s.log_score for s in fit.shifted], axis=0) for fit in own]
-                    for name, own in self.fits.items()
-                }
-            )
+        shifted = [condition.name for condition in self.conditions]
+        self.shifted_ranking = _ranking(self.fits, shifted) if shifted else []
 
     @property
     def num_fits(self) -> int:
@@ -139,12 +108,13 @@ class Judged:
         the other, both ways.
         """
         rows = len(self.labels)
-        samples = self._samples((*NUMBERS, *MORE), lambda fit: fit.test, self.labels)
+        samples = self._samples((*NUMBERS, *MORE), TEST, self.labels)
         numbers = _compared(samples)
         told = told_from([of["augrc"] for of in samples.values()])[0]
         for limit, (name, own) in zip(told, self.fits.items(), strict=True):
             error = 1 - numbers[name]["accuracy"]
-            scaled = [_scaled(fit.test, self.labels) for fit in own]
+            tests = [fit[TEST] for fit in own]
+            scaled = [_scaled(test, self.labels) for test in tests]
             gain = resampled([_mean_of(gains) for *_, gains in scaled], rows).estimate
             temperatures = np.array([t for t, *_ in scaled])
             temperature = Estimate(
@@ -152,11 +122,11 @@ class Judged:
                 float(np.mean([error for _, error, _ in scaled])),  # of the same images
                 of_seeds(temperatures),
             )
-            pairs = [of_pairs(fit.test, self.labels) for fit in own]
+            pairs = [of_pairs(test, self.labels) for test in tests]
             numbers[name] |= {key: float(np.mean([of[key] for of in pairs])) for key in pairs[0]}
             numbers[name] |= {
-                "floor": float(np.mean([floor(fit.test) for fit in own])),
-                "smooth_floor": float(np.mean([smooth_floor(fit.test) for fit in own])),
+                "floor": _floor(tests),
+                "smooth_floor": float(np.mean([smooth_ece_floor(test.probs) for test in tests])),
                 "augrc_gap_told": limit,
                 "augrc_random": error / 2,
                 "augrc_best": error**2 / 2,
@@ -179,8 +149,7 @@ class Judged:
         }
         numbers = _compared(samples)
         for name, own in self.fits.items():
-            floors = [floor(scored) for fit in own for scored in fit.shifted]
-            numbers[name]["floor"] = float(np.mean(floors))
+            numbers[name]["floor"] = _floor(fit[c.name] for fit in own for c in self.conditions)
         return _frame(numbers).loc[[place.name for place in self.shifted_ranking]]
 
     @cached_property
@@ -189,24 +158,20 @@ class Judged:
         import pandas as pd
 
         found = []
-        for place, (condition, samples) in enumerate(
-            zip(self.conditions, self._under_each, strict=True)
-        ):
+        for condition, samples in zip(self.conditions, self._under_each, strict=True):
             for name, numbers in _compared(samples).items():
                 where = {"kind": condition.kind, "severity": condition.severity, "method": name}
-                floors = [floor(fit.shifted[place]) for fit in self.fits[name]]
-                found.append(where | numbers | {"floor": float(np.mean(floors))})
+                floor = _floor(fit[condition.name] for fit in self.fits[name])
+                found.append(where | numbers | {"floor": floor})
         return pd.DataFrame(found)
 
     @cached_property
     def _under_each(self) -> list[Samples]:
         """Numbers under each corruption, on the same resamples of the images."""
-        y = self.labels[: len(self.conditions[0].x)] if self.conditions else self.labels
-
-        def seen(place: int) -> Callable[[Fit], Scored]:
-            return lambda fit: fit.shifted[place]
-
-        return [self._samples(NUMBERS, seen(place), y) for place in range(len(self.conditions))]
+        return [
+            self._samples(NUMBERS, condition.name, self.labels[: len(condition.x)])
+            for condition in self.conditions
+        ]
 
     @cached_property
     def unknown(self) -> pd.DataFrame:
@@ -229,22 +194,27 @@ class Judged:
         }
         found = []
         first = next(iter(self.fits.values()))[0]
-        for score in first.test.novelty:
-            of: dict[str, dict[str, Resampled]] = {}
-            for name, own in self.fits.items():
-                of[name] = {}
-                for kind, measure in kinds.items():
-                    each = [_told_apart(fit, score, measure, known) for fit in own]
-                    of[name][kind] = resampled(each, known, _num_unknown(own[0]))
+        for score in first[TEST].novelty:
+            of = {
+                name: {
+                    kind: resampled(
+                        [_told_apart(fit, score, measure, known) for fit in own],
+                        known,
+                        len(first[UNKNOWN].probs),
+                    )
+                    for kind, measure in kinds.items()
+                }
+                for name, own in self.fits.items()
+            }
             best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
             every = [one["auroc"] for one in of.values()]
             alone, told = told_from_constant(every), told_from(every)[self.names.index(best)]
             for place, name in enumerate(self.names):
                 row: dict[str, Any] = {"method": name, "score": score}
                 for kind, one in of[name].items():
-                    row |= {kind: one.estimate.value, f"{kind}_se": one.estimate.error}
+                    row |= _pair(kind, one.estimate)
                 gap = of[name]["auroc"].minus(of[best]["auroc"])
-                row |= {"auroc_gap": gap.value, "auroc_gap_se": gap.error if name != best else 0.0}
+                row |= _pair("auroc_gap", gap if name != best else Estimate(0.0, 0.0))
                 row |= {"auroc_told": alone[place], "auroc_gap_told": told[place]}
                 found.append(row)
         return pd.DataFrame(found)
@@ -255,36 +225,24 @@ class Judged:
         if self.epsilon is None:
             return _frame({})
         found: dict[str, dict[str, float]] = {}
-        for name, own in self.fits.items():
-            attacks = [fit.attack for fit in own if fit.attack is not None]
-            count = len(attacks[0].moved.log_score)
-            y = self.labels[:count]
+        first = next(iter(self.fits.values()))[0]
+        y = self.labels[: len(first[MOVED].probs)]
+        by_key = {"before": TEST, "control": CONTROL, "moved": MOVED}
+        every = {key: self._samples(NUMBERS[:2], where, y) for key, where in by_key.items()}
+        for name in self.names:
             row: dict[str, float] = {}
-            every = {
-                "before": [fit.test for fit in own],
-                "control": [attack.control for attack in attacks],
-                "moved": [attack.moved for attack in attacks],
-            }
-            samples = {}
-            for key, scored in every.items():
-                samples[key], share = (
-                    resampled([_on(s, number, y) for s in scored], count) for number in NUMBERS[:2]
-                )
-                row |= _pair(key, samples[key].estimate) | _pair(f"{key}_accuracy", share.estimate)
-            row |= _pair("lost", samples["moved"].minus(samples["control"]))
-            found[name] = row
+            for key, samples in every.items():
+                row |= _pair(key, samples[name]["log_score"].estimate)
+                row |= _pair(f"{key}_accuracy", samples[name]["accuracy"].estimate)
+            moved, control = (every[key][name]["log_score"] for key in ("moved", "control"))
+            found[name] = row | _pair("lost", moved.minus(control))
         return _frame(found)
 
-    def _samples(
-        self,
-        numbers: Sequence[Number],
-        seen: Callable[[Fit], Scored],
-        y: Int[np.ndarray, " N"],
-    ) -> Samples:
-        """Numbers of every method, of the rows that ``seen`` takes from each of its fits."""
+    def _samples(self, numbers: Sequence[Number], where: str, y: Int[np.ndarray, " N"]) -> Samples:
+        """Numbers of every method, of the first rows of some, whose classes are given."""
         return {
             name: {
-                number.key: resampled([_on(seen(fit), number, y) for fit in own], len(y))
+                number.key: resampled([_on(fit[where], number, y) for fit in own], len(y))
                 for number in numbers
             }
             for name, own in self.fits.items()
@@ -308,8 +266,10 @@ def _compared(samples: Samples) -> dict[str, dict[str, float]]:
     return found
 
 
-def _ranking(scores: Mapping[str, Sequence[Float[np.ndarray, " N"]]]) -> list[Ranked]:
+def _ranking(fits: Mapping[str, Sequence[Fit]], where: Sequence[str]) -> list[Ranked]:
     r"""By the mean over fits of each row's log score; the errors over seeds are those of draws.
+
+    A row's score is the mean over the sets of rows that are named.
 
     .. math:: s^2 = \frac{1}{\nu} \sum_k (R_k - 1)\, s_k^2, \qquad \nu = \sum_k (R_k - 1), \qquad
         \mathrm{mc}_k^2 = \max(s^2, s_k^2) / R_k
@@ -320,14 +280,18 @@ def _ranking(scores: Mapping[str, Sequence[Float[np.ndarray, " N"]]]) -> list[Ra
     much as the others; but 12 % of two methods with two fits each where one alone scatters: then
     there is one degree of freedom in place of two.
     """
+    scores = {
+        name: [np.mean([fit[one].log_score for one in where], axis=0) for fit in own]
+        for name, own in fits.items()
+    }
     with np.errstate(invalid="ignore"):  # impossible rows: NaN
         own = {n: float(np.var([f.mean() for f in s], ddof=1)) for n, s in scores.items() if s[1:]}
     own = {name: variance for name, variance in own.items() if math.isfinite(variance)}
     free = sum(len(scores[name]) - 1 for name in own)
     pooled = sum((len(scores[name]) - 1) * own[name] for name in own) / max(free, 1)
     return rank(
-        {name: np.mean(fits, axis=0) for name, fits in scores.items()},
-        {n: math.sqrt(max(pooled, own.get(n, 0.0)) / len(fits)) for n, fits in scores.items()},
+        {name: np.mean(each, axis=0) for name, each in scores.items()},
+        {n: math.sqrt(max(pooled, own.get(n, 0.0)) / len(each)) for n, each in scores.items()},
         free or math.inf,
     )
 
@@ -343,16 +307,15 @@ def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[Rows], float]:
 def _told_apart(
     fit: Fit, score: str, measure: Callable[..., float], num_known: int
 ) -> Callable[[Rows], float]:
-    assert fit.unknown is not None
-    known, unknown = fit.test.novelty[score], fit.unknown.novelty[score]
+    known, unknown = fit[TEST].novelty[score], fit[UNKNOWN].novelty[score]
     return lambda rows: measure(
         known[rows[rows < num_known]], unknown[rows[rows >= num_known] - num_known]
     )
 
 
-def _num_unknown(fit: Fit) -> int:
-    assert fit.unknown is not None
-    return len(fit.unknown.probs)
+def _floor(every: Iterable[Scored]) -> float:
+    """About what the calibration error is where the probabilities are right, mean over several."""
+    return float(np.mean([equal_mass_floor(scored.probs) for scored in every]))
 
 
 def _scaled(

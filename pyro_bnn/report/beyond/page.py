@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import number, percent, with_error
-from pyro_bnn.plotting.theme import svg
 from pyro_bnn.report.beyond.answer import answer
-from pyro_bnn.report.beyond.plots import drawn
-from pyro_bnn.report.output.page import Picture, Table, render_page
+from pyro_bnn.report.beyond.plots import PLOTS
+from pyro_bnn.report.output.page import Table, render_page
+from pyro_bnn.report.plots.figures import Figures
 from pyro_bnn.report.tables.metrics import Column, Record
 
 if TYPE_CHECKING:
@@ -132,18 +132,13 @@ def render(found: Judged, command: str, files: Sequence[str]) -> str:
     """The page as HTML with nothing to load from elsewhere."""
     title, statements = answer(found)
     first, *folded = tables(found)
-    pictures = [
-        Picture(name, one.title, one.words, one.caption, svg(one.figure, name),
-                one.figure.get_figwidth())
-        for name, one in drawn(found).items()
-    ]  # fmt: skip
     return render_page(
         "trust.html",
         data_name=found.split.name,
         lead=_lead(found),
         headline=title,
         statements=statements,
-        pictures=pictures,
+        pictures=Figures(found, PLOTS).pictures(),
         table=first,
         tables=folded,
         note=found.split.note,

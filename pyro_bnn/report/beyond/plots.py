@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyro_bnn.diagnostics.trust.selective import selective_risk
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.plotting.theme import (
-    INK,
     MUTED,
     canvas,
     grid_shape,
@@ -19,33 +18,19 @@ from pyro_bnn.plotting.theme import (
     styles,
     wrap_name,
 )
+from pyro_bnn.report.beyond.judged import TEST
 from pyro_bnn.report.beyond.scored import ENTROPY
+from pyro_bnn.report.plots.figures import Plot
+from pyro_bnn.report.plots.panels import Drawn
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
+    from pyro_bnn.plotting.theme import Style
     from pyro_bnn.report.beyond.judged import Judged
+    from pyro_bnn.report.tables.metrics import Record
 
 MOST_POINTS = 400  # of a curve
-
-
-class Drawn(NamedTuple):
-    """A figure and its words."""
-
-    title: str
-    figure: Figure
-    caption: str
-    words: str
-
-
-def drawn(found: Judged) -> dict[str, Drawn]:
-    """The figures that there are numbers for, by name."""
-    figures = {"rejection": _rejection(found), "calibration": _calibration(found)}
-    if found.conditions:
-        figures["shift"] = _shift(found)
-    if found.ood_name is not None:
-        figures["unknown"] = _unknown(found)
-    return figures
 
 
 def _rejection(found: Judged) -> Drawn:
@@ -53,7 +38,7 @@ def _rejection(found: Judged) -> Drawn:
     own = styles(found.names)
     with canvas(6.2, 4.2) as (figure, (ax,)):
         for name, fits in found.fits.items():
-            scored = fits[0].test
+            scored = fits[0][TEST]
             curve = selective_risk(scored.novelty[ENTROPY], scored.probs.argmax(1) == found.labels)
             shown = np.unique(np.linspace(0, len(curve.kept) - 1, MOST_POINTS).astype(int))
             style = own[name]
@@ -66,7 +51,6 @@ def _rejection(found: Judged) -> Drawn:
         ax.legend()
     first = found.names[0]
     return Drawn(
-        "Rejection",
         figure,
         "Rows are kept in the order of the entropy of the mean probabilities; at the right all of "
         "them. Of the first fit of each method; the table of rejection has the errors of the area "
@@ -86,11 +70,7 @@ def _calibration(found: Judged) -> Drawn:
     with canvas(*size, 1, len(tables), sharey=True) as (figure, axes):
         for ax, (title, table) in zip(axes, tables.items(), strict=True):
             for row, (name, numbers) in enumerate(table.iterrows()):
-                style = own[str(name)]
-                ax.errorbar(
-                    numbers["ece"], row, xerr=2 * numbers["ece_se"], fmt=style.mark,
-                    color=style.colour,
-                )  # fmt: skip
+                _show_bar(ax, numbers, "ece", row, own[str(name)])
                 ax.plot(numbers["floor"], row, marker="|", ms=16, mew=2, color=MUTED)
             ax.set_title(title)
             ax.set_xlabel("calibration error, equal-mass bins")
@@ -99,7 +79,6 @@ def _calibration(found: Judged) -> Drawn:
             name_rows(ax, list(found.names))
     first = found.table.iloc[0]
     return Drawn(
-        "Calibration beside its floor",
         figure,
         "Bars are two standard errors; the grey line is the floor, about the mean of the error "
         "where the probabilities are right: of methods whose probabilities are right about half "
@@ -133,15 +112,14 @@ def _shift(found: Judged) -> Drawn:
             ax.set_title(kind.replace("-", " "))
             ax.set_xticks([0, *sorted(set(table["severity"]))])
         hide_unused(axes, len(kinds), columns)
-        figure.supxlabel("severity; 0 are all test images as they are", fontsize=11, color=INK)
-        figure.supylabel("log score, nats a row", fontsize=11, color=INK)
+        figure.supxlabel("severity; 0 are all test images as they are")
+        figure.supylabel("log score, nats a row")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(
             handles, [wrap_name(label, 30) for label in labels], loc="outside upper center", ncols=3
         )
     best = found.shifted_ranking[0]
     return Drawn(
-        "Corruption",
         figure,
         "The same noise for every method. Bars are two standard errors. Differences of methods "
         "have smaller ones, as the images are the same: see the table of each corruption.",
@@ -160,11 +138,7 @@ def _unknown(found: Judged) -> Drawn:
         for ax, score in zip(axes, scores, strict=False):
             part = table[table["score"] == score].set_index("method")
             for row, name in enumerate(found.names):
-                style, numbers = own[name], part.loc[name]
-                ax.errorbar(
-                    numbers["auroc"], row, xerr=2 * numbers["auroc_se"], fmt=style.mark,
-                    color=style.colour,
-                )  # fmt: skip
+                _show_bar(ax, part.loc[name], "auroc", row, own[name])
             ax.axvline(0.5, color=MUTED, lw=1, ls=(0, (4, 3)))
             ax.set_title(score)
             ax.set_xlabel("AUROC")
@@ -172,10 +146,23 @@ def _unknown(found: Judged) -> Drawn:
         hide_unused(axes, len(scores), columns)
     of = table[table["score"] == ENTROPY].set_index("method")["auroc"]
     return Drawn(
-        "Unknown inputs",
         figure,
         f"How well each score tells {found.ood_name} from the test images: 1 is perfect, 0.5 (the "
         "line) knows nothing. Bars are two standard errors over images of both data sets.",
         f"By entropy the highest AUROC is {number(of.max())} ({of.idxmax()}), the lowest "
         f"{number(of.min())} ({of.idxmin()}).",
     )
+
+
+def _show_bar(ax: Axes, numbers: Record, key: str, row: int, style: Style) -> None:
+    """A number in its row, with two standard errors."""
+    error = 2 * numbers[f"{key}_se"]
+    ax.errorbar(numbers[key], row, xerr=error, fmt=style.mark, color=style.colour)
+
+
+PLOTS = {
+    "rejection": Plot("Rejection", lambda _: True, _rejection),
+    "calibration": Plot("Calibration beside its floor", lambda _: True, _calibration),
+    "shift": Plot("Corruption", lambda found: found.conditions, _shift),
+    "unknown": Plot("Unknown inputs", lambda found: found.ood_name, _unknown),
+}

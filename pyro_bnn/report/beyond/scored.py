@@ -16,14 +16,13 @@ from pyro_bnn.diagnostics.trust.calibration_error import (
     debiased_squared_ece,
     debiased_squared_ece_sd,
     equal_mass_ece,
-    equal_mass_floor,
     skce,
     smooth_ece,
-    smooth_ece_floor,
 )
 from pyro_bnn.diagnostics.trust.out_of_distribution import novelty_scores
 from pyro_bnn.diagnostics.trust.selective import selective_risk
 from pyro_bnn.report.beyond.estimate import Rows
+from pyro_bnn.report.evaluation.held_out import class_draws
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -82,15 +81,6 @@ def score_rows(
     )
 
 
-def class_draws(f: Float[np.ndarray, "S N F"]) -> Float[np.ndarray, "S N C"]:
-    """Class probabilities of network outputs: of one output by the logistic function."""
-    from scipy import special
-
-    if f.shape[-1] > 1:
-        return np.asarray(special.softmax(f, axis=-1))
-    return np.concatenate([special.expit(-f), special.expit(f)], -1)
-
-
 class Number(NamedTuple):
     """One number of a table: what rows give it.
 
@@ -135,13 +125,3 @@ def of_pairs(scored: Scored, y: Int[np.ndarray, " N"]) -> dict[str, float]:
         "debiased_ece2_sd": debiased_squared_ece_sd(scored.probs),
         "skce": skce(scored.probs[:SKCE_ROWS], y[:SKCE_ROWS]),
     }
-
-
-def floor(scored: Scored) -> float:
-    """About what the calibration error is if the probabilities are right."""
-    return equal_mass_floor(scored.probs)
-
-
-def smooth_floor(scored: Scored) -> float:
-    """The same of the smooth calibration error."""
-    return smooth_ece_floor(scored.probs)

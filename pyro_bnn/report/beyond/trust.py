@@ -16,8 +16,8 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.beyond.answer import answer, text_summary
 from pyro_bnn.report.beyond.images import Pixels, corrupted, unknown_inputs
-from pyro_bnn.report.beyond.judged import Attack, Fit, Judged
-from pyro_bnn.report.beyond.scored import Scored, score_rows
+from pyro_bnn.report.beyond.judged import CONTROL, MOVED, TEST, UNKNOWN, Fit, Judged
+from pyro_bnn.report.beyond.scored import score_rows
 from pyro_bnn.report.compare import common_draws
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ class Trust(Judged):
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """Figures by name; matplotlib without pyplot."""
-        from pyro_bnn.report.beyond.plots import drawn
+        from pyro_bnn.report.beyond.plots import PLOTS
+        from pyro_bnn.report.plots.figures import Figures
 
-        return {name: one.figure for name, one in drawn(self).items()}
+        return dict(Figures(self, PLOTS))
 
     def summary(self) -> str:
         """The answer and the main table for a terminal."""
@@ -137,29 +138,22 @@ def trust(
         conditions = corrupted(
             split, corruptions, kinds=kinds, scale=scale, num_rows=num_rows, seed=seed
         )
-    unknown = None if ood is None else unknown_inputs(split, ood)
-
-    num_fits = sum(map(len, fitted.values()))
-    num_sets = 1 + len(conditions) + (unknown is not None) + 2 * (attack is not None)
-    bar = tqdm(total=num_fits * num_sets, disable=not progress, desc="Judging", unit="set")
+    shared = {TEST: split.test.x} | {condition.name: condition.x for condition in conditions}
+    if ood is not None:
+        shared[UNKNOWN] = unknown_inputs(split, ood)
+    num_sets = sum(map(len, fitted.values())) * (len(shared) + 2 * (attack is not None))
+    bar = tqdm(total=num_sets, disable=not progress, desc="Judging", unit="set")
 
     def fit_of(posterior: PosteriorLike) -> Fit:
-        def scored(x: Any, y: Any) -> Scored:
-            found = score_rows(posterior, x, y, num_draws, seed)
+        found, inputs = {}, dict(shared)
+        if attack is not None:
+            own = _attacked(posterior, split, attack, num_rows, num_draws, seed)
+            inputs |= {MOVED: own.x, CONTROL: own.control}
+        for name, x in inputs.items():
+            y = None if name == UNKNOWN else split.test.y[: len(x)]
+            found[name] = score_rows(posterior, x, y, num_draws, seed)
             bar.update()
-            return found
-
-        y = split.test.y
-        test, of_unknown = scored(split.test.x, y), None
-        shifted = [scored(condition.x, y[: len(condition.x)]) for condition in conditions]
-        if unknown is not None:
-            of_unknown = scored(unknown, None)
-        if attack is None:
-            return Fit(test, shifted, of_unknown, None)
-        found = _attacked(posterior, split, attack, num_rows, num_draws, seed)
-        own = y[: len(found.x)]
-        moved = Attack(scored(found.x, own), scored(found.control, own))
-        return Fit(test, shifted, of_unknown, moved)
+        return found
 
     with bar:
         fits = {name: [fit_of(posterior) for posterior in own] for name, own in fitted.items()}

@@ -202,7 +202,7 @@ def _score_regression(
         matched = moment_matched_log_score(z_mean.ravel(), z_sd.ravel(), z.ravel())
         gaussian = float(matched.reshape(shape).sum(1).mean() - units.log_scale)
     values, simulated = pit(draws, y, seed=seed), simulated_pit(draws, y, seed=seed)
-    covered, of_targets = coverage(values, LEVEL, covered_share(simulated, LEVEL)), None
+    covered, of_targets, own_crps = _coverage(values, simulated), None, crps(draws, y)
     if shape[1] > 1 and prediction.has_target_densities:
         of_targets = to_numpy(prediction.target_log_prob(split.test.y)) - np.log(units.scale)
     # over several targets the units of none: their sds, which weigh them alike
@@ -216,27 +216,31 @@ def _score_regression(
         is_point=is_point,
         gaussian_log_score=gaussian,
         rmse=rmse(mean.ravel() / sds, y / sds),
-        crps=float((crps(draws, y) / sds).mean()),
+        crps=float((own_crps / sds).mean()),
         mean=mean,
         interval=interval.reshape(2, *shape),
         pit=values,
         pit_histogram=pit_histogram(values, simulated),
         pit_difference=pit_difference(values, simulated),
         coverage=covered,
-        targets=score_targets(
-            draws.reshape(-1, *shape),
-            y.reshape(shape),
-            mean,
-            values.reshape(shape),
-            simulated.reshape(-1, *shape),
-            LEVEL,
-            of_targets,
+        targets=tuple(  # each has every O-th of [N O]
+            TargetScores(
+                rmse=rmse(mean[:, o], y[o :: shape[1]]),
+                crps=float(own_crps[o :: shape[1]].mean()),
+                coverage=_coverage(values[o :: shape[1]], simulated[:, o :: shape[1]]),
+                log_score=None if of_targets is None else of_targets[:, o],
+            )
+            for o in range(shape[1] if shape[1] > 1 else 0)
         ),
         epistemic_share=_share_of_variance(f[..., : shape[1]], z_sd, split),
         has_mean=has_mean,
         notes=_missing_moments(has_mean, has_sd)
         + _no_band("coverage", np.isnan(covered.low), len(draws)),
     )
+
+
+def _coverage(pit: Float[np.ndarray, " M"], simulated: Float[np.ndarray, "S M"]) -> Coverage:
+    return coverage(pit, LEVEL, covered_share(simulated, LEVEL))
 
 
 def _moments(
@@ -343,41 +347,17 @@ def marginals(
     return np.asarray(special.expit(f) if f.shape[-1] == 1 else special.softmax(f, axis=-1))
 
 
+def class_draws(f: Float[np.ndarray, "S N F"]) -> Float[np.ndarray, "S N C"]:
+    """Class probabilities of network outputs: of one output by the logistic function."""
+    from scipy import special
+
+    if f.shape[-1] > 1:
+        return np.asarray(special.softmax(f, axis=-1))
+    return np.concatenate([special.expit(-f), special.expit(f)], -1)
+
+
 def class_blocks(f: Float[np.ndarray, "S N F"]) -> Iterator[Float[np.ndarray, "S n C"]]:
     """Class probabilities of draws of the logits in double precision, a few rows at a time."""
     at_once = max(1, NUMBERS_AT_ONCE // f[:, 0].size)
     for start in range(0, f.shape[1], at_once):
-        p = marginals(f[:, start : start + at_once].astype(float), "classification", 1)
-        yield np.concatenate([1 - p, p], -1) if p.shape[-1] == 1 else p
-
-
-def score_targets(
-    draws: Float[np.ndarray, "S N O"],
-    y: Float[np.ndarray, "N O"],
-    mean: Float[np.ndarray, "N O"],
-    pit: Float[np.ndarray, "N O"],
-    simulated: Float[np.ndarray, "S N O"],
-    level: float,
-    log_scores: Float[np.ndarray, "N O"] | None = None,
-) -> tuple[TargetScores, ...]:
-    """Score every target alone; none where there is one.
-
-    Args:
-        draws: Predictive draws.
-        y: Observations.
-        mean: Predictive means or medians.
-        pit: PIT values.
-        simulated: Those of data drawn from the posterior.
-        level: Of the interval.
-        log_scores: Log densities of each target alone; None where there are none.
-    """
-    num_targets = y.shape[1]
-    return tuple(
-        TargetScores(
-            rmse=rmse(mean[:, o], y[:, o]),
-            crps=float(crps(draws[..., o], y[:, o]).mean()),
-            coverage=coverage(pit[:, o], level, covered_share(simulated[..., o], level)),
-            log_score=None if log_scores is None else log_scores[:, o],
-        )
-        for o in range(num_targets if num_targets > 1 else 0)
-    )
+        yield class_draws(f[:, start : start + at_once].astype(float))

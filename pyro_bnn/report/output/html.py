@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyro_bnn.plotting.theme import svg
-from pyro_bnn.report.output.page import KINDS, Picture, Table, render_page, slug
-from pyro_bnn.report.plots.figures import FIRST, PLOTS, Figures
+from pyro_bnn.report.output.page import KINDS, Table, render_page, slug
+from pyro_bnn.report.plots.figures import FIRST, Figures
 from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
 from pyro_bnn.report.tables.target_tables import target_sections
 from pyro_bnn.report.tables.text import headline
@@ -39,7 +38,7 @@ def render(
         files: Title and address of what stands beside the page.
         tutorial: Address of the notebook that explains the verdicts; named only if empty.
     """
-    pictures = _pictures(comparison)
+    pictures = Figures(comparison).pictures()
     shared, own = _options(comparison)
     statuses = set(comparison.answer.status.values())
     return render_page(
@@ -94,16 +93,6 @@ def _notes(comparison: Evaluations) -> list[tuple[str, str]]:
     if comparison.split.note:
         notes.append((comparison.split.name, comparison.split.note))
     return notes
-
-
-def _pictures(comparison: Evaluations) -> list[Picture]:
-    figures = Figures(comparison)
-    found = []
-    for name in figures:
-        figure, caption, words = figures.drawn(name)
-        width = figure.get_figwidth()
-        found.append(Picture(name, PLOTS[name].title, words, caption, svg(figure, name), width))
-    return found
 
 
 def _options(comparison: Evaluations) -> tuple[str, dict[str, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.errors import UnknownNameError
+from pyro_bnn.plotting.theme import svg
+from pyro_bnn.report.output.page import Picture
 from pyro_bnn.report.plots.calibration import pit_differences, rejection, reliability
 from pyro_bnn.report.plots.fit import (
     elbo_traces,
@@ -26,21 +28,19 @@ from pyro_bnn.report.plots.score import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
-
 
 class Plot(NamedTuple):
     """One kind of figure.
 
     Attributes:
         title: Heading in the report.
-        applies: Whether a comparison has what the figure shows; anything but empty.
+        applies: Whether a comparison has what the figure shows; anything but empty or None.
         draw: Draws it, with its words.
     """
 
     title: str
-    applies: Callable[[Evaluations], object]
-    draw: Callable[[Evaluations], Drawn]
+    applies: Callable[[Any], object]
+    draw: Callable[[Any], Drawn]
 
 
 PLOTS = {
@@ -69,11 +69,12 @@ class Figures(Mapping[str, "Figure"]):
 
     Args:
         comparison: The comparison.
+        plots: All kinds of figures by name.
     """
 
-    def __init__(self, comparison: Evaluations) -> None:
-        self._comparison = comparison
-        self._names = [name for name, plot in PLOTS.items() if plot.applies(comparison)]
+    def __init__(self, comparison: Any, plots: Mapping[str, Plot] = PLOTS) -> None:
+        self._comparison, self._plots = comparison, plots
+        self._names = [name for name, plot in plots.items() if plot.applies(comparison)]
         self._drawn: dict[str, Drawn] = {}
 
     def drawn(self, name: str) -> Drawn:
@@ -81,7 +82,7 @@ class Figures(Mapping[str, "Figure"]):
         if name not in self._names:
             raise UnknownNameError("figure", name, self._names)
         if name not in self._drawn:
-            self._drawn[name] = PLOTS[name].draw(self._comparison)
+            self._drawn[name] = self._plots[name].draw(self._comparison)
         return self._drawn[name]
 
     def __getitem__(self, name: str) -> Figure:
@@ -106,3 +107,12 @@ class Figures(Mapping[str, "Figure"]):
     def alternative(self, name: str) -> str:
         """What a figure shows with its main numbers, in place of the picture."""
         return self.drawn(name).words
+
+    def pictures(self) -> list[Picture]:
+        """All of them for a page."""
+        found = []
+        for name in self:
+            figure, caption, words = self.drawn(name)
+            title, width = self._plots[name].title, figure.get_figwidth()
+            found.append(Picture(name, title, words, caption, svg(figure, name), width))
+        return found

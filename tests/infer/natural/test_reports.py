@@ -56,7 +56,7 @@ def comparison() -> Comparison:
 def folder(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report without its pictures, which are what takes time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_bnn.report.output.html._pictures", lambda comparison: [])
+        patch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
         return comparison.save(tmp_path_factory.mktemp("natural") / "report")
 
 

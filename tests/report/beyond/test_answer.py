@@ -10,7 +10,7 @@ import pytest
 import pyro_bnn as bnn
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.answer import _unknown
-from pyro_bnn.report.beyond.judged import Attack, Fit, Judged
+from pyro_bnn.report.beyond.judged import CONTROL, MOVED, TEST, UNKNOWN, Fit, Judged
 from pyro_bnn.report.beyond.scored import ENTROPY, Scored
 from tests.report.beyond.known import NUM_TEST, constant, images
 
@@ -38,7 +38,7 @@ def of_calibration(p: np.ndarray) -> str:
     y = split.test.y.numpy()
     probs = np.stack([np.where(y == 0, p, 1 - p), np.where(y == 1, p, 1 - p)], -1)
     scored = Scored(probs, np.log(p), {ENTROPY: np.zeros(len(p))})
-    fits = {"one": [Fit(scored, (), None, None)]}
+    fits = {"one": [{TEST: scored}]}
     return said(Judged(split, fits, num_draws=1))["Calibration"]
 
 
@@ -80,9 +80,9 @@ def of_entropy(entropy: np.ndarray, right: np.ndarray) -> Scored:
 def test_an_area_under_the_risk_that_is_higher_is_told_as_worse() -> None:
     order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) < 0.7 * NUM_TEST
     fits = {
-        "perfect": [Fit(of_entropy(order, right), (), None, None)],
-        "backward": [Fit(of_entropy(-order, right), (), None, None)],
-        "alike": [Fit(of_entropy(order * 2, right), (), None, None)],
+        "perfect": [{TEST: of_entropy(order, right)}],
+        "backward": [{TEST: of_entropy(-order, right)}],
+        "alike": [{TEST: of_entropy(order * 2, right)}],
     }
     text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
     assert "of perfect (at random 0.150, at best 0.0450)" in text  # e / 2 and e^2 / 2
@@ -101,7 +101,7 @@ def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
     right = np.ones(NUM_TEST, dtype=bool)
     test = of_entropy(np.linspace(0.0, 1.0, NUM_TEST), right)
     unknown = of_entropy(np.linspace(0.0, 1.0, NUM_TEST) + 0.5 * sign, right)
-    fits = {"one": [Fit(test, (), unknown, None)]}
+    fits = {"one": [{TEST: test, UNKNOWN: unknown}]}
     text = said(Judged(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
     told = "by its entropy one tells others from the test images best (AUROC 0.8"
     not_told = "no method is shown to tell others from the test images by its entropy"
@@ -113,7 +113,7 @@ def test_each_method_is_told_by_the_scatter_of_its_own_fits() -> None:
 
     def fits(*shifts: float) -> list[Fit]:
         test = of_entropy(even, right)
-        return [Fit(test, (), of_entropy(even + shift, right), None) for shift in shifts]
+        return [{TEST: test, UNKNOWN: of_entropy(even + shift, right)} for shift in shifts]
 
     of = {"steady": fits(0.1, 0.1), "also": fits(0.12, 0.12), "scatters": fits(0.2, 0.45)}
     found = Judged(SPLIT, of, num_draws=1, ood_name="others")
@@ -134,7 +134,7 @@ def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> Non
     rng, right, num_told = np.random.default_rng(4), np.ones(NUM_TEST, dtype=bool), 0
     for _ in range(10):
         fits = {
-            str(k): [Fit(test, (), unknown, None)]
+            str(k): [{TEST: test, UNKNOWN: unknown}]
             for k in range(8)
             for test, unknown in [
                 (of_entropy(rng.normal(size=NUM_TEST) + shift, right) for shift in (0.0, 1.0))
@@ -150,11 +150,10 @@ def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> Non
 def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
     order, right = np.arange(float(NUM_TEST)), np.arange(NUM_TEST) % 4 > 0
     as_it_is, hurt = of_entropy(order, right), of_entropy(order, np.arange(NUM_TEST) % 4 > 2)
+    at_random = of_entropy(order, right & (order > 1))
     fits = {
-        "hurt": [Fit(as_it_is, (), None, Attack(hurt, as_it_is))],
-        "spared": [
-            Fit(as_it_is, (), None, Attack(as_it_is, of_entropy(order, right & (order > 1))))
-        ],
+        "hurt": [{TEST: as_it_is, MOVED: hurt, CONTROL: as_it_is}],
+        "spared": [{TEST: as_it_is, MOVED: as_it_is, CONTROL: at_random}],
     }
     text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
     assert text.startswith(

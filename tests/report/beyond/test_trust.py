@@ -24,23 +24,24 @@ from pyro_bnn.diagnostics import (
     equal_mass_floor,
     fpr95,
     novelty_scores,
+    smooth_ece_floor,
 )
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
-from pyro_bnn.report.beyond.judged import Fit, Judged
+from pyro_bnn.report.beyond.judged import MOVED, TEST, UNKNOWN, Fit, Judged
 from pyro_bnn.report.beyond.page import _lead, tables
-from pyro_bnn.report.beyond.plots import drawn
+from pyro_bnn.report.beyond.plots import PLOTS
 from pyro_bnn.report.beyond.scored import (
     MORE,
     NUMBERS,
     Scored,
-    class_draws,
-    floor,
     of_pairs,
-    smooth_floor,
 )
+from pyro_bnn.report.evaluation.held_out import class_draws
+from pyro_bnn.report.plots.figures import Figures
+from pyro_bnn.report.plots.panels import Drawn
 from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
 
 SPLIT = images()
@@ -50,6 +51,11 @@ Y = SPLIT.test.y
 def judged(fits: Any, split: bnn.Split = SPLIT, **options: Any) -> Trust:
     """What is made of classifiers that have no more than trust asks of them."""
     return bnn.trust(fits, split, **options)
+
+
+def drawn(found: Judged, name: str) -> Drawn:
+    """A figure with its words."""
+    return Figures(found, PLOTS).drawn(name)
 
 
 def test_numbers_of_a_constant_classifier() -> None:
@@ -107,7 +113,7 @@ def test_errors_over_seeds_and_their_pairs() -> None:
 def of_log_score(log_score: np.ndarray) -> Fit:
     """A fit of which the log scores alone are given."""
     nothing = np.zeros((len(log_score), 2))
-    return Fit(Scored(nothing, log_score, {}), (), None, None)
+    return {TEST: Scored(nothing, log_score, {})}
 
 
 @pytest.mark.parametrize(("counts", "spreads"), [((2, 2), (1, 1)), ((3, 1, 1), (1, 1, 1)),
@@ -169,7 +175,7 @@ def test_rows_are_called_images_where_they_are_some() -> None:
         assert ("images" in text) == (name == "images")
         assert f"on {NUM_TEST} test {name}" in text
         assert f"{NUM_TEST} {name}, {found.num_draws} draws" in text
-    assert "test rows" in drawn(judged(fits))["calibration"].figure.axes[0].get_title("left")
+    assert "test rows" in drawn(judged(fits), "calibration").figure.axes[0].get_title("left")
 
 
 def test_half_of_calibrated_methods_lie_right_of_the_floor() -> None:
@@ -179,7 +185,7 @@ def test_half_of_calibrated_methods_lie_right_of_the_floor() -> None:
     draws = [(rng.uniform(size=1_000) > probs[:, 0]).astype(int) for _ in range(400)]
     right = np.mean([equal_mass_ece(probs, y) > equal_mass_floor(probs) for y in draws])
     assert abs(right - 0.5) < 5 * 0.5 / math.sqrt(400)
-    caption = drawn(judged({"a": constant(0.8, Y)}, SPLIT))["calibration"].caption
+    caption = drawn(judged({"a": constant(0.8, Y)}, SPLIT), "calibration").caption
     assert "of methods whose probabilities are right about half lie right of it" in caption
 
 
@@ -221,7 +227,7 @@ def test_corruption_is_the_mean_of_the_number_of_each_condition() -> None:
 def test_scores_are_drawn_in_the_order_of_their_severities() -> None:
     one = {"a": constant(0.8, Y)}
     found = judged(one, corruptions=(5, 1), kinds=("inverse", "contrast"), num_rows=30)
-    shift = drawn(found)["shift"]
+    shift = drawn(found, "shift")
     assert [ax.get_title("left") for ax in shift.figure.axes[:2]] == ["inverse", "contrast"]
     for ax in shift.figure.axes[:2]:
         assert list(np.asarray(ax.lines[0].get_xdata(), dtype=int)) == [0, 1, 5]
@@ -259,8 +265,7 @@ def test_known_and_unknown_images_are_resampled_each_by_itself(num_unknown: int)
     fit = judged({"one": method}, split, ood=other)
     row = fit.unknown.set_index("score").loc["entropy"]
     own = fit.fits["one"][0]
-    assert own.unknown is not None
-    k, u = own.test.novelty["entropy"][:, None], own.unknown.novelty["entropy"]
+    k, u = own[TEST].novelty["entropy"][:, None], own[UNKNOWN].novelty["entropy"]
     above = (u > k) + 0.5 * (u == k)
     by_known, by_unknown, each = above.mean(1).var(), above.mean(0).var(), above.var()
     n, m = above.shape
@@ -288,8 +293,7 @@ def test_an_attack_moves_each_method_by_its_own_gradient(monkeypatch: pytest.Mon
     assert row["moved"] < row["control"]
     assert_allclose(row["lost"], row["moved"] - row["control"])
     (own,) = found.fits["map"]
-    assert own.attack is not None
-    assert len(own.attack.moved.probs) == 25
+    assert len(own[MOVED].probs) == 25
     # by a tenth of the largest pixel, or up to black or white
     before, after = (Pixels.of(SPLIT).images(x) for x in (SPLIT.test.x[:25], moved[0].x))
     step = np.abs(after - before)
@@ -341,7 +345,8 @@ def test_ten_thousand_rows_and_a_hundred_draws_take_two_seconds() -> None:
         known, unknown = np.split(of, 2)
         rate = fpr95(known, unknown, positive="known")
         found += of_pairs(scored, y).values()
-        return [*found, floor(scored), smooth_floor(scored), auroc(known, unknown), rate]
+        floors = equal_mass_floor(probs), smooth_ece_floor(probs)
+        return [*found, *floors, auroc(known, unknown), rate]
 
     def seconds(work: Callable[[], object]) -> float:
         start = time.process_time()
