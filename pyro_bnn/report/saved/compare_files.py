@@ -91,11 +91,7 @@ def read_all(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[str, Fi
         posterior = read(path)
         name = posterior.name
         if name in found:
-            other = found[name].path
-            raise OptionError(
-                f"{other} and {path} are both called {name!r}: give them names, as in "
-                f"first={other} second={path}"
-            )
+            raise _both_called(name, found[name].path, path, "give them names")
         found[name] = posterior
     return found
 
@@ -125,12 +121,16 @@ def named_files(arguments: Sequence[str]) -> list[PathLike] | dict[str, PathLike
     for given, path in parts:
         name = given or Path(path).stem
         if name in found:
-            raise OptionError(
-                f"{found[name]} and {path} are both called {name!r}: give each a name of its own, "
-                f"as in first={found[name]} second={path}"
-            )
+            raise _both_called(name, found[name], path, "give each a name of its own")
         found[name] = path
     return found
+
+
+def _both_called(name: str, first: PathLike, second: PathLike, step: str) -> OptionError:
+    return OptionError(
+        f"{first} and {second} are both called {name!r}: {step}, as in first={first} "
+        f"second={second}"
+    )
 
 
 def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterior]:

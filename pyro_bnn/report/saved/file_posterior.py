@@ -222,12 +222,10 @@ class FilePosterior:
         Raises:
             OptionError: If a row of x is none of them.
         """
-        chosen = self.chosen(num_samples, seed)
         if self.has_probes(x):
-            f = self._draws("probes/f")[:, chosen]
-        else:
-            f = self._draws("predictions/f")[:, chosen][:, :, self._rows(x)]
-        return f if group_by_chain else f.flatten(0, 1)
+            return self._part("probes/f", num_samples, seed, group_by_chain)
+        f = self._part("predictions/f", num_samples, seed, group_by_chain)
+        return f[..., self._rows(x), :]
 
     def hyperparameters(
         self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
@@ -237,9 +235,10 @@ class FilePosterior:
         # a weight stands there as its norm, and itself where weights were asked for
         is_norm = {name for name in names if name.startswith(NORM)}
         weights = {name.removeprefix(NORM) for name in is_norm}
-        chosen = self.chosen(num_samples, seed)
-        draws = {k: self._draws(f"posterior/{k}")[:, chosen] for k in names - is_norm - weights}
-        return draws if group_by_chain else {k: v.flatten(0, 1) for k, v in draws.items()}
+        return {
+            name: self._part(f"posterior/{name}", num_samples, seed, group_by_chain)
+            for name in names - is_norm - weights
+        }
 
     def predict(
         self, x: Tensor, num_samples: int | None = None, seed: int = 0, raw: bool = False
@@ -254,10 +253,10 @@ class FilePosterior:
                 f"{self.path} holds predictions in standardised units: leave raw=False, and scale "
                 "them by split.test.target"
             )
-        rows, chosen = self._rows(x), self.chosen(num_samples, seed)
+        rows = self._rows(x)
 
         def of_rows(name: str) -> Tensor:
-            return self._draws(name)[:, chosen][:, :, rows].flatten(0, 1)
+            return self._part(name, num_samples, seed)[:, rows]
 
         def of_y(name: str) -> Tensor:
             return _columns(of_rows(name), 2)
@@ -310,8 +309,7 @@ class FilePosterior:
                 f"{self.path} holds densities of its own {len(self.split.test)} held-out rows and "
                 f"{len(self.split.train)} training rows: give split.test or split.train"
             )
-        values = self._draws(name)[:, self.chosen(num_samples, seed)]
-        return values if group_by_chain else values.flatten(0, 1)
+        return self._part(name, num_samples, seed, group_by_chain)
 
     def densities(
         self, data: Dataset, num_samples: int | None = None, seed: int = 0
@@ -325,11 +323,8 @@ class FilePosterior:
         if not self.has_log_prob:
             raise SiteError(f"{self.path} has no density q(z) of its draws ({self.method})")
         self._require_training_rows(data)
-        chosen = self.chosen(num_samples, seed)
-        log_p, log_q = (
-            self._draws(f"sample_stats/{name}")[:, chosen].flatten() for name in ("log_p", "log_q")
-        )
-        return log_p, log_q
+        log_p = self._part("sample_stats/log_p", num_samples, seed)
+        return log_p, self._part("sample_stats/log_q", num_samples, seed)
 
     def elbo(
         self, data: Dataset, num_samples: int | None = None, seed: int = 0
@@ -380,6 +375,13 @@ class FilePosterior:
     def _draws(self, name: str) -> Tensor:
         """A variable ``[C, S, ...]``."""
         return torch.as_tensor(np.ascontiguousarray(array(self._tree, name, *DRAWS)))
+
+    def _part(
+        self, name: str, num_samples: int | None, seed: int, group_by_chain: bool = False
+    ) -> Tensor:
+        """The chosen draws of a variable, ``[S, ...]`` or ``[C, S/C, ...]``."""
+        draws = self._draws(name)[:, self.chosen(num_samples, seed)]
+        return draws if group_by_chain else draws.flatten(0, 1)
 
     def _rows(self, x: Tensor) -> Int[Tensor, " N"]:
         """Where rows x stand among the held-out rows."""
