@@ -356,6 +356,8 @@ def _loo(
     from pyro_bnn import arviz_io
 
     held = ", ".join(sorted(point_estimates(posterior)))
+    limit, reason = khat_threshold(max(num_draws, 2)), ""
+    estimate = arviz_io.loo_approximate
     if _engine_is_exact(posterior) is True:
         estimate = arviz_io.loo
         if held:
@@ -363,21 +365,18 @@ def _loo(
                 f"PSIS-LOO is given {held}: too high if their values were fitted to these rows"
             )
     elif held:
-        notes.append(f"no PSIS-LOO: {held} were fitted to every row, so no row is left out of them")
-        return None
+        reason = f"{held} were fitted to every row, so no row is left out of them"
     elif is_point:
-        notes.append("no PSIS-LOO: a point has no importance weights")
-        return None
+        reason = "a point has no importance weights"
     elif is_linearised(posterior):
-        notes.append("no PSIS-LOO: rows have the likelihood of the linearised network")
-        return None
-    elif shape < khat_threshold(max(num_draws, 2)):
-        estimate = arviz_io.loo_approximate
-    else:
-        reason = f"k-hat {shape:.2f}, not below {khat_threshold(max(num_draws, 2)):.2f}"
+        reason = "rows have the likelihood of the linearised network"
+    elif not shape < limit:
+        reason = f"k-hat {shape:.2f}, not below {limit:.2f}"
         if np.isnan(shape):
             reason = "no k-hat" if posterior.has_log_prob else "no log density"
-        notes.append(f"no PSIS-LOO: {reason}, so its draws cannot be reweighted to the posterior")
+        reason = f"{reason}, so its draws cannot be reweighted to the posterior"
+    if reason:
+        notes.append(f"no PSIS-LOO: {reason}")
         return None
     try:
         result = estimate(posterior.to_arviz(split.train, num_samples=num_draws, seed=seed))

@@ -84,31 +84,27 @@ class Column:
     Attributes:
         title: Heading.
         unit: Unit, or empty.
-        cell: Text of the cell from a row of the table.
+        cell: Text of the cell from a row of the table, and the decimal places of all, if they
+            share some.
         meaning: One sentence for the legend.
         key: The number of the table it shows; it is left out where all are blank.
-        places: Text of the cell with so many decimal places; None where it has its own.
         error: Name of the number's error, by which places go; empty where it has none.
         is_setting: Whether it goes to the caption where it is the same in all rows.
     """
 
     title: str
     unit: str
-    cell: Callable[[Record], str]
+    cell: Callable[..., str]
     meaning: str
     key: str
-    places: Callable[[Record, int | None], str] | None = None
     error: str = ""
     is_setting: bool = False
 
     def of(self, table: pd.DataFrame) -> Column:
         """The column with the decimal places that all its numbers in a table share."""
-        places = self.places
-        if places is None:
-            return self
         errors = list(table[self.error]) if self.error else None
         decimals = decimals_of(list(table[self.key]), errors)
-        return replace(self, cell=lambda row: places(row, decimals))
+        return replace(self, cell=lambda row: self.cell(row, decimals))
 
 
 def spread(row: Record, key: str) -> float:
@@ -206,16 +202,14 @@ class Metric:
 
     def first_column(self, units: Mapping[str, str]) -> Column:
         """The column of the table that is read first."""
-        places = self.in_brief if self.brief or self.text in WITH_PLACES else None
-        return replace(self.column(units, self.meaning), cell=self.in_brief, places=places)
+        return replace(self.column(units, self.meaning), cell=self.in_brief)
 
     def column(self, units: Mapping[str, str], meaning: str, *, over: bool = False) -> Column:
         """The column with this meaning; ``over`` several runs, or of one comparison."""
-        cell = (lambda row: self.over(row, self.key)) if over else self.cell
-        places = None if over or self.text not in WITH_PLACES else self.cell
+        cell = (lambda row, _=None: self.over(row, self.key)) if over else self.cell
         return Column(
-            self.title, units.get(self.unit, self.unit), cell, meaning, self.key, places,
-            self.error, self.is_setting,
+            self.title, units.get(self.unit, self.unit), cell, meaning, self.key, self.error,
+            self.is_setting,
         )  # fmt: skip
 
 
@@ -227,16 +221,12 @@ def _count(value: float) -> str:
     return "" if value != value else f"{round(value):,}"
 
 
-def _rhat_alone(value: float) -> str:
+def _rhat(value: float) -> str:
     return "" if value != value else f"{value:.3f}"
 
 
-def _rhat(value: float, is_biased: bool) -> str:
-    return _rhat_alone(value) and f"{_rhat_alone(value)}{BIASED * is_biased}"
-
-
-def _effective(value: float, is_biased: bool) -> str:
-    return _count(value) and f"{_count(value)}{BIASED * is_biased}"
+def _marked_if_biased(text: Callable[[float], str]) -> Callable[[float, bool], str]:
+    return lambda value, is_biased: text(value) and f"{text(value)}{BIASED * is_biased}"
 
 
 def _mean_share(scores: HeldOut) -> float | None:
@@ -414,20 +404,20 @@ METRICS = [
     Metric("rhat", lambda m: m.chains and m.chains.worst_rhat, "worst R-hat",
            "Of the function at every test row, the log likelihood and every scale; at most 1.01. "
            "Of a biased sampler: whether it has settled, not on what.",
-           more={"biased": _is_biased}, where=CHAINS, text=_rhat, over=largest,
+           more={"biased": _is_biased}, where=CHAINS, text=_marked_if_biased(_rhat), over=largest,
            runs="Of f, the log likelihood and scales; at most 1.01."),
     Metric("rhat_within", lambda m: m.entry.checks.rhat_within, "R-hat within members",
            "Of the function in one member of an ensemble that samples, of the worst; the worst "
-           "R-hat is then that over members.", where=CHAINS, text=_rhat_alone),
+           "R-hat is then that over members.", where=CHAINS, text=_rhat),
     Metric("khat", title="worst k-hat", where=FIT, over=largest,
            runs="The largest of a run; above 1 values order nothing."),
     Metric("ess", lambda m: m.chains and m.chains.smallest_ess, "smallest ESS",
            "Effective draws of the worst of these, in the bulk; at least 400. Those of a biased "
            "sampler are of another distribution, and do not compare with those of an exact one.",
-           more={"biased": _is_biased}, where=CHAINS, text=_effective),
+           more={"biased": _is_biased}, where=CHAINS, text=_marked_if_biased(_count)),
     Metric("ess_tail", lambda m: m.chains and m.chains.smallest_ess_tail, "in the tails",
            "Effective draws of the worst 5 % or 95 % quantile of these; at least 400.",
-           more={"biased": _is_biased}, where=CHAINS, text=_effective),
+           more={"biased": _is_biased}, where=CHAINS, text=_marked_if_biased(_count)),
     Metric("sampler_bias", lambda m: m.entry.checks.sampler_bias, "bias of variances",
            "Relative error of variances that the energy errors of a sampler without a test of "
            "acceptance imply, were all directions equally stiff; at most 10 %.",
