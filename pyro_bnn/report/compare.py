@@ -182,8 +182,7 @@ def compare(
             "nothing to compare: give posteriors by name, such as "
             'compare({"mean-field": posterior, "NUTS": reference}, split)'
         )
-    if wrong := [name for name in posteriors if not isinstance(name, str)]:
-        raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
+    check_names(posteriors)
     if num_samples < 1:
         raise OptionError(f"num_samples must be at least 1, got {num_samples}")
     if reference is not None and reference not in posteriors:
@@ -220,6 +219,16 @@ def compare(
         evaluations={name: evaluations[name] for name in posteriors},
         probes=probes,
     )
+
+
+def check_names(names: Iterable[object]) -> None:
+    """Check that names of posteriors are text.
+
+    Raises:
+        OptionError: If one is not.
+    """
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
 
 
 def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:

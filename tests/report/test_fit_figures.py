@@ -82,6 +82,25 @@ def test_a_run_too_short_to_judge_is_described_as_such(regression: Comparison) -
     assert "it: too few steps to judge" in figures.describe("elbo")
 
 
+def test_a_run_that_ended_by_itself_is_not_called_too_short(regression: Comparison) -> None:
+    posterior = LinearPosterior(
+        regression.split, losses=losses(num_steps=50), options={"max_sweeps": 100}
+    )
+    figures = compare({"it": posterior}, regression.split, num_samples=50).figures
+    assert "it: it ended by itself." in figures.describe("elbo")
+
+
+def test_chains_that_are_not_drawn_are_counted(regression: Comparison) -> None:
+    for chains, is_said in ((8, False), (9, True)):
+        posterior = LinearPosterior(
+            regression.split, method="NUTS", engine="NUTS", stored=100 * chains, num_chains=chains
+        )
+        figures = compare({"it": posterior}, regression.split, num_samples=50).figures
+        assert len(figures["ranks"].axes) == 8
+        caption = figures.describe("ranks")
+        assert ("Of more than 8 chains the first 8 are drawn." in caption) == is_said
+
+
 def test_no_trace_is_an_elbo_under_an_improper_prior(regression: Comparison) -> None:
     posteriors = {
         "flat": LinearPosterior(regression.split, losses=losses(num_steps=50), is_flat=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyro_bnn.report.beyond.answer import answer, text_summary
 from pyro_bnn.report.beyond.images import Pixels, corrupted, unknown_inputs
 from pyro_bnn.report.beyond.judged import CONTROL, MOVED, TEST, UNKNOWN, Fit, Judged
 from pyro_bnn.report.beyond.scored import score_rows
-from pyro_bnn.report.compare import common_draws
+from pyro_bnn.report.compare import check_names, common_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +119,7 @@ def trust(
         progress: Whether to show a progress bar.
 
     Raises:
-        OptionError: If there is no posterior, or a number is not allowed.
+        OptionError: If there is no posterior, a name is no text, or a number is not allowed.
         ShapeError: If the unknown inputs have another number of pixels.
         DataError: If the data are no classes, or the inputs no images where these are needed.
 
@@ -129,6 +130,7 @@ def trust(
     fitted = {name: _several(own) for name, own in posteriors.items()}
     if not fitted or not all(fitted.values()):
         raise OptionError("nothing to judge: give at least one posterior by the name of its method")
+    check_names(fitted)
     check_trust(split, attack=attack, corruptions=corruptions, kinds=kinds, scale=scale, ood=ood)
     check_positive_int("num_samples", num_samples)
     check_positive_int("num_rows", num_rows)
@@ -184,7 +186,7 @@ def check_trust(
     if split.task != "classification":
         raise DataError(f"{split.name} is a {split.task} set: trust is judged of classes")
     if attack is not None:
-        if not attack > 0:
+        if not 0 < attack < math.inf:
             raise OptionError(f"attack is a step > 0 in units of the largest pixel, not {attack}")
         Pixels.of(split)
     if corruptions:

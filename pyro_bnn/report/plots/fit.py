@@ -97,7 +97,10 @@ def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> st
     for entry in entries:
         trend = entry.checks.trend
         if trend is None:
-            parts.append(f"{entry.name}: too few steps to judge")
+            is_short = bool(entry.checks.unchecked)
+            parts.append(
+                f"{entry.name}: {'too few steps to judge' if is_short else 'it ended by itself'}"
+            )
         else:
             gain = with_error(trend.gain, trend.standard_error)
             parts.append(
@@ -149,11 +152,13 @@ def rank_plots(comparison: Evaluations) -> Drawn:
             f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
             f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
         )
+    has_more = any(len(_chains(entry)) > MAX_CHAINS for entry in entries)
+    more = f" Of more than {MAX_CHAINS} chains the first {MAX_CHAINS} are drawn."
     return Drawn(
         figure,
         "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
         "(99 % a bar). The function is shown, not weights, which symmetries alias: "
-        f"{', '.join(entry.name for entry in entries)}.",
+        f"{', '.join(entry.name for entry in entries)}.{more * has_more}",
         f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}.",
     )
 

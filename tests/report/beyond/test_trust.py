@@ -39,6 +39,7 @@ from pyro_bnn.report.beyond.scored import (
     Scored,
     of_pairs,
 )
+from pyro_bnn.report.beyond.trust import check_trust
 from pyro_bnn.report.evaluation.held_out import class_draws
 from pyro_bnn.report.plots.figures import Figures
 from pyro_bnn.report.plots.panels import Drawn
@@ -364,10 +365,14 @@ def test_what_cannot_be_judged_is_refused() -> None:
         judged({}, SPLIT)
     with pytest.raises(OptionError, match="nothing to judge"):
         judged({"a": []}, SPLIT)
+    with pytest.raises(OptionError, match="the name of a posterior is text, not 1: take '1'"):
+        judged({1: constant(0.8, Y)}, SPLIT)
     with pytest.raises(DataError, match="diabetes is a regression set"):
         judged(one, bnn.data.load("diabetes"))
     with pytest.raises(OptionError, match="attack is a step > 0"):
         judged(one, SPLIT, attack=0.0)
+    with pytest.raises(OptionError, match="attack is a step > 0"):
+        check_trust(SPLIT, attack=math.inf)  # before a fit
     with pytest.raises(OptionError, match="give their severities as well"):
         judged(one, SPLIT, kinds=("rotate",))
 
