@@ -225,11 +225,9 @@ def _unequal(a: Tensor, b: Tensor) -> str:
 def _same_units(a: Standardiser | None, b: Standardiser | None) -> bool:
     if a is None or b is None:
         return a is b
-    room = SAME_ROWS * (to_numpy(a.scale) + np.abs(to_numpy(a.loc)))
-    return a.loc.shape == b.loc.shape and all(
-        bool((np.abs(to_numpy(own) - to_numpy(other)) <= room).all())
-        for own, other in ((a.loc, b.loc), (a.scale, b.scale))
-    )
+    own, other = (np.stack([to_numpy(units.loc), to_numpy(units.scale)]) for units in (a, b))
+    room = SAME_ROWS * np.abs(own).sum(0)
+    return own.shape == other.shape and bool((np.abs(own - other) <= room).all())
 
 
 def _same_model(a: FileModel, b: FileModel) -> bool:
