@@ -7,7 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from pyro_bnn.report import Comparison, compare
+from pyro_bnn.data import from_arrays
+from pyro_bnn.report import Comparison, compare, compare_runs
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.output.html import render
 from tests.report.conjugate import NOISE, LinearPosterior, regression_split
@@ -51,6 +52,20 @@ def test_the_total_weighs_targets_by_their_sds(two: Comparison) -> None:
         assert_allclose(total["crps"], np.mean(own["crps"] / scale))
         assert_allclose(total["coverage_95"], own["coverage_95"].mean())
         assert "rmse, crps: sds of each target" in total["units"]
+
+
+def test_errors_over_several_targets_are_said_to_be_in_sds(two: Comparison) -> None:
+    runs = compare_runs([two])
+    assert runs.table["units"].iloc[0].endswith("rmse, crps: sds of each target")
+    for summary in (two.summary(), runs.summary()):
+        assert "sds of y  sds of y" in summary  # RMSE and CRPS
+        assert "units of y" not in summary
+
+
+def test_errors_over_several_counts_are_in_units_of_these() -> None:
+    binary = np.arange(24).reshape(12, 2) % 3 > 0
+    split = from_arrays(np.arange(24.0).reshape(12, 2), binary)
+    assert Units.of(split).of_errors == "y"  # no sd was taken
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
 
 
+OF_EACH = "sds of each target"
+"""Unit of errors over several targets."""
+
+
 @dataclass(frozen=True)
 class Units:
     r"""Affine map from standardised targets back to the user's units, and its Jacobian.
@@ -25,6 +29,7 @@ class Units:
         loc: Means of the target ``[O]``, in the user's units.
         scale: Standard deviations ``[O]``.
         name: What the target is called, with its unit where known.
+        is_standardised: Whether there is such a map; of counts it is the identity.
 
     Example:
         >>> units = Units(np.array([100.0]), np.array([10.0]), "weight (kg)")
@@ -35,6 +40,7 @@ class Units:
     loc: Float[np.ndarray, " O"]
     scale: Float[np.ndarray, " O"]
     name: str
+    is_standardised: bool = True
 
     @classmethod
     def of(cls, split: Split) -> Units:
@@ -43,7 +49,12 @@ class Units:
         num_outputs = 1 if split.test.y.ndim == 1 else split.test.y.shape[1]
         own = (0.0, 1.0) if target is None else (to_numpy(target.loc), to_numpy(target.scale))
         loc, scale = (np.broadcast_to(value, num_outputs).astype(float) for value in own)
-        return cls(loc, scale, name)
+        return cls(loc, scale, name, target is not None)
+
+    @property
+    def of_errors(self) -> str:
+        """Unit of errors over all targets: theirs, or the sd of each where several have one."""
+        return OF_EACH if len(self.scale) > 1 and self.is_standardised else self.name
 
     @property
     def log_scale(self) -> float:

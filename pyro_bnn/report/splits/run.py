@@ -26,7 +26,7 @@ class Run:
         seed: Seed of its fits and draws.
         data_name: Name of the data set.
         task: ``"regression"`` or ``"classification"``.
-        units: What the target is called, with its unit where known.
+        units: What the target is called, with its unit where known; of several the unit of errors.
         num_train: Training rows.
         num_test: Test rows.
         test_rows: Where the test rows stood in the source; None where it is not known.
@@ -76,7 +76,7 @@ class Run:
             seed=seed,
             data_name=split.name,
             task=split.task,
-            units=Units.of(split).name,
+            units=Units.of(split).of_errors,
             num_train=len(split.train),
             num_test=len(split.test),
             test_rows=None if rows is None else frozenset(rows.tolist()),

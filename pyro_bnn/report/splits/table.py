@@ -29,7 +29,7 @@ from pyro_bnn.report.tables.metrics import (
     mean,
     mean_share,
 )
-from pyro_bnn.report.tables.table import units_in_words
+from pyro_bnn.report.tables.table import in_units, units_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def make_run_table(
         runs: All runs.
         places: From :func:`standings`.
         task: ``"regression"`` or ``"classification"``.
-        units: Name of the target with its unit.
+        units: Of errors: name of the target with its unit, or sds of several.
     """
     import pandas as pd
 
@@ -177,7 +177,7 @@ def make_run_table(
             "all_runs": len(runs),
             "splits": count_splits(common),
             "units": "log scores: nats per test row"
-            + f"; rmse, crps: units of {units}" * (task == "regression"),
+            + f"; rmse, crps: {in_units(units)}" * (task == "regression"),
         }
         rows.append(row)
     return pd.DataFrame(rows, index=pd.Index([place.name for place in places], name="method"))

@@ -12,7 +12,7 @@ from pyro_bnn.report.evaluation.shared_models import (
     shared_evidences,
     shared_models,
 )
-from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.evaluation.units import OF_EACH, Units
 from pyro_bnn.report.tables.metrics import (
     CHAINS,
     COST,
@@ -58,7 +58,7 @@ def make_table(
     under = _models(evaluations, reference)
     of_scores, log_scale = "log scores: nats per test row", 0.0
     if task == "regression":
-        of_scores += f", densities of {units.name}; rmse, crps: {_unit(units, plural=True)}"
+        of_scores += f", densities of {units.name}; rmse, crps: {in_units(units.of_errors)}"
         log_scale = units.log_scale
     rows = []
     for place in ranking:
@@ -108,7 +108,7 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
         units: Units of the target.
         task: ``"regression"`` or ``"classification"``.
     """
-    in_words = units_in_words(_unit(units), task)
+    in_words = units_in_words(units.of_errors, task)
     return {
         where: [
             metric.column(in_words, metric.meaning)
@@ -132,7 +132,7 @@ def shown(
 def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Column]:
     """The columns that are read first, the difference to the best before all."""
     metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
-    in_words = units_in_words(_unit(units), task)
+    in_words = units_in_words(units.of_errors, task)
     columns = [metrics[key].first_column(in_words) for key in FIRST if key in metrics]
     return next(found for _, found in shown(table, {"": columns}))
 
@@ -158,8 +158,6 @@ def units_in_words(of_y: str, task: str) -> dict[str, str]:
     return {OF_Y: of_y, OF_F: "probability" if task == "classification" else "sds of y"}
 
 
-def _unit(units: Units, *, plural: bool = False) -> str:
-    """The unit of errors over all targets: theirs, or the sd of each where there are several."""
-    if len(units.scale) > 1:
-        return "sds of each target"
-    return f"units of {units.name}" if plural else units.name
+def in_units(of_errors: str) -> str:
+    """What errors are in."""
+    return of_errors if of_errors == OF_EACH else f"units of {of_errors}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import counted
+from pyro_bnn.report.evaluation.units import OF_EACH
 from pyro_bnn.report.tables.metrics import Column
 from pyro_bnn.report.tables.table import own_rows, sections, shown
 from pyro_bnn.report.tables.target_tables import target_sections
@@ -87,6 +88,8 @@ def grid(title: str, columns: Sequence[Column], table: pd.DataFrame) -> list[str
 
 def _short(column: Column) -> str:
     """The unit, or a word for it where the name of the target would make the column too wide."""
+    if column.unit == OF_EACH:
+        return "sds of y"
     return column.unit if len(column.unit) <= MAX_UNIT else "units of y"
 
 
