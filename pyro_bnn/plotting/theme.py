@@ -90,28 +90,24 @@ def canvas(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    settings = {
+    settings: dict[str, object] = {
         "font.size": 11,
         "axes.titlesize": 11,
         "axes.titlelocation": "left",
         "axes.labelsize": 11,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.edgecolor": MUTED,
-        "axes.facecolor": PAPER,
-        "figure.facecolor": PAPER,
         "figure.labelsize": 11,
-        "savefig.facecolor": PAPER,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.titlecolor": INK,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
         "legend.frameon": False,
         "axes.unicode_minus": True,
     }
+    coloured = {
+        PAPER: ("axes.facecolor", "figure.facecolor", "savefig.facecolor"),
+        MUTED: ("axes.edgecolor", "xtick.color", "ytick.color"),
+        INK: ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor",
+              "ytick.labelcolor"),
+    }  # fmt: skip
+    settings |= {name: colour for colour, names in coloured.items() for name in names}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
