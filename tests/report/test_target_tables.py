@@ -68,6 +68,20 @@ def test_errors_over_several_counts_are_in_units_of_these() -> None:
     assert Units.of(split).of_errors == "y"  # no sd was taken
 
 
+def test_distances_of_functions_of_counts_are_in_units_of_f() -> None:
+    x = np.linspace(-1.0, 1.0, 60)
+    split = from_arrays(x[:, None], np.exp(3 + x).round().astype(int), task="counts")
+    posteriors = {"a": LinearPosterior(split), "b": LinearPosterior(split, spread=2.0)}
+    found = compare(posteriors, split, reference="a")
+    at = found.evaluations["b"].at_rows
+    assert at is not None
+    f = found.evaluations["a"].held_out.function_draws
+    assert_allclose(at.reference_sd, f.std(0).mean(), rtol=1e-5)  # f is no count: not in their sds
+    for summary in (found.summary(), compare_runs([found]).summary()):
+        assert "units of f" in summary
+        assert "sds of y" not in summary
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_the_report_has_a_table_a_target(two: Comparison) -> None:
     page, text = render(two), two.summary()

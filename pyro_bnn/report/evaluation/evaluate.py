@@ -233,7 +233,7 @@ def _num_targets(split: Split) -> int:
 
 
 def _target_sd(split: Split) -> float:
-    """Standard deviation of y over the training rows, in the units of f; 1 for probabilities."""
-    if split.task == "classification":
+    """Standard deviation of y over the training rows, in the units of f; 1 where f is no y."""
+    if split.train.target is None:  # classes or counts
         return 1.0
     return float(to_numpy(split.train.y).std(0).mean()) or 1.0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
 
 
-OF_EACH = "sds of each target"
-"""Unit of errors over several targets."""
+OF_EACH, SDS = "sds of each target", "sds of y"
+"""Unit of errors over several targets, and of the function where the target is standardised."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Units:
         loc: Means of the target ``[O]``, in the user's units.
         scale: Standard deviations ``[O]``.
         name: What the target is called, with its unit where known.
-        is_standardised: Whether there is such a map; of counts it is the identity.
+        of_function: Unit of distances of functions. Of counts, which are not standardised, f is no
+            y: it may be the log of their rate.
 
     Example:
         >>> units = Units(np.array([100.0]), np.array([10.0]), "weight (kg)")
@@ -40,7 +41,7 @@ class Units:
     loc: Float[np.ndarray, " O"]
     scale: Float[np.ndarray, " O"]
     name: str
-    is_standardised: bool = True
+    of_function: str = SDS
 
     @classmethod
     def of(cls, split: Split) -> Units:
@@ -49,12 +50,15 @@ class Units:
         num_outputs = 1 if split.test.y.ndim == 1 else split.test.y.shape[1]
         own = (0.0, 1.0) if target is None else (to_numpy(target.loc), to_numpy(target.scale))
         loc, scale = (np.broadcast_to(value, num_outputs).astype(float) for value in own)
-        return cls(loc, scale, name, target is not None)
+        of_function = SDS if target is not None else "units of f"
+        return cls(
+            loc, scale, name, "probability" if split.task == "classification" else of_function
+        )
 
     @property
     def of_errors(self) -> str:
         """Unit of errors over all targets: theirs, or the sd of each where several have one."""
-        return OF_EACH if len(self.scale) > 1 and self.is_standardised else self.name
+        return OF_EACH if len(self.scale) > 1 and self.of_function == SDS else self.name
 
     @property
     def log_scale(self) -> float:

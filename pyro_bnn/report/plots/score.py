@@ -19,6 +19,7 @@ from pyro_bnn.plotting.theme import (
     rows_height,
 )
 from pyro_bnn.report.evaluation.held_out import marginals
+from pyro_bnn.report.evaluation.units import SDS
 from pyro_bnn.report.plots.panels import Drawn, panels, span, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
@@ -172,7 +173,6 @@ def against_reference(comparison: Evaluations) -> Drawn:
     entries = [(e, e.at_rows) for e in comparison.ranked if e.at_rows is not None]
     styles = status_of(comparison)
     height = rows_height([entry.name for entry, _ in entries]) + 1.5
-    unit = "probability" if comparison.split.task == "classification" else "sds of y"
     with canvas(6.6, height, 1, 2, sharey=True) as (figure, axes):
         left, right = axes
         for place, (entry, at_rows) in enumerate(entries):
@@ -192,7 +192,7 @@ def against_reference(comparison: Evaluations) -> Drawn:
         left.axvspan(0, floor, color=BAND, lw=0, zorder=0)
         left.set_xlim(left=0)
         left.set_title(f"grey: up to {number(floor, 2)}, alike", fontsize=10)
-        left.set_xlabel(f"distance, {unit}")
+        left.set_xlabel(f"distance, {comparison.units.of_function}")
         right.axvline(1, color=MUTED, lw=1, ls=(0, (4, 3)))
         right.axvspan(SD_RATIO_THRESHOLD, SD_RATIO_UPPER, color=BAND, lw=0, zorder=0)
         right.set_xlim(left=-0.08 * right.get_xlim()[1])
@@ -234,7 +234,8 @@ def spread_by_row(comparison: Evaluations) -> Drawn:
             shares[entry.name] = float((sds > across).mean())
         found[0].ax.set_xlim(left=0)
         found[0].ax.set_ylim(bottom=0)
-        unit = "probability" if comparison.split.task == "classification" else "standardised"
+        of_function = comparison.units.of_function
+        unit = "standardised" if of_function == SDS else of_function
         figure.supxlabel(f"epistemic sd of {comparison.reference}, {unit}")
         figure.supylabel("epistemic sd of the method")
     return Drawn(

@@ -17,6 +17,7 @@ from pyro_bnn.report.output.page import Table, render_page
 from pyro_bnn.report.splits.run import Run
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
+from pyro_bnn.report.tables.metrics import Column
 from pyro_bnn.report.tables.table import shown
 from pyro_bnn.report.tables.text import WIDTH, grid, marked
 from pyro_bnn.report.verdicts.verdict import Verdict
@@ -74,10 +75,14 @@ class RepeatedComparison:
             f"({_span(run.num_train for run in self.runs)} for training) each"
         )
 
+    @property
+    def _sections(self) -> dict[str, list[Column]]:
+        return run_sections(self.task, self.units, self.runs[0].of_function)
+
     def summary(self) -> str:
         """Table and verdicts for a terminal, at most 100 columns wide."""
         lines = textwrap.wrap(self.headline, WIDTH)
-        for title, found in shown(self.table, run_sections(self.task, self.units)):
+        for title, found in shown(self.table, self._sections):
             lines += ["", *grid(title, found, self.table)]
         return "\n".join([*lines, "", *marked(self.findings)])
 
@@ -116,7 +121,7 @@ class RepeatedComparison:
             findings=self.findings,
             tables=[
                 Table(title, columns, self.table)
-                for title, columns in shown(self.table, run_sections(self.task, self.units))
+                for title, columns in shown(self.table, self._sections)
             ],
             runs=_rows(self.runs, links),
             command=command,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyro_bnn.report.compare import Comparison
-from pyro_bnn.report.evaluation.units import Units
+from pyro_bnn.report.evaluation.units import SDS, Units
 from pyro_bnn.report.verdicts.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Run:
         data_name: Name of the data set.
         task: ``"regression"`` or ``"classification"``.
         units: What the target is called, with its unit where known; of several the unit of errors.
+        of_function: Unit of distances of functions.
         num_train: Training rows.
         num_test: Test rows.
         test_rows: Where the test rows stood in the source; None where it is not known.
@@ -46,6 +47,7 @@ class Run:
     _table: pd.DataFrame | None = field(default=None, repr=False)
     findings: tuple[Verdict, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
+    of_function: str = SDS
 
     @classmethod
     def of(cls, comparison: Comparison, lost: Mapping[str, str] | None = None) -> Run:
@@ -70,13 +72,14 @@ class Run:
             seed: Seed of the fits.
             lost: All methods, with the reason.
         """
-        rows = split.test_rows
+        rows, units = split.test_rows, Units.of(split)
         return cls(
             split=split.index,
             seed=seed,
             data_name=split.name,
             task=split.task,
-            units=Units.of(split).of_errors,
+            units=units.of_errors,
+            of_function=units.of_function,
             num_train=len(split.train),
             num_test=len(split.test),
             test_rows=None if rows is None else frozenset(rows.tolist()),

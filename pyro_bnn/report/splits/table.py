@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR
 from pyro_bnn.diagnostics.ranking import paired
+from pyro_bnn.report.evaluation.units import SDS
 from pyro_bnn.report.splits.statistics import (
     MIN_SPLITS,
     OverSplits,
@@ -21,6 +22,8 @@ from pyro_bnn.report.tables.metrics import (
     CHAINS,
     COST,
     FIT,
+    OF_F,
+    OF_Y,
     ON_PAGE,
     REFERENCE,
     SCORES,
@@ -29,7 +32,7 @@ from pyro_bnn.report.tables.metrics import (
     mean,
     mean_share,
 )
-from pyro_bnn.report.tables.table import in_units, units_in_words
+from pyro_bnn.report.tables.table import in_units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,14 +186,15 @@ def make_run_table(
     return pd.DataFrame(rows, index=pd.Index([place.name for place in places], name="method"))
 
 
-def run_sections(task: str, units: str) -> dict[str, list[Column]]:
+def run_sections(task: str, units: str, of_function: str = SDS) -> dict[str, list[Column]]:
     """The columns of the summary of several runs, by section.
 
     Args:
         task: ``"regression"`` or ``"classification"``.
-        units: Name of the target with its unit.
+        units: Of errors.
+        of_function: Of distances of functions.
     """
-    in_words = units_in_words(units, task)
+    in_words = {OF_Y: units, OF_F: of_function}
     return {
         where: [
             metric.column(in_words, metric.runs, over=True)

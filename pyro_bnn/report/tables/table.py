@@ -108,7 +108,7 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
         units: Units of the target.
         task: ``"regression"`` or ``"classification"``.
     """
-    in_words = units_in_words(units.of_errors, task)
+    in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
     return {
         where: [
             metric.column(in_words, metric.meaning)
@@ -132,7 +132,7 @@ def shown(
 def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Column]:
     """The columns that are read first, the difference to the best before all."""
     metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
-    in_words = units_in_words(units.of_errors, task)
+    in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
     columns = [metrics[key].first_column(in_words) for key in FIRST if key in metrics]
     return next(found for _, found in shown(table, {"": columns}))
 
@@ -151,11 +151,6 @@ def settings(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[Colum
     words = [f"{c.title} {next(iter(texts[c.key]))}{f' {c.unit}' if c.unit else ''}" for c in same]
     found = [column for column in columns if column not in same]
     return found, f"The same for all: {', '.join(words)}." if words else ""
-
-
-def units_in_words(of_y: str, task: str) -> dict[str, str]:
-    """Units that go by the data."""
-    return {OF_Y: of_y, OF_F: "probability" if task == "classification" else "sds of y"}
 
 
 def in_units(of_errors: str) -> str:
