@@ -67,7 +67,7 @@ def stepping(problem: Problem, engine: SGMCMC, name: str) -> Contender:
         device=x.device,
         start=start,
     )
-    run = begun.make(saves, False)  # noqa: FBT003  # shows no progress
+    run = begun.make(saves)
     run.begin()
 
     def advance(steps: int) -> None:

@@ -84,11 +84,16 @@ class Captured:
         with torch.no_grad():
             return graph(*args)
 
+    @property
+    def path(self) -> str:
+        """How it computes from now on: ``"compiled"``, ``"captured"`` or ``"eager"``."""
+        how = "compiled" if self.is_compiled else "captured"
+        return how if self.is_captured else "eager"
+
     def serves(self, num_rows: int) -> bool:
         """Whether so many rows can do without another compilation."""
         graphs = [graph for found in self._by_rows.values() for graph in found]
-        is_compiled = self.is_captured and self.is_compiled
-        return not is_compiled or any(graph.serves(num_rows) for graph in graphs)
+        return self.path != "compiled" or any(graph.serves(num_rows) for graph in graphs)
 
     def bind(self, *args: Tensor) -> Callable[[int], None]:
         """So many calls of the function at these very tensors, whose values change.

@@ -28,13 +28,13 @@ class Start(NamedTuple):
     Attributes:
         problem: What it is about.
         options: By which its checkpoint is known, as JSON can hold them.
-        make: Makes the run, given the checkpoint that it goes on from, if any (``compile_path``
-            says how that one computes), and whether it shows its progress.
+        make: Makes the run, given the checkpoint that it goes on from, if any: ``compile_path``
+            says how that one computes.
     """
 
     problem: Problem
     options: dict[str, Any]
-    make: Callable[[Checkpoint, bool], Run[Any]]
+    make: Callable[[Checkpoint], Run[Any]]
 
 
 class Engine(ABC, Generic[P]):
@@ -130,7 +130,8 @@ class Engine(ABC, Generic[P]):
         with isolated(seed):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):
-            start = self.start(Problem(model, data, dataset, init, seed, type(self).__name__))
+            name = type(self).__name__
+            start = self.start(Problem(model, data, dataset, init, seed, name, progress=progress))
             problem = start.problem
             own_order = problem.has_own_order and hasattr(self, "batch_size")
             saves = Checkpoint.open(
@@ -149,7 +150,7 @@ class Engine(ABC, Generic[P]):
                 own_order=own_order,
                 start=began,
             )
-            run: Run[P] = start.make(saves, progress)
+            run: Run[P] = start.make(saves)
             try:
                 drive(run, saves, progress=progress, on_step=on_step)
             except (DivergenceError, Interrupted) as error:

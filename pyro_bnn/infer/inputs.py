@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,15 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
 
 Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
 
 
 Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
+
+
+G = TypeVar("G", bound=Guide)
 
 
 def as_dataset(data: Data) -> Dataset:
@@ -74,9 +78,22 @@ def program_of(model: Model, data: Dataset) -> Program:
 
 
 def set_up(guide: Guide, program: Program) -> None:
-    """Make the parameters of a guide, where and as the program computes."""
+    """Make the parameters of a guide, where and as the program computes.
+
+    Raises:
+        SiteError: If the guide does not cover a site of the model.
+    """
     guide.setup(program.example.x[:1])
     guide.to(device=program.device, dtype=program.dtype)
+    guide.check_covers(program.sites)
+
+
+def new_guide(make: Callable[[Model], G], program: Program) -> G:
+    """A guide of a program's model, set up."""
+    with isolated():
+        guide = make(program.model)
+        set_up(guide, program)
+    return guide
 
 
 def _check_sampler(loader: DataLoader[Any]) -> None:

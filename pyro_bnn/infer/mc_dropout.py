@@ -11,14 +11,13 @@ from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides.dropout import AutoDropout
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import Data, set_up
+from pyro_bnn.infer.inputs import Data, new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.models.from_dropout import DropoutModule
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
-from pyro_bnn.program.random_state import isolated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,7 @@ class MCDropout(Engine[Posterior]):
                 f"{', '.join(learned)} is to be learned: pass a likelihood that holds it fixed, "
                 "such as likelihoods.Normal(0.1), or fit the network with SVI(guides.AutoDropout)"
             )
-        return Start(problem, asdict(self), lambda saves, progress: _AsItIs())  # noqa: ARG005
+        return Start(problem, asdict(self), lambda saves: _AsItIs())  # noqa: ARG005
 
 
 class _AsItIs(Run[GuidePosterior]):
@@ -112,9 +111,7 @@ class _AsItIs(Run[GuidePosterior]):
         del state
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
-        with isolated():
-            guide = AutoDropout(problem.model)
-            set_up(guide, problem.program)
+        guide = new_guide(AutoDropout, problem.program)
         provenance = problem.provenance(
             saves,
             method=type(guide).__name__,

@@ -11,9 +11,11 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
+from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, batches_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
+from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.handlers import Model
@@ -34,6 +36,7 @@ class Problem:
         init: Where to start, or None.
         seed: Seed of the run.
         engine: Name of the engine.
+        progress: Whether a run shows how far it is.
     """
 
     model: Model
@@ -42,6 +45,7 @@ class Problem:
     init: Init
     seed: int
     engine: str
+    progress: bool = False
 
     @cached_property
     def program(self) -> Program:
@@ -100,3 +104,22 @@ class Problem:
             gpu=gpu_name(self.program.device),
             **of_data(self.dataset),
         )
+
+    def guide_posterior(
+        self,
+        guide: Guide,
+        saves: Checkpoint,
+        options: dict[str, Any],
+        *,
+        losses: list[float] | None = None,
+        cls: type[GuidePosterior] = GuidePosterior,
+    ) -> GuidePosterior:
+        """The posterior of a guide whose parameters alone the engine fitted."""
+        provenance = self.provenance(
+            saves,
+            method=self.engine,
+            options=options,
+            num_parameters=sum(p.numel() for p in guide.parameters()),
+            losses=losses,
+        )
+        return cls(self.program, guide, provenance)

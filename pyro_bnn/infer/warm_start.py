@@ -7,14 +7,18 @@ form, so that fits can go from a cheap family to a richer one: ``AutoDelta``, ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNormal, Guide
-from pyro_bnn.infer.inputs import Init
+from pyro_bnn.infer.inputs import G, Init, new_guide
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.starting_points import check_posterior, one_start, starting_points
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.priors.from_posterior import gaussian_of
+from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 
 MOMENT_DRAWS = 10_000  # most draws that moments are taken of
@@ -50,6 +54,14 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
         assert z is not None
         guide.move_to(z[0])
     guide.set_member_params(program.params)
+
+
+def started(make: Callable[[Model], G], problem: Problem) -> G:
+    """A new guide of a problem's model, ready for steps, where ``init`` says; see the above."""
+    guide = new_guide(make, problem.program)
+    problem.program.prepare(guide)
+    start_guide(guide, problem.program, problem.init, problem.seed)
+    return guide
 
 
 def starting_mean(program: Program, init: Init, seed: int) -> Tensor:

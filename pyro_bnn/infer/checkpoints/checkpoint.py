@@ -110,12 +110,12 @@ class Checkpoint:
 
     def __init__(
         self,
-        folder: Path | None,
-        identity: Identity | None,
-        saved: dict[str, Any] | None,
+        folder: Path | None = None,
+        identity: Identity | None = None,
+        saved: dict[str, Any] | None = None,
         *,
         device: torch.device,
-        own_order: bool,
+        own_order: bool = False,
         start: float,
     ) -> None:
         self.folder, self._identity, self._saved = folder, identity, saved

@@ -16,7 +16,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.starting_points import starting_points
@@ -63,14 +63,7 @@ class Ascent(Run[GuidePosterior]):
         own = copy.deepcopy(self.guide)
         self.set(own)
         reached = {"sweeps": self.step, "log_evidence": self.exact.log_evidence}
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options=self.options | reached,
-            num_parameters=sum(p.numel() for p in own.parameters()),
-            losses=self.losses,
-        )
-        return GuidePosterior(problem.program, own, provenance)
+        return problem.guide_posterior(own, saves, self.options | reached, losses=self.losses)
 
     def state(self) -> State:
         """See :class:`pyro_bnn.infer.checkpoints.checkpoint.Resumable`."""
@@ -126,11 +119,10 @@ class ConjugateEngine(Engine[GuidePosterior]):
                 f"init would have no effect on {problem.engine}, which has no start: leave it"
             )
         exact, program = model.exact_posterior(problem.dataset), problem.program
-        guide = self._guide(model)
-        set_up(guide, program)
+        guide = new_guide(self._guide, program)
         centre = guide.centre()
         z = starting_points(program, problem.init, 1, problem.seed, default=centre)
         run = self._ascent(exact, (centre if z is None else z[0]).cpu().double())
         run.guide, run.title = guide, problem.engine
         run.options = asdict(self)  # type: ignore[call-overload]  # every engine is one
-        return Start(problem, run.options, lambda saves, progress: run)  # noqa: ARG005
+        return Start(problem, run.options, lambda saves: run)  # noqa: ARG005

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,14 +17,12 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
-from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.options import LEARNING_RATE, GuideSpec, name_of
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
-from pyro_bnn.infer.warm_start import start_guide
+from pyro_bnn.infer.warm_start import started
 from pyro_bnn.posterior.posterior import GuidePosterior
-from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 OF_SVI = ("num_steps", "learning_rate", "batch_size", "compile")
@@ -122,17 +120,16 @@ class Ensemble(Engine[GuidePosterior]):
             )
 
     @property
+    def _guide(self) -> functools.partial[AutoEnsemble]:
+        return functools.partial(AutoEnsemble, num_members=self.num_members)
+
+    @property
     def _of_svi(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OF_SVI}
 
     def _svi(self) -> SVI:
         """What takes the steps; checks their options."""
-        guide = functools.partial(AutoEnsemble, num_members=self.num_members)
-        return SVI(guide, **self._of_svi)
-
-    def describe(self) -> dict[str, Any]:
-        """The options of an ensemble of points, as JSON can hold them."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return SVI(self._guide, **self._of_svi)
 
     def start(self, problem: Problem) -> Start:
         """Start the members; see the base class."""
@@ -142,19 +139,10 @@ class Ensemble(Engine[GuidePosterior]):
             return members_start(engine, self.num_members, problem, own)
         if self.kind == "rto" and problem.has_own_order:
             raise OptionError('kind="rto" takes all rows in every step: pass the data set itself')
-        program = problem.program
-        with isolated():
-            guide = AutoEnsemble(problem.model, num_members=self.num_members)
-            set_up(guide, program)
-        guide.check_covers(program.sites)
-        program.prepare(guide)
-        start_guide(guide, program, problem.init, problem.seed)
+        guide = started(self._guide, problem)
         push = push_of(self.kind, problem, self.num_members)
-
-        def make(saves: Checkpoint, progress: bool) -> MembersRun:  # noqa: ARG001
-            return MembersRun(self, guide, problem, push, saves)
-
-        return Start(problem, self.describe(), make)
+        make = functools.partial(MembersRun, self, guide, problem, push)
+        return Start(problem, asdict(self), make)
 
 
 class MembersRun(Training):
@@ -185,7 +173,7 @@ class MembersRun(Training):
             batches=problem.batches(engine.batch_size),
             compile_path=saves.compile_path,
         )
-        self.title = type(engine).__name__
+        self.title = self.method = problem.engine
 
     def _loss(
         self, variables: Sequence[Tensor], rest: Sequence[Tensor]
@@ -198,19 +186,7 @@ class MembersRun(Training):
         rows = Batch(rest[-3], rest[-2])
         return loss + self._push(torch.cat(own, -1), rows, self.program.params), told
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
-        """The members as they are."""
-        reached = super().posterior(problem, saves)
-        options: dict[str, Any] = {
-            **self.engine.describe(),
-            "schedule": self.engine._svi().schedule,
-            "compiled": self.is_compiled,
-        }
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options=options,
-            num_parameters=sum(p.numel() for p in self.parameters),
-            losses=self.losses,
-        )
-        return GuidePosterior(self.program, reached.guide, provenance)
+    def described(self) -> dict[str, Any]:
+        """The options of an ensemble of points."""
+        own = {"schedule": self.svi.schedule, "compiled": self.is_compiled}
+        return asdict(self.engine) | own

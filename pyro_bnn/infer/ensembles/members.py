@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide_mixture import AutoGuideMixture
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import set_up, unchanged
+from pyro_bnn.infer.inputs import new_guide, unchanged
 from pyro_bnn.infer.parallel.tasks import Task, in_order, number_at_once
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive
@@ -26,14 +25,6 @@ from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 MEMBER = 121  # and following, streams of the members' seeds
-
-
-@dataclass(frozen=True)
-class Member:
-    """One fit of several: its problem, with a seed of its own, and how it starts."""
-
-    problem: Problem
-    start: Start
 
 
 def members_start(
@@ -64,20 +55,20 @@ def members_start(
             f"each member would train {', '.join(trained)} to values of its own, and a mixture has "
             "one: give them priors, or leave member at None"
         )
-    members, tasks = [], []
+    starts, tasks = [], []
     for k in range(num_members):
         seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed
         own = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
         with isolated(seed):
             start = engine.start(own)
-        members.append(Member(start.problem, start))
+        starts.append(start)
         # without what has been traced of it here, and with the rows that the engine holds out
-        tasks.append(functools.partial(_fitted, engine, dataclasses.replace(own)))
-    made = {**options, "member": name_of(engine), **members[0].start.options}
+        tasks.append(functools.partial(_fitted, engine, dataclasses.replace(own, progress=False)))
+    made = {**options, "member": name_of(engine), **starts[0].options}
 
-    def make(saves: Checkpoint, progress: bool) -> GuidesRun:
-        runs = [member.start.make(saves, progress) for member in members]
-        problems = [member.problem for member in members]
+    def make(saves: Checkpoint) -> GuidesRun:
+        runs = [start.make(saves) for start in starts]
+        problems = [start.problem for start in starts]
         if number_at_once() > 1 and not problem.has_own_order:
             return ApartRun(tasks, runs, problems, options)
         return GuidesRun(runs, problems, options)
@@ -161,20 +152,13 @@ class GuidesRun(Run[GuidePosterior]):
         found: list[GuidePosterior] = [each for each in reached if each is not None]
         if len(found) < len(reached):
             return None
-        with isolated():
-            guide = AutoGuideMixture(problem.model, members=[each.guide for each in found])
-            set_up(guide, problem.program)
+        mixture = functools.partial(AutoGuideMixture, members=[each.guide for each in found])
+        guide = new_guide(mixture, problem.program)
         losses: list[float] = []
         if len({len(each.losses) for each in found}) == 1:
             losses = np.mean([each.losses for each in found], 0).tolist()
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options={**_common(found), **self.options, "member": found[0].method},
-            num_parameters=sum(p.numel() for p in guide.parameters()),
-            losses=losses,
-        )
-        return GuidePosterior(problem.program, guide, provenance)
+        options = {**_common(found), **self.options, "member": found[0].method}
+        return problem.guide_posterior(guide, saves, options, losses=losses)
 
 
 class ApartRun(GuidesRun):
@@ -242,11 +226,9 @@ class ApartRun(GuidesRun):
 
 def _fitted(engine: Engine[Any], problem: Problem) -> State:
     """The state of a member at its end."""
-    saves = Checkpoint(
-        None, None, None, device=problem.rows.x.device, own_order=False, start=time.perf_counter()
-    )
+    saves = Checkpoint(device=problem.program.device, start=time.perf_counter())
     with isolated(problem.seed), unchanged(problem.model):
-        run = engine.start(problem).make(saves, False)  # noqa: FBT003
+        run = engine.start(problem).make(saves)
         drive(run, saves)
         return run.state()
 

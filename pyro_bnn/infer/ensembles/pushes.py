@@ -43,7 +43,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import pyro.distributions as dist
 import torch
@@ -64,20 +64,10 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ANCHORS, TARGETS = 101, 102  # streams of random numbers
 
 
-class Anchors(NamedTuple):
-    """Draws of the Gaussian priors, one a member.
+def pull_of_anchors(program: Program, num_members: int, seed: int) -> Tensor:
+    """Draws of the Gaussian priors, one a member, less their means, times precisions ``[K, P]``.
 
-    Attributes:
-        z: The draws ``[K, P]``; 0 where the prior is not Gaussian.
-        pull: Each less the prior's mean, times its precision ``[K, P]``.
-    """
-
-    z: Tensor
-    pull: Tensor
-
-
-def anchors(program: Program, num_members: int, seed: int) -> Anchors:
-    """Draws of the priors of all real sites, which have to be independent Gaussians.
+    All real sites have such priors, independent; others have 0.
 
     Raises:
         SiteError: If a real site has another prior.
@@ -93,8 +83,7 @@ def anchors(program: Program, num_members: int, seed: int) -> Anchors:
             'none: give it priors.Normal(), or take kind="independent"'
         )
     normal = _normal((num_members, len(loc)), derived_seed(seed, ANCHORS), loc)
-    z = torch.where(missing, 0.0, loc + scale * normal)
-    return Anchors(z, torch.where(missing, 0.0, normal / scale))
+    return torch.where(missing, 0.0, normal / scale)
 
 
 def pull_of_targets(problem: Problem, num_members: int) -> Tensor:
@@ -143,7 +132,7 @@ def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
         return lambda z, rows, params: repulsion(program.function(z, rows.x, params)).mean()
     if kind == "svgd":
         return functools.partial(_stein_push, program)
-    pull = anchors(program, num_members, problem.seed).pull
+    pull = pull_of_anchors(program, num_members, problem.seed)
     size = program.num_latents
     if kind == "anchored":
         return lambda z, rows, params: -(pull * z[:, :size]).sum(-1).mean()  # noqa: ARG005

@@ -137,15 +137,15 @@ class Subspace(Engine[DrawsPosterior]):
             )
         options = self.describe()
 
-        def make(saves: Checkpoint, progress: bool) -> SubspaceRun:
+        def make(saves: Checkpoint) -> SubspaceRun:
             def inside(plane: Plane) -> tuple[Run[Any], Problem]:
                 scale = None if isinstance(self.prior, str) else float(self.prior)
                 model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
                 with isolated(problem.seed):
                     start = self.engine.start(dataclasses.replace(problem, model=model, init=None))
-                    return start.make(saves, progress), start.problem
+                    return start.make(saves), start.problem
 
-            find = functools.partial(self._plane, problem, progress=progress)
+            find = functools.partial(self._plane, problem)
             return SubspaceRun(problem.program.initial, find, inside, options)
 
         return Start(problem, options, make)
@@ -156,8 +156,8 @@ class Subspace(Engine[DrawsPosterior]):
         engine = {"engine": name_of(self.engine), **_plain(self.engine)}
         return {**engine, **own, "around": _plain(self.around)}
 
-    def _plane(self, problem: Problem, *, progress: bool) -> Plane:
-        program, seed = problem.program, problem.seed
+    def _plane(self, problem: Problem) -> Plane:
+        program, seed, progress = problem.program, problem.seed, problem.progress
         around = dataclasses.replace(self.around, scale=1.0)
         found: Any = problem.init
         if not (isinstance(found, GuidePosterior) and found.method == SWAG.__name__):

@@ -26,21 +26,21 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.iterates import Iterates
-from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import GradientRun
 from pyro_bnn.infer.sgmcmc.gradient import potential_of
 from pyro_bnn.infer.sgmcmc.tuning import largest_curvature
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.infer.svi.options import LEARNING_RATE
-from pyro_bnn.infer.warm_start import start_guide
+from pyro_bnn.infer.warm_start import started
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.predict import log_likelihoods
-from pyro_bnn.program.random_state import derived_seed, isolated
+from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Batch
 
 logger = logging.getLogger("pyro_bnn")
@@ -151,17 +151,9 @@ class SWAG(Engine[GuidePosterior]):
         """Hold rows out, and find where the run starts; see the base class."""
         problem, held = self._split(problem)
         problem.warn_of_held_parameters()
-        program = problem.program
-        with isolated():
-            guide = AutoDelta(problem.model)
-            set_up(guide, program)
-        guide.check_covers(program.sites)
-        start_guide(guide, program, problem.init, problem.seed)
-        rows = None if held is None else program.batch(held.x, held.y)
-
-        def make(saves: Checkpoint, progress: bool) -> SWAGRun:  # noqa: ARG001
-            return SWAGRun(self, problem, guide.centre(), rows, saves.compile_path)
-
+        guide = started(AutoDelta, problem)
+        rows = None if held is None else problem.program.batch(held.x, held.y)
+        make = functools.partial(SWAGRun, self, problem, guide.centre(), rows)
         return Start(problem, asdict(self), make)
 
     def _split(self, problem: Problem) -> tuple[Problem, Any]:
@@ -195,7 +187,7 @@ class SWAGRun(GradientRun[GuidePosterior]):
         problem: Model and the rows that are fitted.
         z: Where the run starts ``[P]``.
         held: Rows by which the scale is chosen, or None.
-        compile_path: How the run that is resumed computes; None for a new one.
+        saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
         iterates: Those taken so far.
@@ -211,9 +203,10 @@ class SWAGRun(GradientRun[GuidePosterior]):
         problem: Problem,
         z: Tensor,
         held: Batch | None,
-        compile_path: str | None = None,
+        saves: Checkpoint,
     ) -> None:
         self.engine, self.program, self._held = engine, problem.program, held
+        compile_path = saves.compile_path
         size = engine.batch_size or BATCH_SIZE
         batches = (
             problem.batches(size)
@@ -223,27 +216,16 @@ class SWAGRun(GradientRun[GuidePosterior]):
         self.thin = engine.thin or _num_batches(problem, batches, size)
         num_steps = engine.num_steps + self.thin * engine.num_iterates
         super().__init__(num_steps, type(engine).__name__, batches)
-        self.z = z.detach().clone().requires_grad_()
-        self.iterates = Iterates(self.z, engine.rank)
+        self.z = z.detach().clone().unsqueeze(0).requires_grad_()  # [1, P]
+        self.iterates = Iterates(z, engine.rank)
         self.step_size = engine.step_size
         self._seed = problem.seed
         self._descent = Descent(
-            [self.z],
-            optimizer=None,
-            learning_rate=engine.learning_rate,
-            schedule="cosine",
-            num_steps=engine.num_steps,
-            clip_norm=None,
+            [self.z], learning_rate=engine.learning_rate, num_steps=engine.num_steps
         )
-        potential = potential_of(self.program)
-
-        def one(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-            value, slope = potential(z.unsqueeze(0), x, y)
-            return value.squeeze(0), slope.squeeze(0)
-
         of_sizes = functools.partial(is_compiled, engine.compile, num_steps, len(z))
         self._gradient = Captured(
-            one,
+            potential_of(self.program),
             f"{self.title} on {model_name(problem.model)}",
             enabled=compile_path != "eager",
             compiled=of_sizes(C_TIME) if compile_path is None else compile_path == "compiled",
@@ -275,7 +257,7 @@ class SWAGRun(GradientRun[GuidePosterior]):
         self.step += 1
         taken, over = divmod(self.step - self.engine.num_steps, self.thin)
         if taken > 0 and over == 0:
-            self.iterates.add(self.z)
+            self.iterates.add(self.z[0])
 
     def finish(self) -> None:
         """Check where the last step went."""
@@ -290,23 +272,19 @@ class SWAGRun(GradientRun[GuidePosterior]):
         generator = torch.Generator(z.device).manual_seed(derived_seed(self._seed, NOISE))
 
         def curvature(batch: Batch) -> float:
-            def slope_at(at: Tensor) -> Tensor:
-                return self._gradient(at.squeeze(0), *batch)[1].unsqueeze(0)
-
-            return largest_curvature(slope_at, z.unsqueeze(0), generator)
+            return largest_curvature(lambda at: self._gradient(at, *batch)[1], z, generator)
 
         largest = max(curvature(batch) for batch in batches[:NUM_CURVED])
         variance = float(slopes.var(0).sum())
-        return 1 / max(variance / (2 * len(z)), largest)
+        return 1 / max(variance / (2 * z.numel()), largest)
 
     # What comes of it
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian of the iterates that were taken; a point where there are none."""
-        with isolated():
-            guide = AutoLowRankMultivariateNormal(problem.model, rank=self.engine.rank)
-            set_up(guide, self.program)
-        mean = self.iterates.mean if self.iterates.count else self.z.detach().double()
+        family = functools.partial(AutoLowRankMultivariateNormal, rank=self.engine.rank)
+        guide = new_guide(family, self.program)
+        mean = self.iterates.mean if self.iterates.count else self.z[0].detach().double()
         scale = self.engine.scale or PAPER
         if self._held is not None and self.iterates.count > 1:
             scale = self._best_scale(mean, self._held)
@@ -322,15 +300,9 @@ class SWAGRun(GradientRun[GuidePosterior]):
             "step_size": self.step_size,
             "scale": scale,
             "scale_tuned_on": 0 if self._held is None else len(self._held.x),
-            "compiled": self._gradient.is_captured and self._gradient.is_compiled,
+            "compiled": self._gradient.path == "compiled",
         }
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options=options,
-            num_parameters=sum(p.numel() for p in guide.parameters()),
-        )
-        return GuidePosterior(self.program, guide, provenance)
+        return problem.guide_posterior(guide, saves, options)
 
     @property
     def _sds(self) -> Tensor:
@@ -369,14 +341,12 @@ class SWAGRun(GradientRun[GuidePosterior]):
 
     def values(self) -> dict[str, Tensor]:
         """Where the run is, and what it has taken."""
-        return {"z": self.z, **self.iterates.tensors}
+        return {"z": self.z.detach()[0], **self.iterates.tensors}
 
     def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
-        path = "captured" if self._gradient.is_captured else "eager"
-        compiled = self._gradient.is_captured and self._gradient.is_compiled
         return super().state() | {
-            "compile_path": "compiled" if compiled else path,
+            "compile_path": self._gradient.path,
             "optimizer": self._descent.state(),
             "step_size": self.step_size,
         }

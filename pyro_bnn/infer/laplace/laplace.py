@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -15,21 +16,20 @@ from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, Guide
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
 from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST, MinusLogJoint, Mode, polish, settle
-from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide, widest
+from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NewtonCurvature
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
-from pyro_bnn.infer.warm_start import start_guide
+from pyro_bnn.infer.warm_start import started
 from pyro_bnn.posterior.posterior import GuidePosterior, LaplacePosterior
 from pyro_bnn.priors.hierarchy import hierarchies
-from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -171,11 +171,7 @@ class Laplace(Engine[GuidePosterior]):
         program = problem.program
         _check_hierarchies(problem)
         prior = GaussianPrior.of(program, problem.engine)
-        with isolated():
-            guide = AutoDelta(problem.model)
-            set_up(guide, program)
-        program.prepare(guide)
-        start_guide(guide, program, problem.init, problem.seed)
+        guide = started(AutoDelta, problem)
         num_steps = self.num_steps
         if num_steps is None:
             num_steps = 0 if _is_at_a_mode(problem.init) else NUM_STEPS
@@ -187,10 +183,7 @@ class Laplace(Engine[GuidePosterior]):
         if not isinstance(self.subset, int):
             is_same = entries is None and on_the_way.structure == self.structure
             at_mode = on_the_way if is_same else self.curvature_of(objective, entries)
-
-        def make(saves: Checkpoint, progress: bool) -> LaplaceRun:  # noqa: ARG001
-            return LaplaceRun(self, num_steps, guide, problem, on_the_way, at_mode, saves)
-
+        make = functools.partial(LaplaceRun, self, num_steps, guide, problem, on_the_way, at_mode)
         return Start(problem, asdict(self) | {"num_steps": num_steps}, make)
 
     def curvature_of(self, objective: MinusLogJoint, entries: Tensor | None) -> CurvatureOf:
@@ -268,7 +261,7 @@ class LaplaceRun(Training):
             compile_path=saves.compile_path,
         )
         self.engine, self.num_steps, self.title = engine, num_steps, type(engine).__name__
-        self._problem, self._on_the_way, self._at_mode = problem, on_the_way, at_mode
+        self._on_the_way, self._at_mode = on_the_way, at_mode
         self.found: tuple[Guide, dict[str, Any]] | None = None
         if not num_steps:
             self.compile_path = "eager"
@@ -297,9 +290,7 @@ class LaplaceRun(Training):
                 mode.decrement,
             )
         q, entries = self._precision_of(mode)
-        with isolated():
-            guide = guide_of(q, engine.subset, entries, self._problem.model)
-            set_up(guide, program)
+        guide = new_guide(functools.partial(guide_of, q, engine.subset, entries), program)
         set_guide(guide, q, entries, mode.z)
         told: dict[str, Any] = {"newton_decrement": mode.decrement, "polish_gain": mode.gain}
         if entries is None or len(entries) == len(mode.z):
@@ -313,7 +304,8 @@ class LaplaceRun(Training):
             assert isinstance(engine.subset, int)
             objective = self._on_the_way.objective
             diagonal = CurvatureOf(objective, "diagonal", engine.curvature, engine.rank)
-            entries = widest(diagonal(mode.z).variance(), engine.subset)
+            largest = diagonal(mode.z).variance().topk(engine.subset)
+            entries = largest.indices.sort().values
             at_mode = engine.curvature_of(objective, entries)
         return at_mode(mode.z, is_mode=True), at_mode.entries
 
@@ -351,18 +343,13 @@ class LaplaceRun(Training):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian; before the last step the point that was reached."""
-        reached = super().posterior(problem, saves)
         if self.found is None:
-            return reached
+            return super().posterior(problem, saves)
         guide, told = self.found
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options={**asdict(self.engine), "compiled": self.is_compiled, **told},
-            num_parameters=sum(p.numel() for p in guide.parameters()),
-            losses=self.losses,
+        options = {**asdict(self.engine), "compiled": self.is_compiled, **told}
+        return problem.guide_posterior(
+            guide, saves, options, losses=self.losses, cls=LaplacePosterior
         )
-        return LaplacePosterior(self.program, guide, provenance)
 
 
 def _log_evidence(mode: Mode, q: Any) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -80,39 +80,29 @@ class MinusLogJoint:
         at = z.to(self.program.dtype)
         return self._summed([self._replayed(at, *chunk) for chunk in self._chunks()], z)
 
-    def expanded(self, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Value, gradient, and what gives the Hessian times v ``[P]``, at z ``[P]``."""
+    def hessian_at(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+        """What gives the Hessian at z ``[P]`` times v ``[P]``."""
         at = z.to(self.program.dtype)
         first, *others = self._chunks()
-        held = self._derivatives(at, *first)  # those of all chunks might not fit the memory
-        parts = [held[:2], *(self._derivatives(at, *chunk)[:2] for chunk in others)]
-        value, gradient = self._summed(parts, z)
+        held = self._hessian_of(at, *first)  # those of all chunks might not fit the memory
 
-        def hessian_times(v: Tensor) -> Tensor:
+        def times(v: Tensor) -> Tensor:
             total, along = (self.factors - 1) * self.precision * v, v.to(at)
-            total = total + held[2](along).double()
+            total = total + held(along).double()
             for chunk in others:
-                total = total + self._derivatives(at, *chunk)[2](along).double()
+                total = total + self._hessian_of(at, *chunk)(along).double()
             return total
 
-        return value, gradient, hessian_times
+        return times
 
     def _chunks(self) -> list[tuple[Tensor, Tensor]]:
         x, y = self.rows
         return list(zip(x.split(self.chunk), y.split(self.chunk), strict=True))
 
-    def _derivatives(
-        self, z: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Value and gradient of a chunk, and its Hessian as a product, which is symmetric."""
-
-        def slope_of(z: Tensor) -> tuple[Tensor, Tensor]:
-            value, slope = self._with_slope(z, x, y)
-            return slope, value
-
-        found = cast(tuple[Any, ...], torch.func.vjp(slope_of, z, has_aux=True))
-        slope, times, value = found
-        return value.detach(), slope.detach(), lambda v: times(v)[0]
+    def _hessian_of(self, z: Tensor, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """The Hessian of a chunk as a product; it is symmetric."""
+        found: tuple[Any, ...] = torch.func.vjp(lambda z: self._with_slope(z, x, y)[1], z)
+        return lambda v: found[1](v)[0]
 
     def _with_slope(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Value ``[]`` and gradient ``[P]`` of a chunk, which has its share of the prior."""
@@ -138,13 +128,11 @@ class MinusLogJoint:
         at = z.to(self.program.dtype)
 
         def value(part: Tensor) -> Tensor:
-            return self._minus_log_prior(at.index_put((where,), part))
+            z = at.index_put((where,), part)
+            return -self.program.log_prior(z, self.program.example.x, self._params)
 
         hessian: Tensor = torch.func.jacrev(torch.func.grad(value))(at[where])
         return hessian.double()
-
-    def _minus_log_prior(self, z: Tensor) -> Tensor:
-        return -self.program.log_prior(z, self.program.example.x, self._params)
 
 
 class Mode(NamedTuple):
@@ -191,13 +179,13 @@ def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z
     gain, is_settled = math.inf, False
     for left in range(ROUNDS, -1, -1):
         precision = precision_at(z)
-        value, gradient, hessian_times = objective.expanded(z)
+        value, gradient = objective(z)
         mode = Mode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
         rounding = ROUNDING * torch.finfo(objective.program.dtype).eps * float(1 + value.abs())
         if mode.decrement < rounding:
             mode, is_settled = mode._replace(gain=0.0), True
         if is_settled:
-            lower = _beyond_saddle(objective, precision, hessian_times, z)
+            lower = _beyond_saddle(objective, precision, z)
             if lower is None:
                 break
             z, is_settled = lower, False
@@ -233,14 +221,7 @@ def _slide(
     """
     num_steps = min(SLIDES, max(SLIDES // 10, ROWS // len(objective.rows.x)))
     noise = z.new_zeros(1, precision.noise_dim).requires_grad_()
-    adam = Descent(
-        [noise],
-        optimizer=None,
-        learning_rate=rate,
-        schedule="cosine",
-        num_steps=num_steps,
-        clip_norm=None,
-    )
+    adam = Descent([noise], learning_rate=rate, num_steps=num_steps)
     for step in range(num_steps):
         apart = precision.deviations(noise)[0]
         _, gradient = objective(z + apart.detach())
@@ -298,14 +279,9 @@ def _shorter(rise: float, slope: float) -> float:
     return min(max(share, 0.1), 0.5)
 
 
-def _beyond_saddle(
-    objective: MinusLogJoint,
-    precision: Solves,
-    hessian_times: Callable[[Tensor], Tensor],
-    z: Tensor,
-) -> Tensor | None:
+def _beyond_saddle(objective: MinusLogJoint, precision: Solves, z: Tensor) -> Tensor | None:
     """A lower point along a direction of negative curvature; None where there is none."""
-    curvature, direction = _smallest_curvature(hessian_times, precision, z)
+    curvature, direction = _smallest_curvature(objective.hessian_at(z), precision, z)
     if curvature > NEGATIVE:
         return None
     here = float(objective(z)[0]) - SETTLED

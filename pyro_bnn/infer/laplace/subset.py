@@ -43,11 +43,6 @@ def entries_of(program: Program, subset: Subset, structure: str) -> Tensor | Non
     return torch.cat(of_sites).to(program.device)
 
 
-def widest(variance: Tensor, count: int) -> Tensor:
-    """The entries ``[P']`` of the largest variances, in their order."""
-    return variance.topk(count).indices.sort().values
-
-
 def guide_of(q: Any, subset: Subset, entries: Tensor | None, model: Model) -> Guide:
     """A guide that has the family of a precision over the subset, and points elsewhere."""
     if isinstance(subset, int):

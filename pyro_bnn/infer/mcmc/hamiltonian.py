@@ -111,10 +111,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         began = time.perf_counter()
         target, starts = self.prepare(problem)
 
-        def make(saves: Checkpoint, progress: bool) -> ChainsRun:
-            return self.chains_run(
-                target, starts, problem, saves, asdict(self), began, progress=progress
-            )
+        def make(saves: Checkpoint) -> ChainsRun:
+            return self.chains_run(target, starts, problem, saves, asdict(self), began)
 
         return Start(problem, asdict(self), make)
 
@@ -132,8 +130,6 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         saves: Checkpoint,
         options: dict[str, Any],
         began: float,
-        *,
-        progress: bool,
     ) -> ChainsRun:
         """The run of chains from their starts ``[C, P]``.
 
@@ -144,9 +140,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             saves: The checkpoint.
             options: Of the engine, for the provenance.
             began: When the set-up began.
-            progress: Whether to show a progress bar.
         """
-        board = self._board(len(starts), problem.engine, show=progress)
+        board = self._board(len(starts), problem.engine, show=problem.progress)
         known = None if target.has_many else known_before(target, problem.init, problem.seed)
         sampling = self._sampling(target, starts, problem.seed, board, saves, began, known)
         return ChainsRun(options, self._kernel, sampling, board)

@@ -164,8 +164,7 @@ class Lockstep:
         self._captured.is_captured &= captured
         self._bind()
         self._captured.is_strict = False  # a run that has begun ends, if slower
-        how = "compiled" if self._captured.is_compiled else "captured"
-        self.compile_path = how if self._captured.is_captured else "eager"
+        self.compile_path = self._captured.path
 
     def _make_block(self, block: int, *, with_grad: bool) -> None:
         """Momenta and a log for a block of steps, as far as memory goes."""

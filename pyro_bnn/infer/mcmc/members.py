@@ -27,14 +27,13 @@ PATIENCE = 30  # looks without a better one of any member, after which all have 
 MOST_STEPS = 20_000
 
 
-def train(problem: Problem, starts: Tensor, learning_rate: float, *, progress: bool) -> Tensor:
+def train(problem: Problem, starts: Tensor, learning_rate: float) -> Tensor:
     """Members at the best of their held-out rows ``[K, P]``.
 
     Args:
         problem: Model and data; its seed chooses the held-out rows, a tenth, the same for all.
         starts: Where the members start ``[K, P]``.
         learning_rate: Of Adam.
-        progress: Whether to show a progress bar.
 
     Raises:
         DataError: If there are fewer than ten rows.
@@ -57,7 +56,9 @@ def train(problem: Problem, starts: Tensor, learning_rate: float, *, progress: b
         with torch.no_grad():
             return program.log_likelihood(z, held, params).sum(-1)  # [K]
 
-    return _descend(starts, lambda z: gradient(z, *data)[1], held_out, learning_rate, progress)
+    return _descend(
+        starts, lambda z: gradient(z, *data)[1], held_out, learning_rate, problem.progress
+    )
 
 
 def _descend(

@@ -88,12 +88,10 @@ class MILE(Engine[DrawsPosterior]):
         began, sampler = time.perf_counter(), self._sampler()
         target, starts = sampler.prepare(problem)
 
-        def make(saves: Checkpoint, progress: bool) -> ChainsRun:
+        def make(saves: Checkpoint) -> ChainsRun:
             members = starts
             if saves.compile_path is None:  # a run that goes on has its chains in its state
-                members = train(problem, starts, self.member_learning_rate, progress=progress)
-            return sampler.chains_run(
-                target, members, problem, saves, asdict(self), began, progress=progress
-            )
+                members = train(problem, starts, self.member_learning_rate)
+            return sampler.chains_run(target, members, problem, saves, asdict(self), began)
 
         return Start(problem, asdict(self), make)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NaturalOptions
@@ -16,8 +15,6 @@ from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior.posterior import GuidePosterior
-
-logger = logging.getLogger("pyro_bnn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +73,5 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         num_descent = self.num_steps if self.descent_steps is None else self.descent_steps
         if problem.init is not None:
             num_descent = 0
-
-        def make(saves: Checkpoint, progress: bool) -> NaturalRun:  # noqa: ARG001
-            return self._make_run()(
-                self,
-                program,
-                prior,
-                centre,
-                problem.batches(self.batch_size),
-                problem.seed,
-                saves.compile_path,
-                num_descent,
-            )
-
+        make = functools.partial(self._make_run(), self, problem, prior, centre, num_descent)
         return Start(problem, asdict(self), make)

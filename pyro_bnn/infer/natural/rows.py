@@ -194,7 +194,7 @@ class RowTermsOf:
         gradient, nll = torch.func.grad_and_value(self._row_nll)(z, x, y)
         return nll, gradient
 
-    def _each_gradient(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Values ``[]`` and gradients ``[B, P]`` of the rows, values summed."""
 
         def of_row(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -204,11 +204,8 @@ class RowTermsOf:
         gradients, values = each(z, x, y)
         return values.sum(), gradients
 
-    def _with_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return self._each_gradient(z, x, y)
-
     def _with_squared_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        nll, gradients = self._each_gradient(z, x, y)
+        nll, gradients = self._with_gradients(z, x, y)
         return nll, gradients.sum(0), gradients.square().sum(0)
 
     def _with_hessian(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

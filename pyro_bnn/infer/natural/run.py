@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.infer.batches import Batches, LoaderBatches
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.batches import LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
-from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
@@ -24,8 +25,6 @@ from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.sgmcmc.gradient import potential_of
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import GuidePosterior
-from pyro_bnn.program.program import Program
-from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
@@ -43,13 +42,11 @@ class NaturalRun(GradientRun[GuidePosterior]):
 
     Args:
         engine: The options.
-        program: The model as tensor functions.
-        prior: Its prior.
+        problem: Model and data.
+        prior: Of the model.
         start: Where the means start ``[P]``.
-        batches: The data.
-        seed: Of the noise.
-        compile_path: How the run that is resumed computes; None for a new one.
         num_descent: Steps of Adam towards a mode before the first of q.
+        saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
         mean: Means of q ``[P]``.
@@ -68,16 +65,16 @@ class NaturalRun(GradientRun[GuidePosterior]):
     def __init__(
         self,
         engine: NaturalOptions,
-        program: Program,
+        problem: Problem,
         prior: GaussianPrior,
         start: Tensor,
-        batches: Batches,
-        seed: int,
-        compile_path: str | None = None,
-        num_descent: int = 0,
+        num_descent: int,
+        saves: Checkpoint,
     ) -> None:
+        batches, program = problem.batches(engine.batch_size), problem.program
         super().__init__(num_descent + engine.num_steps, type(engine).__name__, batches)
         self.engine, self.program, self.remedy = engine, program, engine.remedy
+        is_captured = saves.compile_path != "eager"
         self.dtype = torch.float64 if self.in_float64 else program.dtype
         loc, precision, is_exact = prior
         self.prior = GaussianPrior(loc.to(self.dtype), precision.to(self.dtype), is_exact)
@@ -90,7 +87,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
             engine.num_particles if engine.takes_draws else 1,
             is_full=self.is_full,
             rows_vary=isinstance(batches, LoaderBatches),
-            is_captured=compile_path != "eager",
+            is_captured=is_captured,
         )
         self._correction = None
         if not is_exact:
@@ -99,20 +96,13 @@ class NaturalRun(GradientRun[GuidePosterior]):
                 prior,
                 has_hessian=self.needs == "hessian",
                 is_full=self.is_full,
-                is_captured=compile_path != "eager",
+                is_captured=is_captured,
             )
-        self._generator = torch.Generator(program.device).manual_seed(seed + 1)
+        self._generator = torch.Generator(program.device).manual_seed(problem.seed + 1)
         self.num_descent, self._point = num_descent, start.detach().clone().requires_grad_()
-        self._descent = Descent(
-            [self._point],
-            optimizer=None,
-            learning_rate=DESCENT_RATE,
-            schedule="cosine",
-            num_steps=num_descent,
-            clip_norm=None,
-        )
+        self._descent = Descent([self._point], learning_rate=DESCENT_RATE, num_steps=num_descent)
         name = f"the descent of {self.title}"
-        self._slope = Captured(potential_of(program), name, enabled=compile_path != "eager")
+        self._slope = Captured(potential_of(program), name, enabled=is_captured)
         self.mean = start.detach().clone().to(self.dtype)
         self.start()
         self.q = self.precision()
@@ -202,18 +192,10 @@ class NaturalRun(GradientRun[GuidePosterior]):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian as it is."""
-        with isolated():
-            guide = self.q.make_guide(problem.model)
-            set_up(guide, self.program)
+        guide: Guide = new_guide(self.q.make_guide, self.program)
         self.q.set(guide, self.mean)
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options=asdict(self.engine),
-            num_parameters=sum(p.numel() for p in guide.parameters()),
-            losses=self.losses[self.num_descent :],
-        )
-        return GuidePosterior(self.program, guide, provenance)
+        losses = self.losses[self.num_descent :]
+        return problem.guide_posterior(guide, saves, asdict(self.engine), losses=losses)
 
     def advance(self, batch: Batch) -> None:
         """One step.

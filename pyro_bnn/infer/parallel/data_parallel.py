@@ -94,8 +94,8 @@ class DataParallel(Engine[Posterior]):
             raise OptionError("each process takes its rows of one order: pass the data set itself")
         start = self.svi.start(problem)
 
-        def make(saves: Checkpoint, progress: bool) -> SharedTraining:
-            made = start.make(saves, progress)
+        def make(saves: Checkpoint) -> SharedTraining:
+            made = start.make(saves)
             if not isinstance(made, Training):
                 raise OptionError("rows are shared out for guides of pyro_bnn.guides alone")
             return SharedTraining.of(made, saves.compile_path)

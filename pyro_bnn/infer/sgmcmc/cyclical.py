@@ -85,5 +85,5 @@ class Cyclical(Engine[DrawsPosterior]):
         return Start(
             problem,
             options,
-            lambda saves, _: Chains(self.engine, problem, saves, schedule, options),
+            lambda saves: Chains(self.engine, problem, saves, schedule, options),
         )

@@ -28,5 +28,5 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
         return Start(
             problem,
             options,
-            lambda saves, _: Chains(self, problem, saves, self.schedule, options),
+            lambda saves: Chains(self, problem, saves, self.schedule, options),
         )

@@ -434,10 +434,9 @@ class Chains(Run[DrawsPosterior]):
     def state(self) -> Saved:
         """All that the next steps depend on; see ``Resumable``."""
         assert self._store is not None
-        path = "compiled" if self._step.is_compiled else "captured"
         return {
             "place": f"step {self.step} of {self.num_steps}",
-            "compile_path": path if self._step.is_captured else "eager",
+            "compile_path": self._step.path,
             "step": self.step,
             "tensors": self._changing(),
             "step_size": self.step_size,

@@ -23,7 +23,7 @@ from pyro_bnn.guides import AutoNormal, AutoNormalMixture
 from pyro_bnn.guides.parts.components import Components
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import Data, as_dataset, set_up, unchanged
+from pyro_bnn.infer.inputs import Data, as_dataset, new_guide, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
@@ -244,9 +244,7 @@ class _Growth:
             batches=self.problem.batches(svi.batch_size),
             loc_warmup=svi.warmup_of(guide, is_new=True),
         )
-        saves = Checkpoint(
-            None, None, None, device=self.program.device, own_order=False, start=time.perf_counter()
-        )
+        saves = Checkpoint(device=self.program.device, start=time.perf_counter())
         try:
             drive(run, saves, progress=progress)
         except (DivergenceError, Interrupted) as error:
@@ -258,8 +256,7 @@ class _Growth:
 
     def at_draws(self, q: Components, k: int) -> tuple[Float[Tensor, " S"], Float[Tensor, "S K"]]:
         """Log p(y, z | x) of draws of component k, and their log densities under every one."""
-        guide, seed = AutoNormal(self.posterior.model), derived_seed(self.problem.seed, k + 1)
-        set_up(guide, self.program)
+        guide, seed = new_guide(AutoNormal, self.program), derived_seed(self.problem.seed, k + 1)
         with torch.no_grad():
             guide.loc.copy_(q.loc[k])
             guide.scale = q.scale[k]

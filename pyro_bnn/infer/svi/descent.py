@@ -25,11 +25,11 @@ class Descent:
 
     Args:
         parameters: Leaves to optimise; their ``.grad`` is read.
+        learning_rate: Step size at the start.
+        num_steps: Steps T of the whole run.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
             ``lr``, or a callable of the parameters, which sets its own; None for Adam.
-        learning_rate: Step size at the start.
         schedule: ``"cosine"`` or ``"constant"``.
-        num_steps: Steps T of the whole run.
         clip_norm: Largest norm of the gradient, or None.
 
     Raises:
@@ -43,11 +43,11 @@ class Descent:
         self,
         parameters: Sequence[Tensor],
         *,
-        optimizer: MakeOptimizer | None,
         learning_rate: float,
-        schedule: Schedule,
         num_steps: int,
-        clip_norm: float | None,
+        optimizer: MakeOptimizer | None = None,
+        schedule: Schedule = "cosine",
+        clip_norm: float | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm

@@ -88,7 +88,6 @@ def _new_guide(svi: SVI, program: Program, seed: int) -> Guide:
         if not isinstance(guide, Guide):
             raise CaptureError("a guide of stock Pyro is not batched over data sets")
         set_up(guide, program)
-    guide.check_covers(program.sites)
     program.prepare(guide)
     return guide
 

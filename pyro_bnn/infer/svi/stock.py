@@ -96,7 +96,7 @@ def start_stock(svi: SVIOptions, problem: Problem, guide: Any, frozen: Sequence[
         trace = poutine.trace(guide).get_trace(*problem.rows)
         require_sites(set(trace.stochastic_nodes), program.sites)
     run = _StockRun(svi, problem, guide, name, {own[key] for key in frozen})
-    return Start(problem, svi.identity(guide), lambda saves, progress: run)  # noqa: ARG005
+    return Start(problem, svi.identity(guide), lambda saves: run)  # noqa: ARG005
 
 
 class _StockRun(GradientRun[DrawsPosterior]):

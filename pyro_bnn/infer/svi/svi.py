@@ -118,12 +118,11 @@ class SVI(SVIOptions, Engine[Posterior]):
             program.params[name].requires_grad = False
         is_new = next(guide.parameters(), None) is None
         set_up(guide, program)
-        guide.check_covers(program.sites)
         self.check_rows(guide, problem)
         program.prepare(guide)
         start_guide(guide, program, problem.init, problem.seed)
 
-        def make(saves: Checkpoint, progress: bool) -> Training:  # noqa: ARG001
+        def make(saves: Checkpoint) -> Training:
             return Training(
                 self,
                 program,

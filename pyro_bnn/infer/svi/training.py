@@ -51,6 +51,7 @@ class Training(GradientRun[GuidePosterior]):
     Attributes:
         step: Number of steps done.
         losses: Minus the ELBO of each.
+        method: What the posterior is told to be of.
         compile_path: ``"compiled"``, ``"captured"`` or ``"eager"``, as the first step was; None
             before it.
     """
@@ -68,7 +69,8 @@ class Training(GradientRun[GuidePosterior]):
         loc_warmup: int = 0,
         compile_path: str | None = None,
     ) -> None:
-        super().__init__(svi.num_steps, type(guide).__name__, batches)
+        self.method = type(guide).__name__
+        super().__init__(svi.num_steps, self.method, batches)
         self.svi, self.program, self.guide, self.objective = svi, program, guide, guide.objective
         self.loc_warmup, self.seed, self.batches = loc_warmup, seed, batches
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
@@ -145,7 +147,7 @@ class Training(GradientRun[GuidePosterior]):
     @property
     def is_compiled(self) -> bool:
         """Whether steps are compiled."""
-        return any(c.is_captured and c.is_compiled for c in (self._whole_step, self._step))
+        return "compiled" in (self._whole_step.path, self._step.path)
 
     def _row_dims(self, first: int) -> dict[int, int]:
         """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
@@ -197,17 +199,17 @@ class Training(GradientRun[GuidePosterior]):
         self._lay_out(by_column=False)
         provenance = problem.provenance(
             saves,
-            method=type(self.guide).__name__,
-            options=self.svi.describe(
-                self.guide,
-                self.descent.learning_rate,
-                self.loc_warmup,
-                is_compiled=self.is_compiled,
-            ),
+            method=self.method,
+            options=self.described(),
             num_parameters=sum(p.numel() for p in self.parameters),
             losses=self.losses,
         )
         return GuidePosterior(self.program, copy.deepcopy(self.guide), provenance)
+
+    def described(self) -> dict[str, Any]:
+        """The options, and what became of those that were left open."""
+        rate, loc_warmup = self.descent.learning_rate, self.loc_warmup
+        return self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
 
     # A checkpoint's two methods
 
@@ -270,8 +272,7 @@ class Training(GradientRun[GuidePosterior]):
     def _note_graph(self, num_rows: int) -> None:
         self._row_counts.append(num_rows)
         if self.compile_path is None:
-            path = "captured" if self._step.is_captured else "eager"
-            self.compile_path = "compiled" if self.is_compiled else path
+            self.compile_path = "compiled" if self.is_compiled else self._step.path
 
     def _make_graph(self, batch: Batch) -> None:
         """The graph of a step with so many rows, without the step."""

@@ -21,7 +21,7 @@ from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.ensemble import AutoEnsemble
 from pyro_bnn.infer.ensembles.pushes import (
     _stein_push,
-    anchors,
+    pull_of_anchors,
     pull_of_targets,
     repulsion,
     stein,
@@ -144,18 +144,18 @@ def linear(oracle: LinearGaussian, kind: Any, num_members: int) -> Tensor:
 def test_anchored_members_are_the_optima_of_moved_priors() -> None:
     oracle = linear_gaussian()
     found = linear(oracle, "anchored", 4)
-    anchor = anchors(Program(oracle.model, oracle.x, oracle.y), 4, seed=7).z
-    a, prior = design(oracle.x), oracle.prior_scale**-2
-    right = a.T @ oracle.y / oracle.noise**2 + prior * anchor  # [K, P]
+    pull = pull_of_anchors(Program(oracle.model, oracle.x, oracle.y), 4, seed=7)
+    a = design(oracle.x)
+    right = a.T @ oracle.y / oracle.noise**2 + pull  # [K, P]
     assert_close(found, right @ oracle.covariance, rtol=1e-5, atol=1e-5)
 
 
 def test_the_covariance_of_anchored_members_is_less_than_the_posteriors() -> None:
     r""":math:`P^{-1} P_0 P^{-1}`, by the optima at 20,000 anchors."""
     oracle = linear_gaussian()
-    anchor = anchors(Program(oracle.model, oracle.x, oracle.y), 20_000, seed=0).z
+    pull = pull_of_anchors(Program(oracle.model, oracle.x, oracle.y), 20_000, seed=0)
     prior = oracle.prior_scale**-2
-    members = (prior * anchor) @ oracle.covariance
+    members = pull @ oracle.covariance
     expected = oracle.covariance @ oracle.covariance * prior
     error = expected.diagonal() * math.sqrt(2 / 20_000)
     assert ((members.var(0) - expected.diagonal()).abs() < 5 * error).all()

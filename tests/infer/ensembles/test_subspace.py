@@ -151,7 +151,7 @@ def test_principal_directions_are_those_of_the_deviations() -> None:
     largest = vectors[:, -3:].detach()
     found = directions(posterior)
     assert_close((found @ largest).square().sum(), torch.tensor(3.0).double(), rtol=1e-6, atol=0)
-    plane = Subspace(rank=3, around=AROUND)._plane(problem_of(), progress=False)
+    plane = Subspace(rank=3, around=AROUND)._plane(problem_of())
     assert_close(plane.basis.square().sum(0), values.detach().flip(0)[:3])  # each as long as its sd
     assert_close(plane.origin, guide.centre())
 
@@ -164,7 +164,7 @@ def problem_of() -> Any:
 
 
 def test_random_directions_are_orthonormal() -> None:
-    basis = Subspace(kind="random", around=AROUND)._plane(problem_of(), progress=False).basis
+    basis = Subspace(kind="random", around=AROUND)._plane(problem_of()).basis
     assert_close(basis.mT @ basis, torch.eye(5).double())
 
 
@@ -172,7 +172,7 @@ def test_random_directions_are_orthonormal() -> None:
 def test_a_curve_bends_away_from_what_lies_between_two_modes() -> None:
     """The plane holds both modes at (-1, 0) and (1, 0), and the curve is below the chord in U."""
     problem = problem_of()
-    plane = Subspace(kind="curve", rank=2, around=AROUND)._plane(problem, progress=False)
+    plane = Subspace(kind="curve", rank=2, around=AROUND)._plane(problem)
     first, last = plane.origin - plane.basis[:, 0], plane.origin + plane.basis[:, 0]
     assert_close((plane.basis[:, 0] * plane.basis[:, 1]).sum(), torch.tensor(0.0).double())
     assert_close(first, around().guide.centre())

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.data import Dataset
 from pyro_bnn.infer.batches import Minibatches
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.program import Program
 from tests.oracle import design, linear_gaussian
 
@@ -65,10 +68,10 @@ def make_run(
     engine: NaturalEngine, model: Any, data: tuple[Tensor, Tensor], start: Tensor, seed: int = 0
 ) -> NaturalRun:
     """A run of an engine that was not begun, from means ``[P]``."""
-    program = Program(model, *data)
-    batches = Minibatches(program.batch(*data), engine.batch_size, seed)
-    prior = GaussianPrior.of(program, type(engine).__name__)
-    return engine._make_run()(engine, program, prior, start, batches, seed)
+    problem = Problem(model, data, Dataset(*data), None, seed, type(engine).__name__)
+    prior = GaussianPrior.of(problem.program, problem.engine)
+    saves = Checkpoint(device=problem.program.device, start=0.0)
+    return engine._make_run()(engine, problem, prior, start, 0, saves)
 
 
 def advance(run: NaturalRun, num_steps: int) -> NaturalRun:

@@ -30,7 +30,7 @@ from pyro_bnn.priors.from_posterior import gaussian_of_guide
 from pyro_bnn.program.batched import refused_as, without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch, GuideTerms, Params
+from pyro_bnn.program.terms import Batch, GuideTerms, Params, with_prefix
 
 NUM_NODES = 20  # of the quadrature; of a square, as the log density of Gaussian noise, 2 are exact
 ROUNDING = 1e-3  # of f, by which a network that is linear may differ from it
@@ -97,11 +97,7 @@ class LastLayer(Estimator):
     ) -> tuple[Tensor, float]:
         """Expected log densities ``[S, B]`` at S draws of the other sites; see the base class."""
         z = self.guide.terms(own, noise[0], density=False).z  # [S, P], the part's own not used
-        of_part = {
-            name.removeprefix(self._prefix): value
-            for name, value in own.items()
-            if name.startswith(self._prefix)
-        }
+        of_part = with_prefix(own, self._prefix)
         centred = {
             name: torch.zeros_like(value) if name in self.part.mean_params else value
             for name, value in of_part.items()
