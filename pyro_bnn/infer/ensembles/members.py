@@ -226,9 +226,11 @@ class ApartRun(GuidesRun):
 
 def _fitted(engine: Engine[Any], problem: Problem) -> State:
     """The state of a member at its end."""
-    saves = Checkpoint(device=problem.program.device, start=time.perf_counter())
+    began = time.perf_counter()
     with isolated(problem.seed), unchanged(problem.model):
-        run = engine.start(problem).make(saves)
+        start = engine.start(problem)  # traces the model, of whose draws a run may start
+        saves = Checkpoint(device=start.problem.program.device, start=began)
+        run = start.make(saves)
         drive(run, saves)
         return run.state()
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from pyro_bnn import SVI, SWAG, Ensemble, guides, models
+from pyro_bnn import SVI, SWAG, VOGN, Ensemble, guides, models
 from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.ensembles.members import ApartRun
@@ -73,7 +73,14 @@ def test_threads_are_refused() -> None:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("member", [guides.AutoNormal, SWAG(num_steps=30, num_iterates=3, rank=2)])
+@pytest.mark.parametrize(
+    "member",
+    [
+        guides.AutoNormal,
+        SWAG(num_steps=30, num_iterates=3, rank=2),
+        VOGN(num_steps=3, descent_steps=0),  # starts at a draw that is made as the model is traced
+    ],
+)
 def test_members_of_an_ensemble_are_those_of_one_process(
     two: Any, member: Any, tmp_path: Path
 ) -> None:
