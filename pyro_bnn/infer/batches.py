@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_bnn.infer.inputs import Data, pair_of
+from pyro_bnn.infer.inputs import pair_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -188,12 +188,3 @@ class LoaderBatches(Batches):
     def restore(self, state: dict[str, Any]) -> None:
         """Begin a pass unlike those before."""
         torch.set_rng_state(state["generator"])
-
-
-def batches_of(
-    data: Data, program: Program, whole: Batch, batch_size: int | None, seed: int
-) -> Batches:
-    """Endless batches: a DataLoader's own, else random minibatches of all rows ``whole``."""
-    if isinstance(data, DataLoader):
-        return LoaderBatches(data, program, whole)
-    return Minibatches(whole, batch_size, seed)

@@ -112,13 +112,8 @@ class _AsItIs(Run[GuidePosterior]):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         guide = new_guide(AutoDropout, problem.program)
-        provenance = problem.provenance(
-            saves,
-            method=type(guide).__name__,
-            options={"num_steps": 0, **guide.options()},
-            num_parameters=0,
-        )
-        return GuidePosterior(problem.program, guide, provenance)
+        options = {"num_steps": 0, **guide.options()}
+        return problem.guide_posterior(guide, saves, options, method=type(guide).__name__)
 
 
 def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.guides import Guide
-from pyro_bnn.infer.batches import Batches, batches_of
+from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
 from pyro_bnn.posterior.posterior import GuidePosterior
@@ -69,7 +69,9 @@ class Problem:
 
     def batches(self, size: int | None) -> Batches:
         """Batches of so many rows without end, all rows for None; or those of the DataLoader."""
-        return batches_of(self.data, self.program, self.rows, size, self.seed)
+        if isinstance(self.data, DataLoader):
+            return LoaderBatches(self.data, self.program, self.rows)
+        return Minibatches(self.rows, size, self.seed)
 
     def warn_of_held_parameters(self) -> None:
         """Say which point-estimated parameters an engine that trains none holds at their values."""
@@ -111,13 +113,23 @@ class Problem:
         saves: Checkpoint,
         options: dict[str, Any],
         *,
+        method: str | None = None,
         losses: list[float] | None = None,
         cls: type[GuidePosterior] = GuidePosterior,
     ) -> GuidePosterior:
-        """The posterior of a guide whose parameters alone the engine fitted."""
+        """The posterior of a guide whose parameters alone the engine fitted.
+
+        Args:
+            guide: The guide.
+            saves: The checkpoint of the run.
+            options: As they are told.
+            method: Name of what it is, by default the engine's.
+            losses: Minus the objective at each step.
+            cls: Kind of posterior.
+        """
         provenance = self.provenance(
             saves,
-            method=self.engine,
+            method=method or self.engine,
             options=options,
             num_parameters=sum(p.numel() for p in guide.parameters()),
             losses=losses,

@@ -15,6 +15,7 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.random_state import isolated
 
@@ -143,6 +144,7 @@ class GradientRun(Run[P]):
     A subclass names what it moves in :meth:`values`, and calls :meth:`keep` before each step.
 
     Attributes:
+        descent: The optimiser.
         losses: Minus the objective at each step.
         objective: Its name.
         remedy: What a user can do where it diverges.
@@ -151,6 +153,7 @@ class GradientRun(Run[P]):
     objective: str = "ELBO"
     remedy: str = "Lower learning_rate, set clip_norm, or standardise the data"
     num_steps: int
+    descent: Descent
 
     def __init__(self, num_steps: int, title: str, batches: Batches) -> None:
         self.num_steps, self.title, self._batches = num_steps, title, batches
@@ -214,6 +217,7 @@ class GradientRun(Run[P]):
             "step": self.step,
             "values": self.values(),
             "batches": self._batches.state(),
+            "optimizer": self.descent.state(),
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "last_good": {"step": step, "values": values},
         }
@@ -222,6 +226,7 @@ class GradientRun(Run[P]):
         """Go to a state; see ``Resumable``.
 
         Raises:
+            OptionError: If the optimiser has other options.
             ValueError: If its losses or values are those of another run.
         """
         step, losses, good = state["step"], state["losses"], state["last_good"]
@@ -232,6 +237,7 @@ class GradientRun(Run[P]):
         self.step, self.losses = step, losses.tolist()
         self._last_good = (int(good["step"]), kept)
         self._go_to(values)
+        self.descent.restore(state["optimizer"])
 
     def _checked(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values of a state, checked to be this run's."""

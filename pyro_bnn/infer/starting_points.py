@@ -18,8 +18,8 @@ MEDIAN_DRAWS = 15  # as ``pyro.infer.autoguide.init_to_median``
 
 def starting_points(
     program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
-) -> Tensor | None:
-    """Starting points z ``[n, P]`` from ``init``, or None where it says nothing of the sites.
+) -> Tensor:
+    """Starting points z ``[n, P]`` from ``init``; without it the default.
 
     Point-estimated parameters of the program are set from a module or a posterior on the way.
 
@@ -29,14 +29,16 @@ def starting_points(
             names differ, by order and shape), or values of sites.
         num_points: How many points.
         seed: Seed of the posterior's draws.
-        default: Start ``[P]`` of the sites that ``init`` lacks; by default a draw from the prior.
+        default: Start ``[P]`` of the sites that ``init`` lacks, or of all; by default a draw from
+            the prior.
 
     Raises:
         SiteError: If names or shapes do not fit the model.
         OptionError: If ``init`` is of another kind.
     """
+    default = program.initial if default is None else default
     if init is None:
-        return None
+        return default.expand(num_points, -1).clone()
     if isinstance(init, Posterior):
         check_posterior(program, init)
         stored = init.num_stored_draws
@@ -59,8 +61,7 @@ def starting_points(
             "init is a Posterior, a trained torch module or a dict of sites, not "
             f"{type(init).__name__}"
         )
-    start = program.constrain(program.initial if default is None else default)
-    z = program.unconstrain({**start, **values})
+    z = program.unconstrain({**program.constrain(default), **values})
     return z.expand(num_points, -1).clone()
 
 

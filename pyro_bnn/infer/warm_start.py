@@ -50,9 +50,7 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
         check_posterior(program, init)
         _start_at_posterior(guide, init, seed)
     else:
-        z = starting_points(program, init, 1, seed, default=guide.centre())
-        assert z is not None
-        guide.move_to(z[0])
+        guide.move_to(starting_points(program, init, 1, seed, default=guide.centre())[0])
     guide.set_member_params(program.params)
 
 
@@ -83,9 +81,7 @@ def starting_mean(program: Program, init: Init, seed: int) -> Tensor:
     if isinstance(init, Posterior) and isinstance(other, Guide):
         check_posterior(program, init)
         return other.centre().to(program.initial)
-    default = one_start(program, seed)
-    z = starting_points(program, init, 1, seed, default=default)
-    return default if z is None else z[0]
+    return starting_points(program, init, 1, seed, default=one_start(program, seed))[0]
 
 
 def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_bnn.infer.batches import LoaderBatches, Minibatches, batches_of
+from pyro_bnn.data import Dataset
+from pyro_bnn.infer.batches import LoaderBatches, Minibatches
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.program import Batch, Program
 from tests.oracle import linear_gaussian
 
@@ -72,10 +74,9 @@ def test_the_first_rows_are_taken_of_all() -> None:
 
 def test_a_loader_keeps_its_own_batches() -> None:
     oracle = linear_gaussian()
-    program = Program(oracle.model, oracle.x, oracle.y)
     loader = DataLoader(TensorDataset(oracle.x.float(), oracle.y.float()), batch_size=15)
-    whole = program.batch(oracle.x, oracle.y)
-    batches = batches_of(loader, program, whole, 3, seed=0)
+    dataset = Dataset(oracle.x, oracle.y)
+    batches = Problem(oracle.model, loader, dataset, None, 0, "SVI").batches(3)
     assert isinstance(batches, LoaderBatches)
     assert batches.rows_vary
     taken = list(itertools.islice(batches, 3))
@@ -90,11 +91,11 @@ def test_a_loader_that_is_gone_on_with_begins_a_new_pass_in_a_new_order() -> Non
     whole = program.batch(oracle.x, oracle.y)
     loader = DataLoader(TensorDataset(oracle.x, oracle.y), batch_size=20, shuffle=True)
     torch.manual_seed(0)
-    first = batches_of(loader, program, whole, None, seed=0)
+    first = LoaderBatches(loader, program, whole)
     before = [next(first).x for _ in range(2)]
     state = first.state()
     torch.manual_seed(0)  # as a resumed run begins
-    second = batches_of(loader, program, whole, None, seed=0)
+    second = LoaderBatches(loader, program, whole)
     second.restore(state)
     after = next(second).x
     assert not any(torch.equal(after, x) for x in before)

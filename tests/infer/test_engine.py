@@ -145,15 +145,18 @@ def linear_program(num_inputs: int = 3) -> Program:
     return Program(oracle.model, oracle.x, oracle.y)
 
 
-def test_nothing_says_nothing() -> None:
-    assert starting_points(linear_program(), None, 2, seed=0) is None
+def test_without_init_points_are_at_the_default() -> None:
+    program = linear_program()
+    z = starting_points(program, None, 2, seed=0)
+    assert torch.equal(z, program.initial.expand(2, -1))
+    given = torch.arange(4.0).double()
+    assert torch.equal(starting_points(program, None, 1, seed=0, default=given)[0], given)
 
 
 def test_values_of_sites_and_the_prior_for_the_rest() -> None:
     program = linear_program()
     w = torch.tensor([[1.0], [2.0], [3.0]])
     z = starting_points(program, {"w": w}, 2, seed=0)
-    assert z is not None
     expected = torch.cat([w[:, 0].double(), program.initial[3:]])
     torch.testing.assert_close(z, expected.expand(2, -1))
 
@@ -178,7 +181,6 @@ def test_draws_of_a_posterior() -> None:
     )
     program = linear_program()
     z = starting_points(program, posterior, 3, seed=5)
-    assert z is not None
     torch.testing.assert_close(z, posterior.unconstrained(3, seed=5))
     other = linear_program(num_inputs=2)
     with pytest.raises(SiteError, match=r"over w \(3, 1\), b \(1,\), but the model has w \(2, "):
@@ -200,7 +202,6 @@ def test_a_trained_network_by_name() -> None:
     trained = net()
     program = Program(models.bayesian(net(), likelihood=None), x, y)
     z = starting_points(program, trained, 1, seed=0)
-    assert z is not None
     torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
 
 
@@ -209,7 +210,6 @@ def test_a_trained_network_by_order_and_shape() -> None:
     trained = net()
     program = Program(models.MLP(2, hidden=(4,), activation="tanh"), x, y)
     z = starting_points(program, trained, 1, seed=0)
-    assert z is not None
     torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
 
 
@@ -221,7 +221,6 @@ def test_point_estimates_start_at_the_trained_values_too() -> None:
             parameter.add_(0.5)
     program = Program(models.bayesian(start, {"2.*": priors.Normal()}), x, y)
     z = starting_points(program, trained, 1, seed=0)
-    assert z is not None
     torch.testing.assert_close(program.function(z[0], x), trained(x).detach())
 
 

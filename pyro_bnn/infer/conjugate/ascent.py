@@ -120,9 +120,8 @@ class ConjugateEngine(Engine[GuidePosterior]):
             )
         exact, program = model.exact_posterior(problem.dataset), problem.program
         guide = new_guide(self._guide, program)
-        centre = guide.centre()
-        z = starting_points(program, problem.init, 1, problem.seed, default=centre)
-        run = self._ascent(exact, (centre if z is None else z[0]).cpu().double())
+        z = starting_points(program, problem.init, 1, problem.seed, default=guide.centre())
+        run = self._ascent(exact, z[0].cpu().double())
         run.guide, run.title = guide, problem.engine
         run.options = asdict(self)  # type: ignore[call-overload]  # every engine is one
         return Start(problem, run.options, lambda saves: run)  # noqa: ARG005

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,13 +98,10 @@ class GuidesRun(Run[GuidePosterior]):
         """Whether all members are."""
         return all(run.is_done for run in self.runs)
 
-    def _each(self, do: Callable[[Run[Any]], object]) -> None:
-        for run in self.runs:
-            do(run)
-
     def begin(self) -> None:
         """Begin each member."""
-        self._each(lambda run: run.begin())
+        for run in self.runs:
+            run.begin()
 
     def go(self) -> None:
         """One step of each member that is not done.
@@ -119,7 +116,8 @@ class GuidesRun(Run[GuidePosterior]):
 
     def finish(self) -> None:
         """Finish each member."""
-        self._each(lambda run: run.finish())
+        for run in self.runs:
+            run.finish()
 
     def reached(self) -> tuple[int, float | None]:
         """Steps of each member, and the mean of their objectives."""

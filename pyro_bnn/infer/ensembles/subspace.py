@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -136,19 +136,7 @@ class Subspace(Engine[DrawsPosterior]):
                 "them priors, or freeze them with requires_grad_(False)"
             )
         options = self.describe()
-
-        def make(saves: Checkpoint) -> SubspaceRun:
-            def inside(plane: Plane) -> tuple[Run[Any], Problem]:
-                scale = None if isinstance(self.prior, str) else float(self.prior)
-                model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
-                with isolated(problem.seed):
-                    start = self.engine.start(dataclasses.replace(problem, model=model, init=None))
-                    return start.make(saves), start.problem
-
-            find = functools.partial(self._plane, problem)
-            return SubspaceRun(problem.program.initial, find, inside, options)
-
-        return Start(problem, options, make)
+        return Start(problem, options, functools.partial(SubspaceRun, self, problem, options))
 
     def describe(self) -> dict[str, Any]:
         """All options as JSON can hold them."""
@@ -215,25 +203,22 @@ class SubspaceRun(Run[DrawsPosterior]):
     """The run of the engine in t; what it ends at is told in z.
 
     Args:
-        start: Any z ``[P]``.
-        find: Finds where z may be, for a run that does not go on from a state.
-        inside: The run of the engine there, and its problem.
-        options: Of the subspace.
+        subspace: The options.
+        problem: Model and data, in z.
+        options: As they are told.
+        saves: The checkpoint.
 
     Attributes:
         plane: Where z may be; None before the run has begun or gone on.
+        run: That of the engine there.
     """
 
     run: Run[Any]
 
     def __init__(
-        self,
-        start: Tensor,
-        find: Callable[[], Plane],
-        inside: Callable[[Plane], tuple[Run[Any], Problem]],
-        options: dict[str, Any],
+        self, subspace: Subspace, problem: Problem, options: dict[str, Any], saves: Checkpoint
     ) -> None:
-        self._start, self._find, self._inside, self.options = start, find, inside, options
+        self.subspace, self.problem, self.options, self._saves = subspace, problem, options, saves
         self.plane: Plane | None = None
 
     @property
@@ -243,14 +228,20 @@ class SubspaceRun(Run[DrawsPosterior]):
 
     def begin(self) -> None:
         """Find the plane, and begin as the engine does."""
-        self._enter(self._find())
+        self._enter(self.subspace._plane(self.problem))
         self.run.begin()
 
     def _enter(self, plane: Plane) -> None:
         """Make the run in a plane, which lies in memory as one that was read does: for its bits."""
-        layout = torch.contiguous_format
-        plane = Plane(*(part.to(self._start).clone(memory_format=layout) for part in plane))
-        self.run, self._problem = self._inside(plane)
+        problem, prior, layout = self.problem, self.subspace.prior, torch.contiguous_format
+        like = problem.program.initial
+        plane = Plane(*(part.to(like).clone(memory_format=layout) for part in plane))
+        scale = None if isinstance(prior, str) else float(prior)
+        model = SubspaceModel(problem.program, plane.origin, plane.basis, scale)
+        inside = dataclasses.replace(problem, model=model, init=None)
+        with isolated(problem.seed):
+            start = self.subspace.engine.start(inside)
+            self.run, self._inside = start.make(self._saves), start.problem
         self.plane = plane
 
     def go(self) -> None:
@@ -285,8 +276,8 @@ class SubspaceRun(Run[DrawsPosterior]):
             ValueError: If the plane is one of other sizes.
         """
         plane = Plane(**state["plane"])
-        size, shapes = len(self._start), [tuple(part.shape) for part in plane]
-        if shapes != [(size,), (size, self.options["rank"])]:
+        size, shapes = self.problem.program.num_latents, [tuple(part.shape) for part in plane]
+        if shapes != [(size,), (size, self.subspace.rank)]:
             raise ValueError(f"a plane of shapes {shapes}")
         with users_code():
             self._enter(plane)
@@ -296,7 +287,7 @@ class SubspaceRun(Run[DrawsPosterior]):
         """Draws of z, of those of t."""
         if self.plane is None:
             return None
-        found: Posterior | None = self.run.posterior(self._problem, saves)
+        found: Posterior | None = self.run.posterior(self._inside, saves)
         if found is None:
             return None
         if isinstance(found, DrawsPosterior):

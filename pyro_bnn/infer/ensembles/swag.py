@@ -220,7 +220,7 @@ class SWAGRun(GradientRun[GuidePosterior]):
         self.iterates = Iterates(z, engine.rank)
         self.step_size = engine.step_size
         self._seed = problem.seed
-        self._descent = Descent(
+        self.descent = Descent(
             [self.z], learning_rate=engine.learning_rate, num_steps=engine.num_steps
         )
         of_sizes = functools.partial(is_compiled, engine.compile, num_steps, len(z))
@@ -249,7 +249,7 @@ class SWAGRun(GradientRun[GuidePosterior]):
         self.losses.append(float(value))
         if is_on_the_way:
             self.z.grad = slope
-            self._descent.step(self.step)
+            self.descent.step(self.step)
         else:
             assert self.step_size is not None
             with torch.no_grad():
@@ -347,7 +347,6 @@ class SWAGRun(GradientRun[GuidePosterior]):
         """All that the next steps depend on; see ``Resumable``."""
         return super().state() | {
             "compile_path": self._gradient.path,
-            "optimizer": self._descent.state(),
             "step_size": self.step_size,
         }
 
@@ -358,7 +357,6 @@ class SWAGRun(GradientRun[GuidePosterior]):
             ValueError: If it is of another run.
         """
         super().restore(state)
-        self._descent.restore(state["optimizer"])
         self.step_size = state["step_size"]
 
 

@@ -97,11 +97,8 @@ def _candidates(program: Program, init: Init, prior: Tensor, seed: int) -> Tenso
     if init is None:
         return prior
     if isinstance(init, Posterior):
-        given = starting_points(program, init, len(prior), seed)
-    else:
-        rows = [starting_points(program, init, 1, seed, default=row) for row in prior]
-        given = torch.cat([row for row in rows if row is not None])
-    return prior if given is None else given
+        return starting_points(program, init, len(prior), seed)
+    return torch.cat([starting_points(program, init, 1, seed, default=row) for row in prior])
 
 
 def _not_finite(program: Program, z: Tensor, batch: Batch) -> list[str]:

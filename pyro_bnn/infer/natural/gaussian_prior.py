@@ -94,7 +94,14 @@ def normal_entries(program: Program) -> tuple[Tensor, Tensor]:
     return loc, scale
 
 
-class Correction:
+def correction_of(
+    program: Program,
+    prior: GaussianPrior,
+    *,
+    has_hessian: bool,
+    is_full: bool,
+    is_captured: bool,
+) -> Captured:
     """What minus the log prior is more than that of the Gaussians, with its derivatives.
 
     Args:
@@ -103,40 +110,27 @@ class Correction:
         has_hessian: Whether second derivatives are needed; else the Gaussians' stand for them.
         is_full: Whether these are a matrix.
         is_captured: Whether it is replayed as a graph of operations.
+
+    Returns:
+        A function of draws ``[S, P]``: values ``[S]``, gradients ``[S, P]``, and the second
+        derivatives of each draw, if they are needed.
     """
+    gaussian = torch.distributions.Normal(prior.loc, prior.precision.rsqrt(), validate_args=False)
+    params = {name: value.detach() for name, value in program.params.items()}
+    x = program.example.x
 
-    def __init__(
-        self,
-        program: Program,
-        prior: GaussianPrior,
-        *,
-        has_hessian: bool,
-        is_full: bool,
-        is_captured: bool,
-    ) -> None:
-        gaussian = torch.distributions.Normal(
-            prior.loc, prior.precision.rsqrt(), validate_args=False
-        )
-        params = {name: value.detach() for name, value in program.params.items()}
-        x = program.example.x
+    def value(z: Tensor) -> Tensor:
+        of_gaussians: Tensor = gaussian.log_prob(z).sum()
+        return of_gaussians - program.log_prior(z, x, params)
 
-        def value(z: Tensor) -> Tensor:
-            of_gaussians: Tensor = gaussian.log_prob(z).sum()
-            return of_gaussians - program.log_prior(z, x, params)
+    def derivatives(z: Tensor) -> tuple[Tensor, ...]:
+        gradient, more = torch.func.grad_and_value(value)(z)
+        if not has_hessian:
+            return more, gradient
+        hessian = torch.func.jacrev(torch.func.grad(value))(z)
+        return more, gradient, hessian if is_full else hessian.diagonal()
 
-        def derivatives(z: Tensor) -> tuple[Tensor, ...]:
-            gradient, more = torch.func.grad_and_value(value)(z)
-            if not has_hessian:
-                return more, gradient
-            hessian = torch.func.jacrev(torch.func.grad(value))(z)
-            return more, gradient, hessian if is_full else hessian.diagonal()
-
-        self._terms = Captured(torch.func.vmap(derivatives), "the prior", enabled=is_captured)
-
-    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values ``[S]`` and gradients ``[S, P]`` at draws ``[S, P]``, mean second derivatives."""
-        more, gradient, *hessian = self._terms(z)
-        return more, gradient, hessian[0].mean(0) if hessian else None
+    return Captured(torch.func.vmap(derivatives), "the prior", enabled=is_captured)
 
 
 def _at_mode(program: Program, rest: Tensor) -> tuple[Tensor, Tensor] | None:

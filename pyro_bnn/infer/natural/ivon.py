@@ -82,7 +82,6 @@ class _Run(NaturalRun):
     curvature: Tensor
 
     def start(self) -> None:
-        self.velocity = torch.zeros_like(self.mean)
         self.curvature = torch.full_like(self.mean, self.engine.init_curvature)
 
     def precision(self) -> Precision:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import OptionError
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
 from pyro_bnn.program.batched import refused_as, without_vmap_warnings
@@ -96,7 +97,7 @@ class RowTermsOf:
         self._draws_at_once = 1 if is_full else num_draws
         own: PerDraw = getattr(self, f"_with_{curvature}")
         self.chunk = self._rows_at_once(own, batch)
-        name = getattr(program.model, "__name__", type(program.model).__name__)
+        name = model_name(program.model)
         rows = {1: 0, 2: 0} if rows_vary else {}
         self._terms = Captured(_over_draws(own), f"{name} by rows", enabled=is_captured, rows=rows)
         self._nll = Captured(

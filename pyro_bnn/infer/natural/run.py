@@ -17,7 +17,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.inputs import new_guide
-from pyro_bnn.infer.natural.gaussian_prior import Correction, GaussianPrior
+from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, correction_of
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
@@ -60,7 +60,6 @@ class NaturalRun(GradientRun[GuidePosterior]):
     in_float64: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
     needs: Curvature = "none"
-    velocity: Tensor  # used by engines with momentum
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
         )
         self._correction = None
         if not is_exact:
-            self._correction = Correction(
+            self._correction = correction_of(
                 program,
                 prior,
                 has_hessian=self.needs == "hessian",
@@ -100,10 +99,11 @@ class NaturalRun(GradientRun[GuidePosterior]):
             )
         self._generator = torch.Generator(program.device).manual_seed(problem.seed + 1)
         self.num_descent, self._point = num_descent, start.detach().clone().requires_grad_()
-        self._descent = Descent([self._point], learning_rate=DESCENT_RATE, num_steps=num_descent)
+        self.descent = Descent([self._point], learning_rate=DESCENT_RATE, num_steps=num_descent)
         name = f"the descent of {self.title}"
         self._slope = Captured(potential_of(program), name, enabled=is_captured)
         self.mean = start.detach().clone().to(self.dtype)
+        self.velocity = torch.zeros_like(self.mean)  # of engines with momentum
         self.start()
         self.q = self.precision()
 
@@ -185,7 +185,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
             self.remedy = "Standardise the data, or set descent_steps=0"  # it has no rate of theirs
             self.diverged(f"the log joint or its slope is not finite at step {self.step}")
         self._point.grad = slope[0]
-        self._descent.step(self.step)
+        self.descent.step(self.step)
         self.mean = self._point.detach().to(self.dtype, copy=True)
         self.losses.append(float(value))
         self.step += 1
@@ -254,10 +254,10 @@ class NaturalRun(GradientRun[GuidePosterior]):
         at = z.to(self.program.dtype)
         _, nll, gradient, curvature = self._rows(at, batch)
         if self._correction is not None:  # the prior's part has no N/B weight
-            more, slope, bend = self._correction(at)
+            more, slope, *bends = self._correction(at)
             nll, gradient = nll + more, gradient + slope / self.weight
-            if bend is not None and curvature is not None:
-                curvature = curvature + bend / self.weight
+            if bends and curvature is not None:
+                curvature = curvature + bends[0].mean(0) / self.weight
         if curvature is not None:
             curvature = curvature.to(self.dtype)
         return RowTerms(z, nll, gradient.to(self.dtype), curvature)
@@ -298,7 +298,6 @@ class NaturalRun(GradientRun[GuidePosterior]):
         return super().state() | {
             "compile_path": self._rows.compile_path,
             "generator": generator,
-            "descent": self._descent.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -310,6 +309,5 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self._generator.set_state(state["generator"])
         try:
             super().restore(state)
-            self._descent.restore(state["descent"])
         except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error

@@ -95,7 +95,6 @@ class _Run(NaturalRun):
         size = len(self.mean)
         self.diagonal = self.prior.at_least(self.engine.init_scale).clone()
         self.factor = self.mean.new_zeros(size, min(self.engine.rank, size))
-        self.velocity = torch.zeros_like(self.mean)
 
     def precision(self) -> Precision:
         return LowRank(self.diagonal, self.factor)

@@ -84,7 +84,7 @@ class _Run(NaturalRun):
     uncorrected: Tensor
 
     def start(self) -> None:
-        self.velocity, self.square = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        self.square = torch.zeros_like(self.mean)
         self.uncorrected = self.mean.new_ones(())
 
     def precision(self) -> Precision:

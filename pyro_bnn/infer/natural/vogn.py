@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import Expectation
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
@@ -53,6 +51,7 @@ class VOGN(NaturalEngine):
         Principles", NeurIPS 2019, arXiv:1906.02506.
 
     Example:
+        >>> import torch
         >>> from pyro_bnn import models
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
         >>> posterior = VOGN(num_steps=5).run(models.MLP(1), (x, x[:, 0]), progress=False)
@@ -74,10 +73,6 @@ class _Run(CurvatureRun):
 
     STATE: ClassVar[tuple[str, ...]] = (*CurvatureRun.STATE, "velocity")
     needs: Curvature = "squared_gradients"
-
-    def start(self) -> None:
-        super().start()
-        self.velocity = torch.zeros_like(self.mean)
 
     def update(self, terms: RowTerms) -> None:
         assert terms.curvature is not None

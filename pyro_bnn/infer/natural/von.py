@@ -80,7 +80,7 @@ class VON(NaturalEngine):
         return "AutoMultivariateNormal" if is_full else "AutoNormal"
 
     def _make_run(self) -> type[NaturalRun]:
-        return _FullRun if self.covariance == "full" else _DiagonalRun
+        return _FullRun if self.covariance == "full" else CurvatureRun
 
 
 class CurvatureRun(NaturalRun):
@@ -109,17 +109,14 @@ class CurvatureRun(NaturalRun):
         self.average = torch.lerp(self.average, curvature, self.precision_rate)
         self.q = self.precision()
 
-
-class _DiagonalRun(CurvatureRun):
-    """The run of a diagonal covariance; see the base class."""
-
     def update(self, terms: RowTerms) -> None:
+        """Towards the curvature of a step, then along its gradient."""
         assert terms.curvature is not None
         self.average_in(terms.curvature)
         self.move(terms.gradient.mean(0))
 
 
-class _FullRun(_DiagonalRun):
+class _FullRun(CurvatureRun):
     """The run of a full covariance, in float64; see the base class."""
 
     is_full: ClassVar[bool] = True

@@ -67,19 +67,15 @@ def fit_each(
     Raises:
         CaptureError: If the guide or the model cannot be batched over data sets.
     """
-    start = 0
-    while start < len(ys):
-        first = _new_guide(svi, program, derived_seed(seed, start))
-        size = sum(p.numel() for p in first.parameters())
-        at_once = max(min(AT_ONCE, NUMBERS // max(size, 1)), 1)
+    size = sum(p.numel() for p in _new_guide(svi, program, seed).parameters())
+    at_once = max(min(AT_ONCE, NUMBERS // max(size, 1)), 1)
+    for start in range(0, len(ys), at_once):
         batches = [program.batch(x, y) for y in ys[start : start + at_once]]
-        others = [
-            _new_guide(svi, program, derived_seed(seed, start + d)) for d in range(1, len(batches))
-        ]
+        seeds = (derived_seed(seed, start + d) for d in range(len(batches)))
+        guides = [_new_guide(svi, program, own) for own in seeds]
         with isolated(), unchanged(program.model):
-            fits = _train(svi, program, [first, *others], batches, seed + start, progress=progress)
+            fits = _train(svi, program, guides, batches, seed + start, progress=progress)
         yield from fits
-        start += at_once
 
 
 def _new_guide(svi: SVI, program: Program, seed: int) -> Guide:

@@ -24,7 +24,6 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.engine import Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import GradientRun, weight_of_kl
-from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import without_validation
@@ -114,12 +113,6 @@ class _StockRun(GradientRun[DrawsPosterior]):
         self._model = _ScaleLikelihood(program.num_data)(program.model)
         # parameters of a plain module inside the model have no pyro.param statement
         self._own = list(parameters_of(program.model).values())
-        self._descent: Descent | None = None
-
-    @property
-    def learning_rate(self) -> float:
-        """The optimiser's, which is made at the first step."""
-        return self.svi.learning_rate if self._descent is None else self._descent.learning_rate
 
     def go(self) -> None:
         """One step.
@@ -156,10 +149,12 @@ class _StockRun(GradientRun[DrawsPosterior]):
         is_mode = isinstance(self.guide, AutoLaplaceApproximation)
         q = _laplace(self.guide, rows) if is_mode else self.guide
         z, log_q = _draws(q, rows.x, rows.y, trained, problem.seed)
+        # the optimiser is made at the first step
+        rate = self.descent.learning_rate if self.leaves else self.svi.learning_rate
         provenance = problem.provenance(
             saves,
             method=self.title,
-            options=self.svi.describe(self.guide, self.learning_rate),
+            options=self.svi.describe(self.guide, rate),
             num_parameters=sum(leaf.numel() for leaf in self.leaves),
             losses=self.losses,
         )
@@ -173,11 +168,9 @@ class _StockRun(GradientRun[DrawsPosterior]):
 
     def state(self) -> State:
         """All that the next steps depend on; see ``Resumable``."""
-        assert self._descent is not None
         on_gpu = self._device.type == "cuda"
         return super().state() | {
             "compile_path": "eager",
-            "optimizer": self._descent.state(),
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state(self._device) if on_gpu else None,
         }
@@ -192,7 +185,6 @@ class _StockRun(GradientRun[DrawsPosterior]):
         with without_validation(), users_code():
             _, _, params = self._loss(0, next(self._batches))  # the loss tells the parameters
         self._find_leaves(params.trace)
-        assert self._descent is not None
         if len(state["values"]) != len(self.leaves):
             raise OptionError(
                 f"{self.title} has {len(self.leaves)} parameters at its first step and "
@@ -200,7 +192,6 @@ class _StockRun(GradientRun[DrawsPosterior]):
                 "cannot be resumed"
             )
         super().restore(state)
-        self._descent.restore(state["optimizer"])
         # last, as all of the above may draw
         torch.set_rng_state(state["generator"])
         generator = state["device_generator"]
@@ -216,8 +207,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
         for leaf in self.leaves:
             leaf.grad = None
         loss.backward()
-        assert self._descent is not None
-        self._descent.step(step)
+        self.descent.step(step)
         self.losses.append(whole)
 
     def _loss(self, step: int, rows: Batch) -> tuple[Tensor, float, Any]:
@@ -241,11 +231,11 @@ class _StockRun(GradientRun[DrawsPosterior]):
         leaves = [value.unconstrained() for value in values] + self._own
         leaves = [leaf for leaf in leaves if leaf.requires_grad and leaf not in self._frozen]
         if new := [leaf for leaf in dict.fromkeys(leaves) if leaf not in self.leaves]:
-            self.leaves |= dict.fromkeys(new)
-            if self._descent is None:
-                self._descent = self.svi.descent(new)
+            if self.leaves:
+                self.descent.add(new)
             else:
-                self._descent.add(new)
+                self.descent = self.svi.descent(new)
+            self.leaves |= dict.fromkeys(new)
 
 
 def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:

@@ -224,7 +224,6 @@ class Training(GradientRun[GuidePosterior]):
             "is_done": self.is_done,
             "loc_warmup": self.loc_warmup,
             "row_counts": self._row_counts,
-            "optimizer": self.descent.state(),
             "generator": self._generator.get_state(),
             "best": self._best,
             "best_step": self._best_step,
@@ -247,7 +246,6 @@ class Training(GradientRun[GuidePosterior]):
             with users_code():
                 for batch in firsts:
                     self._make_graph(batch)
-        self.descent.restore(state["optimizer"])
         self._generator.set_state(state["generator"])
         self._best, self._best_step = float(state["best"]), int(state["best_step"])
 
