@@ -263,7 +263,7 @@ def test_other_posteriors_and_options_out_of_range_are_refused(grown: list[Any])
     svi = bnn.SVI(guides.AutoMultivariateNormal, num_steps=1, compile=False)
     other = svi.run(Square(), rows(), progress=False)
     with pytest.raises(OptionError, match="AutoNormalMixture, not of AutoMultivariateNormal"):
-        boost(other, rows(), **OPTIONS)
+        boost(other, rows(), seed=np.int64(1), **OPTIONS)  # type: ignore[arg-type]  # taken by run
     for name in ("num_candidates", "num_draws", "num_steps"):
         with pytest.raises(OptionError, match=f"{name} is an integer of at least 1, not 0"):
             boost(grown[0], rows(), **{**OPTIONS, name: 0})

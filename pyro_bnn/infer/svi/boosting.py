@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive_int
+from pyro_bnn.checks import check_positive_int, plain
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import AutoNormal, AutoNormalMixture
 from pyro_bnn.guides.parts.components import Components
@@ -113,6 +113,7 @@ def boost(
     start = time.perf_counter()
     check_positive_int("num_candidates", num_candidates)
     check_positive_int("num_draws", num_draws)
+    seed = plain(seed)
     check_positive_int("seed", seed, minimum=0)
     svi = SVI(AutoNormal, num_steps=num_steps, learning_rate=learning_rate, **options)
     if svi.estimator not in ESTIMATORS:
@@ -141,15 +142,11 @@ def boost(
     # E log p under the held components, which a step leaves out
     rest = (1 - 1 / K) * float(old.exp() @ log_joint[:-1].mean(-1))
     described = svi.describe(mixture, float(learning_rate), svi.warmup_of(guide, is_new=True))
+    told = {"num_candidates": num_candidates, "num_draws": num_draws, "gain": gain}
     provenance = Provenance(
         method=type(mixture).__name__,
         engine="boost",
-        options={
-            **described,
-            "num_candidates": num_candidates,
-            "num_draws": num_draws,
-            "gain": gain,
-        },
+        options=described | told,
         seed=seed,
         wall_time=posterior.wall_time + time.perf_counter() - start,
         num_parameters=sum(p.numel() for p in mixture.parameters()),
