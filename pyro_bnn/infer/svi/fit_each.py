@@ -101,9 +101,8 @@ def _train(
     guide, x = guides[0], batches[0].x
     ys = torch.stack([batch.y for batch in batches])  # [D, N, ...]
     names = [name for name, _ in guide.named_parameters()]
-    stacked = [
-        torch.stack([dict(g.named_parameters())[name].detach() for g in guides]) for name in names
-    ]
+    parameters = zip(*(own.parameters() for own in guides), strict=True)
+    stacked = [torch.stack(of_each).detach() for of_each in parameters]
 
     def loss(
         variables: Sequence[Tensor], rest: Sequence[Tensor]

@@ -110,23 +110,20 @@ class Training(GradientRun[GuidePosterior]):
             self._lay_out(by_column=True)
         model = self.program.model
         name = f"{type(self.guide).__name__} on {model_name(model)}"
-        self._step = Captured(
+        captured = functools.partial(
+            Captured, name=name, strict=svi.compile is True, compiler=compiler
+        )
+        self._step = captured(
             value_and_grad(self._loss, n),
-            name,
             compiled=compiled and not is_whole,
             rows=self._row_dims(n),
-            strict=svi.compile is True,
-            compiler=compiler,
         )
-        self._whole_step = Captured(
+        self._whole_step = captured(
             self._step_and_update,
-            name,
             enabled=is_whole,
             compiled=is_whole,
             rows=self._row_dims(3 * n),
             num_state=3 * n,
-            strict=svi.compile is True,
-            compiler=compiler,
         )
         if path == "eager":
             self._step.is_captured = False
