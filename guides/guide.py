@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import torch
 from pyro.distributions import TorchDistribution, constraints
@@ -22,6 +24,7 @@ from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.random_state import seeded
 from pyro_bnn.program.terms import GuideTerms, Params
 
+T = TypeVar("T")
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
 ELBO = "ELBO"  # name of the objective of most guides
 LOG_JOINT = "log joint"  # and of point estimates
@@ -199,13 +202,17 @@ class Guide(ModelGuide):
             for part in guides:
                 del part.__dict__["_constrained"]
 
-    def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("_constrained")
-        if values is None or name not in self.__dict__.get("_pyro_params", ()):
-            return super().__getattr__(name)
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What is made of parameters, once inside :meth:`transforming_once`."""
+        values = self.__dict__.get("_constrained", {})
         if name not in values:
-            values[name] = super().__getattr__(name)
-        return values[name]
+            values[name] = make()
+        return cast(T, values[name])
+
+    def __getattr__(self, name: str) -> Any:
+        read = functools.partial(super().__getattr__, name)
+        is_constrained = name in self.__dict__.get("_pyro_params", ())
+        return self.once(name, read) if is_constrained else read()
 
     # Its kind, its start and its centre
 
@@ -450,6 +457,39 @@ class ScaledGuide(Guide, is_base=True):
             with torch.no_grad():
                 getattr(self, self.factor_param).zero_()
         self.scale = sds.to(self.loc)
+
+
+class GaussianGuide(ScaledGuide, is_base=True):
+    r"""Base of guides that are one Gaussian, each with a :math:`\Sigma` of its own form.
+
+    .. math:: \log q(z) = -\tfrac12 (z - m)^\top \Sigma^{-1} (z - m) - \tfrac12 \log\det\Sigma
+              - \tfrac P2 \log 2\pi, \qquad
+              \mathrm H[q] = \tfrac12 \log\det\Sigma + \tfrac P2 (1 + \log 2\pi)
+
+    A subclass has ``squared_distance``, and ``half_log_det`` where it is not that of ``scale``.
+    """
+
+    def squared_distance(self, z: Tensor) -> Tensor:
+        r""":math:`(z - m)^\top \Sigma^{-1} (z - m)` ``[...]`` of z ``[..., P]``."""
+        raise TypeError(f"{type(self).__name__} has no distance of z {tuple(z.shape)}")
+
+    def half_log_det(self) -> Tensor:
+        r""":math:`\tfrac12 \log\det\Sigma`, by default :math:`\sum_j \log s_j`."""
+        return self.scale.log().sum()
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z) ``[...]`` of z ``[..., P]``."""
+        self.require_setup()
+        return self.log_density_at(self.squared_distance(z))
+
+    def log_density_at(self, squared: Tensor) -> Tensor:
+        """Log density ``[...]`` at squared distances ``[...]``."""
+        normaliser = self.half_log_det() + 0.5 * self.num_latents * math.log(2 * math.pi)
+        return -0.5 * squared - normaliser
+
+    def entropy(self) -> Tensor:
+        """Entropy of q, ``[]``."""
+        return self.half_log_det() + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
 
 
 class Drawn(TorchDistribution):

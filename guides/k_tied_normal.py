@@ -110,12 +110,10 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
     def scale(self) -> Tensor:  # type: ignore[override]  # made of parameters, and no parameter
         """Standard deviations ``[P]`` of all entries of z."""
         self.require_setup()
-        values = self.__dict__.get("_constrained", {})  # see ``transforming_once``
-        if "scale" not in values:
-            sds = [A @ B.mT for A, B in self._factors()]
-            values["scale"] = self._layout.join(self.other_scale, sds)
-        scale: Tensor = values["scale"]
-        return scale
+        return self.once("scale", self._sds)
+
+    def _sds(self) -> Tensor:
+        return self._layout.join(self.other_scale, [A @ B.mT for A, B in self._factors()])
 
     def _factors(self) -> list[tuple[Tensor, Tensor]]:
         """A ``[G, O, R]`` and B ``[G, I, R]`` of each group of matrices."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import ScaledGuide
+from pyro_bnn.guides.guide import GaussianGuide
 
 
 class Layer(NamedTuple):
@@ -39,7 +39,7 @@ def layers_with_bias(sites: Sequence[tuple[str, Sequence[int], int]]) -> list[La
     return found
 
 
-class AutoKroneckerBasis(ScaledGuide):
+class AutoKroneckerBasis(GaussianGuide):
     r"""Independent Gaussians in a basis of the rows and one of the columns of each layer.
 
     .. math:: [W, b] = M + U (S \circ E) B^\top, \quad E_{ij} \sim \mathcal N(0, 1); \qquad
@@ -110,20 +110,23 @@ class AutoKroneckerBasis(ScaledGuide):
             scaled = scaled.index_copy(-1, index.flatten(), turned.flatten(-2))
         return self.loc + scaled
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``."""
-        self.require_setup()
+    def squared_distance(self, z: Tensor) -> Tensor:
+        """That of the noise which is sent to z, ``[...]`` of z ``[..., P]``."""
         u = z - self.loc
         for index, U, B in self.bases():
             left = torch.linalg.solve(U, u[..., index])
             turned = torch.linalg.solve(B, left.mT).mT
             u = u.index_copy(-1, index.flatten(), turned.flatten(-2))
-        normaliser = self._log_det() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return -0.5 * (u / self.scale).square().sum(-1) - normaliser
+        return (u / self.scale).square().sum(-1)
 
-    def entropy(self) -> Tensor:
-        r""":math:`\log\det` of the map from noise, plus :math:`\tfrac P2 (1 + \log 2\pi)`."""
-        return self._log_det() + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
+    def half_log_det(self) -> Tensor:
+        r""":math:`\log|\det|` of the map from noise to z."""
+        total = self.scale.log().sum()
+        for index, U, B in self.bases():
+            num_rows, num_columns = index.shape
+            total = total + num_columns * torch.linalg.slogdet(U)[1]
+            total = total + num_rows * torch.linalg.slogdet(B)[1]
+        return total
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
@@ -132,11 +135,3 @@ class AutoKroneckerBasis(ScaledGuide):
             own = U.square() @ variance[index] @ B.square().mT
             variance = variance.index_copy(-1, index.flatten(), own.flatten())
         return self.loc, variance.sqrt()
-
-    def _log_det(self) -> Tensor:
-        total = self.scale.log().sum()
-        for index, U, B in self.bases():
-            num_rows, num_columns = index.shape
-            total = total + num_columns * torch.linalg.slogdet(U)[1]
-            total = total + num_rows * torch.linalg.slogdet(B)[1]
-        return total

@@ -3,7 +3,7 @@ r"""Low-rank plus diagonal Gaussian, :math:`\Sigma = F F^\top + \mathrm{diag}(d^
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyro.distributions as dist
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
-from pyro_bnn.guides.guide import ScaledGuide, positive_parameter
+from pyro_bnn.guides.guide import GaussianGuide, positive_parameter
 from pyro_bnn.guides.parts.blocks import Blocks, layers_of
 from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.guides.parts.matrices import pieces
@@ -22,7 +22,7 @@ from pyro_bnn.program.handlers import Model
 Block: TypeAlias = Literal["layer", "all"]
 
 
-class AutoLowRankMultivariateNormal(ScaledGuide):
+class AutoLowRankMultivariateNormal(GaussianGuide):
     r"""Gaussian whose covariance is of rank R plus a diagonal, over all of z or layer by layer.
 
     .. math:: z = m + d \circ (C \epsilon_1 + \epsilon_2), \qquad
@@ -152,25 +152,23 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
         z: Tensor = self.loc + self.scale * (shared + own)
         return z
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``, at O(P R^2)."""
-        self.require_setup()
+    def squared_distance(self, z: Tensor) -> Tensor:
+        """By Woodbury's identity, ``[...]`` of z ``[..., P]``, at O(P R^2)."""
         u = (z - self.loc) / self.scale
-        factors = self._factors()
-        chols = [capacitance_tril(C) for C in factors]
         squared: Tensor = u.square().sum(-1)
-        for part, C, chol in zip(self._blocks.split(u), factors, chols, strict=True):
+        for part, C in zip(self._blocks.split(u), self._factors(), strict=True):
             v = torch.linalg.solve_triangular(
-                chol.mT, (part @ C).unsqueeze(-2), upper=True, left=False
+                capacitance_tril(C).mT, (part @ C).unsqueeze(-2), upper=True, left=False
             )
             squared = squared - v.squeeze(-2).square().sum(-1)
-        normaliser = self._half_log_det(chols) + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return -0.5 * squared - normaliser
+        return squared
 
-    def entropy(self) -> Tensor:
-        r""":math:`\tfrac12 \log\det\Sigma + \tfrac P2 (1 + \log 2\pi)`."""
-        half_log_det = self._half_log_det([capacitance_tril(C) for C in self._factors()])
-        return half_log_det + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
+    def half_log_det(self) -> Tensor:
+        r""":math:`\sum_j \log d_j + \tfrac12 \sum_b \log\det(I + C_b^\top C_b)`."""
+        total = self.scale.log().sum()
+        for C in self._factors():
+            total = total + capacitance_tril(C).diagonal().log().sum()
+        return total
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
@@ -190,12 +188,6 @@ class AutoLowRankMultivariateNormal(ScaledGuide):
             whole = torch.block_diag(*(factor.mT for factor in factors))
             C = self._blocks.join(whole.split(widths, -1)).mT
         return dist.LowRankMultivariateNormal(self.loc, scale.unsqueeze(-1) * C, scale.square())
-
-    def _half_log_det(self, chols: Sequence[Tensor]) -> Tensor:
-        total = self.scale.log().sum()
-        for chol in chols:
-            total = total + chol.diagonal().log().sum()
-        return total
 
 
 def _root(size: int) -> int:

@@ -11,12 +11,12 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import ScaledGuide, fixed_noise
+from pyro_bnn.guides.guide import GaussianGuide, fixed_noise
 from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.program.handlers import Model
 
 
-class AutoLowRankPrecision(ScaledGuide):
+class AutoLowRankPrecision(GaussianGuide):
     r"""Gaussian whose precision is of rank R plus a diagonal, over all of z.
 
     .. math:: \Sigma^{-1} = \mathrm{diag}(1/s) (I + V V^\top) \mathrm{diag}(1/s)
@@ -87,17 +87,14 @@ class AutoLowRankPrecision(ScaledGuide):
         z: Tensor = self.loc + self.scale * (w - (w @ root.mT) @ root)
         return z
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``."""
-        self.require_setup()
+    def squared_distance(self, z: Tensor) -> Tensor:
+        """``|u|^2 + |V^T u|^2`` of ``u = (z - loc) / scale``, ``[...]`` of z ``[..., P]``."""
         u = (z - self.loc) / self.scale
-        squared = u.square().sum(-1) + (u @ self.prec_factor).square().sum(-1)
-        log_normaliser = 0.5 * self.num_latents * math.log(2 * math.pi) - self._half_log_det()
-        return -0.5 * squared - log_normaliser
+        return u.square().sum(-1) + (u @ self.prec_factor).square().sum(-1)
 
-    def entropy(self) -> Tensor:
-        r""":math:`-\tfrac12 \log\det\Sigma^{-1} + \tfrac P2 (1 + \log 2\pi)`."""
-        return 0.5 * self.num_latents * (1 + math.log(2 * math.pi)) - self._half_log_det()
+    def half_log_det(self) -> Tensor:
+        r""":math:`\sum_j \log s_j - \tfrac12 \log\det K`."""
+        return self.scale.log().sum() - capacitance_tril(self.prec_factor).diagonal().log().sum()
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
@@ -111,7 +108,3 @@ class AutoLowRankPrecision(ScaledGuide):
         V = self.prec_factor / self.scale.unsqueeze(-1)
         precision = V @ V.mT + self.scale.square().reciprocal().diag()
         return dist.MultivariateNormal(self.loc, precision_matrix=precision)
-
-    def _half_log_det(self) -> Tensor:
-        """Half the log determinant of the precision."""
-        return capacitance_tril(self.prec_factor).diagonal().log().sum() - self.scale.log().sum()

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.guides.guide import positive_parameter
+from pyro_bnn.guides.guide import GaussianGuide, positive_parameter
 from pyro_bnn.guides.matrix_sites import MatrixGuide
-from pyro_bnn.guides.parts.matrices import Layout, MatrixNormals, fit_scales, pieces, total
-from pyro_bnn.program.latents import Marginals
-from pyro_bnn.program.terms import GuideTerms
+from pyro_bnn.guides.parts.matrices import Layout, fit_scales, pieces, total
 
 
-class AutoMatrixNormal(MatrixGuide):
+class AutoMatrixNormal(MatrixGuide, GaussianGuide):
     r"""Matrix-variate Gaussian over each weight matrix.
 
     .. math:: W = M + A E B^\top, \quad E_{ij} \sim \mathcal N(0, 1); \qquad
@@ -96,54 +94,61 @@ class AutoMatrixNormal(MatrixGuide):
             self.column_entries.zero_()
         self.scale, self.row_scale = others, torch.cat(rows)
 
-    @property
-    def _q(self) -> MatrixNormals:
-        """The Gaussian at the present parameters."""
+    def _factors(self) -> list[tuple[Tensor, Tensor]]:
+        """A ``[G, O, O]`` and B ``[G, I, I]`` of each group of matrices."""
+        return self.once("factors", self._make_factors)
+
+    def _make_factors(self) -> list[tuple[Tensor, Tensor]]:
         self.require_setup()
         rows, columns = self._layout.rows, self._layout.columns
-        row_scales = pieces(self.row_scale, rows)
         logs = pieces(self.log_column_scale, columns)
         column_scales = [(v - v.mean(-1, keepdim=True)).exp() for v in logs]  # of product 1
-        A = map(_tril, row_scales, pieces(self.row_entries, _below(rows)))
+        A = map(_tril, pieces(self.row_scale, rows), pieces(self.row_entries, _below(rows)))
         B = map(_tril, column_scales, pieces(self.column_entries, _below(columns)))
-        half_log_det = self.scale.log().sum()
-        for (_, num_columns), value in zip(self._layout.groups, row_scales, strict=True):
-            half_log_det = half_log_det + num_columns * value.log().sum()
-        factors = list(zip(A, B, strict=True))
-        return MatrixNormals(self._layout, self.loc, self.scale, factors, half_log_det)
+        return list(zip(A, B, strict=True))
 
     def scale_trils(self) -> dict[str, tuple[Tensor, Tensor]]:
         """A ``[O, O]`` and B ``[I, I]`` of each matrix by the name of its site, detached."""
-        return self.by_site(self._q.factors)
+        return self.by_site(self._factors())
 
     # Draws and densities
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + A E B^T`` of each matrix, ``loc + scale * noise`` elsewhere; ``[..., P]``."""
-        return self._q.draws(noise)
+        factors = self._factors()
+        others, matrices = self._layout.split(noise)
+        deviations = [
+            torch.einsum("...gik,gjk->...gij", torch.einsum("gik,...gkj->...gij", A, E), B)
+            for E, (A, B) in zip(matrices, factors, strict=True)
+        ]  # a product over all draws at once, with no copy of A or B for each
+        return self.loc + self._layout.join(self.scale * others, deviations)
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``."""
-        return self._q.log_prob(z)
+    def squared_distance(self, z: Tensor) -> Tensor:
+        """That of the noise which is sent to z, ``[...]`` of z ``[..., P]``."""
+        factors = self._factors()
+        others, matrices = self._layout.split(z - self.loc)
+        noise = [_solve(B, _solve(A, D).mT).mT for D, (A, B) in zip(matrices, factors, strict=True)]
+        return self._layout.join(others / self.scale, noise).square().sum(-1)
+
+    def half_log_det(self) -> Tensor:
+        r""":math:`\sum \log s_j + \sum_W I \log\det A`."""
+        half = self.scale.log().sum()
+        row_scales = pieces(self.row_scale, self._layout.rows)
+        for (_, num_columns), value in zip(self._layout.groups, row_scales, strict=True):
+            half = half + num_columns * value.log().sum()
+        return half
 
     def log_q(self, noise: Tensor) -> Tensor:
         """Log density ``[...]`` of the draws made of noise ``[..., P]``, without a solve."""
-        return self._q.log_prob_of_noise(noise)
-
-    def entropy(self) -> Tensor:
-        r""":math:`\sum \log s_j + \sum_W I \log\det A + \tfrac P2 (1 + \log 2\pi)`."""
-        return self._q.entropy()
+        return self.log_density_at(noise.square().sum(-1))
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         r"""Means and marginal standard deviations :math:`\sqrt{U_{ii} V_{jj}}`, each ``[P]``."""
-        return self.loc, self._q.sds()
-
-    def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
-        """What an ELBO needs at noise ``[K, M]``, with the factors made once."""
-        q = self._q
-        if not density:
-            return GuideTerms(q.draws(noise))
-        return GuideTerms(q.draws(noise), q.entropy(), None, Marginals(q.loc, q.sds()))
+        matrices = [
+            A.square().sum(-1).sqrt().unsqueeze(-1) * B.square().sum(-1).sqrt().unsqueeze(-2)
+            for A, B in self._factors()
+        ]  # [G, O, I] each
+        return self.loc, self._layout.join(self.scale, matrices)
 
 
 def _below(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -165,3 +170,10 @@ def _tril(scale: Tensor, entries: Tensor) -> Tensor:
     eye = torch.eye(n, dtype=entries.dtype, device=entries.device)
     tril: Tensor = scale.unsqueeze(-1) * (flat.unflatten(-1, (n, n)) + eye)
     return tril
+
+
+def _solve(tril: Tensor, values: Tensor) -> Tensor:
+    """L^-1 D of L ``[G, n, n]`` and D ``[..., G, n, m]``, in one solve for all draws."""
+    columns = values.movedim((-3, -2), (0, 1))  # [G, n, ..., m]
+    solved: Tensor = torch.linalg.solve_triangular(tril, columns.flatten(2), upper=False)
+    return solved.reshape(columns.shape).movedim((0, 1), (-3, -2))

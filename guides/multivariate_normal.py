@@ -9,10 +9,10 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
 
-from pyro_bnn.guides.normal import AutoNormal
+from pyro_bnn.guides.guide import GaussianGuide
 
 
-class AutoMultivariateNormal(AutoNormal):
+class AutoMultivariateNormal(GaussianGuide):
     r"""One Gaussian with a dense covariance over all entries of z.
 
     .. math:: z = m + s \circ (L \epsilon), \qquad
@@ -68,15 +68,13 @@ class AutoMultivariateNormal(AutoNormal):
         below = torch.tril(self.tril_times_root, -1)  # the only P x P copy
         return self.loc + self.scale * (noise @ below.mT / self._root + noise)
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``."""
-        self.require_setup()
+    def squared_distance(self, z: Tensor) -> Tensor:
+        """``|L^-1 ((z - loc) / scale)|^2``, ``[...]`` of z ``[..., P]``."""
         u = (z - self.loc) / self.scale
         rows = u.reshape(-1, self.num_latents)  # one solve for all, in place of one each
         rows = torch.linalg.solve_triangular(self.scale_tril.mT, rows, upper=True, left=False)
         squared: Tensor = rows.square().sum(-1).reshape(u.shape[:-1])
-        log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return -0.5 * squared - log_normaliser
+        return squared
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Means and marginal standard deviations, each ``[P]``."""
@@ -88,7 +86,3 @@ class AutoMultivariateNormal(AutoNormal):
         self.require_setup()
         scale_tril = self.scale.unsqueeze(-1) * self.scale_tril
         return dist.MultivariateNormal(self.loc, scale_tril=scale_tril)
-
-    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
-        """Sample z jointly, and every site from it."""
-        return super(AutoNormal, self).forward(*args, **kwargs)

@@ -2,7 +2,6 @@ r"""Mean-field Gaussian, :math:`q(z) = \prod_j \mathcal N(z_j \mid m_j, s_j^2)`.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, cast
 
 import pyro.distributions as dist
@@ -10,11 +9,11 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyro_bnn.guides.guide import ScaledGuide
+from pyro_bnn.guides.guide import GaussianGuide
 from pyro_bnn.sites import Site
 
 
-class AutoNormal(ScaledGuide):
+class AutoNormal(GaussianGuide):
     r"""Independent Gaussians over the unconstrained entries of z (Bayes by Backprop).
 
     .. math::
@@ -44,16 +43,9 @@ class AutoNormal(ScaledGuide):
         """``loc + scale * noise``, ``[..., P]``."""
         return self.loc + self.scale * noise
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z) ``[...]`` of z ``[..., P]``."""
-        self.require_setup()
-        u = (z - self.loc) / self.scale
-        log_normaliser = self.scale.log().sum() + 0.5 * self.num_latents * math.log(2 * math.pi)
-        return -0.5 * u.square().sum(-1) - log_normaliser
-
-    def entropy(self) -> Tensor:
-        r""":math:`\sum_j \log s_j + \tfrac P2 (1 + \log 2\pi)`."""
-        return self.scale.log().sum() + 0.5 * self.num_latents * (1 + math.log(2 * math.pi))
+    def squared_distance(self, z: Tensor) -> Tensor:
+        r""":math:`\sum_j (z_j - m_j)^2 / s_j^2` ``[...]`` of z ``[..., P]``."""
+        return ((z - self.loc) / self.scale).square().sum(-1)
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """``loc`` and ``scale``, each ``[P]``."""

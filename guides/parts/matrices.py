@@ -1,11 +1,4 @@
-r"""Matrix-variate Gaussians over the matrices in z, independent Gaussians over its other entries.
-
-.. math:: W = M + A E B^\top, \quad E_{ij} \sim \mathcal N(0, 1); \qquad
-          z_j = m_j + s_j \epsilon_j \text{ outside the matrices}
-
-Matrices of equal shape are one batch ``[G, O, I]``. A draw or a density costs O(O^2 I + O I^2) a
-matrix.
-"""
+r"""Where weight matrices stand in z, those of equal shape as one batch ``[G, O, I]``."""
 
 from __future__ import annotations
 
@@ -13,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from pyro_bnn.guides.parts.blocks import Blocks
@@ -76,62 +68,6 @@ class Layout(NamedTuple):
         return self.blocks.join(parts)
 
 
-class MatrixNormals(NamedTuple):
-    """Matrix normals over some entries of z, independent Gaussians over the others.
-
-    Attributes:
-        layout: Which entries are which.
-        loc: Means ``[P]``.
-        scale: Standard deviations ``[Q]`` of the independent entries.
-        factors: A ``[G, O, O]`` and B ``[G, I, I]`` of each group of matrices.
-        half_log_det: Half the log determinant of the covariance of z, ``[]``.
-    """
-
-    layout: Layout
-    loc: Tensor
-    scale: Tensor
-    factors: Sequence[tuple[Tensor, Tensor]]
-    half_log_det: Tensor
-
-    def draws(self, noise: Tensor) -> Tensor:
-        """Z ``[..., P]`` of noise ``[..., P]``."""
-        others, matrices = self.layout.split(noise)
-        deviations = [
-            torch.einsum("...gik,gjk->...gij", torch.einsum("gik,...gkj->...gij", A, E), B)
-            for E, (A, B) in zip(matrices, self.factors, strict=True)
-        ]  # a product over all draws at once, with no copy of A or B for each
-        return self.loc + self.layout.join(self.scale * others, deviations)
-
-    def noise_of(self, z: Tensor) -> Tensor:
-        """The noise ``[..., P]`` of draws z ``[..., P]``."""
-        others, matrices = self.layout.split(z - self.loc)
-        noise = [
-            _solve(B, _solve(A, D).mT).mT for D, (A, B) in zip(matrices, self.factors, strict=True)
-        ]
-        return self.layout.join(others / self.scale, noise)
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log density ``[...]`` of z ``[..., P]``."""
-        return self.log_prob_of_noise(self.noise_of(z))
-
-    def log_prob_of_noise(self, noise: Tensor) -> Tensor:
-        """Log density ``[...]`` of the draws of noise ``[..., P]``."""
-        squared = noise.square().sum(-1)
-        return -0.5 * squared - self.half_log_det - 0.5 * len(self.loc) * math.log(2 * math.pi)
-
-    def entropy(self) -> Tensor:
-        """Entropy ``[]``."""
-        return self.half_log_det + 0.5 * len(self.loc) * (1 + math.log(2 * math.pi))
-
-    def sds(self) -> Tensor:
-        """Marginal standard deviations ``[P]``."""
-        matrices = [
-            A.square().sum(-1).sqrt().unsqueeze(-1) * B.square().sum(-1).sqrt().unsqueeze(-2)
-            for A, B in self.factors
-        ]  # [G, O, I] each
-        return self.layout.join(self.scale, matrices)
-
-
 def total(sizes: Sequence[tuple[int, int]]) -> int:
     """Length of a flat tensor of pieces."""
     return sum(count * n for count, n in sizes)
@@ -166,10 +102,3 @@ def fit_scales(sds: Tensor, A: Tensor, B: Tensor, num_sweeps: int = 200) -> tupl
         sigma = A @ B.mT
         B = B * ((sigma.reciprocal().mT @ A) / ((sigma / s.square()).mT @ A)).sqrt()
     return A.to(sds), B.to(sds)
-
-
-def _solve(tril: Tensor, values: Tensor) -> Tensor:
-    """L^-1 D of L ``[G, n, n]`` and D ``[..., G, n, m]``, in one solve for all draws."""
-    columns = values.movedim((-3, -2), (0, 1))  # [G, n, ..., m]
-    solved: Tensor = torch.linalg.solve_triangular(tril, columns.flatten(2), upper=False)
-    return solved.reshape(columns.shape).movedim((0, 1), (-3, -2))
