@@ -14,9 +14,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 
 from pyro_bnn.guides.guide import ScaledGuide
+from pyro_bnn.guides.parts.bisection import root
 from pyro_bnn.program.closed_forms import Marginal
 
-BISECTIONS = 80  # to find a quantile; each step halves the bracket
 NODES = 400  # of the integral over directions in a marginal cdf
 
 
@@ -218,9 +218,5 @@ def standard_quantiles(levels: Tensor, size: int) -> Tensor:
         size: Number D of entries of the stretch.
     """
     normal: Tensor = torch.special.ndtri(levels)  # which is as far from 0, or farther
-    low, high = normal.clamp(max=0), normal.clamp(min=0)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        above = standard_cdf(middle, size) > levels
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return (low + high) / 2
+    ends = normal.clamp(max=0), normal.clamp(min=0)
+    return root(lambda x: standard_cdf(x, size) - levels, *ends)

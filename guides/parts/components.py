@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BISECTIONS = 80  # to find a quantile; each step halves the bracket
+from pyro_bnn.guides.parts.bisection import root
 
 
 class Components(NamedTuple):
@@ -96,13 +96,13 @@ class Components(NamedTuple):
             cauchy = (levels - 0.5).sign() / torch.tan(math.pi * tail)
             standard = torch.where(self.is_cauchy, cauchy, standard)
         own = self.loc + self.scale * standard.unsqueeze(-2)  # [Q, K, P]
-        low: Tensor = own.amin(-2)  # [Q, P]
-        high: Tensor = own.amax(-2)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            above = self.cdf(middle) > levels
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        return (low + high) / 2
+        return root(lambda z: self.cdf(z) - levels, own.amin(-2), own.amax(-2))
+
+
+def component_of(noise: Float[Tensor, "*S"], num_components: int) -> Int[Tensor, "*S"]:
+    """Number of one of K components of equal weight, by a standard normal number."""
+    u: Tensor = torch.special.ndtr(noise)
+    return (u * num_components).long().clamp(max=num_components - 1)
 
 
 def pick(members: Float[Tensor, "*S K n"], component: Int[Tensor, "*S"]) -> Float[Tensor, "*S n"]:

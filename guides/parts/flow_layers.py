@@ -27,11 +27,11 @@ from pyro.distributions.transforms.utils import clamp_preserve_gradients
 from pyro.nn import AutoRegressiveNN, DenseNN
 from torch import Tensor, nn
 
+from pyro_bnn.guides.parts.bisection import root
 from pyro_bnn.program.random_state import isolated
 
 UNITS = 32  # of a layer's network, by default
 BINS, BOUND = 8, 4.0  # of splines, which are the identity beyond the bound
-BISECTIONS = 80  # to invert a planar flow; each step halves the bracket
 SPLINE = (BINS, BINS, BINS - 1, BINS)  # widths, heights, slopes, and the place of each bin's joint
 # inverse softplus of slope 1: Pyro adds 0.001 to slopes and sets 0.999 at both ends
 SLOPE = math.log(math.expm1(1 - 1e-3))
@@ -235,17 +235,17 @@ def _across_the_plane(layer: Planar, y: Tensor) -> Tensor:
     """
     (bias,), u, w = layer._params()
     u = layer.u_hat(u, w)
-    target, c = y @ w, (w * u).sum()
+    target: Tensor = y @ w
+    c: Tensor = (w * u).sum()
+
+    def misses(a: Tensor) -> Tensor:
+        return a + c * torch.tanh(a + bias) - target
+
     with torch.no_grad():
-        low, high = target - c.abs(), target + c.abs()
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            above = middle + c * torch.tanh(middle + bias) > target
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        root = (low + high) / 2
-        slope = 1 + c * (1 - torch.tanh(root + bias).square())
-    root = root - (root + c * torch.tanh(root + bias) - target) / slope
-    x: Tensor = y - u * torch.tanh(root + bias).unsqueeze(-1)
+        a = root(misses, target - c.abs(), target + c.abs())
+        slope = 1 + c * (1 - torch.tanh(a + bias).square())
+    a = a - misses(a) / slope
+    x: Tensor = y - u * torch.tanh(a + bias).unsqueeze(-1)
     return x
 
 
