@@ -55,6 +55,9 @@ class AutoComposite(Guide):
         default: Guide of the sites that no key takes, together one more part; ``AutoNormal``.
         init_loc_fn: Start of the sites, of which a part with one of its own takes that.
 
+    Attributes:
+        names_of_parts: Names of the sites of each part, once the guide is set up.
+
     Raises:
         OptionError: If a value is no guide that can be a part.
         SiteError: If a key takes no site, or two take the same; names them. Or as a part raises.
@@ -71,7 +74,7 @@ class AutoComposite(Guide):
         {'AutoLowRankMultivariateNormal': 32, 'AutoDelta': 9, 'AutoNormal': 1}
     """
 
-    own_state: ClassVar[Mapping[str, str]] = {"parts": "_names"}
+    own_state: ClassVar[Mapping[str, str]] = {"parts": "names_of_parts"}
 
     def __init__(
         self,
@@ -92,15 +95,9 @@ class AutoComposite(Guide):
         self.__dict__["_default"] = _make_part(default, model)  # no submodule where not needed
         made = [_make_part(spec, model) for spec in given.values()]
         self.parts = PyroModuleList([*made, self._default])
-        self._names: list[list[str]] = []  # of each part's sites
+        self.names_of_parts: list[list[str]] = []  # of each part's sites
         self._blocks = Blocks(())
         self._declare()
-
-    @property
-    def names_of_parts(self) -> list[list[str]]:
-        """Names of the sites of each part."""
-        self.require_setup()
-        return self._names
 
     @property
     def _guides(self) -> list[Guide]:
@@ -134,14 +131,14 @@ class AutoComposite(Guide):
             SiteError: If a key takes no site or two take the same, or a part does not suit.
         """
         names = self._share_out(sites)
-        if self._names and self._names != names:
+        if self.names_of_parts and self.names_of_parts != names:
             raise SiteError(
-                f"the guide's state has parts over {self._names}, but on this model they are over "
-                f"{names}"
+                f"the guide's state has parts over {self.names_of_parts}, but on this model they "
+                f"are over {names}"
             )
         self._take([site.name for site in sites], [s.stop - s.start for s in sites], names)
         by_name = {site.name: site for site in sites}
-        for part, own in zip(self._guides, self._names, strict=True):
+        for part, own in zip(self._guides, self.names_of_parts, strict=True):
             part.take_sites(_renumbered([by_name[name] for name in own]), run)
         self._declare()
 
@@ -173,18 +170,18 @@ class AutoComposite(Guide):
         number = {name: i for i, own in enumerate(names) for name in own}
         if len(names) != len(self.parts) or sorted(number) != sorted(sites):
             raise SiteError(f"parts over {names} are not those of {', '.join(sites)}")
-        self._names = names
+        self.names_of_parts = names
         self._blocks = Blocks.numbered(lengths, [number[name] for name in sites])
 
     def make_parameters(self, loc: Tensor) -> None:
         """Create the parameters of each part around its entries of ``loc [P]``."""
         shapes = {name: (name, shape, length) for name, shape, length in self._shapes}
-        pieces = zip(self._guides, self._names, self._blocks.split(loc), strict=True)
+        pieces = zip(self._guides, self.names_of_parts, self._blocks.split(loc), strict=True)
         for part, own, start in pieces:
             part.start_at([shapes[name] for name in own], start.clone())
 
     def _initial_value(self, message: Mapping[str, Any]) -> Tensor:
-        pairs = zip(self._guides, self._names, strict=True)
+        pairs = zip(self._guides, self.names_of_parts, strict=True)
         part = next(part for part, own in pairs if message["name"] in own)
         source = self if part.init_loc_fn is None else part
         return Guide._initial_value(source, message)
@@ -227,10 +224,6 @@ class AutoComposite(Guide):
         """Log density ``[...]`` of the draws of noise ``[..., M]``, over parts that have one."""
         pairs = self._noises(noise)
         return _total(part.log_q(own) for part, own in pairs if part.has_log_prob)
-
-    def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
-        """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``, the sum over parts."""
-        return torch.cat(list(self.in_blocks(self.log_q, num_draws, seed)))
 
     def entropy(self) -> Tensor | None:
         """The sum of the parts' entropies, where all are in closed form."""
@@ -280,7 +273,7 @@ class AutoComposite(Guide):
         if self.has_log_prob:
             return GuideTerms(z, None, log_prob, marginals)
         # the log prior is that of the sites' values then, and so has to be the density
-        sites = [site for site in cast(Latents, self.latents).sites if not self._is_point(site)]
+        sites = [site for site in cast(Latents, self.latents).sites if self.has_density_of(site)]
         log_prob = log_prob - _total(site.log_abs_det_jacobian(z) for site in sites)
         return GuideTerms(z, log_prob=log_prob, marginals=self._moments(terms))
 
@@ -299,14 +292,14 @@ class AutoComposite(Guide):
         means, sds = (self._blocks.join(values) for values in zip(*found, strict=True))
         return Marginals(means, sds, others="moments")
 
-    def _is_point(self, site: Site) -> bool:
-        pairs = zip(self._guides, self._names, strict=True)
-        return any(site.name in own for part, own in pairs if not part.has_log_prob)
+    def has_density_of(self, site: Site) -> bool:
+        """Whether the part over a site has a density."""
+        pairs = zip(self._guides, self.names_of_parts, strict=True)
+        return any(site.name in own for part, own in pairs if part.has_log_prob)
 
-    def point(self, site: Site, z: Tensor, *, has_density: bool = True) -> Distribution:
-        """Point mass at a site's value; see the base class."""
-        has_density = has_density and not self._is_point(site)
-        return super().point(site, z, has_density=has_density)
+    def sample_z(self) -> Tensor:
+        """A draw ``[..., P]`` as a Pyro statement, with the density of the parts that have one."""
+        return self.sample_auxiliary("z", self.get_posterior())
 
     # Starts
 
@@ -337,9 +330,10 @@ class AutoComposite(Guide):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check the sites and parts of a state dict against the guide's own."""
         super().set_extra_state(state)
-        if state["parts"] != self._names:
+        if state["parts"] != self.names_of_parts:
             raise SiteError(
-                f"the state dict has parts over {state['parts']}, but this guide has {self._names}"
+                f"the state dict has parts over {state['parts']}, but this guide has "
+                f"{self.names_of_parts}"
             )
 
     def _load_from_state_dict(

@@ -2,8 +2,6 @@ r"""Point estimate, :math:`q(z) = \delta(z - m)`: maximum a posteriori (MAP)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor, nn
@@ -57,9 +55,6 @@ class AutoDelta(Guide):
         """The estimate at every level, ``[Q, P]``."""
         return self.loc.expand(len(levels), -1)
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Set every site of the model to its estimate."""
-        self.setup(*args, **kwargs)
-        return self.sample_sites(
-            lambda site: self.point(site, self.loc, has_density=False), *args, **kwargs
-        )
+    def sample_z(self) -> Tensor:
+        """The estimate, ``[P]``, without a statement."""
+        return self.loc

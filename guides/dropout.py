@@ -337,23 +337,16 @@ class AutoDropout(Guide):
             return super().get_posterior()
         return cast(Distribution, dist.Normal(self.loc, self._sds()).to_event(1))
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every site of the model, as Pyro's engines ask of a guide.
-
-        Pyro's own ELBO is then the objective above, estimated by one draw.
-        """
+    def sample_z(self) -> Tensor:
+        """A draw ``[..., P]``; Pyro's own ELBO is then the objective above, at one draw."""
+        z = super().sample_z()
         if self.has_log_prob:
-            return super().forward(*args, **kwargs)
-        self.setup(*args, **kwargs)
-        z = self.transport(self.sample_noise(self.noise_dim))
+            return z
         q, latents = self.components(), cast(Latents, self.latents)
         log_q = -self.entropy() - latents.expected_log_prior(q)
         for block, _ in latents.closed_forms(q.cauchy, q.others).expected:
             log_q = log_q + block.log_prob(z)  # which Pyro has in place of its expectation
-        z = self.sample_auxiliary("z", dist.Delta(z, log_q, event_dim=1))
-        return self.sample_sites(
-            lambda site: self.point(site, z, has_density=False), *args, **kwargs
-        )
+        return self.sample_auxiliary("z", dist.Delta(z, log_q, event_dim=1))
 
 
 def _transposed(weights: Sequence[str], model: Model) -> set[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.guides.guide import LOG_JOINT, Guide, KLKind
+from pyro_bnn.guides.parts.components import component_of
 from pyro_bnn.handled import parameters_of
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
@@ -44,7 +45,7 @@ class AutoEnsemble(Guide):
     has_log_prob: bool = False
     kl_kind: KLKind = "none"
     objective: str = LOG_JOINT
-    own_state: ClassVar[Mapping[str, str]] = {"params": "_own_params"}
+    own_state: ClassVar[Mapping[str, str]] = {"params": "member_params"}
 
     loc: Tensor
     values: Tensor
@@ -59,13 +60,8 @@ class AutoEnsemble(Guide):
         check_positive_int("num_members", num_members)
         self.num_members = num_members
         trained = {name: p for name, p in parameters_of(model).items() if p.requires_grad}
-        self._own_params = tuple(trained)
+        self.member_params = tuple(trained)
         self._starts = [p.detach().flatten() for p in trained.values()]
-
-    @property
-    def member_params(self) -> tuple[str, ...]:
-        """The model's point-estimated parameters, of which each member has its own values."""
-        return self._own_params
 
     def make_parameters(self, loc: Tensor) -> None:
         """Create ``loc [K, P]``, a draw of the prior a member, and ``values [K, Q]``."""
@@ -75,25 +71,15 @@ class AutoEnsemble(Guide):
                 members = [self._start(self._traced()) for _ in range(self.num_members)]
         locs = torch.stack(members).to(loc)
         self.loc = nn.Parameter(locs.expand(self.num_members, -1).clone())
-        if self._own_params:
+        if self.member_params:
             values = torch.cat(self._starts).to(loc)
             self.values = nn.Parameter(values.expand(self.num_members, -1).clone())
 
-    def centre(self) -> Tensor:
-        """Mean of the members, ``[P]``."""
-        self.require_setup()
-        return self.loc.detach().mean(0)
-
-    def move_to(self, z: Tensor) -> None:
-        """Move all members together, so that their mean is z ``[P]``."""
-        with torch.no_grad():
-            self.loc.add_(z - self.loc.mean(0))
-
     def set_member_params(self, params: Params) -> None:
         """Start every member's parameters at those of the model."""
-        if self._own_params:
+        if self.member_params:
             with torch.no_grad():
-                self.values.copy_(torch.cat([params[n].flatten() for n in self._own_params]))
+                self.values.copy_(torch.cat([params[n].flatten() for n in self.member_params]))
 
     # Draws
 
@@ -104,29 +90,16 @@ class AutoEnsemble(Guide):
 
     def atoms(self) -> Tensor:
         """The members ``[K, P + Q]`` with their own parameters."""
-        return torch.cat([self.loc, self.values], -1) if self._own_params else self.loc
+        return torch.cat([self.loc, self.values], -1) if self.member_params else self.loc
 
     def draws(self, noise: Tensor) -> Tensor:
         """Draws ``[..., P + Q]``: members at random, with their own parameters."""
-        return self.atoms()[self._member(noise)]
+        return self.atoms()[component_of(noise[..., 0], self.num_members)]
 
     def transport(self, noise: Tensor) -> Tensor:
         """Draws ``[..., P]``: members at random."""
-        return self.loc[self._member(noise)]
-
-    def _member(self, noise: Tensor) -> Tensor:
-        """Number of the member ``[...]`` that each row of noise ``[..., 1]`` takes."""
-        u: Tensor = torch.special.ndtr(noise[..., 0])
-        return (u * self.num_members).long().clamp(max=self.num_members - 1)
+        return self.loc[component_of(noise[..., 0], self.num_members)]
 
     def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
         """All K members, whatever the noise; without ``density`` draws of them."""
         return GuideTerms(self.atoms() if density else self.draws(noise))
-
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Set every site of the model to its value in a member drawn at random."""
-        self.setup(*args, **kwargs)
-        z = self.transport(self.sample_noise(self.noise_dim))
-        return self.sample_sites(
-            lambda site: self.point(site, z, has_density=False), *args, **kwargs
-        )

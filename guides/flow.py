@@ -242,10 +242,6 @@ class AutoFlow(ScaledGuide):
         """Log density ``[...]`` of the draws made of noise ``[..., P]``, without the inverse."""
         return self._push(noise)[1]
 
-    def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
-        """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``, without the inverse."""
-        return torch.cat(list(self.in_blocks(self.log_q, num_draws, seed)))
-
     def make_terms(self, noise: Tensor, *, density: bool) -> GuideTerms:
         """What an ELBO needs at noise ``[K, P]``, by one pass."""
         z, log_prob = self._push(noise)

@@ -23,6 +23,7 @@ from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.random_state import seeded
 from pyro_bnn.program.terms import GuideTerms, Params
+from pyro_bnn.sites import Site
 
 T = TypeVar("T")
 KLKind: TypeAlias = Literal["exact", "bound", "monte_carlo", "none"]
@@ -66,6 +67,7 @@ class Guide(ModelGuide):
         marginal_family: Family of the marginals of all sites but ``cauchy_sites``: ``"normal"``, or
             ``"moments"`` where only their means and sds are known.
         objective: Name of what SVI maximises, ``"ELBO"`` where it is that bound.
+        member_params: Names of the model's parameters of which each draw has values of its own.
         needs_model: Name of the class in ``pyro_bnn.models`` that the guide is made for, or None.
         suits_models: Names of other classes that such a guide is made for.
         warms_up_components: Whether SVI's ``loc_warmup`` serves means ``loc [K, P]``, too.
@@ -82,6 +84,7 @@ class Guide(ModelGuide):
     needs_all_rows: bool = False
     marginal_family: Marginal = "normal"
     objective: str = ELBO
+    member_params: tuple[str, ...] = ()
     needs_model: ClassVar[str | None] = None
     suits_models: ClassVar[tuple[str, ...]] = ()
     warms_up_components: ClassVar[bool] = False
@@ -117,11 +120,6 @@ class Guide(ModelGuide):
     def marginals(self) -> tuple[Tensor, Tensor] | None:
         """Mean and sd ``[P]`` of each entry of z where they are in closed form, else None."""
         return None
-
-    @property
-    def member_params(self) -> tuple[str, ...]:
-        """Names of the model's parameters of which each draw has values of its own."""
-        return ()
 
     @property
     def cauchy_sites(self) -> frozenset[str]:
@@ -240,14 +238,15 @@ class Guide(ModelGuide):
         return Guide.known[name](model, **options)
 
     def centre(self) -> Tensor:
-        """Where q is centred, ``[P]``."""
+        """Where q is centred, ``[P]``; the mean of members of means ``loc [K, P]``."""
         self.require_setup()
-        return cast(Tensor, self.loc).detach().clone()
+        loc = cast(Tensor, self.loc).detach()
+        return loc.clone() if loc.ndim == 1 else loc.mean(0)
 
     def move_to(self, z: Tensor) -> None:
-        """Centre q at z ``[P]``, its scales as they are."""
+        """Centre q at z ``[P]``, its scales as they are; members move together."""
         with torch.no_grad():
-            self.loc.copy_(z)
+            self.loc.copy_(z if self.loc.ndim == 1 else self.loc + (z - self.centre()))
 
     @property
     def mean_params(self) -> tuple[str, ...]:
@@ -300,7 +299,7 @@ class Guide(ModelGuide):
 
     def log_prob_of_sample(self, num_draws: int, seed: int) -> Tensor:
         """Log q ``[S]`` of the draws of ``sample(num_draws, seed)``."""
-        return self.log_prob(self.sample(num_draws, seed))
+        return torch.cat(list(self.in_blocks(self.log_q, num_draws, seed)))
 
     def seeded_noise(self, num_draws: int, seed: int) -> Tensor:
         """The noise ``[S, M]`` of ``sample(num_draws, seed)``."""
@@ -410,8 +409,22 @@ class Guide(ModelGuide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every site of the model, as Pyro's engines ask of a guide."""
         self.setup(*args, **kwargs)
-        z = self.sample_auxiliary("z", self.get_posterior())
-        return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)
+        z = self.sample_z()
+
+        def point(site: Site) -> Distribution:
+            return self.point(site, z, has_density=self.has_density_of(site))
+
+        return self.sample_sites(point, *args, **kwargs)
+
+    def sample_z(self) -> Tensor:
+        """A draw ``[..., P]`` as a Pyro statement, with its density where q has one."""
+        if self.has_log_prob:
+            return self.sample_auxiliary("z", self.get_posterior())
+        return self.transport(self.sample_noise(self.noise_dim))
+
+    def has_density_of(self, site: Site) -> bool:  # noqa: ARG002
+        """Whether q has a density of a site."""
+        return self.has_log_prob
 
 
 class ScaledGuide(Guide, is_base=True):

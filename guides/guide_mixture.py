@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.guide import Guide
+from pyro_bnn.guides.parts.components import component_of
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.sites import Site
 
@@ -87,8 +88,7 @@ class AutoGuideMixture(Guide):
 
     def transport(self, noise: Tensor) -> Tensor:
         """Draws ``[..., P]``: of each row of noise ``[..., M]`` one of the member that it takes."""
-        u: Tensor = torch.special.ndtr(noise[..., 0])
-        number = (u * len(self.members)).long().clamp(max=len(self.members) - 1).unsqueeze(-1)
+        number = component_of(noise[..., :1], len(self.members))
         own = [m.transport(noise[..., 1 : 1 + m.noise_dim]) for m in self._guides]
         found = own[0]
         for k, z in enumerate(own[1:], 1):

@@ -216,13 +216,11 @@ class AutoNormalMixture(ScaledGuide):
         weights = dist.Categorical(logits=q.log_weights)
         return cast(Distribution, dist.MixtureSameFamily(weights, normals))
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample a component, z from it, and every site from z; the density is the mixture's."""
-        self.setup(*args, **kwargs)
+    def sample_z(self) -> Tensor:
+        """Sample a component, and z ``[..., P]`` from it; the density is the mixture's."""
         q = self._mixture
         log_weights = cast(Tensor, q.log_weights)
         k = self.sample_auxiliary("component", dist.Categorical(logits=log_weights))
         z = q.loc[k] + q.scale[k] * self.sample_noise(self.num_latents)
         rest = self.log_prob(z) - log_weights[k].detach()  # whose mean gradient is 0
-        z = self.sample_auxiliary("z", dist.Delta(z, rest, event_dim=1))
-        return self.sample_sites(lambda site: self.point(site, z), *args, **kwargs)
+        return self.sample_auxiliary("z", dist.Delta(z, rest, event_dim=1))

@@ -62,11 +62,3 @@ class AutoSubsetNormal(Guide):
         whole = noise.new_zeros((*noise.shape[:-1], self.num_latents))
         moved = whole.index_copy(-1, self.entries, noise @ self.scale_tril.tril().mT)
         return self.loc + moved
-
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Set every site of the model to its value in a draw."""
-        self.setup(*args, **kwargs)
-        z = self.transport(self.sample_noise(self.noise_dim))
-        return self.sample_sites(
-            lambda site: self.point(site, z, has_density=False), *args, **kwargs
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -84,13 +84,9 @@ def layers_of(sites: Sequence[str], model: Model) -> list[str]:
         sites: Names of the sites.
         model: The model.
     """
-    weights = hierarchies(model)
-    return [_layer(site, weights) for site in sites]
-
-
-def _layer(site: str, weights: Collection[str]) -> str:
-    weight = next((name for name in weights if site.startswith(f"{name}.")), site)
-    return weight.rpartition(".")[0]
+    made = hierarchies(model)
+    weights = (next((w for w in made if site.startswith(f"{w}.")), site) for site in sites)
+    return [weight.rpartition(".")[0] for weight in weights]
 
 
 LAST_LAYER = "last layer"  # key of the layer of the last real site
