@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import pyro.distributions as dist
 import torch
@@ -19,8 +19,8 @@ from pyro_bnn.guides.guide import (
     check_init_scale,
     positive_parameter,
 )
-from pyro_bnn.guides.parts.components import Components, pick
-from pyro_bnn.handled import model_name, module_of
+from pyro_bnn.guides.parts.components import Components, component_of, pick
+from pyro_bnn.handled import model_name, module_of, parameters_of
 from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.priors.hierarchy import hierarchies
 from pyro_bnn.program.distributions import base_distribution, order_statistic
@@ -137,13 +137,13 @@ class AutoRank1Mixture(Guide):
         self._layer_names = tuple(layers)
         # a bias that the user froze stays the model's, one for all
         biases = {name: layer.bias for name, layer in layers.items() if layer.bias is not None}
-        trained = (name for name, bias in biases.items() if bias.requires_grad)
-        self._own_biases = tuple(trained) if separate_biases and num_components > 1 else ()
+        trained = (f"{name}.bias" for name, bias in biases.items() if bias.requires_grad)
+        self.member_params = tuple(trained) if separate_biases and num_components > 1 else ()
         self.num_components = num_components
         self.family: Family = family
         self.objective_kind: Objective = objective
         self.separate_biases = separate_biases
-        self.owns_biases = bool(self._own_biases)
+        self.owns_biases = bool(self.member_params)
         self.start: Start = start
         self.init_spread = float(init_spread)
         self.init_scale = check_init_scale(init_scale)
@@ -177,11 +177,6 @@ class AutoRank1Mixture(Guide):
         self._direct: tuple[str, ...] = ()  # sites of real factors themselves
 
     # The model
-
-    @property
-    def _layers(self) -> dict[str, Rank1Layer]:
-        model: Any = self.model
-        return {name: model.get_submodule(name) for name in self._layer_names}
 
     def check_model(self, sites: Sequence[Site], run: Evaluate) -> None:
         """Check that the model's factors suit the family and the start.
@@ -231,7 +226,8 @@ class AutoRank1Mixture(Guide):
                 "give r and s a Cauchy-tailed prior, such as "
                 "pyro_bnn.priors.Cauchy(scale=0.1, loc=1.0)"
             )
-        if unclipped := [name for name, layer in self._layers.items() if layer.clip is None]:
+        layers = _rank1_layers(self.model)
+        if unclipped := [name for name, layer in layers.items() if layer.clip is None]:
             raise SiteError(
                 f"Cauchy components need a stated clip of the factors, but {', '.join(unclipped)} "
                 "have clip=None: build the model with clip=10.0"
@@ -247,11 +243,6 @@ class AutoRank1Mixture(Guide):
         if self.family != "cauchy":
             return frozenset()
         return frozenset(name for name, _, _ in self._shapes if self._is_factor(name))
-
-    @property
-    def member_params(self) -> tuple[str, ...]:
-        """The layers' trained biases, where each component has its own."""
-        return tuple(f"{name}.bias" for name in self._own_biases)
 
     # Parameters
 
@@ -276,7 +267,8 @@ class AutoRank1Mixture(Guide):
         if self.family != "delta":
             self.scale = positive_parameter(torch.full_like(locs, self.init_scale))
         if self.owns_biases:
-            biases = [cast(Tensor, self._layers[name].bias).detach() for name in self._own_biases]
+            params = parameters_of(self.model)
+            biases = [params[name].detach() for name in self.member_params]
             self.biases = nn.Parameter(torch.cat(biases).to(locs).expand(K, -1).clone())
 
     def _start_factor(self, name: str, loc: Tensor, noise: Tensor) -> None:
@@ -292,11 +284,6 @@ class AutoRank1Mixture(Guide):
         own = super().options()
         return own | ({"objective": self.objective_kind} if "objective" in own else {})
 
-    def centre(self) -> Tensor:
-        """Mean of the components' centres, ``[P]``."""
-        self.require_setup()
-        return self.loc.detach().mean(0)
-
     def move_to(self, z: Tensor) -> None:
         """Move all components together, so that the mean of their centres is z ``[P]``.
 
@@ -307,8 +294,7 @@ class AutoRank1Mixture(Guide):
             raise OptionError(
                 'init would move the factors off the signs of start="random_sign": leave one out'
             )
-        with torch.no_grad():
-            self.loc.add_(z - self.loc.mean(0))
+        super().move_to(z)
 
     def set_member_params(self, params: Params) -> None:
         """Start every component's biases at those of the model."""
@@ -349,8 +335,7 @@ class AutoRank1Mixture(Guide):
 
     def _component(self, noise: Tensor) -> Tensor:
         """Number of the component ``[...]`` that each row of noise ``[..., M]`` takes."""
-        u: Tensor = torch.special.ndtr(noise[..., -1])
-        return (u * self.num_components).long().clamp(max=self.num_components - 1)
+        return component_of(noise[..., -1], self.num_components)
 
     # Densities
 

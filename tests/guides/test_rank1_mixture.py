@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from scipy import integrate, optimize, stats
 from torch import Tensor
 from torch.testing import assert_close
@@ -648,6 +649,15 @@ def test_a_frozen_bias_stays_the_models() -> None:
     assert_close(posterior.params["layers.0.bias"], model.get_parameter("layers.0.bias").detach())
     model.get_parameter("layers.1.bias").requires_grad = False
     assert fit(model).guide.member_params == ()
+
+
+@pytest.mark.parametrize("family", ["normal", "cauchy"])
+def test_a_model_under_a_handler_is_the_same_to_it(family: Any) -> None:
+    model = Rank1MLP(2, hidden=(4,), prior=priors.Cauchy(0.1, loc=1.0))
+    guide = AutoRank1Mixture(poutine.scale(model, scale=0.5), family=family)
+    guide.setup(torch.zeros(3, 2))
+    assert guide.member_params == ("layers.0.bias", "layers.1.bias")
+    assert guide.biases.shape == (4, 5)
 
 
 def test_progress_names_the_objective(capsys: pytest.CaptureFixture[str]) -> None:
