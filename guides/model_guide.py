@@ -144,11 +144,11 @@ class ModelGuide(AutoGuide):
                 f"model has {_listed(shapes)}"
             )
         latents = Latents(sites)
-        self._store = {
-            name: (value.detach(), constraint)
-            for name, (value, constraint) in store_params(self.model, trace.param_messages).items()
-        }
-        run = self._pass_through_model(latents, messages)
+        self._store = store_params(self.model, trace.param_messages)
+        values = {name: msg["value"] for name, msg in messages.items()}
+        params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
+        run = marked_run(lambda given: self._evaluate(given, None), values, params)
+        latents.find_closed_forms(run)
         self.check_model(sites, run)
         if not self._shapes:
             self._shapes = shapes
@@ -201,15 +201,6 @@ class ModelGuide(AutoGuide):
         with own_generators():
             return cast(Tensor, init_to_median(msg))
 
-    def _pass_through_model(
-        self, latents: Latents, messages: Mapping[str, Mapping[str, Any]]
-    ) -> Evaluate:
-        values = {name: msg["value"] for name, msg in messages.items()}
-        params = [*parameters_of(self.model).values(), *(v for v, _ in self._store.values())]
-        run = marked_run(lambda given: self._evaluate(given, None), values, params)
-        latents.find_closed_forms(run)
-        return run
-
     def take_sites(self, sites: Sequence[Site], run: Evaluate) -> None:
         """Be over some of the model's sites alone, as a part of another guide.
 
@@ -252,17 +243,8 @@ class ModelGuide(AutoGuide):
             raise SiteError(f"the guide covers {', '.join(extra)}, which the model does not have")
 
     def _evaluate(self, values: Mapping[str, Tensor], params: Params | None) -> Evaluate:
-        given = {} if params is None else params
-        store = {k: (given.get(k, start), c) for k, (start, c) in self._store.items()}
-        module = {k: v for k, v in given.items() if k not in store}
-        return evaluate(
-            self.model,
-            values,
-            *self._args,
-            kwargs=self._kwargs,
-            module_params=module,
-            store_params=store,
-        )
+        how: Any = {"kwargs": self._kwargs, "params": params, "store": self._store}
+        return evaluate(self.model, values, *self._args, **how)
 
     # Statements to Pyro
 
@@ -276,7 +258,7 @@ class ModelGuide(AutoGuide):
         with poutine.mask(mask=False):
             return self.sample_auxiliary("noise", dist.Normal(zeros, 1.0).to_event(1))
 
-    def point(self, site: Site, z: Tensor, *, has_density: bool = True) -> Distribution:
+    def point(self, site: Site, z: Tensor, *, has_density: bool) -> Distribution:
         """Point mass at a site's value of draws z ``[..., P]``, as in its plates.
 
         Its log density makes that of z one of the value; without ``has_density`` it is 0.

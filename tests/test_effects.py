@@ -20,10 +20,10 @@ from torch.testing import assert_close
 
 from pyro_bnn import guides, models
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
-from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program import Program
 from pyro_bnn.program.contract import CORRECTED, FEW, check_model
-from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
+from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.sites import Site, is_real, require_sites
@@ -470,7 +470,7 @@ def test_evaluate_holds_sites_at_their_values() -> None:
     w = torch.tensor([[1.0], [2.0], [-1.0]])
     log_noise = torch.tensor(math.log(0.2))
     run = evaluate(
-        plain_function, {"w": w}, x, y, store_params={"noise": (log_noise, constraints.positive)}
+        plain_function, {"w": w}, x, y, store={"noise": (log_noise, constraints.positive)}
     )
     assert run.f is not None
     assert_close(run.f, x @ w)

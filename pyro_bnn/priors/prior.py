@@ -215,21 +215,27 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor], done: dict[int, Any]
     return value
 
 
-def tensors_of(fn: Distribution) -> list[Tensor]:
-    """All tensors that a distribution is made of, in a fixed order."""
+def unvalidated(fn: Distribution) -> Distribution:
+    """A copy of a distribution that does not check its arguments, nor do those that it is made of.
+
+    ``expand`` freezes the check at construction, where turning validation off no longer reaches
+    it, and the check can be neither batched nor captured as a graph.
+    """
+    copied = object.__new__(type(fn))
+    for name, part in vars(fn).items():
+        is_own = isinstance(part, torch.distributions.Distribution)
+        copied.__dict__[name] = unvalidated(cast(Distribution, part)) if is_own else part
+    copied.__dict__["_validate_args"] = False
+    return copied
+
+
+def tensors_of(made: object) -> list[Tensor]:
+    """All tensors that a distribution, or a list of some, is made of, in a fixed order."""
     found: list[Tensor] = []
-    seen: set[int] = set()  # a transform knows its inverse, which knows it
 
-    def collect(value: object) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, COMPOSITE) and id(value) not in seen:
-            seen.add(id(value))
-            for item in vars(value).values():
-                collect(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                collect(item)
+    def take(value: Tensor) -> Tensor:
+        found.append(value)
+        return value
 
-    collect(fn)
+    map_tensors(made, take, {})
     return found

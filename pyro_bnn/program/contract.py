@@ -25,12 +25,11 @@ from pyro_bnn.program.handlers import (
     _innermost,
     _is_deterministic,
     _is_point,
-    _without_registration_warnings,
     evaluate,
     latents_of_density,
     log_prob,
-    still_frozen,
     trace_model,
+    unseen,
 )
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.sites import _base
@@ -74,8 +73,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
 def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, Any]:
     """The trace, y as the likelihood takes it, and the distribution of y of the first row."""
     num_rows = x.shape[0]
-    quiet = _without_registration_warnings()
-    with poutine.block(), isolated(), still_frozen(model), quiet:
+    with isolated(), unseen(model):
         free = poutine.trace(model).get_trace(x)
         nodes: Mapping[str, Any] = free.nodes
         if "y" not in nodes:
@@ -107,7 +105,7 @@ def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
     Raises:
         ModelError: If they have not: the sites are then those of all rows.
     """
-    with poutine.block(), isolated(), still_frozen(model), _without_registration_warnings():
+    with isolated(), unseen(model):
         nodes: Mapping[str, Any] = poutine.trace(model).get_trace(rows).nodes
     plates = [
         node["fn"] for node in nodes.values() if type(node.get("fn")).__name__ == "_Subsample"

@@ -17,20 +17,6 @@ from pyro_bnn.priors.prior import COMPOSITE, tensors_of
 from pyro_bnn.program.random_state import isolated
 
 
-def unvalidated(fn: Distribution) -> Distribution:
-    """A copy of a distribution that does not check its arguments.
-
-    ``expand`` freezes the check at construction, where turning validation off no longer reaches
-    it, and the check cannot be captured as a graph.
-    """
-    copied = object.__new__(type(fn))
-    copied.__dict__.update(fn.__dict__)
-    copied.__dict__["_validate_args"] = False
-    if "base_dist" in copied.__dict__:
-        copied.__dict__["base_dist"] = unvalidated(copied.__dict__["base_dist"])
-    return copied
-
-
 def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) -> Distribution:
     """A copy of a distribution over S draws.
 

@@ -27,9 +27,9 @@ from torch.distributions import biject_to, constraints, transform_to
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
-from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.dependence import PARAMETER, Marks
-from pyro_bnn.program.distributions import _zeros_like, base_distribution, unvalidated
+from pyro_bnn.program.distributions import _zeros_like, base_distribution
 from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
 
@@ -57,11 +57,15 @@ class ModelTrace:
 
 
 @contextmanager
-def still_frozen(model: Model) -> Iterator[None]:
-    """Keep frozen what the user froze: Pyro's store sets ``requires_grad`` of what it is shown."""
+def unseen(model: Model) -> Iterator[None]:
+    """Run a model unseen by the handlers around; Pyro's store and what is frozen stay as they are.
+
+    The store sets ``requires_grad`` of what it is shown.
+    """
     frozen = [p for p in parameters_of(model).values() if not p.requires_grad]
     try:
-        yield
+        with poutine.block(), empty_store(), _without_registration_warnings():
+            yield
     finally:
         for parameter in frozen:
             parameter.requires_grad = False
@@ -109,8 +113,7 @@ def trace_model(
     Raises:
         SiteError: If a latent site is discrete, or the model has none.
     """
-    quiet = _without_registration_warnings()
-    with poutine.block(), empty_store(), still_frozen(model), quiet, Starting():
+    with unseen(model), Starting():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
@@ -169,8 +172,8 @@ def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
     A model that names no tensor makes its own from numbers or after x, and only running it tells
     which; where it fails on x, what it sampled until then does. Nothing of the run is kept.
     """
-    runs, quiet = True, _without_registration_warnings()
-    with poutine.block(), isolated(), still_frozen(model), quiet, poutine.trace() as tracer:
+    runs = True
+    with isolated(), unseen(model), poutine.trace() as tracer:
         try:
             model(x)
         except Exception as error:  # it is raised again by the model's check, on x as it is cast
@@ -254,16 +257,8 @@ class Evaluate(Messenger):
         elif msg["is_observed"] and not _is_deterministic(msg):
             self.given[name] = msg
 
-    def log_given(self, like: Tensor) -> Tensor:
-        """Log density of the sites that are held at a value, ``[]``."""
-        return _total(self.given, like)
 
-    def log_factors(self, like: Tensor) -> Tensor:
-        """Sum of the ``pyro.factor`` statements, ``[]``."""
-        return _total(self.factors, like)
-
-
-def _total(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:
+def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:
     """Sum of the scaled log densities of some sites, ``[]``."""
     total = like.new_zeros(())
     for msg in messages.values():
@@ -293,8 +288,8 @@ def evaluate(
     values: Mapping[str, Tensor | None],
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    module_params: Mapping[str, Tensor] | None = None,
-    store_params: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    store: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
     output: Tensor | None = None,
 ) -> Evaluate:
     """Run a model with its latent sites held at given values.
@@ -304,11 +299,14 @@ def evaluate(
         values: Value of every latent site; None draws it from its prior.
         args: The model's arguments: x, or x and y as the likelihood takes it.
         kwargs: Its keyword arguments.
-        module_params: Values that stand in for the model's own parameters and buffers, by name.
-        store_params: Unconstrained value and constraint of explicit ``pyro.param`` statements.
+        params: Values that stand in for the model's own parameters and buffers, and unconstrained
+            for those of ``store``, by name.
+        store: Unconstrained start and constraint of explicit ``pyro.param`` statements.
         output: Stands in for the network output f ``[N, F]``, of which y is given.
     """
-    evaluation = Evaluate(values, store_params or {}, output)
+    given = dict(params or {})
+    stated = {name: (given.pop(name, start), c) for name, (start, c) in (store or {}).items()}
+    evaluation = Evaluate(values, stated, output)
     with (
         poutine.block(),  # handlers around the engine are not the model's
         without_validation(),
@@ -318,13 +316,13 @@ def evaluate(
     ):
         module = module_of(model)
         named = {} if kwargs is None else dict(kwargs)
-        if module is None or not module_params:
+        if module is None or not given:
             model(*args, **named)
         elif module is model:
-            torch.func.functional_call(module, dict(module_params), args, named)
+            torch.func.functional_call(module, given, args, named)
         else:
-            params = {f"module.{name}": value for name, value in module_params.items()}
-            torch.func.functional_call(_Handled(module, model), params, args, named)
+            inner = {f"module.{name}": value for name, value in given.items()}
+            torch.func.functional_call(_Handled(module, model), inner, args, named)
     return evaluation
 
 

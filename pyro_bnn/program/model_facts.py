@@ -7,7 +7,6 @@ from typing import cast
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 from torch.distributions import constraints, transform_to
 
@@ -28,17 +27,12 @@ def input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.devic
 def dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
     """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
     if (inner := module_of(model)) is not None:
-        for tensor in [*inner.parameters(), *inner.buffers()]:
-            if tensor.is_floating_point():
-                return tensor.dtype, tensor.device
+        tensors = [*inner.parameters(), *inner.buffers()]
         for module in inner.modules():
             own = module.__dict__.get("_pyro_samples", {}).values()  # priors given by PyroSample
-            for prior in [getattr(module, "distribution", None), *own]:
-                if not isinstance(prior, Distribution):
-                    continue
-                for value in tensors_of(prior):
-                    if value.is_floating_point():
-                        return value.dtype, value.device
+            tensors += tensors_of([getattr(module, "distribution", None), *own])
+        if (first := next((t for t in tensors if t.is_floating_point()), None)) is not None:
+            return first.dtype, first.device
     if (found := tried(model, x[:1])[1]) is not None:
         return found.dtype, found.device
     return torch.get_default_dtype(), x.device

@@ -18,16 +18,11 @@ from torch import Tensor
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.likelihoods import match_observation
-from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.batched import batched_or_looped, refused_as
-from pyro_bnn.program.contract import (
-    CORRECTED,
-    check_model,
-    check_run,
-    naming_columns,
-)
+from pyro_bnn.program.contract import CORRECTED, check_model, check_run, naming_columns
 from pyro_bnn.program.dependence import PARAMETER
-from pyro_bnn.program.distributions import base_distribution, unvalidated, with_tensors
+from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -35,6 +30,7 @@ from pyro_bnn.program.handlers import (
     held_given_latents,
     log_prob,
     marked_run,
+    total_log_prob,
 )
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.model_facts import (
@@ -47,7 +43,6 @@ from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import (
-    AtDraws,
     Batch,
     ELBOTerms,
     GuideLike,
@@ -102,6 +97,7 @@ class Program:
         member_params: Names of the parameters that draws may carry after z.
         held_given_latents: Names of the held sites whose density depends on latent sites; then the
             prior of these is not their density given the values.
+        is_batched: Whether draws are computed as one batch; False once the model refused that.
         x_dtype: Of the inputs: ``dtype``, or that of whole numbers which the model alone takes.
         likelihood_family: Class of the distribution of y.
         example: The first two rows.
@@ -119,7 +115,7 @@ class Program:
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y = check_model(model, x, y)
         self._y_dtype = y.dtype
-        self._is_batched = True  # False once batching over draws failed
+        self.is_batched = True
         self._predictive_is_checked = False
         self.example = Batch(x[:2].clone(), y[:2].clone())
         self.params: dict[str, Tensor] = {}
@@ -127,9 +123,9 @@ class Program:
         for name, parameter in parameters_of(model).items():
             trainable = parameter.requires_grad  # one that the user froze stays frozen
             self.params[name] = parameter.detach().clone().requires_grad_(trainable)
-        self._store_constraints = store_params(model, trace.param_messages)
-        for name, (value, _) in self._store_constraints.items():
-            self.params[name] = value.detach().clone().requires_grad_()
+        self._store = store_params(model, trace.param_messages)
+        for name, (value, _) in self._store.items():
+            self.params[name] = value.clone().requires_grad_()
         initial = torch.cat(
             [site.flatten(trace.messages[site.name]["value"]) for site in trace.sites]
         )
@@ -398,23 +394,28 @@ class Program:
         is_apart = by_row or estimate is not None
         seen = Batch(batch.x[:1], batch.y[:1]) if is_apart else batch
         weights = q.weights if estimate is None else estimate.kl_weights
-        at = self._at_draws(q, weights, seen, model, jacobian=guide.has_log_prob)
-        rows, scale = at.rows, at.scale
+        jacobian = guide.has_log_prob
+        rows, scale, log_prior, log_factors = self._at_draws(q, weights, seen, model, jacobian)
         if estimate is not None:
             rows, scale = estimate.rows(q, (noise, *row_noise), batch, model, own)
         elif by_row:
             rows, scale = self._at_draws_of_each_row(guide, own, noise, batch, model)
-        kl, sampled = self._kl(q, weights, at.log_prior)
+        kl, sampled = self._kl(q, weights, log_prior)
         if q.weights is None:
             expected = guide.reduce_log_likelihood(rows, scale)
         else:
             expected = (q.weights @ rows.sum(-1)) * scale
-        return ELBOTerms(expected, kl, sampled, at.log_factors)
+        return ELBOTerms(expected, kl, sampled, log_factors)
 
     def _at_draws(
-        self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, *, jacobian: bool
-    ) -> AtDraws:
-        """The model at the draws of a guide."""
+        self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, jacobian: bool
+    ) -> tuple[Tensor, float, Tensor, Tensor | None]:
+        """The model at the D draws of a guide.
+
+        Returns:
+            Log densities ``[D, B]`` of the rows, their scale N/B, the mean over draws of the log
+            prior, but for what is in closed form, and that of ``pyro.factor`` statements, or None.
+        """
         blocks = None  # None: the whole prior is sampled
         if q.marginals is not None:
             blocks = self.latents.closed_forms(q.marginals.cauchy, q.marginals.others).sampled
@@ -427,7 +428,7 @@ class Program:
             prior = self._log_prior(run, z, jacobian=jacobian, blocks=blocks)
             has_factors = bool(run.factors)
             rows, scale = self._log_likelihood(run)
-            return rows, prior, run.log_factors(like=z)
+            return rows, prior, total_log_prob(run.factors, like=z)
 
         if len(q.z) == 1:
             rows, log_prior, log_factors = one(q.z.squeeze(0))
@@ -435,7 +436,7 @@ class Program:
         else:
             rows, *of_draws = self._vmap(one, q.z)
             log_prior, log_factors = (_mean(values, weights) for values in of_draws)
-        return AtDraws(rows, scale, log_prior, log_factors if has_factors else None)
+        return rows, scale, log_prior, log_factors if has_factors else None
 
     def _kl(
         self, q: GuideTerms, weights: Tensor | None, log_prior: Tensor
@@ -538,18 +539,13 @@ class Program:
         With ``output`` y is given that in place of the network's own f.
         """
         params = self.params if params is None else params
-        store = {
-            name: (params[name], constraint)
-            for name, (_, constraint) in self._store_constraints.items()
-        }
-        module = {name: value for name, value in params.items() if name not in store}
         with self.snapshot.held():
             return evaluate(
                 self.model,
                 values,
                 *((x,) if y is None else (x, y)),
-                module_params={**self.snapshot.buffers, **module},
-                store_params=store,
+                params={**self.snapshot.buffers, **params},
+                store=self._store,
                 output=output,
             )
 
@@ -568,7 +564,7 @@ class Program:
     def _log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
         """Log density ``[]`` of z ``[P]`` and of the values that other sites are held at."""
         log_prior = self.latents.log_prior(run, z, **how)
-        return log_prior + run.log_given(like=z) if run.given else log_prior
+        return log_prior + total_log_prob(run.given, like=z) if run.given else log_prior
 
     def _log_likelihood(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
         """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
@@ -594,16 +590,11 @@ class Program:
             return rows, scale
         return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
 
-    @property
-    def is_batched(self) -> bool:
-        """Whether draws are computed as one batch; False once a model was found to refuse that."""
-        return self._is_batched
-
     def _vmap(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """Batch ``fn`` over draws, or loop over them where the model cannot be batched."""
-        found, reason = batched_or_looped(fn, z, as_batch=self._is_batched)
+        found, reason = batched_or_looped(fn, z, as_batch=self.is_batched)
         if reason:
-            self._is_batched = False
+            self.is_batched = False
             logger.warning(
                 "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
                 model_name(self.model),

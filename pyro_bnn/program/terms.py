@@ -115,22 +115,6 @@ class Predictive(NamedTuple):
     y: Distribution
 
 
-class AtDraws(NamedTuple):
-    """A model at D draws of a guide.
-
-    Attributes:
-        rows: Log densities of the rows ``[D, B]``.
-        scale: Their scale, N/B.
-        log_prior: Mean over draws of the log prior, but for what is in closed form, ``[]``.
-        log_factors: Mean of the ``pyro.factor`` statements, ``[]``, if there are any.
-    """
-
-    rows: Tensor
-    scale: float
-    log_prior: Tensor
-    log_factors: Tensor | None
-
-
 class ELBOTerms(NamedTuple):
     """The parts of a variational objective, each ``[]``.
 

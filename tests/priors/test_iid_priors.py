@@ -20,8 +20,8 @@ from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models import bayesian
 from pyro_bnn.models.description import describe
 from pyro_bnn.priors import Cauchy, Laplace, Prior, PriorModule, ScaleMixture, StudentT
+from pyro_bnn.priors.prior import unvalidated
 from pyro_bnn.program import Program
-from pyro_bnn.program.distributions import unvalidated
 from tests.laws import objective
 from tests.priors.laws import assert_law
 
