@@ -45,17 +45,17 @@ def suited_to_layers(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str
             continue
         parameter = net.get_parameter(name)
         by_shape = math.prod(parameter.shape[1:])
-        places = list(_places(net, parameter))
-        found = {fan_in(module, own, name) for module, own in places}
+        layers = [(module, own) for _, module, own in places(net, parameter)]
+        found = {fan_in(module, own, name) for module, own in layers}
         if len(found) > 1:
             kinds = " and ".join(
-                f"{type(m).__name__} ({fan_in(m, own, name):g})" for m, own in places
+                f"{type(m).__name__} ({fan_in(m, own, name):g})" for m, own in layers
             )
             raise OptionError(
                 f"{name} is shared by layers of several fan-ins, {kinds}: {_give_scale(name)}"
             )
         (count,) = found
-        if any(isinstance(m, nn.modules.conv._ConvTransposeNd) for m, _ in places):
+        if any(isinstance(m, nn.modules.conv._ConvTransposeNd) for m, _ in layers):
             _check_groups(name, prior)
         if count != by_shape:
             known: Any = prior  # all priors with a fan-in rule are dataclasses
@@ -93,12 +93,12 @@ def fan_in(module: nn.Module, own: str, name: str = "") -> float:
     return float(math.prod(shape[1:]))
 
 
-def _places(net: nn.Module, parameter: nn.Parameter) -> Iterator[tuple[nn.Module, str]]:
-    """The layers that hold a parameter, which may be tied, with its name in each."""
-    for module in net.modules():
+def places(net: nn.Module, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Module, str]]:
+    """Names of a parameter, which may be tied, the layer of each and its name there."""
+    for prefix, module in net.named_modules():
         for own, value in module.named_parameters(recurse=False, remove_duplicate=False):
             if value is parameter:
-                yield module, own
+                yield f"{prefix}.{own}" if prefix else own, module, own
 
 
 def _check_groups(name: str, prior: AnyPrior) -> None:

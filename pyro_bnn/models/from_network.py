@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.models.fan_in import NORMS, suited_to_layers
+from pyro_bnn.models.fan_in import NORMS, places, suited_to_layers
 from pyro_bnn.models.network import Network, module_list, require_rows
 from pyro_bnn.priors import (
     Cauchy,
@@ -183,12 +183,9 @@ def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str,
         priors: The prior of each parameter.
     """
     suited = dict(priors)
-    for prefix, module in net.named_modules():
-        if not isinstance(module, NORMS):
-            continue
-        name = f"{prefix}.weight" if prefix else "weight"
+    for name in _of_norms(net):
         prior = suited.get(name)  # None where tied to a parameter of another name
-        if isinstance(prior, AROUND) and prior.loc == 0:
+        if name.endswith("weight") and isinstance(prior, AROUND) and prior.loc == 0:
             suited[name] = dataclasses.replace(prior, loc=1.0)
     return suited
 
@@ -200,18 +197,22 @@ def starts_of_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str,
         net: The network.
         priors: The prior of each parameter, one for all but for its centre.
     """
-    names = (
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in net.named_modules()
-        if isinstance(module, NORMS)
-        for name, _ in module.named_parameters(recurse=False)
-    )
-    found = ((name, priors.get(name)) for name in names)
+    found = ((name, priors.get(name)) for name in _of_norms(net))
     return {
         name: float(prior.loc)
         for name, prior in found
         if isinstance(prior, AROUND) and not isinstance(prior, HierarchicalPrior)
     }
+
+
+def _of_norms(net: nn.Module) -> list[str]:
+    """Names of the gains and shifts of normalisations."""
+    return [
+        name
+        for prefix, module in net.named_modules()
+        if isinstance(module, NORMS)
+        for name, _ in module.named_parameters(prefix, recurse=False)
+    ]
 
 
 def _sampled(name: str, prior: AnyPrior, shape: torch.Size) -> PriorModule | Hierarchy:
@@ -231,11 +232,8 @@ def _like(module: M, parameter: Tensor) -> M:
 
 def _replace_by_buffers(net: nn.Module, parameter: nn.Parameter) -> tuple[str, ...]:
     """Turn every occurrence of a (possibly tied) parameter into a buffer; return the places."""
-    places = []
-    for prefix, module in net.named_modules():
-        for name, value in list(module._parameters.items()):
-            if value is parameter:
-                del module._parameters[name]
-                module.register_buffer(name, parameter.detach(), persistent=False)
-                places.append(f"{prefix}.{name}" if prefix else name)
-    return tuple(places)
+    found = list(places(net, parameter))
+    for _, module, own in found:
+        del module._parameters[own]
+        module.register_buffer(own, parameter.detach(), persistent=False)
+    return tuple(name for name, _, _ in found)

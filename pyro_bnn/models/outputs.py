@@ -10,7 +10,6 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import apply_stack
 from torch import Tensor
 
@@ -60,12 +59,9 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
     before = [value.shape[: value.ndim - len(shapes[name])] for name, value in values.items()]
     batch = torch.broadcast_shapes(*before)
 
-    def one(draw: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], list[list[Tensor]]]:
-        with (
-            poutine.block(hide_types=["sample", "observe"]),
-            poutine.trace() as tracer,
-            _Given(draw),
-        ):
+    def one(draw: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], list[list[Tensor]]]:
+        hidden = poutine.block(hide_types=["sample", "observe"])
+        with hidden, poutine.trace() as tracer, poutine.condition(data=draw):
             f = network(x)
         cache.clear()
         recorded: Mapping[str, Any] = tracer.trace.nodes
@@ -90,18 +86,6 @@ def record_output(model: PyroModule, network: Network, x: Tensor) -> Tensor:
         pyro.deterministic(name, value.reshape(*batch, *value.shape[1:]), event_dim=ndim)
     pyro.deterministic("f", f.reshape(*batch, *f.shape[1:]), event_dim=2)
     return f.reshape(*batch[:-1], *f.shape[1:])
-
-
-class _Given(Messenger):
-    """Give sites their values."""
-
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.values = values
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.values:
-            msg["value"] = self.values[msg["name"]]
 
 
 def _plates() -> list[int]:

@@ -19,7 +19,7 @@ from torch import nn
 from pyro_bnn.layers import Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.network import Activation, Perceptron, activation_function, module_list
-from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network, factor_priors
+from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network
 from pyro_bnn.priors import PriorLike, Priors
 
 
@@ -96,15 +96,9 @@ class Rank1MLP(Rank1Network, Perceptron):
     ) -> None:
         super().__init__(num_inputs, num_outputs, hidden, likelihood)
         self.activation = activation_function(activation)
-        priors = factor_priors(prior, on, [f"layers.{i}" for i in range(len(self.sizes) - 1)])
         self.layers = module_list(
-            Rank1Linear(
-                before,
-                after,
-                input_prior=priors.get(f"layers.{i}.s"),
-                output_prior=priors.get(f"layers.{i}.r"),
-                clip=clip,
-            )
-            for i, (before, after) in enumerate(itertools.pairwise(self.sizes))
+            Rank1Linear(before, after, clip=clip)
+            for before, after in itertools.pairwise(self.sizes)
         )
+        self.set_factor_priors(prior, on)
         self.set_weight_prior(weight_prior)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pyro
-import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
+from pyro_bnn.layers import Rank1Layer
 from pyro_bnn.models.from_network import suited_to_norms
 from pyro_bnn.models.network import Network, module_list
 from pyro_bnn.priors import (
@@ -24,46 +22,47 @@ from pyro_bnn.priors import (
     match_priors,
 )
 from pyro_bnn.priors import Normal as NormalPrior
-from pyro_bnn.priors.prior import AnyPrior
+from pyro_bnn.priors.prior import unvalidated
 
 SIDES: Mapping[str, tuple[str, ...]] = {"both": ("s", "r"), "inputs": ("s",), "outputs": ("r",)}
 FACTOR_PRIOR = NormalPrior(scale=0.1, loc=1.0)
 WEIGHT_PRIOR = NormalPrior()
 
 
-def factor_priors(prior: Priors | None, on: str, layers: Sequence[str]) -> dict[str, AnyPrior]:
-    """The prior of each factor, by the name of its site.
-
-    Args:
-        prior: One for all, or a mapping from patterns that covers all; None for N(1, 0.1).
-        on: Side of the factors, a key of ``SIDES``.
-        layers: Names of the layers.
-
-    Raises:
-        SiteError: If the patterns leave a factor without a prior, or one matches nothing.
-        UnknownNameError: If the side is not known.
-    """
-    if on not in SIDES:
-        raise UnknownNameError("side of the factors", str(on), SIDES)
-    names = [f"{layer}.{factor}" for layer in layers for factor in SIDES[on]]
-    priors = match_priors(FACTOR_PRIOR if prior is None else prior, names)
-    if missing := [name for name in names if name not in priors]:
-        raise SiteError(
-            f"no prior pattern matches {', '.join(missing)}; every factor has a prior: add "
-            '{"*": pyro_bnn.priors.Normal(loc=1.0, scale=0.1)} as the last pattern, or choose '
-            "a side by on='inputs' or on='outputs'"
-        )
-    return priors
-
-
 class Rank1Network(Network):
     """A network whose factors are sampled and whose weights are point estimates with a prior.
 
-    A subclass makes ``layers``, and then calls ``set_weight_prior``.
+    A subclass makes ``layers``, and then calls ``set_factor_priors`` and ``set_weight_prior``.
     """
 
     layers: nn.Module
     weight_priors: nn.ModuleList
+
+    def set_factor_priors(self, prior: Priors | None, on: str) -> None:
+        """Make the factors of all rank-1 layers sample sites.
+
+        Args:
+            prior: One for all, or a mapping from patterns that covers all; None for N(1, 0.1).
+            on: Side of the factors, a key of ``SIDES``.
+
+        Raises:
+            SiteError: If the patterns leave a factor without a prior, or one matches nothing.
+            UnknownNameError: If the side is not known.
+        """
+        if on not in SIDES:
+            raise UnknownNameError("side of the factors", str(on), SIDES)
+        modules = self.layers.named_modules(prefix="layers")
+        layers = {name: module for name, module in modules if isinstance(module, Rank1Layer)}
+        names = [f"{layer}.{factor}" for layer in layers for factor in SIDES[on]]
+        priors = match_priors(FACTOR_PRIOR if prior is None else prior, names)
+        if missing := [name for name in names if name not in priors]:
+            raise SiteError(
+                f"no prior pattern matches {', '.join(missing)}; every factor has a prior: add "
+                '{"*": pyro_bnn.priors.Normal(loc=1.0, scale=0.1)} as the last pattern, or choose '
+                "a side by on='inputs' or on='outputs'"
+            )
+        for name, layer in layers.items():
+            layer.set_priors(priors.get(f"{name}.s"), priors.get(f"{name}.r"))
 
     def set_weight_prior(self, prior: PriorLike | None) -> None:
         """Take a prior of all point estimates, around 1 for gains of normalisations.
@@ -83,7 +82,7 @@ class Rank1Network(Network):
                 )
             priors: Any = suited_to_norms(self.layers, dict.fromkeys(self._weight_names, one))
             pairs = zip(priors.values(), self._weights(), strict=True)
-            modules = [PriorModule(_unchecked(own.distribution(w.shape))) for own, w in pairs]
+            modules = [PriorModule(unvalidated(own.distribution(w.shape))) for own, w in pairs]
         self.weight_priors = module_list(modules)
         if not self.weight_log_prior().isfinite():
             raise OptionError(
@@ -112,16 +111,3 @@ class Rank1Network(Network):
             layer, _, own = name.rpartition(".")
             found.append(cast(Tensor, getattr(self.layers.get_submodule(layer), own)))
         return found
-
-
-def _unchecked(distribution: Distribution) -> Distribution:
-    """A copy that does not check its arguments, which could be neither batched nor captured."""
-    copied: Any = copy.deepcopy(distribution)
-    pending = [copied]
-    while pending:
-        part = pending.pop()
-        part._validate_args = False
-        pending += [
-            v for v in vars(part).values() if isinstance(v, torch.distributions.Distribution)
-        ]
-    return cast(Distribution, copied)

@@ -16,10 +16,10 @@ from typing import Literal
 from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 
-from pyro_bnn.layers import Rank1Conv2d, Rank1Layer, Rank1Linear
+from pyro_bnn.layers import Rank1Conv2d, Rank1Linear
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.images import Images, image_likelihood
-from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network, factor_priors
+from pyro_bnn.models.rank1_parts import WEIGHT_PRIOR, Rank1Network
 from pyro_bnn.models.res_net import Norm, checked_residual_options, residual_net
 from pyro_bnn.priors import PriorLike, Priors
 
@@ -97,17 +97,10 @@ class Rank1ResNet(Rank1Network):
 
         last = Rank1Linear(4 * width, num_function_outputs, clip=clip)
         layers = residual_net(shape[0], depth, width, norm, convolution, last)
-        found = {
-            f"layers.{name}": module
-            for name, module in layers.named_modules()
-            if isinstance(module, Rank1Layer)
-        }
-        priors = factor_priors(prior, on, list(found))
-        for name, layer in found.items():
-            layer.set_priors(priors.get(f"{name}.s"), priors.get(f"{name}.r"))
         self.images = Images(shape)
         to_pyro_module_(layers)
         self.layers = layers
+        self.set_factor_priors(prior, on)
         self.set_weight_prior(weight_prior)
 
     def network(self, x: Tensor) -> Tensor:
