@@ -17,15 +17,13 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive
-from pyro_bnn.errors import OptionError
+from pyro_bnn.checks import check_choice, check_finite, check_positive
 from pyro_bnn.priors.hierarchy import Hierarchy
 from pyro_bnn.priors.positive import HalfCauchy
 from pyro_bnn.priors.prior import PriorModule
 from pyro_bnn.priors.scales import Scale, fan_in
 
 Group: TypeAlias = Literal["layer", "unit", "input"]
-GROUPS: tuple[Group, ...] = ("layer", "unit", "input")
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ class HalfCauchyScale:
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale, also="fan_in")
-        if self.per not in GROUPS:
-            raise OptionError(f"per is 'layer', 'unit' or 'input', not {self.per!r}")
+        check_choice("per", self.per, Group)
+        check_finite("loc", self.loc)
 
     def hierarchy(self, shape: torch.Size) -> Hierarchy:
         """A module that samples one tensor of ``shape``."""

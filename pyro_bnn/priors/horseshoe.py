@@ -19,7 +19,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive
+from pyro_bnn.checks import check_finite, check_positive
 from pyro_bnn.errors import OptionError
 from pyro_bnn.priors.half_cauchy_scale import root_mean_square
 from pyro_bnn.priors.hierarchy import Hierarchy
@@ -69,6 +69,7 @@ class Horseshoe:
         if self.slab_scale is not None:
             check_positive("slab_scale", self.slab_scale)
         check_positive("slab_df", self.slab_df)
+        check_finite("loc", self.loc)
         if self.slab_scale is None and self.slab_df != SLAB_DF:
             raise OptionError(
                 f"slab_df={self.slab_df} would have no effect, as there is no slab: pass slab_scale"

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.priors import HalfCauchyScale
+from pyro_bnn.priors import HalfCauchyScale, Horseshoe
 from tests.priors.laws import assert_law, horseshoe_cdf
 
 both = pytest.mark.parametrize("centred", [False, True])
@@ -118,5 +118,11 @@ def test_a_sum_over_inputs_with_scales_of_their_own_is_cauchy_in_the_limit() -> 
 
 
 def test_an_unknown_group_is_refused() -> None:
-    with pytest.raises(OptionError, match="per is 'layer', 'unit' or 'input', not 'row'"):
+    with pytest.raises(OptionError, match="per is one of 'layer', 'unit', 'input', not 'row'"):
         HalfCauchyScale(per="row")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [HalfCauchyScale, Horseshoe])
+def test_a_centre_that_is_no_number_is_refused(make: Any) -> None:
+    with pytest.raises(OptionError, match="loc is a finite number, not nan"):
+        make(loc=math.nan)
