@@ -9,8 +9,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.errors import ShapeError
-from pyro_bnn.likelihoods.likelihood import Likelihood, as_columns, require_one_target
+from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.likelihoods.likelihood import Likelihood, as_columns
 
 
 class Bernoulli(Likelihood):
@@ -67,7 +67,10 @@ class Categorical(Likelihood):
 
     def num_function_outputs(self, num_outputs: int) -> int:
         """C logits."""
-        require_one_target("Categorical", num_outputs)
+        if num_outputs != 1:
+            raise OptionError(
+                f"Categorical has one target: leave num_outputs at 1, not {num_outputs}"
+            )
         return self.num_classes
 
     def check_function_outputs(self, columns: int) -> None:

@@ -7,7 +7,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.errors import ShapeError
 
 
 class Likelihood(PyroModule):
@@ -80,13 +80,3 @@ def match_observation(y: Tensor, distribution: Distribution) -> Tensor:
             f"{tuple(expected)}: one row for each row of x, one column for each target"
         )
     return y
-
-
-def require_one_target(name: str, num_outputs: int) -> None:
-    """Refuse several targets for a likelihood that has one.
-
-    Raises:
-        OptionError: If ``num_outputs`` is not 1.
-    """
-    if num_outputs != 1:
-        raise OptionError(f"{name} has one target: leave num_outputs at 1, not {num_outputs}")

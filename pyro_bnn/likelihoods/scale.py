@@ -14,6 +14,7 @@ from torch.distributions import biject_to
 
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.priors import PriorModule
+from pyro_bnn.priors.prior import ModulePrior
 
 Positive: TypeAlias = "float | Sequence[float] | Tensor | Distribution"
 """A number for all targets, a vector ``[O]``, or a distribution that they are learned under."""
@@ -49,7 +50,7 @@ def add_positive(likelihood: PyroModule, name: str, value: Positive, what: str) 
                 "pyro.distributions.HalfNormal(1.0)"
             )
         setattr(likelihood, f"{name}_prior", PriorModule(value))
-        setattr(likelihood, name, PyroSample(_PriorOfTargets(name)))
+        setattr(likelihood, name, PyroSample(_PriorOfTargets(f"{name}_prior")))
         return
     try:
         is_truth = isinstance(value, bool)
@@ -85,7 +86,7 @@ def positive(likelihood: PyroModule, name: str, num_targets: int) -> Tensor:
     prior = getattr(likelihood, f"{name}_prior", None)
     if prior is not None:
         shape = prior.distribution.event_shape
-        object.__setattr__(likelihood, f"_{name}_targets", num_targets)
+        object.__setattr__(likelihood, f"_{name}_prior_targets", num_targets)
     else:
         shape = getattr(likelihood, name).shape
     if shape not in ((), (num_targets,)):
@@ -111,15 +112,13 @@ def in_plates(value: Tensor, event_dim: int) -> Tensor:
     return value.reshape(*batch, 1, *value.shape[1:])
 
 
-class _PriorOfTargets:
+class _PriorOfTargets(ModulePrior):
     """The prior of one attribute, over as many targets as the network output has."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, likelihood: PyroModule) -> Distribution:
-        prior = cast(Distribution, getattr(likelihood, f"{self.name}_prior")())
-        num_targets: int = getattr(likelihood, f"_{self.name}_targets", 1)
+    def __call__(self, module: PyroModule) -> Distribution:
+        """The distribution, given the likelihood."""
+        prior = super().__call__(module)
+        num_targets: int = getattr(module, f"_{self.name}_targets", 1)
         if num_targets == 1 or prior.event_shape:
             return prior
         return cast(Distribution, prior.expand([num_targets]).to_event(1))

@@ -9,7 +9,7 @@ Each site keeps its name and gets its distribution given the sites before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.priors.from_posterior import (
     Earlier,
     Gaussian,
@@ -69,27 +69,25 @@ def continued(model: Model, posterior: Earlier) -> ContinuedModel:
         >>> list(both.sample(3)) == list(first.sample(3))
         True
     """
-    module = module_of(model)
-    trained = {} if module is None else dict(module.named_parameters())
-    if names := ", ".join(name for name, p in trained.items() if p.requires_grad):
+    parameters = parameters_of(model)
+    if names := ", ".join(name for name, p in parameters.items() if p.requires_grad):
         raise OptionError(
             f"{names} are point estimates, of which a posterior knows no uncertainty to carry on: "
             "hold them fixed with requires_grad_(False), or give the sites their prior by "
             "prior=priors.FromPosterior(posterior)"
         )
-    if module is not None:
-        _require_params(module, posterior)
+    _require_params(parameters, posterior)
     gaussian = gaussian_of(posterior) or moments_of(posterior, full=True)
     return ContinuedModel(model, posterior.program.sites, gaussian)
 
 
-def _require_params(model: nn.Module, posterior: Earlier) -> None:
+def _require_params(parameters: Mapping[str, Tensor], posterior: Earlier) -> None:
     """Check that fixed parameters are those that the earlier weights were found with."""
     earlier = {name.removeprefix("model."): value for name, value in posterior.params.items()}
     earlier |= posterior.params  # parameters of an earlier continuation and of this one
     other = [
         name
-        for name, value in model.named_parameters()
+        for name, value in parameters.items()
         if name in earlier and not torch.equal(value.detach(), earlier[name].to(value))
     ]
     if other:

@@ -70,6 +70,13 @@ class Gaussian(NamedTuple):
     scale: Tensor | None
     scale_tril: Tensor | None
 
+    @property
+    def sds(self) -> Tensor:
+        """Standard deviation ``[P]`` of each entry of z."""
+        if self.scale is not None:
+            return self.scale.clone()
+        return cast(Tensor, cast(Tensor, self.scale_tril).norm(dim=-1))
+
 
 class FromPosterior:
     r"""Independent Gaussians, those of an earlier mean-field fit, over weights of the same names.
@@ -106,7 +113,7 @@ class FromPosterior:
             )
         gaussian = found or moments_of(posterior)
         self.loc = gaussian.loc
-        self.scale = standard_deviations(gaussian)
+        self.scale = gaussian.sds
         if not bool((self.scale > 0).all()):
             raise OptionError(NO_SPREAD.format(posterior.method))
         self.sites: dict[str, Site] = {site.name: site for site in posterior.program.sites}
@@ -289,11 +296,3 @@ def moments_of(posterior: Earlier, *, full: bool = False) -> Gaussian:
     if info:
         raise OptionError(NO_SPREAD.format(posterior.method))
     return Gaussian(z.mean(0), None, tril)
-
-
-def standard_deviations(gaussian: Gaussian) -> Tensor:
-    """Standard deviation ``[P]`` of each entry of z."""
-    if gaussian.scale is not None:
-        return gaussian.scale.clone()
-    assert gaussian.scale_tril is not None
-    return cast(Tensor, gaussian.scale_tril.norm(dim=-1))
