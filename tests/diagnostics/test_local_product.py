@@ -113,7 +113,7 @@ def test_of_slope_one_it_is_the_product_matrix(linear: Posterior) -> None:
         deep = fit(models.DeepLinear(3, 2, hidden=(5, 4), bias=bias, likelihood=NOISE))
         found = local_products(deep, X, 30, 1)
         assert_close(found.matrix, product_draws(deep, 30, 1), rtol=1e-12, atol=1e-12)
-        assert bool(found.offset.any()) is bias
+        assert bool((found.offset.abs() > 1e-12).any()) is bias  # else it is 0 to rounding
 
 
 @pytest.mark.slow("about a second")

@@ -25,9 +25,9 @@ from pyro_bnn.data.arrays import ArrayLike, to_tensor
 from pyro_bnn.diagnostics.mean_field.product_matrix import choose, require_memory
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.memory import GIB, WORKING_SET
-from pyro_bnn.models import MLP, DeepLinear
-from pyro_bnn.models.network import Activation
+from pyro_bnn.models import MLP
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.batched import batched_or_looped
 
 PROBES = 101  # points where an activation's second derivative is looked at
 FARTHEST = 6.0  # the outermost of them
@@ -58,10 +58,10 @@ def local_products(
 ) -> LocalProducts:
     """Draws of the local product matrix at an input, and of its offset.
 
-    Those of an ``MLP`` or ``DeepLinear`` with one site for each weight follow from the activation
-    pattern, many draws at once; those of other nets are Jacobians by automatic differentiation,
-    one draw at a time. That those are piecewise linear is for you to know: of a net that is not,
-    P and c are its tangent at x. On a kink, slopes are those of PyTorch's derivative.
+    They are Jacobians by automatic differentiation, of many draws at once where the net can be
+    batched. That a net is piecewise linear is for you to know, unless it is an ``MLP`` or a
+    ``DeepLinear``: of one that is not, P and c are its tangent at x. On a kink, slopes are those of
+    PyTorch's derivative.
 
     Args:
         posterior: Any fit.
@@ -85,88 +85,40 @@ def local_products(
             f"x is one input of shape {list(known)}, and has shape {list(point.shape)}: pass x[0] "
             "for the first row of x"
         )
+    _require_piecewise_linear(posterior.model)
     count = posterior.count(num_samples)
     kept = choose(rows, program.num_function_outputs, "rows")
     chosen = choose(columns, len(point), "columns")
     require_memory(count * len(kept) * len(chosen) * point.itemsize, memory)
-    blocks = posterior.in_blocks(count, seed).chunks(
-        max(1, WORKING_SET // (2 * program.initial.nbytes))
-    )
-    matrices, offsets = [], []
-    for z in blocks:
-        with torch.no_grad():
-            found = _at_once(posterior, z, point)
-        matrix, offset = found or _one_by_one(posterior, z, point)
-        matrices.append(matrix[:, kept][..., chosen])
-        offsets.append(offset[:, kept])
-    return LocalProducts(torch.cat(matrices), torch.cat(offsets))
+
+    def tangent(z: Tensor) -> tuple[Tensor, Tensor]:
+        def function(row: Tensor) -> tuple[Tensor, Tensor]:
+            f = program.function(z, row[None], posterior.params)[0]
+            return f, f
+
+        matrix, f = torch.func.jacrev(function, has_aux=True)(point)  # [O, I]
+        return matrix[kept][:, chosen], (f - matrix @ point)[kept]
+
+    at_once = max(1, WORKING_SET // (2 * program.initial.nbytes))
+    with torch.no_grad():
+        parts = [
+            batched_or_looped(tangent, z, as_batch=program.is_batched)[0]
+            for z in posterior.in_blocks(count, seed).chunks(at_once)
+        ]
+    return LocalProducts(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _at_once(posterior: Posterior, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Matrices and offsets by the activation pattern; None of nets whose layers are not known."""
-    model = posterior.model
-    if not isinstance(model, MLP | DeepLinear) or type(model) not in (MLP, DeepLinear):
-        return None  # a subclass may be another network
-    activation = model.activation if isinstance(model, MLP) else _identity
-    if isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
-        return None  # whose values are the posterior's, not the module's
-    _require_piecewise_linear(activation)
-    sites = {s.name: s for s in posterior.program.sites if s.name.startswith("layers.")}
-    names = [f"layers.{i}" for i in range(len(model.layers))]
-    weights = [f"{name}.weight" for name in names]
-    biases = [f"{name}.bias" for name in names]
-    if sites.keys() not in ({*weights, *biases}, {*weights}):  # of a DeepLinear without biases
-        return None
-    return _linear_map(
-        [sites[name].value(z) for name in weights],
-        [sites[name].value(z) for name in biases if name in sites],
-        activation,
-        x,
-    )
-
-
-def _linear_map(
-    weights: list[Tensor], biases: list[Tensor], activation: Activation, x: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Matrix ``[s, O, I]`` and offset ``[s, O]`` of weights ``[s, units, units before]``."""
-    pattern = []
-    h = x.expand(len(weights[0]), -1)  # [s, I]
-    for i, weight in enumerate(weights[:-1]):
-        a = (weight @ h[..., None])[..., 0]
-        h, slope, rest = _activate(activation, a + biases[i] if biases else a)
-        pattern.append((slope, rest))
-    matrix = weights[-1]
-    offset = biases[-1] if biases else matrix.new_zeros(matrix.shape[:-1])
-    for i in reversed(range(len(pattern))):  # from the outputs, which are few
-        slope, rest = pattern[i]
-        offset = offset + (matrix @ rest[..., None])[..., 0]
-        matrix = matrix * slope[:, None]  # [s, O, units]
-        if biases:
-            offset = offset + (matrix @ biases[i][..., None])[..., 0]
-        matrix = matrix @ weights[i]
-    return matrix, offset
-
-
-def _activate(activation: Activation, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The activation's value, slope, and value less slope times a: not zero of a hardtanh."""
-    with torch.enable_grad():
-        a = a.detach().requires_grad_()
-        h = activation(a)
-        (slope,) = torch.autograd.grad(h.sum(), a)
-    a, h = a.detach(), h.detach()
-    return h, slope, h - slope * a
-
-
-def _identity(a: Tensor) -> Tensor:
-    return a
-
-
-def _require_piecewise_linear(activation: Activation) -> None:
-    """Refuse an activation that is curved somewhere.
+def _require_piecewise_linear(model: object) -> None:
+    """Refuse an ``MLP`` whose activation is curved somewhere.
 
     Raises:
         OptionError: If it is.
     """
+    if type(model) is not MLP:  # a subclass may be another network
+        return
+    activation = model.activation
+    if isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
+        return  # whose values are the posterior's, not the module's
     with torch.enable_grad():
         a = torch.linspace(-FARTHEST, FARTHEST, PROBES, dtype=torch.float64, requires_grad=True)
         (slope,) = torch.autograd.grad(activation(a).sum(), a, create_graph=True)
@@ -179,18 +131,3 @@ def _require_piecewise_linear(activation: Activation) -> None:
             f"{name} is not piecewise linear, so that the net has no local product matrix: use "
             '"relu", "leaky_relu", torch.nn.LeakyReLU(slope) or "identity"'
         )
-
-
-def _one_by_one(posterior: Posterior, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Jacobians ``[s, O, I]`` and what they leave of f ``[s, O]``."""
-    matrices, offsets = [], []
-    for draw in z:
-
-        def function(row: Tensor, draw: Tensor = draw) -> tuple[Tensor, Tensor]:
-            f = posterior.program.function(draw, row[None], posterior.params)[0]
-            return f, f
-
-        matrix, f = torch.func.jacrev(function, has_aux=True)(x)
-        matrices.append(matrix.detach())
-        offsets.append((f - matrix @ x).detach())
-    return torch.stack(matrices), torch.stack(offsets)
