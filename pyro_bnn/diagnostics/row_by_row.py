@@ -96,10 +96,10 @@ def sd_ratio(
         >>> [round(ratio.quantile(level)[0], 1) for level in (0.1, 0.9)]
         [0.3, 1.7]
     """
-    own, judge = _both(f, reference)
-    rows = judge.sd > least_sd
-    own, judge = own.at(rows), judge.at(rows)
-    return RowByRow(values=own.sd / judge.sd, without=(own.sds / judge.sd, own.sd / judge.sds))
+    (_, own), (_, judge) = _both(f, reference)
+    rows = judge[0] > least_sd
+    own, judge = own[:, rows], judge[:, rows]
+    return RowByRow(values=own[0] / judge[0], without=(own[1:] / judge[0], own[0] / judge[1:]))
 
 
 def mean_shift(
@@ -126,40 +126,21 @@ def mean_shift(
         >>> round(mean_shift(draws[0] + 3, draws).value, 1)
         3.0
     """
-    own, judge = _both(f, reference)
-    rows = judge.sd > least_sd
+    (own, _), (judge, sd) = _both(f, reference)
+    rows = sd[0] > least_sd
     if least_sd > 0:
-        rows |= np.abs(own.mean - judge.mean) > least_sd
-    own, judge = own.at(rows), judge.at(rows)
-    sd, sds = np.maximum(judge.sd, least_sd), np.maximum(judge.sds, least_sd)
+        rows |= np.abs(own[0] - judge[0]) > least_sd
+    own, judge, sd = own[:, rows], judge[:, rows], np.maximum(sd[:, rows], least_sd)
     return RowByRow(
-        values=np.abs(own.mean - judge.mean) / sd,
-        without=(np.abs(own.means - judge.mean) / sd, np.abs(own.mean - judge.means) / sds),
+        values=np.abs(own[0] - judge[0]) / sd[0],
+        without=(np.abs(own[1:] - judge[0]) / sd[0], np.abs(own[0] - judge[1:]) / sd[1:]),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Moments:
-    """Mean and sd ``[M]`` of all draws, and those without each of B blocks ``[B, M]``."""
-
-    mean: Float[np.ndarray, " M"]
-    sd: Float[np.ndarray, " M"]
-    means: Float[np.ndarray, "B M"]
-    sds: Float[np.ndarray, "B M"]
-
-    def at(self, rows: np.ndarray) -> _Moments:
-        return _Moments(
-            mean=self.mean[rows],
-            sd=self.sd[rows],
-            means=self.means[:, rows],
-            sds=self.sds[:, rows],
-        )
 
 
 def _both(
     f: Float[np.ndarray, "S N F"], reference: Float[np.ndarray, "C T N F"]
-) -> tuple[_Moments, _Moments]:
-    """Moments of both at all rows and outputs."""
+) -> tuple[Float[np.ndarray, "2 R M"], Float[np.ndarray, "2 R M"]]:
+    """Moments of both at all rows and outputs, as `_moments` gives them."""
     f, reference = check_pair(f, reference)
     C, T = reference.shape[:2]
     per_chain = 1 if C >= 4 or T < 4 else 2
@@ -168,22 +149,22 @@ def _both(
     return own, _moments(chains, C * per_chain)
 
 
-def _moments(draws: Float[np.ndarray, "S M"], num_blocks: int) -> _Moments:
-    """Moments of draws in contiguous blocks of about equal size; a block alone gives no error."""
+def _moments(draws: Float[np.ndarray, "S M"], num_blocks: int) -> Float[np.ndarray, "2 R M"]:
+    """Means and sds: first of all draws, then without each of the contiguous blocks.
+
+    The blocks are of about equal size; a block alone gives no error.
+    """
     size = max(1, NUMBERS_AT_ONCE // len(draws))
     parts = [
         _moments_of_columns(draws[:, start : start + size], num_blocks)
         for start in range(0, draws.shape[1], size)
     ]
-    return _Moments(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
-            for name in ("mean", "sd", "means", "sds")
-        }
-    )
+    return np.concatenate(parts, axis=-1)
 
 
-def _moments_of_columns(draws: Float[np.ndarray, "S M"], num_blocks: int) -> _Moments:
+def _moments_of_columns(
+    draws: Float[np.ndarray, "S M"], num_blocks: int
+) -> Float[np.ndarray, "2 R M"]:
     S, M = draws.shape
     mean = draws.mean(0)
     apart = draws - mean
@@ -191,14 +172,11 @@ def _moments_of_columns(draws: Float[np.ndarray, "S M"], num_blocks: int) -> _Mo
     starts = np.arange(num_blocks) * S // num_blocks
     total, squares = apart.sum(0), np.square(apart).sum(0)
     if num_blocks == 1:
-        unknown = np.where(squares > 0, np.nan, np.zeros((2, M)))  # a point is known from few draws
-        return _Moments(mean=mean, sd=np.sqrt(squares / S), means=mean + unknown, sds=unknown)
-    left = (S - np.diff([*starts, S]))[:, None]  # draws that remain
-    means = (total - np.add.reduceat(apart, starts)) / left
-    variances = (squares - np.add.reduceat(np.square(apart), starts)) / left - means**2
-    return _Moments(
-        mean=mean,
-        sd=np.sqrt(squares / S),
-        means=mean + means,
-        sds=np.sqrt(variances.clip(min=0)),
-    )
+        means = sds = np.where(squares > 0, np.nan, np.zeros((2, M)))  # few draws tell a point
+    else:
+        left = (S - np.diff([*starts, S]))[:, None]  # draws that remain
+        means = (total - np.add.reduceat(apart, starts)) / left
+        variances = (squares - np.add.reduceat(np.square(apart), starts)) / left - means**2
+        sds = np.sqrt(variances.clip(min=0))
+    sd = np.sqrt(squares / S)
+    return np.stack([np.vstack([mean, mean + means]), np.vstack([sd, sds])])
