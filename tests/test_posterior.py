@@ -116,7 +116,7 @@ def test_by_default_a_draw_of_every_chain_is_used() -> None:
     of_file = SimpleNamespace(num_chains=1_001, _num_draws=2, num_stored_draws=2_002)
     assert len(FilePosterior.chosen(cast(Any, of_file), None, 0)) == 1
     data = Dataset(oracle.x, oracle.y)
-    prior = _prior_groups(posterior, data, data, 8, 0, memory.GIB)["prior"]
+    prior = _prior_groups(posterior, data, data.x[:8], 0, memory.GIB)["prior"]
     assert prior["f"].shape == (1, 200, 8, 1)
 
 

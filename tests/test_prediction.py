@@ -746,7 +746,7 @@ def test_the_noise_of_y_has_a_stream_apart_from_that_of_the_weights() -> None:
     posterior = DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none"))
     seeds.clear()
     train = Dataset(x, x[:, 0])
-    _prior_groups(posterior, train, train, 3, 12345, memory.GIB)
+    _prior_groups(posterior, train, train.x[:3], 12345, memory.GIB)
     assert len(seeds - {torch.initial_seed()}) == 2  # f draws nothing
     assert 12345 not in seeds
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_bnn.arviz_io.tree import datatree
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
@@ -42,35 +43,23 @@ Groups = dict[str, dict[str, NDArray[Any]]]
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
 
-def arviz_groups(
+def arviz_tree(
     posterior: ProgramPosterior,
     train: Dataset,
     test: Dataset | None,
+    predicted: Callable[[Dataset], Prediction],
+    log_likelihood: Callable[[Dataset], Tensor],
     *,
     num_samples: int,
     include_weights: bool,
     seed: int,
-    memory: int = GIB,
-) -> tuple[Groups, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Groups, dims, coords and attributes of the tree that :meth:`Posterior.to_arviz` describes."""
-    stored = posterior.num_stored_draws
-    if stored is not None:
-        num_samples = min(num_samples, stored)
-    chains = posterior.num_chains
+    memory: int,
+) -> DataTree:
+    """The tree that :meth:`Posterior.to_arviz` describes."""
     draws = posterior.in_blocks(num_samples, seed)
-    points = train if test is None else test
-    num_points = min(NAMED_POINTS, len(points.x))
-
-    def predicted(data: Dataset) -> Prediction:
-        return posterior.predict(data.x, num_samples, seed, memory=memory)
-
-    def log_likelihood(data: Dataset) -> Tensor:
-        return posterior.log_likelihood(data, num_samples, seed, memory=memory)
-
+    groups, task = row_groups(train, test, posterior.num_chains, predicted, log_likelihood)
     summaries = site_summaries(posterior, draws, include_weights=include_weights)
-    f = posterior.function_draws(points.x[:num_points], num_samples, seed)
-    groups, task = row_groups(train, test, chains, predicted, log_likelihood)
-    groups["posterior"] = {**summaries, "f": by_chain(f, chains)}
+    groups["posterior"] = {**summaries, **groups["posterior"]}
     if stats := _sample_stats(posterior, train, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
@@ -80,15 +69,47 @@ def arviz_groups(
         groups["log_prior"] = _log_priors(posterior, draws, train)
         # draws of the prior would ignore the held sites
         if not posterior.program.held_given_latents:
-            groups |= _prior_groups(posterior, train, points, num_points, seed, memory)
-    attrs = attributes(posterior, points, seed) | {
+            points = (train if test is None else test).x[:NAMED_POINTS]
+            groups |= _prior_groups(posterior, train, points, seed, memory)
+    own = {
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
         "task": task,
         "model": _model(posterior.program, train),
         "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
-    return groups, dims_of(train), coords_of(train, test), attrs
+    return tree_of(posterior, groups, train, test, seed, own)
+
+
+def tree_of(
+    posterior: PosteriorLike,
+    groups: Groups,
+    train: Dataset,
+    test: Dataset | None,
+    seed: int,
+    own: dict[str, Any],
+) -> DataTree:
+    """Groups as a tree, with the names and units of the rows and how the posterior came about.
+
+    Args:
+        posterior: Whose draws these are.
+        groups: Those of `row_groups`, and others.
+        train: The training rows.
+        test: The held-out rows, or None.
+        seed: Seed of the draws.
+        own: Attributes of this kind of posterior.
+    """
+    rows, points = ("train", train) if test is None else ("test", test)
+    names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
+    kept = {name: getattr(posterior, name) for name in KEPT}
+    of_draws = {"format_version": FORMAT_VERSION, "draws_seed": seed, "rows": _rows(points)}
+    tree = datatree(
+        groups,
+        dims=_dims(train),
+        coords={"point": names, **_labels(train)},
+        attrs=kept | of_draws | own,
+    )
+    return _with_units(tree, train)
 
 
 def by_chain(value: Tensor, chains: int) -> NDArray[Any]:
@@ -106,6 +127,8 @@ def row_groups(
 ) -> tuple[Groups, str]:
     """The groups over rows: f, y and densities at each, with the rows themselves; and the task.
 
+    The group of the posterior has f at the first held-out rows, or the first training rows.
+
     Args:
         train: The training rows.
         test: The held-out rows, or None.
@@ -117,6 +140,10 @@ def row_groups(
     def of_y(value: Tensor) -> NDArray[Any]:
         return of_targets(by_chain(value, chains))
 
+    def at_points(prediction: Prediction) -> dict[str, NDArray[Any]]:
+        f = prediction.function_draws[:, :NAMED_POINTS].clone()  # a view would keep all of f
+        return {"f": by_chain(f, chains)}
+
     prediction = predicted(train)
     task = "classification" if prediction.means is None else "regression"
     groups: Groups = {
@@ -126,8 +153,10 @@ def row_groups(
         "constant_data": {"x": train.x.cpu().numpy()},
     }
     if test is None:
+        groups["posterior"] = at_points(prediction)
         return groups, task
     prediction = predicted(test)
+    groups["posterior"] = at_points(prediction)
     groups["predictions"] = {
         "y": of_y(prediction.draws),
         "f": by_chain(prediction.function_draws, chains),
@@ -147,23 +176,7 @@ def row_groups(
     return groups, task
 
 
-def attributes(posterior: PosteriorLike, points: Dataset, seed: int) -> dict[str, Any]:
-    """How a posterior came about, and what its rows are beside their numbers."""
-    return {name: getattr(posterior, name) for name in KEPT} | {
-        "format_version": FORMAT_VERSION,
-        "draws_seed": seed,
-        "rows": _rows(points),
-    }
-
-
-def coords_of(train: Dataset, test: Dataset | None) -> dict[str, Any]:
-    """Names of points, inputs, targets and classes."""
-    rows, points = ("train", train) if test is None else ("test", test)
-    num_points = min(NAMED_POINTS, len(points))
-    return {"point": [f"{rows} {i}" for i in range(num_points)], **_labels(train)}
-
-
-def dims_of(train: Dataset) -> dict[str, Any]:
+def _dims(train: Dataset) -> dict[str, Any]:
     """The dimensions of all groups over rows like these, as ``datatree`` takes them.
 
     Those of y have an axis of outputs where there are several targets only: most of ArviZ's
@@ -208,7 +221,7 @@ def _labels(data: Dataset) -> dict[str, Sequence[str]]:
     return {dim: labels for dim, labels in names.items() if labels is not None}
 
 
-def with_units(tree: DataTree, train: Dataset) -> DataTree:
+def _with_units(tree: DataTree, train: Dataset) -> DataTree:
     """The tree with the units of x and y in their attributes.
 
     Where they were standardised, ``units`` says so, and of one target ``loc`` and ``scale`` lead
@@ -280,13 +293,12 @@ def _log_priors(
 def _prior_groups(
     posterior: ProgramPosterior,
     train: Dataset,
-    points: Dataset,
-    num_points: int,
+    points: Tensor,
     seed: int,
     memory: int,
 ) -> Groups:
     program, params = posterior.program, posterior.params
-    x = program.inputs(points.x[:num_points])
+    x = program.inputs(points)
     z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
     whole = _with_members(posterior, z, seed)
     with torch.no_grad():

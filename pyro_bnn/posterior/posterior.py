@@ -472,22 +472,32 @@ class Posterior(ABC):
             DataError: If the columns have names, and these are not those of the fit.
             OptionError: If an array exceeds the bound; names the num_samples that fits.
         """
-        from pyro_bnn.arviz_io.tree import datatree
-        from pyro_bnn.posterior.arviz_groups import arviz_groups, with_units
+        from pyro_bnn.posterior.arviz_groups import arviz_tree
 
         for rows in (train, test):
             if rows is not None:
                 check_names(rows, self.provenance)
-        groups, dims, coords, attrs = arviz_groups(
+        count = self.count(num_samples)
+        if self.num_stored_draws is not None:
+            count = min(count, self.num_stored_draws)
+
+        def predicted(data: Dataset) -> Prediction:
+            return self.predict(data.x, count, seed, memory=memory)
+
+        def log_likelihood(data: Dataset) -> Tensor:
+            return self.log_likelihood(data, count, seed, memory=memory)
+
+        return arviz_tree(
             self,
             train,
             test,
-            num_samples=self.count(num_samples),
+            predicted,
+            log_likelihood,
+            num_samples=count,
             include_weights=include_weights,
             seed=seed,
             memory=memory,
         )
-        return with_units(datatree(groups, dims=dims, coords=coords, attrs=attrs), train)
 
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file that :meth:`load` reads; the model is not in it.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyro_bnn.data.dataset import Dataset
     from pyro_bnn.predictive.draws import Draws
     from pyro_bnn.predictive.map_draws import Chunks
-    from pyro_bnn.predictive.prediction import Prediction
     from pyro_bnn.program.program import Program
 
 
@@ -178,25 +177,3 @@ class ProgramPosterior(PosteriorLike, Protocol):
 
     def draws(self, num_samples: int | None = None, seed: int = 0) -> Tensor:
         """Draws ``[S, P + Q]`` of z and of the parameters that each draw has of its own."""
-
-    def predict(
-        self,
-        x: Tensor,
-        num_samples: int | None = None,
-        seed: int = 0,
-        raw: bool = False,
-        *,
-        memory: int = ...,
-    ) -> Prediction:
-        """Predictions at inputs x."""
-
-    def log_likelihood(
-        self,
-        data: Dataset,
-        num_samples: int | None = None,
-        seed: int = 0,
-        group_by_chain: bool = False,
-        *,
-        memory: int = ...,
-    ) -> Tensor:
-        """Log density of y given each draw ``[S, N]``, or ``[C, S/C, N]``; draws of `predict`."""

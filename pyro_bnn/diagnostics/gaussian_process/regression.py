@@ -18,20 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.arviz_io.tree import datatree
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import to_tensor
 from pyro_bnn.diagnostics.gaussian_process.prediction import GaussianPrediction, standard_normal
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
-from pyro_bnn.posterior.arviz_groups import (
-    NAMED_POINTS,
-    attributes,
-    by_chain,
-    coords_of,
-    dims_of,
-    row_groups,
-    with_units,
-)
+from pyro_bnn.posterior.arviz_groups import row_groups, tree_of
 from pyro_bnn.program.random_state import derived_seed
 
 if TYPE_CHECKING:
@@ -256,7 +247,6 @@ class GaussianProcess:
         seed: int = 0,
     ) -> DataTree:
         """The posterior as an ArviZ ``DataTree``: f, y and log densities; there are no weights."""
-        points = train if test is None else test
 
         def predicted(data: Dataset) -> GaussianPrediction:
             return self.predict(data.x, num_samples, seed)
@@ -264,11 +254,9 @@ class GaussianProcess:
         def log_likelihood(data: Dataset) -> Tensor:
             return self.log_likelihood(data, num_samples, seed)
 
-        f = predicted(points).function_draws[:, :NAMED_POINTS]
         groups, task = row_groups(train, test, 1, predicted, log_likelihood)
-        groups["posterior"] = {"f": by_chain(f, 1)}
         fingerprint = torch.cat([self.process.covariance(train.x[:2]).flatten(), self.noise])
-        attrs = attributes(self, points, seed) | {
+        own = {
             "elbo_kind": "none",  # a file's ELBO is of densities of draws, which are none here
             "likelihood": "Normal",
             "num_data": self.num_data,
@@ -280,5 +268,4 @@ class GaussianProcess:
             },
             "params": {},
         }
-        coords = coords_of(train, test)
-        return with_units(datatree(groups, dims=dims_of(train), coords=coords, attrs=attrs), train)
+        return tree_of(self, groups, train, test, seed, own)
