@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_bnn import guides, models
 from pyro_bnn.guides import guide as guide_module
+from pyro_bnn.predictive import draws as draws_module
 from pyro_bnn.predictive.draws import Draws, draws_of_atoms, stored_draws
 
 
@@ -33,10 +34,11 @@ def test_chunks_are_all_draws_in_order(size: int) -> None:
     assert torch.equal(draws.together(), z.unsqueeze(0))
 
 
-def test_stored_draws_keep_chains_apart() -> None:
+def test_stored_draws_keep_chains_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws_module, "STORED_AT_ONCE", 2)
     z = torch.arange(24.0).reshape(2, 6, 2)
     chosen = torch.tensor([0, 3, 4])
-    draws = stored_draws(z, chosen, at_once=2)
+    draws = stored_draws(z, chosen)
     assert torch.equal(draws.together(), z[:, chosen])
     assert torch.equal(torch.cat(list(draws.chunks(4))), z[:, chosen].flatten(0, 1))
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Num
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
-from torch.distributions import Distribution as TorchDistribution
 
 from pyro_bnn import memory as bounds
 from pyro_bnn.data import Standardiser
+from pyro_bnn.predictive.draws import together
 from pyro_bnn.predictive.moments import log_mean
-from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.random_state import isolated
 
@@ -30,25 +27,21 @@ class Conditional:
     """The distribution of y at N rows given each of S draws.
 
     Attributes:
-        fn: The distribution ``[N]`` at one draw.
+        fn: The distribution at one draw, of these rows or others.
         tensors: The tensors of the distribution at all draws, ``[S, ...]`` each.
+        num_rows: Number of rows N.
         units: Carries y to the user's units; None leaves it in the model's.
         has_moments: Whether means over draws are to be relied on; without, they are NaN.
     """
 
     fn: Distribution
     tensors: Sequence[Tensor]
+    num_rows: int
     units: Standardiser | None
     has_moments: bool
 
     def __len__(self) -> int:
         return len(self.tensors[0])
-
-    @property
-    def one(self) -> Conditional:
-        """The same at the one draw of ``fn``."""
-        tensors = [value.unsqueeze(0) for value in tensors_of(self.fn)]
-        return Conditional(self.fn, tensors, self.units, self.has_moments)
 
     def of(self, start: int, stop: int, *, size: int | None = None) -> Distribution:
         """The distribution ``[s, N]`` at some draws; with ``size``, the last one fills up."""
@@ -60,7 +53,7 @@ class Conditional:
                 for value in values
             ]
             count = size
-        return with_tensors(self.fn, values, count)
+        return with_tensors(self.fn, values, count, self.num_rows)
 
     @property
     def is_number(self) -> bool:
@@ -101,13 +94,12 @@ class Conditional:
 
     def sample(self, seed: int) -> Num[Tensor, "S N O"]:
         """One y from each draw; the first of them for a larger S."""
-        num_rows = self.fn.batch_shape.numel()
-        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // num_rows))
+        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // self.num_rows))
         with torch.no_grad(), isolated(seed):
             # draw whole blocks: then the first values do not depend on S
             starts = range(0, len(self), size)
             parts = (self._columns(self.of(i, i + size, size=size).sample()) for i in starts)
-            return _together(parts, len(self))
+            return together(parts, len(self))
 
     def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:
         """Log of the mean density of y, in the model's units."""
@@ -128,7 +120,7 @@ class Conditional:
         """Log densities of each number of y ``[N, O]`` in the model's units."""
         with torch.no_grad():
             parts = (base_distribution(fn).log_prob(y) for fn in self._parts(y))
-            return _together(parts, len(self)).reshape(len(self), len(y), -1)
+            return together(parts, len(self)).reshape(len(self), len(y), -1)
 
     def _columns(self, draws: Tensor) -> Tensor:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
@@ -139,31 +131,3 @@ class Conditional:
         if self.units is None or isinstance(base, dist.Categorical):
             return columns
         return self.units.inverse(columns)
-
-
-def _together(parts: Iterable[Tensor], num_draws: int) -> Tensor:
-    """Chunks of draws as one tensor ``[S, ...]``, each held once; what is over S goes."""
-    whole, start = torch.empty(0), 0
-    for part in parts:
-        if not start:
-            whole = part.new_empty(num_draws, *part.shape[1:])
-        place = whole[start : start + len(part)]
-        place.copy_(part[: len(place)])
-        start += len(place)
-    return whole
-
-
-def at_rows(fn: Distribution, num_rows: int) -> Distribution:
-    """A distribution as it is at more rows N, whose tensors are to be given: it has its own."""
-    few = fn.batch_shape[0]
-
-    def resized(value: TorchDistribution) -> TorchDistribution:
-        made = copy.copy(value)
-        for name, item in vars(value).items():
-            if isinstance(item, TorchDistribution):
-                made.__dict__[name] = resized(item)
-        if value.batch_shape[:1] == (few,):
-            made._batch_shape = torch.Size([num_rows, *value.batch_shape[1:]])
-        return made
-
-    return cast(Distribution, resized(fn))

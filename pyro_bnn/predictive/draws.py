@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
+from pyro_bnn.errors import BNNWarning, OptionError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.program.random_state import seeded
 
@@ -60,16 +59,20 @@ class Draws:
 
     def together(self) -> Float[Tensor, "C S Q"]:
         """All draws ``[C, S/C, Q]`` at once, each held once while they are collected."""
-        blocks = self.blocks()
-        first = next(blocks)
-        z = first.new_empty(self.num_draws, first.shape[-1])
-        start = 0
-        for block in chain([first], blocks):
-            z[start : start + len(block)] = block
-            start += len(block)
-        if start != self.num_draws:
-            raise ShapeError(f"the blocks hold {start} draws, not {self.num_draws}")
+        z = together(self.blocks(), self.num_draws)
         return z.reshape(self.num_chains, -1, z.shape[-1])
+
+
+def together(parts: Iterable[Float[Tensor, "s ..."]], num_draws: int) -> Float[Tensor, "S ..."]:
+    """Parts of draws as one tensor ``[S, ...]``, each held once; what is over S goes."""
+    whole, start = torch.empty(0), 0
+    for part in parts:
+        if not start:
+            whole = part.new_empty(num_draws, *part.shape[1:])
+        place = whole[start : start + len(part)]
+        place.copy_(part[: len(place)])
+        start += len(place)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,6 @@ def stored_draws(
     chosen: Int[Tensor, " s"],
     *,
     like: Tensor | None = None,
-    at_once: int | None = None,
 ) -> Draws:
     """Chosen ones ``[s]`` of the draws that are stored for each chain.
 
@@ -121,11 +123,10 @@ def stored_draws(
         z: Draws ``[C, S, Q]`` of C chains.
         chosen: Positions ``[s]`` within every chain.
         like: Has the dtype and the device of the copies; by default those of z.
-        at_once: Most draws in a block, by default as many as fit a cache.
     """
     like = z if like is None else like
     draw_bytes = max(1, z.shape[-1] * z.element_size())
-    size = at_once or max(1, min(STORED_AT_ONCE, WORKING_SET // draw_bytes))
+    size = max(1, min(STORED_AT_ONCE, WORKING_SET // draw_bytes))
 
     def blocks() -> Iterator[Tensor]:
         for of_chain in z:

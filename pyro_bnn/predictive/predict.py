@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pyro_bnn.data import Standardiser
 from pyro_bnn.errors import OptionError
-from pyro_bnn.predictive.conditional import Conditional, at_rows
+from pyro_bnn.predictive.conditional import Conditional
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.prediction import Names, Prediction, StreamedPrediction
+from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch, Params
@@ -121,7 +122,8 @@ class _OfY:
         self._has_moments = has_moments
         some = run.rows[0][:KIND_ROWS]
         self._fn, self._is_masked = program.observed(run.one[0], some, run.params)
-        kind = Conditional(self._fn, (), self._units, has_moments).one
+        tensors = [value.unsqueeze(0) for value in tensors_of(self._fn)]
+        kind = Conditional(self._fn, tensors, len(some), self._units, has_moments)
         self.is_number, self._is_discrete = kind.is_number, kind.is_discrete
         likes = kind.means() if kind.is_number else kind.class_probs()  # [1, n, O] or [1, n, C]
         self._num_outputs = likes.shape[-1]
@@ -136,8 +138,7 @@ class _OfY:
         """The prediction at the rows of a pass."""
         with torch.no_grad(), isolated(seed):
             f, *values = run.together(memory, kept=self.kept(run))
-        fn = at_rows(self._fn, run.num_rows)
-        given = Conditional(fn, values, self._units, self._has_moments)
+        given = Conditional(self._fn, values, run.num_rows, self._units, self._has_moments)
 
         def log_likelihood(y: Tensor) -> Tensor:
             rows = self._batch(run, y)

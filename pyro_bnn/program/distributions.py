@@ -17,13 +17,16 @@ from pyro_bnn.priors.prior import COMPOSITE, tensors_of
 from pyro_bnn.program.random_state import isolated
 
 
-def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) -> Distribution:
+def with_tensors(
+    fn: Distribution, tensors: Sequence[Tensor], num_draws: int, num_rows: int | None = None
+) -> Distribution:
     """A copy of a distribution over S draws.
 
     Args:
         fn: The distribution at one draw.
         tensors: The ``tensors_of`` of all draws, each with a leading dimension S.
         num_draws: S.
+        num_rows: The rows of the tensors, where these are others than those of ``fn``.
 
     Returns:
         The distribution with batch shape ``[S, *batch]``.
@@ -50,7 +53,10 @@ def with_tensors(fn: Distribution, tensors: Sequence[Tensor], num_draws: int) ->
                 inner = len(value.batch_shape) + event_dim
             copied.__dict__[name] = copy(item, inner)
         if isinstance(value, torch.distributions.Distribution):
-            copied._batch_shape = torch.Size([num_draws, *value.batch_shape])
+            batch = value.batch_shape
+            if num_rows is not None and batch[:1] == fn.batch_shape[:1]:
+                batch = (num_rows, *batch[1:])
+            copied._batch_shape = torch.Size([num_draws, *batch])
         return copied
 
     return cast("Distribution", copy(fn, 0))
