@@ -24,37 +24,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_bnn.checks import check_positive_int
 from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
 from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.simulations import (
     DRAWS,
     ENGINE,
     TIES,
+    Engine,
     Simulations,
-    proper_program,
-    simulate,
+    num_failed,
+    simulated,
     stream_seed,
 )
-from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
+from pyro_bnn.diagnostics.simulation.uniformity import rank_among
 from pyro_bnn.errors import DivergenceError, OptionError
-from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.parallel.tasks import in_order, number_at_once
 from pyro_bnn.memory import GIB
-from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
-MIN_SIMULATIONS = 20
+MEND = "see the error of engine.run on one of them, or take a prior that makes fewer extreme data"
 STORED_DRAWS = 1_000  # that an engine is taken to keep where it does not say
-
-
-class Engine(Protocol):
-    """What is calibrated: anything that makes a posterior of a model and data."""
-
-    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
-        """Fit or sample the model."""
 
 
 @runtime_checkable
@@ -130,13 +121,9 @@ def simulation_based_calibration(
         >>> found.ranks.shape, "too narrow" in found.shape_of("f(x[7])")
         ((20, 11), True)
     """
-    check_positive_int("num_simulations", num_simulations)
-    check_positive_int("num_draws", num_draws)
-    check_positive_int("seed", seed, minimum=0)
-    equal_bins(num_simulations, num_draws)
-    with unchanged(model):
-        program = proper_program(model, torch.as_tensor(x))
-        simulations = simulate(program, torch.as_tensor(x), num_simulations, seed)
+    program, simulations = simulated(
+        model, x, num_simulations, num_draws, seed, num_ranked=num_draws
+    )
     scalars = Quantities(program, simulations.x, quantities)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     ranks, sizes, diverging, method = [], [], [], type(engine).__name__
@@ -151,20 +138,13 @@ def simulation_based_calibration(
         sizes.append(run.effective_draws(program, batch))
         diverging.append(run.num_diverging)
         method = run.method
-    num_failed = num_simulations - len(ranks)
-    if num_failed and len(ranks) < MIN_SIMULATIONS:
-        raise DivergenceError(
-            f"{method} failed on {num_failed} of {num_simulations} simulated data sets, and "
-            f"{MIN_SIMULATIONS} are needed: see the error of engine.run on one of them, or take a "
-            "prior that makes fewer extreme data"
-        )
     return SimulationRanks(
+        num_failed=num_failed(method, num_simulations, len(ranks), MEND),
         ranks=np.stack(ranks),
         names=scalars.names,
         num_draws=num_draws,
         method=method,
         ess=_median(sizes),
-        num_failed=num_failed,
         num_diverging=tuple(diverging),
         num_redrawn=simulations.num_redrawn,
     )

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import DataError, ModelError, SiteError
+from pyro_bnn.checks import check_positive_int
+from pyro_bnn.diagnostics.simulation.uniformity import equal_bins
+from pyro_bnn.errors import DataError, DivergenceError, ModelError, SiteError
+from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model, evaluate, tried
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 MAX_REDRAWS = 1_000  # of one simulation
+MIN_SIMULATIONS = 20
 
 PRIOR, DATA, ENGINE, DRAWS, TIES = range(5)  # streams of random numbers
+
+
+class Engine(Protocol):
+    """What is calibrated: anything that makes a posterior of a model and data."""
+
+    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
+        """Fit or sample the model."""
 
 
 class Simulations(NamedTuple):
@@ -26,6 +38,49 @@ class Simulations(NamedTuple):
     x: Tensor
     ys: Tensor
     num_redrawn: int
+
+
+def simulated(
+    model: Model, x: Tensor, num_simulations: int, num_draws: int, seed: int, *, num_ranked: int
+) -> tuple[Program, Simulations]:
+    """The model as tensor functions, and data simulated from it, which stays as it is.
+
+    Args:
+        model: The model.
+        x: Inputs ``[N, ...]``.
+        num_simulations: Number of data sets.
+        num_draws: Draws of each posterior.
+        seed: Seed of the simulations.
+        num_ranked: Draws that a truth is ranked among in the tests of uniformity.
+
+    Raises:
+        DataError: As :func:`simulate`.
+        ModelError: As :func:`simulate` and :func:`proper_program`.
+        OptionError: If a number is out of range.
+        SiteError: As :func:`proper_program`.
+    """
+    check_positive_int("num_simulations", num_simulations)
+    check_positive_int("num_draws", num_draws)
+    check_positive_int("seed", seed, minimum=0)
+    equal_bins(num_simulations, num_ranked)
+    with unchanged(model):
+        program = proper_program(model, torch.as_tensor(x))
+        return program, simulate(program, torch.as_tensor(x), num_simulations, seed)
+
+
+def num_failed(method: str, num_simulations: int, num_left: int, mend: str) -> int:
+    """How many simulations an engine failed on.
+
+    Raises:
+        DivergenceError: If too few are left; says how to mend it.
+    """
+    failed = num_simulations - num_left
+    if num_left < MIN_SIMULATIONS:
+        raise DivergenceError(
+            f"{method} failed on {failed} of {num_simulations} simulated data sets, and "
+            f"{MIN_SIMULATIONS} are needed: {mend}"
+        )
+    return failed
 
 
 def proper_program(model: Model, x: Tensor) -> Program:

@@ -17,53 +17,44 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_bnn.checks import check_positive_int
 from pyro_bnn.diagnostics.simulation.estimands import Estimands
-from pyro_bnn.diagnostics.simulation.probabilities import SimulationProbabilities
+from pyro_bnn.diagnostics.simulation.probabilities import CELLS, SimulationProbabilities
 from pyro_bnn.diagnostics.simulation.quantities import Quantity
 from pyro_bnn.diagnostics.simulation.simulations import (
     DRAWS,
     ENGINE,
     TIES,
+    Engine,
     Simulations,
-    proper_program,
-    simulate,
+    num_failed,
+    simulated,
     stream_seed,
 )
-from pyro_bnn.diagnostics.simulation.uniformity import equal_bins, rank_among
+from pyro_bnn.diagnostics.simulation.uniformity import rank_among
 from pyro_bnn.errors import CaptureError, DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 
 logger = logging.getLogger("pyro_bnn")
 
-MIN_SIMULATIONS = 20
-
-
-class FitsGuides(Protocol):
-    """What is calibrated: an engine whose posterior is a guide with a density."""
-
-    def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
-        """Fit the model."""
+MEND = "lower the learning rate of its fit, or take a prior that makes fewer extreme data"
 
 
 def variational_calibration(
     model: Model,
     x: Tensor,
-    engine: FitsGuides,
+    engine: Engine,
     *,
     num_simulations: int = 200,
     num_draws: int = 999,
@@ -122,13 +113,9 @@ def variational_calibration(
         >>> found.probabilities.shape, found.names[:2]
         ((20, 6), ('f(x[0])', 'f(x[2])'))
     """
-    check_positive_int("num_simulations", num_simulations)
-    check_positive_int("num_draws", num_draws)
-    check_positive_int("seed", seed, minimum=0)
-    equal_bins(num_simulations, 999)
-    with unchanged(model):
-        program = proper_program(model, torch.as_tensor(x))
-        simulations = simulate(program, torch.as_tensor(x), num_simulations, seed)
+    program, simulations = simulated(
+        model, x, num_simulations, num_draws, seed, num_ranked=CELLS - 1
+    )
     estimands = Estimands(program, simulations.x, weights=weights, own=quantities)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     rows, exact, method = [], dict[int, float](), type(engine).__name__
@@ -147,26 +134,19 @@ def variational_calibration(
         exact = estimands.exact(guide, truth)
         p[list(exact)] = list(exact.values())
         rows.append(p)
-    num_failed = num_simulations - len(rows)
-    if num_failed and len(rows) < MIN_SIMULATIONS:
-        raise DivergenceError(
-            f"{method} failed on {num_failed} of {num_simulations} simulated data sets, and "
-            f"{MIN_SIMULATIONS} are needed: lower the learning rate of its fit, or take a prior "
-            "that makes fewer extreme data"
-        )
     return SimulationProbabilities(
+        num_failed=num_failed(method, num_simulations, len(rows), MEND),
         probabilities=np.stack(rows),
         names=estimands.names,
         exact=frozenset(estimands.names[place] for place in exact),
         num_draws=num_draws,
         method=method,
-        num_failed=num_failed,
         num_redrawn=simulations.num_redrawn,
     )
 
 
 def _fits(
-    engine: FitsGuides, program: Program, simulations: Simulations, seed: int, *, progress: bool
+    engine: Engine, program: Program, simulations: Simulations, seed: int, *, progress: bool
 ) -> Iterator[tuple[str, Guide] | None]:
     """Method and guide fitted to each simulated data set; None where the fit failed."""
     x, ys = simulations.x, simulations.ys
@@ -190,9 +170,7 @@ def _fits(
     yield from bar
 
 
-def _fit(
-    engine: FitsGuides, model: Model, x: Tensor, y: Tensor, seed: int
-) -> tuple[str, Guide] | None:
+def _fit(engine: Engine, model: Model, x: Tensor, y: Tensor, seed: int) -> tuple[str, Guide] | None:
     """Method and guide of one fit; None where it failed."""
     try:
         posterior = engine.run(model, (x, y), seed=seed, progress=False)
