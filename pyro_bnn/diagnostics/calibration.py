@@ -343,9 +343,9 @@ def reliability_curve(
     y = check_rows("y", y, len(probs), of="probs")
     which = _bins_of(probs, num_bins)
     count = np.bincount(which, minlength=num_bins)  # [B]
+    (accuracy,) = _accuracies(probs, y[None], num_bins)
     with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin: NaN, as documented
         confidence = np.bincount(which, probs.max(1), num_bins) / count
-        accuracy = np.bincount(which, probs.argmax(1) == y, num_bins) / count
     if simulated is None:
         bands = [
             tuple(np.divide(binomial_band(n, p), n)) if n else (np.nan, np.nan)
@@ -375,14 +375,10 @@ def _accuracies(
     probs: Float[np.ndarray, "N C"], simulated: Int[np.ndarray, "S N"], num_bins: int
 ) -> Float[np.ndarray, "S B"]:
     """Accuracy of each simulated data set in each bin; NaN in bins without points."""
-    which = _bins_of(probs, num_bins)
-    order = which.argsort(kind="stable")
-    bins, starts = np.unique(which[order], return_index=True)
-    correct = (simulated == probs.argmax(1))[:, order]
-    found = np.full((len(simulated), num_bins), np.nan)
-    count = np.diff([*starts, len(which)])
-    found[:, bins] = np.add.reduceat(correct, starts, axis=1, dtype=float) / count
-    return found
+    which, correct = _bins_of(probs, num_bins), simulated == probs.argmax(1)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin: NaN, as documented
+        counts = np.array([np.bincount(which, row, num_bins) for row in correct])
+        return counts / np.bincount(which, minlength=num_bins)
 
 
 def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int = 15) -> float:

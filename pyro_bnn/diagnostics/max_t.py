@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -35,7 +34,6 @@ SMALLEST_SHARE = 0.001  # of draws beyond the unit of a pair: five
 ALIKE = 1.5  # times the smallest unit, up to which units are taken for one
 MAX_GROUPS = 1_000  # more rows are resampled in this many groups
 MAX_COUNTS = 2_000_000  # counts of a resampling that are drawn at a time
-IN_CACHE = 2**16  # of them, or statistics, that are worked on at a time
 
 
 def p_values(
@@ -185,7 +183,7 @@ def resampled(
         chi2 = np.random.default_rng(1).chisquare(degrees_of_freedom, widths.shape)
         widths = np.sqrt(degrees_of_freedom / chi2)
     start = 0
-    for drawn, normal in _few_at_a_time(_resamples(num_groups, num_methods), num_pairs):
+    for drawn, normal in _resamples(num_groups, num_methods):
         counts, part = drawn.astype(float), found[start : start + len(drawn)]
         total = counts @ sums  # [b, P]
         spread = counts @ squares - total**2 / num_groups
@@ -202,14 +200,6 @@ def resampled(
 
 
 Drawn: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
-
-
-def _few_at_a_time(parts: list[Drawn], num_pairs: int) -> Iterator[Drawn]:
-    """The same resamples in smaller parts, whose numbers stay in a cache of the processor."""
-    for counts, normal in parts:
-        few = max(IN_CACHE // max(counts.shape[1], num_pairs) // 8 * 8, 8)
-        for start in range(0, len(counts), few):
-            yield counts[start : start + few], normal[start : start + few]
 
 
 @functools.lru_cache(maxsize=1)

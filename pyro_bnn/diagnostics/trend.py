@@ -113,7 +113,8 @@ def objective_trend(
     if size < MIN_BLOCK:
         return None
     num_steps = size * NUM_BLOCKS
-    blocks = _block_means(np.stack([losses, elapsed, rates], axis=1)[-num_steps:])  # [B, 3]
+    blocks = np.stack([losses, elapsed, rates], axis=1)[-num_steps:]  # [T', 3]
+    blocks = blocks.reshape(NUM_BLOCKS, size, 3).mean(1)  # [B, 3]
     regressors = [np.ones(NUM_BLOCKS), blocks[:, 1] - blocks[:, 1].mean()]
     if np.ptp(blocks[:, 2]) > 1e-6 * blocks[:, 2].max():
         regressors.append(blocks[:, 2] / blocks[:, 2].max())
@@ -147,10 +148,6 @@ def _quantile(probability: float, num_free: int) -> float:
     from scipy import special
 
     return float(special.stdtrit(num_free, probability))
-
-
-def _block_means(columns: Float[np.ndarray, "T K"]) -> Float[np.ndarray, "B K"]:
-    return np.asarray(columns.reshape(NUM_BLOCKS, -1, columns.shape[1]).mean(1))
 
 
 def _inflation(residuals: Float[np.ndarray, " B"]) -> float:

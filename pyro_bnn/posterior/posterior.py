@@ -34,15 +34,6 @@ from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, Params
 
-__all__ = [
-    "NUM_SAMPLES",
-    "DrawsPosterior",
-    "GuidePosterior",
-    "Posterior",
-    "Provenance",
-    "chosen_draws",
-]
-
 NUM_SAMPLES = 1_000  # draws by default
 LAPLACE = "Laplace"  # engine of posteriors that predict by a linearised network
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
@@ -537,12 +528,11 @@ class Posterior(ABC):
             SiteError: If the model differs from the one that was saved: in its sites, buffers,
                 prior, network or likelihood.
         """
-        program, provenance, guide, z, stats, log_q = storage.load(Path(path), model)
-        if guide is not None and provenance.engine == LAPLACE:
-            return LaplacePosterior(program, guide, provenance)
-        if guide is not None:
-            return GuidePosterior(program, guide, provenance)
-        return DrawsPosterior(program, z, provenance, sample_stats=stats, log_q=log_q)
+        program, provenance, contents = storage.load(Path(path), model)
+        if not isinstance(contents, Guide):
+            return DrawsPosterior(program, provenance=provenance, **contents)
+        cls = LaplacePosterior if provenance.engine == LAPLACE else GuidePosterior
+        return cls(program, contents, provenance)
 
     def batch(self, data: Data) -> Batch:
         """Rows of data as the functions of the program take them.

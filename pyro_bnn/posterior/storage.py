@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
 # fingerprints differ by less between precisions and devices, by more between models
 TOLERANCE = 1e-3
 BLOCK = 1 << 22  # numbers that are looked at together
+MOST = 1 << 62  # of anything that is counted
 
 NAMES = ("input_names", "target_names", "class_names")
 OF_PROVENANCE = {
@@ -41,10 +42,10 @@ OF_PROVENANCE = {
     "seed": int,
     "wall_time": float,
     "phases": {str: float},
-    "threads": (None, int),
-    "processes": int,
+    "threads": (None, range(1, MOST)),
+    "processes": range(1, MOST),
     "gpu?": (None, str),
-    "num_parameters": int,
+    "num_parameters": range(MOST),
     **dict.fromkeys(NAMES, (None, [str])),
 }
 FIELDS = [name.removesuffix("?") for name in OF_PROVENANCE]
@@ -52,7 +53,7 @@ UNITS = (None, {"loc": Tensor, "scale": Tensor})
 SCHEMA = {
     "format": str,
     "version": int,
-    "header": {**OF_PROVENANCE, "num_data": int, "sites": [list]},
+    "header": {**OF_PROVENANCE, "num_data": range(1, MOST), "sites": [list]},
     "x": Tensor,  # two rows at most
     "y": Tensor,
     "losses": Tensor,
@@ -66,26 +67,6 @@ OF_GUIDE = {"guide": {"class": str, "options": dict, "state": {str: (dict, Tenso
 OF_DRAWS = {"z": Tensor, "sample_stats": {str: Tensor}, "log_q?": Tensor}
 
 Document: TypeAlias = dict[str, Any]
-
-
-class Loaded(NamedTuple):
-    """A posterior as it was read.
-
-    Attributes:
-        program: Its model.
-        provenance: How it came about.
-        guide: Its guide; None where there are draws.
-        z: Its draws ``[C, S, P]``, empty where there is a guide.
-        sample_stats: Their statistics ``[C, S]``.
-        log_q: Their log densities ``[C, S]``, or None.
-    """
-
-    program: Program
-    provenance: Provenance
-    guide: Guide | None
-    z: Tensor
-    sample_stats: dict[str, NDArray[Any]]
-    log_q: Tensor | None
 
 
 def save(
@@ -138,12 +119,12 @@ def draws_contents(
     return {"z": z, **of_q, "sample_stats": stats}
 
 
-def load(path: Path, model: Model) -> Loaded:
-    """Read a posterior; see :meth:`Posterior.load`.
+def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[str, Any]]:
+    """Read a posterior: its model, how it came about, and its guide or what its draws are made of.
 
     The model has to be the one that was saved: its buffers are compared and not restored, and its
     prior, network and likelihood are compared by their densities at one z. Draws of a file above
-    ``memory.STORED_DRAWS`` stay in it, and are not looked at here.
+    ``memory.STORED_DRAWS`` stay in it, and are not looked at here. See :meth:`Posterior.load`.
     """
     document, provenance = _read(path)
     program = _program(model, document, path)
@@ -155,13 +136,11 @@ def load(path: Path, model: Model) -> Loaded:
     _check_buffers(model, document["buffers"], path)
     _restore_params(program, document["params"], path)
     _check_fingerprint(program, document["fingerprint"], path)
-    stats = {name: value.numpy() for name, value in document.get("sample_stats", {}).items()}
-    guide, z = None, program.initial.new_empty(0)
     if "guide" in document:
-        guide = _guide(document, program, path)
-    else:
-        z = _draws(document["z"], program, path)
-    return Loaded(program, provenance, guide, z, stats, document.get("log_q"))
+        return program, provenance, _guide(document, program, path)
+    z = _draws(document["z"], program, path)
+    stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
+    return program, provenance, {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
 
 
 # What a file says
@@ -186,10 +165,6 @@ def _read(path: Path) -> tuple[Document, Provenance]:
 
 def _check_rows(document: Document) -> None:
     header, x, y = document["header"], document["x"], document["y"]
-    for name in ("num_parameters", "num_data", "threads", "processes"):
-        least = 0 if name == "num_parameters" else 1
-        if header[name] is not None and not least <= header[name] < 1 << 62:
-            raise ValueError(f"{name} is {header[name]}")
     if not (x.ndim and y.ndim and 0 < len(x) == len(y) <= min(2, header["num_data"])):
         shapes = f"x {list(x.shape)} and y {list(y.shape)}"
         raise ValueError(f"{shapes} are not rows of {header['num_data']}")

@@ -54,7 +54,7 @@ class GaussianPrediction(Prediction):
             given,
             self._noise.square().expand_as(f),
             None,
-            lambda y: self.target_log_likelihood(y).sum(-1),
+            lambda y: self.target_log_prob(y).sum(-1),
             _target_log_likelihood=lambda y: _log_prob(y, given, self._noise),
         )
 
@@ -73,18 +73,6 @@ class GaussianPrediction(Prediction):
         levels = torch.as_tensor(q, dtype=self._mean.dtype)
         distance: Tensor = torch.special.ndtri(levels)[..., None, None] * self.sd
         return self._mean + distance
-
-    def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:
-        """Exact log density of each row ``[N]``; targets are independent.
-
-        Args:
-            y: Observations ``[N]`` or ``[N, O]``, in the units of the prediction.
-
-        Raises:
-            DataError: If y holds no real numbers.
-            ShapeError: If y does not have one row for each row of x.
-        """
-        return self.target_log_prob(y).sum(-1)
 
     def target_log_prob(self, y: Tensor) -> Float[Tensor, "N O"]:
         """Exact log density of each target ``[N, O]``; see `log_prob`."""

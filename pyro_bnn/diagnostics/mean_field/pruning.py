@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pyro_bnn.checks import check_choice
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 from pyro_bnn.predictive.draws import Draws
@@ -131,8 +132,7 @@ def prune(
         isinstance(fraction, int | float) and 0 <= fraction <= 1 and math.isfinite(fraction)
     ):
         raise OptionError(f"fraction is the share of weights to remove, 0 to 1, not {fraction!r}")
-    if by not in get_args(Order):
-        raise OptionError(f"by is one of {', '.join(map(repr, get_args(Order)))}, not {by!r}")
+    check_choice("by", by, Order)
     if by == "signal to noise":
         loc, scale = _marginals(posterior)
         worth = loc.abs() / scale

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_bnn.data.arrays import float_dtype, to_tensor
 from pyro_bnn.diagnostics.simulation.simulations import proper_program
 from pyro_bnn.errors import OptionError, ShapeError
-from pyro_bnn.posterior.arviz_groups import input_dims, of_targets, site_summaries
+from pyro_bnn.posterior.arviz_groups import by_chain, input_dims, of_targets, site_summaries
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws
@@ -23,7 +23,6 @@ from pyro_bnn.predictive.prediction import Prediction, require_finite
 from pyro_bnn.program.handlers import Model
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from xarray import DataTree
 
 TAIL_SHARE = 0.05  # of the draws that a tail index is taken of
@@ -80,8 +79,8 @@ class PriorPredictive:
         sites = site_summaries(self.prior, z, include_weights=False)
         return datatree(
             {
-                "prior": {**sites, "f": _one_chain(self.function_draws)},
-                "prior_predictive": {"y": of_targets(_one_chain(self.draws))},
+                "prior": {**sites, "f": by_chain(self.function_draws, 1)},
+                "prior_predictive": {"y": of_targets(by_chain(self.draws, 1))},
                 "constant_data": {"x": self.x.cpu().numpy()},
             },
             dims={
@@ -177,8 +176,3 @@ def tail_index(values: Float[Tensor, " S"]) -> TailIndex:
     inverse = float((largest[:-1] / largest[-1]).log().mean())
     index = 1 / inverse if inverse > 0 else math.inf
     return TailIndex(index, index / math.sqrt(num_tail))
-
-
-def _one_chain(values: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = values.unsqueeze(0).cpu().numpy()  # [1, S, ...]
-    return array
