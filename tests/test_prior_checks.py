@@ -104,7 +104,7 @@ def test_inputs_are_rows_of_numbers() -> None:
         prior_predictive(model, x, 5, seed).function_draws for x in (X.tolist(), X.float())
     )
     assert_close(of_list, of_tensor)
-    with pytest.raises(DataError, match="x holds NaN or infinite values in 1 of 1 rows"):
+    with pytest.raises(DataError, match=r"x holds NaN or infinity in column 1 \(1 row\) of 1"):
         prior_predictive(model, [[1.0, math.nan]])
     for x in (X[:0], 1.0):
         with pytest.raises(ShapeError, match="with at least one row, not"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_observed, check_rows
 
 BAND_PROBABILITY = 0.99  # a calibrated method leaves the band by chance once in a hundred tests
 NUMBERS_AT_ONCE = 1 << 22
@@ -72,9 +72,8 @@ def simulated_pit(
         >>> (4 * simulated_pit(draws, np.array([1.0]))).astype(int)[:, 0]
         array([0, 2, 3])
     """
-    draws = check_axes("draws", draws, "S N")
+    draws, y = check_observed("draws", draws, "S N", y)
     S, N = draws.shape
-    y = check_rows("y", y, N, of="draws")
     rng = np.random.default_rng((seed, 1))  # apart from the stream of `pit`
     found = np.empty((S, N), np.float32)
     at_once = max(1, NUMBERS_AT_ONCE // (S + 1))

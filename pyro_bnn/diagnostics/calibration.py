@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from pyro_bnn.diagnostics.bands import binomial_band, central_band, simultaneous_band
-from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_observed
 from pyro_bnn.errors import OptionError, ShapeError
 
 MAX_BINS = 20
@@ -50,8 +50,7 @@ def pit(
         >>> pit(draws, np.array([499.5])).round(2)
         array([0.5])
     """
-    draws = check_axes("draws", draws, "S N")
-    y = check_rows("y", y, draws.shape[1], of="draws")
+    draws, y = check_observed("draws", draws, "S N", y)
     below = (draws < y).sum(0)  # [N]
     ties = (draws == y).sum(0)
     uniform = np.random.default_rng(seed).uniform(size=y.shape)
@@ -339,8 +338,7 @@ def reliability_curve(
         >>> int(curve.count.sum()), float(curve.accuracy[11])
         (5, 0.8)
     """
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     which = _bins_of(probs, num_bins)
     count = np.bincount(which, minlength=num_bins)  # [B]
     (accuracy,) = _accuracies(probs, y[None], num_bins)
@@ -404,7 +402,7 @@ def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int
         >>> round(ece(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 0])), 4)
         0.2
     """
-    y = check_rows("y", y, len(check_axes("probs", probs, "N C")), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     return float(simulated_ece(probs, y[None], num_bins)[0])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_observed, check_rows
 
 
 def log_score(log_likelihood: Float[np.ndarray, "S N"]) -> Float[np.ndarray, " N"]:
@@ -121,9 +121,8 @@ def moment_matched_log_score(
         >>> moment_matched_log_score(np.zeros(1), np.ones(1), np.zeros(1)).round(4)
         array([-0.9189])
     """
-    mean = check_axes("mean", mean, "N")
+    mean, y = check_observed("mean", mean, "N", y)
     sd = check_rows("sd", sd, len(mean), of="mean")
-    y = check_rows("y", y, len(mean), of="mean")
     return np.asarray(-0.5 * ((y - mean) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2 * np.pi))
 
 
@@ -181,8 +180,7 @@ def crps(draws: Float[np.ndarray, "S N"], y: Float[np.ndarray, " N"]) -> Float[n
         >>> crps(np.array([[0.0], [1.0], [2.0]]), np.array([1.0]))
         array([0.])
     """
-    draws = check_axes("draws", draws, "S N")
-    y = check_rows("y", y, draws.shape[1], of="draws")
+    draws, y = check_observed("draws", draws, "S N", y)
     S = len(draws)
     error = np.abs(draws - y).mean(0)  # [N]
     if S == 1:
@@ -208,8 +206,7 @@ def rmse(mean: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
         >>> rmse(np.array([0.0, 0.0]), np.array([4.0, 4.0]))
         4.0
     """
-    mean = check_axes("mean", mean, "N")
-    y = check_rows("y", y, len(mean), of="mean")
+    mean, y = check_observed("mean", mean, "N", y)
     return float(np.sqrt(np.mean((mean - y) ** 2)))
 
 
@@ -227,8 +224,7 @@ def accuracy(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float
         >>> accuracy(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]))
         0.5
     """
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     return float(np.mean(probs.argmax(1) == y))
 
 
@@ -254,7 +250,6 @@ def brier(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> Float[np
         >>> brier(np.array([[0.5, 0.5]]), np.array([0]))
         array([0.5])
     """
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     observed = np.arange(probs.shape[1]) == y[:, None]  # [N, C]
     return np.asarray(((probs - observed) ** 2).sum(1))

@@ -55,6 +55,28 @@ def check_rows(name: str, array: np.ndarray, num_rows: int, of: str) -> np.ndarr
     return array
 
 
+def check_observed(
+    name: str, array: np.ndarray, axes: str, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """An array as `check_axes` returns it, and the observations y ``[N]`` of its axis N.
+
+    Args:
+        name: What the array is called in the message.
+        array: Any array.
+        axes: Names of its axes, N among them.
+        y: Observations.
+
+    Raises:
+        ShapeError: If the array has other axes, or y another shape.
+
+    Example:
+        >>> check_observed("draws", np.zeros((3, 2)), "S N", [1, 0])[1]
+        array([1, 0])
+    """
+    array = check_axes(name, array, axes)
+    return array, check_rows("y", y, array.shape[axes.split().index("N")], of=name)
+
+
 def evenly_spread(total: int, most: int) -> list[int]:
     """At most so many of the numbers below ``total``, evenly spread, first and last among them.
 

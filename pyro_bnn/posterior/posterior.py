@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_bnn.checks import plain
 from pyro_bnn.data import Dataset
-from pyro_bnn.data.arrays import ArrayLike, cast
+from pyro_bnn.data.arrays import ArrayLike, cast, check_finite
 from pyro_bnn.errors import OptionError, OutputError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT
@@ -28,7 +28,7 @@ from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.predictive.map_draws import Chunks, Rows
 from pyro_bnn.predictive.predict import log_likelihoods, predict
-from pyro_bnn.predictive.prediction import Names, Prediction, require_finite
+from pyro_bnn.predictive.prediction import Names, Prediction
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
@@ -548,7 +548,7 @@ class Posterior(ABC):
         rows = in_order_of_fit(x, self.provenance)
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
-        require_finite(rows)
+        check_finite(rows, "x", self.provenance.input_names)
         if self.program.x_dtype.is_floating_point:
             rows = cast(rows, self.program.x_dtype, "x")
         return self.program.inputs(rows)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_bnn import memory
 from pyro_bnn.data import Standardiser
+from pyro_bnn.data.arrays import is_finite
 from pyro_bnn.errors import BNNError, FileFormatError, SiteError
 from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_tensors, write_tensors
@@ -31,7 +32,6 @@ VERSION = 3
 SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
 # fingerprints differ by less between precisions and devices, by more between models
 TOLERANCE = 1e-3
-BLOCK = 1 << 22  # numbers that are looked at together
 MOST = 1 << 62  # of anything that is counted
 
 NAMES = ("input_names", "target_names", "class_names")
@@ -203,7 +203,7 @@ def _check_draws(document: Document) -> None:
 
 def _require_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
-        if not all(bool(block.isfinite().all()) for block in value.reshape(-1).split(BLOCK)):
+        if not is_finite(value.reshape(-1)):
             raise ValueError(f"{name} has values that are NaN or infinite")
 
 

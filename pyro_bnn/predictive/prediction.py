@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
 from pyro_bnn.data.labels import coded, named
-from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
+from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
 from pyro_bnn.predictive.moments import entropy, log_mean
 from pyro_bnn.program.distributions import order_statistic
@@ -470,22 +470,6 @@ def require_level(level: float) -> None:
     """
     if not 0 < level < 1:
         raise OptionError(f"the level of an interval is between 0 and 1, such as 0.95, not {level}")
-
-
-def require_finite(x: Tensor) -> None:
-    """Check inputs ``[N, ...]`` of a prediction.
-
-    Raises:
-        DataError: If a value is NaN or infinite; names the columns and counts the rows.
-    """
-    bad = ~x.isfinite()
-    if bool(bad.any()):
-        columns = bad.reshape(len(x), -1).any(0).nonzero().flatten().tolist()
-        rows = int(bad.reshape(len(x), -1).any(1).sum())
-        raise DataError(
-            f"x holds NaN or infinite values in {rows} of {len(x)} rows, in column "
-            f"{', '.join(map(str, columns[:5]))} (from 0): impute them or leave these rows out"
-        )
 
 
 def _sorted(draws: Tensor) -> Tensor:

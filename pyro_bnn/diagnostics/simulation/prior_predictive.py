@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from pyro_bnn.data.arrays import float_dtype, to_tensor
+from pyro_bnn.data.arrays import check_finite, float_dtype, to_tensor
 from pyro_bnn.diagnostics.simulation.simulations import proper_program
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.posterior.arviz_groups import by_chain, input_dims, of_targets, site_summaries
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws
-from pyro_bnn.predictive.prediction import Prediction, require_finite
+from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.program.handlers import Model
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def prior_predictive(
     rows = rows.to(float_dtype(x)) if rows.is_floating_point() else rows
     if not rows.ndim or not len(rows):
         raise ShapeError(f"x is [N, ...] with at least one row, not {list(rows.shape)}")
-    require_finite(rows)
+    check_finite(rows, "x")
     program = proper_program(model, rows)
     rows = program.inputs(rows)
     z = program.prior_draws(num_samples, rows[:1], seed)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_observed
 
 NUM_BINS = 15
 BLOCK = 1_000  # rows of which all pairs are compared
@@ -119,8 +119,7 @@ def classwise_ece(
         >>> classwise_ece(probs, np.array([0, 0, 0, 1]))
         0.25
     """
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     each = [_equal_mass(p, y == c, num_bins).error for c, p in enumerate(probs.T)]
     return float(np.mean(each))
 
@@ -313,8 +312,7 @@ def skce(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], *, seed: int
         >>> round(skce(np.array([[0.75, 0.25]] * 2), np.array([0, 0])), 4)  # (1/4)^2 + (1/4)^2
         0.125
     """
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     if len(probs) < 2:
         return float("nan")
     residual = (np.arange(probs.shape[1]) == y[:, None]) - probs  # [N, C]
@@ -339,8 +337,7 @@ def _top_label(
     probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """The largest probability of each row, and whether its class is the observed one."""
-    probs = check_axes("probs", probs, "N C")
-    y = check_rows("y", y, len(probs), of="probs")
+    probs, y = check_observed("probs", probs, "N C", y)
     return probs.max(1), (probs.argmax(1) == y).astype(float)
 
 
