@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Predictive
@@ -376,6 +377,7 @@ def test_the_tree_of_two_targets_holds_the_density_of_each() -> None:
         (mlp(4, activation="tanh"), "the activation tanh is not known in closed form"),
         (mlp(4, prior=priors.Laplace(1.0)), r"prior of layers\.0\.weight is not an independent G"),
         (mlp(4, prior=priors.Normal(1.0, loc=0.5)), "is not an independent Gaussian around 0"),
+        (mlp(4, prior=dist.LogNormal(0.0, 1.0)), "is not an independent Gaussian around 0 of one"),
         (mlp(4, prior=priors.HalfCauchyScale()), "is not an independent Gaussian around 0 of one"),
     ],
 )

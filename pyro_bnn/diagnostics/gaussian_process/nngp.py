@@ -26,6 +26,7 @@ from pyro_bnn.models import MLP
 from pyro_bnn.models.description import describe
 from pyro_bnn.models.network import ACTIVATIONS, Activation, require_columns
 from pyro_bnn.priors import PriorModule
+from pyro_bnn.program.distributions import base_distribution
 
 Expectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """E phi(u) phi(v) of Cov(u, v), Var u and Var v, which broadcast."""
@@ -165,9 +166,7 @@ def _variances(layer: nn.Module, index: int) -> tuple[float, float]:
 def _variance(layer: nn.Module, index: int, kind: str) -> float:
     prior = getattr(layer, f"{kind}_prior", None)  # none of a hierarchy
     if isinstance(prior, PriorModule):
-        base: Any = prior.distribution
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
+        base: Any = base_distribution(prior.distribution)
         if type(base).__name__ == "Normal" and bool(
             ((base.loc == 0) & (base.scale == base.scale.flatten()[0])).all()
         ):
