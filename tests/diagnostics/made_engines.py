@@ -107,8 +107,7 @@ def simulating_once() -> Iterator[None]:
     That takes as long as engines that are a formula. Seed 0 alone: others are of tests of seeds.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("sbc", "vsbc"):
-            patch.setattr(f"pyro_bnn.diagnostics.simulation.{module}.simulate", _simulate_once)
+        patch.setattr("pyro_bnn.diagnostics.simulation.simulations.simulate", _simulate_once)
         yield
 
 
