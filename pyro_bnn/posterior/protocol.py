@@ -14,45 +14,8 @@ if TYPE_CHECKING:
     from pyro_bnn.data.dataset import Dataset
     from pyro_bnn.predictive.draws import Draws
     from pyro_bnn.predictive.map_draws import Chunks
+    from pyro_bnn.predictive.prediction import Prediction
     from pyro_bnn.program.program import Program
-
-
-class PredictionLike(Protocol):
-    """Predictive draws and moments in the standardised units of the data; see ``Prediction``."""
-
-    @property
-    def mean(self) -> Tensor:
-        """Predictive means ``[N, O]``."""
-
-    @property
-    def sd(self) -> Tensor:
-        """Predictive standard deviations ``[N, O]``."""
-
-    @property
-    def probs(self) -> Tensor:
-        """Class probabilities ``[N, C]``."""
-
-    @property
-    def draws(self) -> Tensor:
-        """Draws of y ``[S, N, O]``."""
-
-    @property
-    def function_draws(self) -> Tensor:
-        """Draws of the network output ``[S, N, F]``."""
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the mean density over draws ``[N]``."""
-
-    @property
-    def has_exact_densities(self) -> bool:
-        """Whether `log_prob` is in closed form, not a mean over draws."""
-
-    @property
-    def has_target_densities(self) -> bool:
-        """Whether each of several targets has a density of its own."""
-
-    def target_log_prob(self, y: Tensor) -> Tensor:
-        """Log of the mean density over draws of each target alone ``[N, O]``."""
 
 
 class PosteriorLike(Protocol):
@@ -138,7 +101,7 @@ class PosteriorLike(Protocol):
 
     def predict(
         self, x: Tensor, num_samples: int = 1000, seed: int = 0, raw: bool = False
-    ) -> PredictionLike:
+    ) -> Prediction:
         """Predictions at inputs x."""
 
     def log_likelihood(

@@ -163,14 +163,12 @@ def _median(sizes: list[float]) -> float:
 class _Run:
     """Draws ``z [C, S, P]`` given one data set; those of a guide are independent.
 
-    ``log_joint [C, S]`` is that of the draws, where the engine has kept it; ``num_diverging`` of
-    them end a trajectory that diverges.
+    ``num_diverging`` of them end a trajectory that diverges.
     """
 
     z: Tensor
     method: str
     is_independent: bool = False
-    log_joint: NDArray[Any] | None = None
     num_diverging: int = 0
 
     def effective_draws(self, program: Program, batch: Batch) -> float:
@@ -179,12 +177,9 @@ class _Run:
 
         if self.is_independent:
             return float("nan")
-        values = self.log_joint
-        if values is None:
-            with torch.no_grad():
-                flat = program.log_joint(self.z.flatten(0, 1).to(batch.x), batch)
-            values = flat.unflatten(0, self.z.shape[:2]).cpu().numpy()
-        return float(arviz_io.ess(np.asarray(values, dtype=float)))
+        with torch.no_grad():
+            flat = program.log_joint(self.z.flatten(0, 1).to(batch.x), batch)
+        return float(arviz_io.ess(flat.unflatten(0, self.z.shape[:2]).cpu().numpy()))
 
 
 def _run_all(
@@ -234,15 +229,8 @@ def _run_one(
         stream_seed(seed, DRAWS, number),
         group_by_chain=True,
     )
-    stats = posterior.sample_stats
-    run = _Run(
-        z,
-        posterior.method,
-        is_independent=stored is None,
-        log_joint=stats.get("lp"),
-        num_diverging=int(np.sum(stats.get("diverging", 0))),
-    )
-    return [run]
+    num_diverging = int(np.sum(posterior.sample_stats.get("diverging", 0)))
+    return [_Run(z, posterior.method, stored is None, num_diverging)]
 
 
 def _run_each(
@@ -259,14 +247,10 @@ def _run_each(
             part_seed = stream_seed(seed, ENGINE, half)
             runs += _run_each(engine, model, x, part, part_seed, progress=progress)
         return runs
+    diverging = np.sum(stats.get("diverging", np.zeros((len(z), 1))), axis=1)
     return [
-        _Run(
-            chain[None],
-            type(engine).__name__,
-            log_joint=stats["lp"][place][None] if "lp" in stats else None,
-            num_diverging=int(np.sum(stats["diverging"][place])) if "diverging" in stats else 0,
-        )
-        for place, chain in enumerate(z)
+        _Run(chain[None], type(engine).__name__, num_diverging=int(count))
+        for chain, count in zip(z, diverging, strict=True)
     ]
 
 

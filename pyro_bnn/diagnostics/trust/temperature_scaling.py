@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import log_softmax, softmax
 
 from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 from pyro_bnn.errors import DataError
@@ -36,9 +37,7 @@ class TemperatureScale:
         Raises:
             ShapeError: If ``logits`` is not ``[N, C]``.
         """
-        from scipy import special
-
-        return np.asarray(special.softmax(_logits(logits) / self.temperature, axis=1))
+        return np.asarray(softmax(_logits(logits) / self.temperature, axis=1))
 
 
 def temperature_scaling(
@@ -85,7 +84,7 @@ def temperature_scaling(
 
     def slope(inverse: float) -> float:
         """Of the negative log likelihood, in 1/T."""
-        probs = _softmax(inverse * logits)
+        probs = softmax(inverse * logits, axis=1)
         return float(((probs * finite).sum(1) - observed).mean())
 
     if slope(LEAST) >= 0:
@@ -113,7 +112,7 @@ def _error_of_inverse(
     inverse: float, logits: Float[np.ndarray, "N C"], observed: Float[np.ndarray, " N"]
 ) -> float:
     """Root mean square of the rows' slopes over the curvature, for N rows."""
-    probs = _softmax(inverse * logits)
+    probs = softmax(inverse * logits, axis=1)
     finite = _finite(logits)
     mean = (probs * finite).sum(1)
     curvature = ((probs * finite**2).sum(1) - mean**2).mean()
@@ -131,10 +130,5 @@ def _finite(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:
     return np.where(np.isneginf(logits), 0.0, logits)
 
 
-def _softmax(logits: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N C"]:
-    weights = np.exp(logits)
-    return np.asarray(weights / weights.sum(1, keepdims=True))
-
-
 def _nll(logits: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float:
-    return float((np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean())
+    return -float(log_softmax(logits, axis=1)[np.arange(len(y)), y].mean())

@@ -41,7 +41,8 @@ from pyro_bnn.report.evaluation.units import Units, to_numpy
 
 if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
-    from pyro_bnn.posterior.protocol import PosteriorLike, PredictionLike
+    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.predictive.prediction import Prediction
 
 LEVEL = 0.95
 POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
@@ -181,7 +182,7 @@ def _impossible_rows(log_score: Float[np.ndarray, " N"]) -> tuple[str, ...]:
 
 
 def _score_regression(
-    prediction: PredictionLike,
+    prediction: Prediction,
     split: Split,
     log_score: Float[np.ndarray, " N"],
     f: Float[np.ndarray, "S N F"],
@@ -244,7 +245,7 @@ def _coverage(pit: Float[np.ndarray, " M"], simulated: Float[np.ndarray, "S M"])
 
 
 def _moments(
-    prediction: PredictionLike,
+    prediction: Prediction,
 ) -> tuple[Float[np.ndarray, "N O"], Float[np.ndarray, "N O"]]:
     """Predictive means and sds; NaN where they do not exist, which the notes say, not a warning."""
     with warnings.catch_warnings():
@@ -271,7 +272,7 @@ def _no_band(what: str, is_missing: bool, num_draws: int) -> tuple[str, ...]:
 
 
 def _score_classes(
-    prediction: PredictionLike,
+    prediction: Prediction,
     split: Split,
     log_score: Float[np.ndarray, " N"],
     f: Float[np.ndarray, "S N F"],
