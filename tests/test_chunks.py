@@ -73,7 +73,6 @@ def test_atoms_are_computed_once_each_and_their_draws_share_what_they_share(
     program: Program, monkeypatch: pytest.MonkeyPatch, working_set: int
 ) -> None:
     monkeypatch.setattr(memory, "WORKING_SET", working_set)
-    monkeypatch.setattr(chunks, "CAPTURE_FROM", 0)  # a graph, which so few calls do not repay
     calls: list[tuple[int, int]] = []
     x = program.example.x
 
@@ -89,7 +88,7 @@ def test_atoms_are_computed_once_each_and_their_draws_share_what_they_share(
     f, twin, expanded = run.together(GIB)
     rows_computed = sum(draws * rows for draws, rows in calls)
     assert rows_computed < 10 * 3 * len(x)  # 600 draws of 12 rows would be 7,200
-    assert not run.chunks._graphs
+    assert not run.chunks._graphs  # which so few calls do not repay
     z = draws.together()[0]
     torch.testing.assert_close(f, program.function(z, x))
     assert twin is f

@@ -22,6 +22,8 @@ from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.posterior.arviz_groups import _prior_groups
 from pyro_bnn.predictive import map_draws as chunks
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.predict import predict
 from pyro_bnn.predictive.prediction import StreamedPrediction
 from pyro_bnn.program.random_state import isolated
@@ -740,7 +742,7 @@ def test_the_noise_of_y_has_a_stream_apart_from_that_of_the_weights() -> None:
     params: dict[str, Tensor] = {}
     program.predictive(z, x, params)  # its checks
     seeds.clear()
-    predict(program, params, z, x, seed=12345, memory=memory.GIB)
+    predict(Chunks(program), params, Draws.of(z), x, seed=12345, memory=memory.GIB)
     assert seeds
     assert 12345 not in seeds
     posterior = DrawsPosterior(program, z.unsqueeze(0), Provenance("prior", "none"))

@@ -283,7 +283,7 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
     """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
     posterior, target = fit.posterior, fit.posterior.provenance.target
     return predict(
-        posterior.predictor,
+        posterior.chunks,
         posterior.params,
         z,
         _in_its_units(fit, x),
@@ -291,7 +291,6 @@ def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
         memory=GIB,
         target=target,
         has_moments=posterior.has_moments,
-        chunks=posterior.chunks,
         names=Names(targets=fit.target_names, classes=fit.class_names),
     )
 

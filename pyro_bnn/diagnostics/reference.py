@@ -129,11 +129,7 @@ def check_pair(
 
 
 def _halves(reference: Float[np.ndarray, "C T N F"]) -> list[Float[np.ndarray, "H N F"]]:
-    C = len(reference)
-    if C == 1:
-        T = reference.shape[1]
-        return [reference[0, : T // 2], reference[0, T - T // 2 :]]
-    return [
-        reference[: C // 2].reshape(-1, *reference.shape[2:]),
-        reference[C - C // 2 :].reshape(-1, *reference.shape[2:]),
-    ]
+    """Draws of the first and of the last half of the chains, or of a single chain."""
+    parts = reference[0] if len(reference) == 1 else reference
+    half = len(parts) // 2
+    return [some.reshape(-1, *reference.shape[2:]) for some in (parts[:half], parts[-half:])]

@@ -17,6 +17,7 @@ from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.predict import predict
 from pyro_bnn.program.fingerprint import fingerprint
 from pyro_bnn.program.random_state import derived_seed
@@ -304,13 +305,12 @@ def _prior_groups(
     with torch.no_grad():
         f = program.function(whole, x, params)
     y = predict(
-        program,
+        posterior.chunks if posterior.chunks.program is program else Chunks(program),
         params,
         Draws.of(whole),
         train.x.to(x),
         seed=derived_seed(seed, 3),  # apart from the draws of z
         memory=memory,
-        chunks=posterior.chunks if posterior.chunks.program is program else None,
     ).draws
     of_sites = site_summaries(posterior, Draws.of(z), include_weights=False)
     return {

@@ -293,7 +293,7 @@ class Posterior(ABC):
         if raw and self.provenance.inputs is not None:
             rows = self.provenance.inputs.transform(rows)
         return predict(
-            self.predictor,
+            self.chunks,
             self.params,
             self.in_blocks(self.count(num_samples), seed),
             self._inputs(rows),
@@ -301,7 +301,6 @@ class Posterior(ABC):
             memory=memory,
             has_moments=self.has_moments,
             target=self.provenance.target if raw else None,
-            chunks=self.chunks,
             names=Names(
                 targets=self.provenance.target_names,
                 classes=self.provenance.class_names,

@@ -121,7 +121,6 @@ class Pass:
         axes: Which dimension of each tensor is that of the rows; None altogether where one has two.
         fixed: Bytes that a block of draws takes in the making.
         first_row: Number of its first row, where it is of some of the rows.
-        is_captured: Whether it may run as a graph, which few calls do not repay.
     """
 
     chunks: Chunks
@@ -136,7 +135,6 @@ class Pass:
     axes: Axes | None
     fixed: int
     first_row: int = 0
-    is_captured: bool = True
 
     @property
     def num_rows(self) -> int:
@@ -204,7 +202,7 @@ class Pass:
                 yield from self._of_atoms(atoms, left - at_points)
                 return
         size = max(1, min(len(self.draws), min(left, bounds.WORKING_SET) // self.working))
-        graph = self.chunks.graph(self, size) if self.is_captured else None
+        graph = self.chunks.graph(self, size)
         for z in self.draws.chunks(size):
             with torch.no_grad():
                 values = self._one(z, size, graph)
@@ -212,7 +210,7 @@ class Pass:
 
     def _of_atoms(self, atoms: Atoms, left: int) -> Iterator[tuple[Tensor, ...]]:
         """The function of each chunk of draws, computed once at each of the points."""
-        points = replace(self, draws=Draws.of(atoms.points), is_captured=False)
+        points = replace(self, draws=Draws.of(atoms.points))
         values = collected(points, [points], left)
         for order in atoms.order.split(max(1, min(left, bounds.WORKING_SET) // self.stored)):
             made = {identity(value): collapsed(value)[order] for value in values}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pyro_bnn.data import Standardiser
@@ -17,7 +16,6 @@ from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.prediction import Names, Prediction, StreamedPrediction
 from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch, Params
 
@@ -35,24 +33,23 @@ def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) 
 
 
 def predict(
-    program: Program,
+    chunks: Chunks,
     params: Params,
-    z: Float[Tensor, "S Q"] | Draws,
+    draws: Draws,
     x: Tensor,
     *,
     seed: int,
     memory: int,
     target: Standardiser | None = None,
     has_moments: bool = True,
-    chunks: Chunks | None = None,
     names: Names | None = None,
 ) -> Prediction:
     """Predict y at x from draws of the posterior, in chunks over draws and rows.
 
     Args:
-        program: The model.
+        chunks: Of the model, with what was learned of it in earlier calls.
         params: Values of the model's point-estimated parameters.
-        z: Draws ``[S, Q]``.
+        draws: Draws ``[S, Q]``.
         x: Inputs ``[N, ...]`` in the model's units.
         seed: Seed of the draws of y.
         memory: Bound in bytes on results and intermediate results, draws of weights included.
@@ -60,15 +57,13 @@ def predict(
         target: Carries y to the user's units, in the wider of its dtype and the model's; None
             leaves y in the model's units.
         has_moments: Whether means and sds over draws are to be relied on; else they are NaN.
-        chunks: What was learned of the program in earlier calls.
         names: What the table of the prediction calls its rows and columns.
 
     Raises:
         OptionError: If ``memory`` is no positive integer, or a single draw exceeds it, or all draws
             of a single row do; or all draws of all rows, where rows depend on each other.
     """
-    chunks = Chunks(program) if chunks is None else chunks
-    draws = z if isinstance(z, Draws) else Draws.of(z)
+    program = chunks.program
     stream = derived_seed(seed, 1)  # z has the stream of seed
 
     def tensors(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
