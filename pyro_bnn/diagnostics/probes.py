@@ -95,10 +95,11 @@ def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
     def far(points: Float[np.ndarray, "M I"]) -> Float[np.ndarray, "P I"]:
         return np.asarray(points[_distances(points, rows).min(1) > limit])
 
+    outlying = _spread_out(rows, _distances(rows, mean[None])[:, 0], NUM_BEYOND)
     kept = {
         "between": far(_between(rows)),
         "along": np.concatenate([far(mean + inside), mean + outside]),
-        "beyond": far(mean + FURTHER * (_outlying(rows, mean) - mean)),
+        "beyond": far(mean + FURTHER * (outlying - mean)),
     }
     return Probes(
         x=np.concatenate(list(kept.values())),
@@ -121,11 +122,6 @@ def _between(rows: Float[np.ndarray, "N I"]) -> Float[np.ndarray, "P I"]:
     if not len(points):
         return points
     return _spread_out(points, _distances(points, rows).min(1), NUM_BETWEEN)
-
-
-def _outlying(rows: Float[np.ndarray, "N I"], mean: Float[np.ndarray, " I"]) -> np.ndarray:
-    """Rows that are furthest from the mean and from one another."""
-    return _spread_out(rows, _distances(rows, mean[None])[:, 0], NUM_BEYOND)
 
 
 def _spread_out(

@@ -301,7 +301,10 @@ def _prior_groups(
     program, params = posterior.program, posterior.params
     x = program.inputs(points)
     z = program.prior_draws(PRIOR_DRAWS, train.x[:1].to(x), derived_seed(seed, 2), params)
-    whole = _with_members(posterior, z, seed)
+    whole = z
+    if program.member_params:  # each draw with those of a draw of the posterior
+        own = posterior.draws(PRIOR_DRAWS, seed)[:, z.shape[-1] :]
+        whole = torch.cat([z, own], -1)
     with torch.no_grad():
         f = program.function(whole, x, params)
     y = predict(
@@ -317,13 +320,6 @@ def _prior_groups(
         "prior": {**of_sites, "f": f.unsqueeze(0).cpu().numpy()},
         "prior_predictive": {"y": of_targets(y.unsqueeze(0).cpu().numpy())},
     }
-
-
-def _with_members(posterior: ProgramPosterior, z: Tensor, seed: int) -> Tensor:
-    """Prior draws ``[S, P + Q]``, each with the parameters of its own that a posterior draw has."""
-    if not posterior.program.member_params:
-        return z
-    return torch.cat([z, posterior.draws(len(z), seed)[:, z.shape[-1] :]], -1)
 
 
 def _rows(data: Dataset) -> dict[str, Any]:

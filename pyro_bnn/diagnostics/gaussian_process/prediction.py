@@ -14,6 +14,7 @@ from pyro_bnn.data import Standardiser
 from pyro_bnn.data.arrays import to_tensor
 from pyro_bnn.likelihoods.likelihood import match_observation
 from pyro_bnn.predictive.prediction import Prediction, require_kind, require_levels
+from pyro_bnn.program.random_state import seeded
 
 
 class GaussianPrediction(Prediction):
@@ -89,8 +90,7 @@ class GaussianPrediction(Prediction):
 
 def standard_normal(shape: Sequence[int], seed: int) -> Tensor:
     """Draws of N(0, 1) in float64, of a stream of their own."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def _log_prob(y: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

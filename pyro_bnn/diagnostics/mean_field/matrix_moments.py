@@ -22,7 +22,6 @@ from pyro_bnn.plotting.theme import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 MAX_LINES = 40  # of blocks: more would hide what lies between them
@@ -48,9 +47,13 @@ def covariance_maps(found: Mapping[str, MatrixMoments], *, correlations: bool = 
 
 
 def _show(ax: Axes, moments: MatrixMoments, correlations: bool) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
     values = (moments.correlation if correlations else moments.matrix).cpu().numpy()
     limit = 1.0 if correlations else float(abs(values).max()) or 1.0
-    image = ax.imshow(values, cmap=_colours(), vmin=-limit, vmax=limit, interpolation="nearest")
+    # below zero orange, at zero the paper, above zero blue
+    colours = LinearSegmentedColormap.from_list("covariance", [METHODS[1], PAPER, METHODS[0]])
+    image = ax.imshow(values, cmap=colours, vmin=-limit, vmax=limit, interpolation="nearest")
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.85)
     bar.ax.spines["outline"].set_visible(False)
     ax.set_xticks([])
@@ -60,13 +63,6 @@ def _show(ax: Axes, moments: MatrixMoments, correlations: bool) -> None:
         for row in range(1, num_rows):
             for line in (ax.axhline, ax.axvline):
                 line(row * num_columns - 0.5, color=MUTED, lw=0.4)
-
-
-def _colours() -> Colormap:
-    """Below zero orange, at zero the paper, above zero blue."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("covariance", [METHODS[1], PAPER, METHODS[0]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

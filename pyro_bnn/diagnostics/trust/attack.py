@@ -18,6 +18,7 @@ from pyro_bnn.checks import check_positive
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, to_tensor
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.program.random_state import seeded
 from pyro_bnn.program.terms import Batch
 
 ROWS = 128  # at once
@@ -80,8 +81,7 @@ def fgsm(
     draws = posterior.draws(num_samples, seed)
     parts = zip(rows.x.split(ROWS), rows.y.split(ROWS), strict=True)
     gradient = torch.cat([_gradient(posterior, draws, Batch(*part)) for part in parts])
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, gradient.shape, generator=generator).to(gradient) * 2 - 1
+    signs = torch.randint(0, 2, gradient.shape, generator=seeded(seed)).to(gradient) * 2 - 1
     moved, control = (
         _within(rows.x + epsilon * step, low, high) for step in (gradient.sign(), signs)
     )
