@@ -55,7 +55,7 @@ def with_tensors(
         if isinstance(value, torch.distributions.Distribution):
             batch = value.batch_shape
             if num_rows is not None and batch[:1] == fn.batch_shape[:1]:
-                batch = (num_rows, *batch[1:])
+                batch = torch.Size([num_rows, *batch[1:]])
             copied._batch_shape = torch.Size([num_draws, *batch])
         return copied
 
