@@ -219,6 +219,9 @@ def smooth_ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> flo
         probs: Predictive class probabilities ``[N, C]``, already averaged over draws.
         y: Classes ``[N]``, 0..C-1.
 
+    Returns:
+        The error; NaN if a probability is.
+
     Raises:
         ShapeError: If the shapes do not fit.
 
@@ -258,6 +261,8 @@ def smooth_ece_floor(probs: Float[np.ndarray, "N C"], *, seed: int = 0) -> float
 def _smooth_ece(confidence: Float[np.ndarray, " N"], correct: Float[np.ndarray, " N"]) -> float:
     from scipy import optimize
 
+    if np.isnan(confidence).any():
+        return float("nan")
     error = _error_of_width(confidence, correct - confidence)
     return float(optimize.brentq(lambda width: error(width) - width, 0.0, 2.0))
 

@@ -242,6 +242,12 @@ def test_what_one_row_cannot_say() -> None:
     assert np.isnan(skce(probs, y))
 
 
+def test_the_error_of_probabilities_that_are_not_known_is_not_known() -> None:
+    probs, y = np.array([[0.7, 0.3], [np.nan, np.nan], [0.4, 0.6]]), np.array([0, 1, 1])
+    for error in (ece, equal_mass_ece, classwise_ece, debiased_squared_ece, skce, smooth_ece):
+        assert np.isnan(error(probs, y)), error.__name__
+
+
 def test_shapes_and_bins_are_checked() -> None:
     probs = np.full((3, 2), 0.5)
     for error in (equal_mass_ece, classwise_ece, debiased_squared_ece, skce, smooth_ece):
