@@ -72,7 +72,7 @@ def together(parts: Iterable[Float[Tensor, "s ..."]], num_draws: int) -> Float[T
         place = whole[start : start + len(part)]
         place.copy_(part[: len(place)])
         start += len(place)
-    return whole
+    return whole[:start]
 
 
 @dataclass(frozen=True)
