@@ -117,17 +117,15 @@ def coverage(
     if not 0 < level < 1:
         raise OptionError(f"level must lie between 0 and 1 (0.95 for 95 %), got {level}")
     num_points = len(values)
-    low: float | np.ndarray
-    high: float | np.ndarray
     if simulated is None:
         low, high = (count / num_points for count in binomial_band(num_points, level))
     else:
-        low, high = central_band(simulated)
+        low, high = map(float, central_band(simulated))
     return Coverage(
         level=level,
         observed=float(covered_share(values, level)),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         num_points=num_points,
     )
 

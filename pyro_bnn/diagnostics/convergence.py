@@ -98,7 +98,6 @@ def function_convergence(f: Float[np.ndarray, "C S N F"]) -> FunctionConvergence
     if len(f) == 1:
         half = f.shape[1] // 2
         f = np.concatenate([f[:, :half], f[:, -half:]])
-    num_draws = f.shape[0] * f.shape[1]
     constant = (f == f[:1, :1]).all((0, 1))  # [N, F]
     lost = np.isnan(f).any((0, 1))  # chains that agree on nothing
     stuck = (f == f[:, :1]).all((0, 1)) & ~constant  # every chain still, but apart
@@ -122,7 +121,7 @@ def function_convergence(f: Float[np.ndarray, "C S N F"]) -> FunctionConvergence
         smallest_ess=float(np.nanmin(ess)) if known else np.nan,
         smallest_ess_tail=float(np.nanmin(ess_tail)) if known else np.nan,
         median_ess=float(np.nanmedian(ess)) if known else np.nan,
-        num_draws=num_draws,
+        num_draws=f.shape[0] * f.shape[1],
     )
 
 

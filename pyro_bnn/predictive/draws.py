@@ -171,6 +171,4 @@ def chosen_draws(num_chains: int, stored: int, num_samples: int, seed: int) -> I
             stacklevel=3,
         )
     count = min(stored, num_samples // num_chains)
-    if count == stored:
-        return torch.arange(stored)
     return torch.randperm(stored, generator=seeded(seed))[:count].sort().values
