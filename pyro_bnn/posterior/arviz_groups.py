@@ -48,7 +48,7 @@ def arviz_tree(
     posterior: ProgramPosterior,
     train: Dataset,
     test: Dataset | None,
-    predicted: Callable[[Dataset], Prediction],
+    predicted: Callable[[Tensor], Prediction],
     log_likelihood: Callable[[Dataset], Tensor],
     *,
     num_samples: int,
@@ -123,7 +123,7 @@ def row_groups(
     train: Dataset,
     test: Dataset | None,
     chains: int,
-    predicted: Callable[[Dataset], Prediction],
+    predicted: Callable[[Tensor], Prediction],
     log_likelihood: Callable[[Dataset], Tensor],
 ) -> tuple[Groups, str]:
     """The groups over rows: f, y and densities at each, with the rows themselves; and the task.
@@ -134,7 +134,7 @@ def row_groups(
         train: The training rows.
         test: The held-out rows, or None.
         chains: Number of chains.
-        predicted: Predictions at rows.
+        predicted: Predictions at inputs.
         log_likelihood: Log densities of rows ``[S, N]``.
     """
 
@@ -145,7 +145,7 @@ def row_groups(
         f = prediction.function_draws[:, :NAMED_POINTS].clone()  # a view would keep all of f
         return {"f": by_chain(f, chains)}
 
-    prediction = predicted(train)
+    prediction = predicted(train.x)
     task = "classification" if prediction.means is None else "regression"
     groups: Groups = {
         "posterior_predictive": {"y": of_y(prediction.draws)},
@@ -156,7 +156,7 @@ def row_groups(
     if test is None:
         groups["posterior"] = at_points(prediction)
         return groups, task
-    prediction = predicted(test)
+    prediction = predicted(test.x)
     groups["posterior"] = at_points(prediction)
     groups["predictions"] = {
         "y": of_y(prediction.draws),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -470,19 +471,12 @@ class Posterior(ABC):
         count = self.count(num_samples)
         if self.num_stored_draws is not None:
             count = min(count, self.num_stored_draws)
-
-        def predicted(data: Dataset) -> Prediction:
-            return self.predict(data.x, count, seed, memory=memory)
-
-        def log_likelihood(data: Dataset) -> Tensor:
-            return self.log_likelihood(data, count, seed, memory=memory)
-
         return arviz_tree(
             self,
             train,
             test,
-            predicted,
-            log_likelihood,
+            partial(self.predict, num_samples=count, seed=seed, memory=memory),
+            partial(self.log_likelihood, num_samples=count, seed=seed, memory=memory),
             num_samples=count,
             include_weights=include_weights,
             seed=seed,

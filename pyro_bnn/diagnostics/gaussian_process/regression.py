@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -247,13 +248,8 @@ class GaussianProcess:
         seed: int = 0,
     ) -> DataTree:
         """The posterior as an ArviZ ``DataTree``: f, y and log densities; there are no weights."""
-
-        def predicted(data: Dataset) -> GaussianPrediction:
-            return self.predict(data.x, num_samples, seed)
-
-        def log_likelihood(data: Dataset) -> Tensor:
-            return self.log_likelihood(data, num_samples, seed)
-
+        predicted = partial(self.predict, num_samples=num_samples, seed=seed)
+        log_likelihood = partial(self.log_likelihood, num_samples=num_samples, seed=seed)
         groups, task = row_groups(train, test, 1, predicted, log_likelihood)
         fingerprint = torch.cat([self.process.covariance(train.x[:2]).flatten(), self.noise])
         own = {
