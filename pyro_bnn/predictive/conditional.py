@@ -125,9 +125,6 @@ class Conditional:
     def _columns(self, draws: Tensor) -> Tensor:
         """Draws as ``[S, N, O]``, labels as integers, numbers in the user's units."""
         columns = draws if len(self.fn.event_shape) else draws.unsqueeze(-1)
-        base = base_distribution(self.fn)
-        if isinstance(base, dist.Bernoulli) and not self.is_number:
+        if not self.is_number:
             return columns.long()
-        if self.units is None or isinstance(base, dist.Categorical):
-            return columns
-        return self.units.inverse(columns)
+        return columns if self.units is None else self.units.inverse(columns)
