@@ -45,6 +45,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 MEND = "see the error of engine.run on one of them, or take a prior that makes fewer extreme data"
+DRAWS_AT_ONCE = 256  # whose log joint is computed
 STORED_DRAWS = 1_000  # that an engine is taken to keep where it does not say
 
 
@@ -177,9 +178,10 @@ class _Run:
 
         if self.is_independent:
             return float("nan")
+        blocks = self.z.flatten(0, 1).to(program.initial).split(DRAWS_AT_ONCE)
         with torch.no_grad():
-            flat = program.log_joint(self.z.flatten(0, 1).to(batch.x), batch)
-        return float(arviz_io.ess(flat.unflatten(0, self.z.shape[:2]).cpu().numpy()))
+            values = torch.cat([program.log_joint(z, batch) for z in blocks])
+        return float(arviz_io.ess(values.unflatten(0, self.z.shape[:2]).cpu().numpy()))
 
 
 def _run_all(
