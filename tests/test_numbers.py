@@ -242,7 +242,7 @@ def test_new_rows_that_do_not_fit_are_refused(
     for value in (math.nan, math.inf):
         bad = x.clone()
         bad[1, 2] = value
-        with pytest.raises(DataError, match=r"in 1 of 6 rows, in column 2 \(from 0\)"):
+        with pytest.raises(DataError, match=r"in column 2 \(1 row\) of 6, first in row"):
             posterior.predict(bad, 3, raw=raw)
     prediction, y = posterior.predict(x, 3, raw=raw), split.test.y
     for wrong in (y[None], y[:1], torch.cat([y, y]), torch.stack([y, y], 1), y[:0]):

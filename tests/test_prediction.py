@@ -699,8 +699,11 @@ def test_masked_rows_have_no_density_in_a_prediction() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({(1, 2): math.nan}, r"infinite values in 1 of 7 rows, in column 2 \(from 0\)"),
-        ({(0, 1): math.inf, (3, 0): math.nan, (3, 1): math.nan}, "in 2 of 7 rows, in column 0, 1"),
+        ({(1, 2): math.nan}, r"infinity in column 2 \(1 row\) of 7, first in row 1"),
+        (
+            {(0, 1): math.inf, (3, 0): math.nan, (3, 1): math.nan},
+            r"in column 0 \(1 row\), column 1 \(2 rows\) of 7, first in row 0",
+        ),
     ],
 )
 def test_inputs_that_are_not_finite_are_refused(

@@ -541,7 +541,7 @@ class Posterior(ABC):
         rows = in_order_of_fit(x, self.provenance)
         if rows.ndim < 1 or not len(rows):
             raise ShapeError(f"x has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
-        check_finite(rows, "x", self.provenance.input_names)
+        check_finite(rows, "x")
         if self.program.x_dtype.is_floating_point:
             rows = cast(rows, self.program.x_dtype, "x")
         return self.program.inputs(rows)
