@@ -91,10 +91,16 @@ class Minibatches(Batches):
         return self._epoch[self._place - 1]
 
     def _shuffle(self) -> None:
-        x, _ = self.whole
         self._before = self._generator.get_state()
-        order = torch.randperm(len(x), generator=self._generator)
-        self._epoch, self._place = order.to(x.device).split(self._size), 0
+        self._epoch, self._place = self._permuted(), 0
+
+    def _permuted(self) -> Sequence[Tensor]:
+        """Numbers of the rows of each batch of a new epoch."""
+        return self._permutation().split(self._size)
+
+    def _permutation(self) -> Tensor:
+        x, _ = self.whole
+        return torch.randperm(len(x), generator=self._generator).to(x.device)
 
     def state(self) -> dict[str, Any]:
         """The generator before this epoch, and the place in the epoch."""

@@ -17,19 +17,17 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive
-from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Given, State
-from pyro_bnn.infer.sgmcmc.engine import SGMCMC
+from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 
 @dataclass(frozen=True, kw_only=True)
-class BAOAB(SGMCMC):
+class BAOAB(WithMomenta):
     r"""Langevin dynamics with momenta whose step leaves a Gaussian as it is; the one to start with.
 
     Its draws are of :math:`\exp(-U(z) / T)` up to the bias of the step, of which a Gaussian has
@@ -74,17 +72,6 @@ class BAOAB(SGMCMC):
         ['configurational_temperature', 'kinetic_temperature', 'step_size']
     """
 
-    friction: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("friction", self.friction)
-
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
-        """Chains with momenta; see the base class."""
-        del curvature
-        return {"z": z, "p": normal}
-
     def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
         """One step; see the base class."""
         z, p, h = state["z"], state["p"], given.step_size
@@ -94,16 +81,3 @@ class BAOAB(SGMCMC):
         p = c * p + (given.temperature * (1 - c * c)).sqrt() * noise
         z = z + h / 2 * p
         return {"z": z, "p": p}
-
-    def largest_step(self, curvature: float, variance: float) -> float:
-        """Half of the largest stable one, or as little as the noise allows; see the base class."""
-        return steady_step(curvature, variance, self.friction)
-
-
-def steady_step(curvature: float, variance: float, friction: float) -> float:
-    r"""A step at half of what is stable, at which the noise of batches heats by at most ``HEAT``.
-
-    By :math:`h V / (2 \gamma T)`, to first order in h.
-    """
-    stable = 1 / math.sqrt(curvature)
-    return stable if variance == 0 else min(stable, 2 * friction * HEAT / variance)

@@ -6,21 +6,22 @@ ESS better than they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyro_bnn.errors import DataError
-from pyro_bnn.infer.batches import Batches, IndependentMinibatches
+from pyro_bnn.infer.batches import IndependentMinibatches, LoaderBatches, Minibatches
 from pyro_bnn.infer.inputs import pair_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 
-class OwnMinibatches(Batches):
+class OwnMinibatches(Minibatches):
     """Random minibatches ``[C, B, ...]``; all rows ``[N, ...]`` of all where B is None or N.
 
     Every chain walks permutations of its own. Their batches make up for each other within an epoch,
@@ -39,51 +40,17 @@ class OwnMinibatches(Batches):
     """
 
     def __init__(self, whole: Batch, batch_size: int | None, num_chains: int, seed: int) -> None:
-        super().__init__(whole)
+        super().__init__(whole, batch_size, seed)
         num_rows = len(whole.x)
-        self._size = min(batch_size or num_rows, num_rows)
         self.per_epoch, self.are_all = num_rows // self._size, self._size == num_rows
-        self._num_chains = num_chains
-        self._generator = torch.Generator().manual_seed(seed)
-        self._before = self._generator.get_state()  # the permutations were drawn
-        self._order, self._place = torch.empty(0), 0  # [C, N]
+        self.rows_vary, self._num_chains = False, num_chains
 
-    def __next__(self) -> Batch:
-        if self.are_all:
-            return self.whole
-        if not len(self._order) or self._place == self.per_epoch:
-            self._shuffle()
-        start = self._place * self._size
-        rows = self._order[:, start : start + self._size]
-        self._place += 1
-        return self.whole.take(rows)
-
-    def _shuffle(self) -> None:
-        num_rows = len(self.whole.x)
-        self._before = self._generator.get_state()
-        orders = [
-            torch.randperm(num_rows, generator=self._generator) for _ in range(self._num_chains)
-        ]
-        self._order, self._place = torch.stack(orders).to(self.whole.x.device), 0
-
-    def state(self) -> dict[str, Any]:
-        """The generator before the permutations that are walked, and the place in them."""
-        return {"generator": self._before, "place": self._place}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go to a state.
-
-        Raises:
-            ValueError: If it is of other data.
-        """
-        self._generator.set_state(state["generator"])
-        if not 0 <= state["place"] <= self.per_epoch:
-            raise ValueError(f"batch {state['place']} of an epoch of {self.per_epoch}")
-        self._shuffle()
-        self._place = state["place"]
+    def _permuted(self) -> Sequence[Tensor]:
+        orders = torch.stack([self._permutation() for _ in range(self._num_chains)])  # [C, N]
+        return orders.split(self._size, dim=1)[: self.per_epoch]
 
 
-class OwnPasses(Batches):
+class OwnPasses(LoaderBatches):
     """A pass over a user's DataLoader for every chain, all side by side, batches ``[C, B, ...]``.
 
     Where it shuffles, every pass has an order of its own; where it does not, chains share their
@@ -98,15 +65,13 @@ class OwnPasses(Batches):
         num_chains: Number of chains C.
     """
 
-    rows_vary = True
     are_all = False
 
     def __init__(
         self, loader: DataLoader[Any], program: Program, whole: Batch, num_chains: int
     ) -> None:
-        super().__init__(whole)
-        self._loader, self._program, self._num_chains = loader, program, num_chains
-        self.per_epoch = len(loader)
+        super().__init__(loader, program, whole)
+        self.per_epoch, self._num_chains = len(loader), num_chains
         self._passes: list[Iterator[Any]] = []
 
     def __next__(self) -> Batch:
@@ -125,14 +90,6 @@ class OwnPasses(Batches):
         return Batch(
             torch.stack([batch.x for batch in batches]), torch.stack([b.y for b in batches])
         )
-
-    def state(self) -> dict[str, Any]:
-        """Torch's own generator, of which most DataLoaders draw their order."""
-        return {"generator": torch.get_rng_state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Begin passes unlike those before."""
-        torch.set_rng_state(state["generator"])
 
 
 def own_batches(

@@ -23,7 +23,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
 from pyro_bnn.infer.sgmcmc.run import Chains
-from pyro_bnn.infer.sgmcmc.schedule import Constant, Cycles
+from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
@@ -64,7 +64,7 @@ class Cyclical(Engine[DrawsPosterior]):
                 "engine is SGLD, SGHMC, SGNHT, BAOAB or PSGLD with its options, not "
                 f"{self.engine!r}"
             )
-        if not isinstance(self.engine.schedule, Constant):
+        if type(self.engine.schedule) is not Schedule:
             raise OptionError(
                 "power would have no effect, as cycles set the step: leave it at None"
             )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
+from torch import Tensor
+
+from pyro_bnn.checks import check_positive
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.sgmcmc.dynamics import Dynamics
+from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Dynamics, State
 from pyro_bnn.infer.sgmcmc.run import Chains
-from pyro_bnn.infer.sgmcmc.schedule import Constant, Schedule
+from pyro_bnn.infer.sgmcmc.schedule import Schedule
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
@@ -19,7 +24,7 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
     @property
     def schedule(self) -> Schedule:
         """Of the step after the warm-up."""
-        return Constant()
+        return Schedule()
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
@@ -30,3 +35,39 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
             options,
             lambda saves: Chains(self, problem, saves, self.schedule, options),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithMomenta(SGMCMC):
+    """Base of the methods whose chains have momenta, which a friction forgets."""
+
+    friction: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("friction", self.friction)
+
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+        """Chains with momenta; see the base class."""
+        del curvature
+        return {"z": z, "p": normal}
+
+    def largest_step(self, curvature: float, variance: float) -> float:
+        r"""Half of what is stable, at which the noise of batches heats by at most ``HEAT``.
+
+        By :math:`h V / (2 \gamma T)`, to first order in h.
+        """
+        stable = 1 / math.sqrt(curvature)
+        return stable if variance == 0 else min(stable, 2 * self.friction * HEAT / variance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutMomenta(SGMCMC):
+    """Base of the methods whose step is of positions alone."""
+
+    step_power: ClassVar[float] = 1.0
+
+    def largest_step(self, curvature: float, variance: float) -> float:
+        """One that adds a ninth to the stiffest variance, and by batches ``HEAT`` on average."""
+        stable = 0.2 / curvature
+        return stable if variance == 0 else min(stable, 2 * HEAT / variance)

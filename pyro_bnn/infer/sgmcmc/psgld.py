@@ -26,12 +26,11 @@ from torch import Tensor
 
 from pyro_bnn.checks import check_positive, check_share
 from pyro_bnn.infer.sgmcmc.dynamics import Given, State
-from pyro_bnn.infer.sgmcmc.engine import SGMCMC
-from pyro_bnn.infer.sgmcmc.sgld import quiet_step
+from pyro_bnn.infer.sgmcmc.engine import WithoutMomenta
 
 
 @dataclass(frozen=True, kw_only=True)
-class PSGLD(SGMCMC):
+class PSGLD(WithoutMomenta):
     """Langevin dynamics with a step for each coordinate, by the size of its gradient.
 
     Args:
@@ -47,7 +46,6 @@ compile: As of :class:`BAOAB`; the step h is as of :class:`SGLD`.
     decay: float = 0.99
     damping: float = 1e-5
 
-    step_power: ClassVar[float] = 1.0
     has_own_scale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -71,7 +69,3 @@ compile: As of :class:`BAOAB`; the step h is as of :class:`SGLD`.
     def scale(self, state: State) -> Tensor:
         """The root of G ``[C, P]``; see the base class."""
         return (self.damping + state["square"].sqrt()).rsqrt()
-
-    def largest_step(self, curvature: float, variance: float) -> float:
-        """As of ``SGLD``, at the curvature of these coordinates; see the base class."""
-        return quiet_step(curvature, variance)

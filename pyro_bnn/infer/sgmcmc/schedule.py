@@ -8,7 +8,6 @@ Averages over a chain whose steps :math:`\epsilon_t` change weigh draws by them,
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 
 import numpy as np
 from jaxtyping import Float
@@ -17,26 +16,18 @@ from numpy.typing import NDArray
 from pyro_bnn.errors import OptionError
 
 
-class Schedule(ABC):
-    """Factors of the step size, by the number t of a step after the warm-up, from 0."""
+class Schedule:
+    """Factors of the step size, by the number t of a step after the warm-up, from 0; here ones."""
 
-    @abstractmethod
     def factors(self, t: NDArray[np.int64], num_steps: int) -> Float[np.ndarray, " T"]:
         """Factors of the step in z squared at steps t ``[T]`` of so many, at least 0."""
+        del num_steps
+        return np.ones(t.shape)
 
     def samples(self, t: NDArray[np.int64], num_steps: int) -> NDArray[np.bool_]:
         """Whether steps t ``[T]`` are noisy and may be kept; others explore."""
         del num_steps
         return np.ones(t.shape, dtype=np.bool_)
-
-
-class Constant(Schedule):
-    """The same step throughout."""
-
-    def factors(self, t: NDArray[np.int64], num_steps: int) -> Float[np.ndarray, " T"]:
-        """Ones; see the base class."""
-        del num_steps
-        return np.ones(t.shape)
 
 
 class Decay(Schedule):

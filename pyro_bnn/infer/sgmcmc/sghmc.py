@@ -25,14 +25,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive
-from pyro_bnn.infer.sgmcmc.baoab import steady_step
 from pyro_bnn.infer.sgmcmc.dynamics import Given, State
-from pyro_bnn.infer.sgmcmc.engine import SGMCMC
+from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGHMC(SGMCMC):
+class SGHMC(WithMomenta):
     """Langevin dynamics with momenta, whose noise leaves room for that of the batches.
 
     A line of warning says where batches are noisier than the friction has room for.
@@ -46,19 +44,8 @@ compile: As of :class:`BAOAB`.
         OptionError: If an option is out of its range.
     """
 
-    friction: float = 1.0
-
     uses_variance: ClassVar[bool] = True
     undoes_noise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("friction", self.friction)
-
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
-        """Chains with momenta; see the base class."""
-        del curvature
-        return {"z": z, "p": normal}
 
     def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
         """One step; see the base class."""
@@ -70,7 +57,7 @@ compile: As of :class:`BAOAB`.
 
     def largest_step(self, curvature: float, variance: float) -> float:
         """As of ``BAOAB``, and at most such that momenta are 5 % too hot; see the base class."""
-        return min(steady_step(curvature, variance, self.friction), 0.1 / self.friction)
+        return min(super().largest_step(curvature, variance), 0.1 / self.friction)
 
     def lacks_room(self, step_size: float, variance: Tensor) -> float:
         r"""Where :math:`h V > 2 \gamma T`; see the base class."""

@@ -21,19 +21,18 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Given, State
-from pyro_bnn.infer.sgmcmc.engine import SGMCMC
-from pyro_bnn.infer.sgmcmc.schedule import Constant, Decay, Schedule
+from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.engine import WithoutMomenta
+from pyro_bnn.infer.sgmcmc.schedule import Decay, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGLD(SGMCMC):
+class SGLD(WithoutMomenta):
     r"""Langevin dynamics on batches of rows: biased draws, at the price of one gradient a step.
 
     Compare with NUTS, or with half the step, before the spread is trusted.
@@ -64,8 +63,6 @@ class SGLD(SGMCMC):
     power: float | None = None
     delay: float = 1_000.0
 
-    step_power: ClassVar[float] = 1.0
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.power is not None and not 0.5 < self.power <= 1:
@@ -75,7 +72,7 @@ class SGLD(SGMCMC):
     @property
     def schedule(self) -> Schedule:
         """A constant step, or Welling and Teh's."""
-        return Constant() if self.power is None else Decay(self.power, self.delay)
+        return Schedule() if self.power is None else Decay(self.power, self.delay)
 
     def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
         """Chains; see the base class."""
@@ -86,13 +83,3 @@ class SGLD(SGMCMC):
         """One step; see the base class."""
         z, h = state["z"], given.step_size
         return {"z": z - h * slope + (2 * h * given.temperature).sqrt() * noise}
-
-    def largest_step(self, curvature: float, variance: float) -> float:
-        """A tenth of the largest stable one, or as little as the noise allows."""
-        return quiet_step(curvature, variance)
-
-
-def quiet_step(curvature: float, variance: float) -> float:
-    """A step that adds a ninth to the stiffest variance, and by batches ``HEAT`` on average."""
-    stable = 0.2 / curvature
-    return stable if variance == 0 else min(stable, 2 * HEAT / variance)

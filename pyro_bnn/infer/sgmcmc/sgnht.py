@@ -24,16 +24,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive
-from pyro_bnn.infer.sgmcmc.baoab import steady_step
 from pyro_bnn.infer.sgmcmc.dynamics import Given, State
-from pyro_bnn.infer.sgmcmc.engine import SGMCMC
+from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 NO_FRICTION = 1e-6  # below which (1 - c^2) / zeta is its limit, 2 h
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGNHT(SGMCMC):
+class SGNHT(WithMomenta):
     """Langevin dynamics with momenta, and a thermostat against the noise of the batches.
 
     Args:
@@ -47,16 +45,10 @@ compile: As of :class:`BAOAB`.
 
     undoes_noise: ClassVar[bool] = True
 
-    friction: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("friction", self.friction)
-
     def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
         """Chains with momenta, thermostats at the target; see the base class."""
-        del curvature
-        return {"z": z, "p": normal, "thermostat": torch.full_like(z[:, :1], self.friction)}
+        own = {"thermostat": torch.full_like(z[:, :1], self.friction)}
+        return {**super().begin(z, normal, curvature), **own}
 
     def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
         """One step; see the base class."""
@@ -70,7 +62,3 @@ compile: As of :class:`BAOAB`.
         excess = p.square().mean(-1, keepdim=True) - given.temperature
         moves = (given.temperature > 0).to(zeta)  # where a cycle explores there is no target
         return {"z": z, "p": p, "thermostat": zeta + h * moves * excess}
-
-    def largest_step(self, curvature: float, variance: float) -> float:
-        """As of ``BAOAB``; see the base class."""
-        return steady_step(curvature, variance, self.friction)
