@@ -231,7 +231,7 @@ def _live(
     count("set-up")
     _before(Training, "_advance", lambda run: count("training"))
     _before(NaturalRun, "advance", lambda run: count("training"))
-    _before(Sampling, "step", lambda run: count("warm-up" if run._is_tuning else "sampling"))
+    _before(Sampling, "go", lambda run: count("warm-up" if run._is_tuning else "sampling"))
     module: Any = checkpoint
     pour = module.pour
     module.pour = lambda document, file: pour(document, _Told(file, lambda: count("saving")))

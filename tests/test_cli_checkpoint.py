@@ -50,7 +50,7 @@ def count_steps(
     monkeypatch: pytest.MonkeyPatch, cls: type[Any] = Training, *, stop_after: int | None = None
 ) -> list[int]:
     """Steps of all runs from now on; in the one of this number comes Ctrl-C."""
-    name = "_advance" if cls is Training else "step"
+    name = "_advance" if cls is Training else "go"
     step: Callable[..., None] = getattr(cls, name)
     made = [0]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
 
-from pyro_bnn.capture import Captured
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from tests.conftest import capturing_nothing
+from tests.infer.drive import uncaptured_step
 from tests.oracle import LinearGaussian, linear_gaussian
 
 
@@ -25,7 +24,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains whose step is not recorded as a graph."""
-    monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+    monkeypatch.setattr(lockstep_module, "Captured", uncaptured_step)
 
 
 @pytest.fixture

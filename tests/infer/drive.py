@@ -12,6 +12,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from pyro_bnn.capture.captured import Captured
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
 from tests.infer.densities import Density
@@ -23,6 +24,11 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def uniform(*shape: int, seed: int) -> Tensor:
     return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def uncaptured_step(*args: Any, enabled: bool, **options: Any) -> Captured:
+    """In place of ``Captured``: a function that runs as it is, whatever is asked for."""
+    return Captured(*args, enabled=False, **options)
 
 
 def diagonal(*scale: float) -> Mass:
@@ -73,7 +79,7 @@ def trajectories(
     momenta = normal(num_steps + 1, num_chains, num_latents, seed=seed)
     uniforms = uniform(num_steps + 1, num_chains, kernel.UNIFORMS, seed=seed + 1)
     bound = torch.tensor(limit)
-    state = kernel.begin(z, *potential(z), momenta[0], uniforms[0], limit)
+    state = kernel.begin((z, *potential(z)), momenta[0], uniforms[0], limit)
     began, at = [0] * num_chains, list(z)
     runs = []
     for i in range(1, num_steps + 1):
@@ -152,7 +158,7 @@ def _draws(
     draws = torch.zeros(num_draws, num_chains, num_latents, dtype=start.dtype)
     counts = torch.zeros(num_chains, dtype=torch.int64)
     steps, bound = torch.full((num_chains,), step_size, dtype=start.dtype), torch.tensor(limit)
-    state = kernel.begin(start, *potential(start), *numbers(), limit)
+    state = kernel.begin((start, *potential(start)), *numbers(), limit)
     while bool((counts < num_draws).any()):
         state = kernel.step(state, potential, mass, steps, *numbers(), bound)
         chains = (state.ended & (counts < num_draws)).nonzero()[:, 0]

@@ -25,7 +25,7 @@ def state_of(kernel: Any, limit: int, path: Path, *, is_sampling: bool = False) 
     run = made(kernel, limit, "diagonal", path)
     run.begin()
     while not (run.num_common if is_sampling else run._window and run._window._rows):
-        run.step()
+        run.go()
     return run.state()
 
 

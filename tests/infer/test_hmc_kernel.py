@@ -87,7 +87,7 @@ def test_lengths_are_even_from_half_to_one_and_a_half_times_the_mean() -> None:
     u = (torch.arange(1_000, dtype=torch.float64) + 0.5) / 1_000
     z, potential = torch.zeros(1_000, 1, dtype=torch.float64), scales(1).potential
     uniforms = torch.stack([torch.zeros_like(u), u], -1)
-    state = hmc_kernel.begin(z, *potential(z), z, uniforms, 9)
+    state = hmc_kernel.begin((z, *potential(z)), z, uniforms, 9)
     state = hmc_kernel.step(
         state, potential, diagonal(1), torch.ones_like(u), z, uniforms, torch.tensor(5)
     )
@@ -135,7 +135,7 @@ def test_divergence_ends_the_trajectory_and_keeps_the_point(beyond: float) -> No
 
 def test_a_step_changes_nothing_that_it_is_given() -> None:
     z, potential = normal(3, 2, seed=0), banana(0.5).potential
-    state = hmc_kernel.begin(z, *potential(z), normal(3, 2, seed=1), uniform(3, 2, seed=2), 3)
+    state = hmc_kernel.begin((z, *potential(z)), normal(3, 2, seed=1), uniform(3, 2, seed=2), 3)
     for i in range(6):
         before = [value.clone() for value in state]
         numbers = normal(3, 2, seed=i), uniform(3, 2, seed=i)
@@ -150,7 +150,7 @@ def test_positions_are_the_latest_draws_while_the_next_trajectory_is_under_way()
     density = banana(0.5)
     z = density.draws(5)
     value, grad = density.potential(z)
-    state = hmc_kernel.begin(z, value, grad, normal(5, 2, seed=1), uniform(5, 2, seed=2), 20)
+    state = hmc_kernel.begin((z, value, grad), normal(5, 2, seed=1), uniform(5, 2, seed=2), 20)
     chains = torch.tensor([4, 0, 3])
     ended = torch.zeros(5, dtype=torch.bool)
     for i in range(40):

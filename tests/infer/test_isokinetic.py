@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
-from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer.mcmc.isokinetic import (
     INTEGRATORS,
     MINIMAL_NORM,
-    check_integrator,
-    check_latents,
     kick,
     refresh,
     unit,
@@ -284,15 +281,3 @@ def test_the_mean_over_draws_leaves_out_those_that_diverged() -> None:
     values = np.array([[1.0, np.inf], [3.0, 5.0]])
     assert mean_energy_variance(values, np.isinf(values)) == 3
     assert math.isnan(mean_energy_variance(values, np.full((2, 2), fill_value=True)))
-
-
-# --- what is refused -----------------------------------------------------------------------------
-
-
-def test_other_integrators_and_one_latent_are_refused() -> None:
-    with pytest.raises(OptionError, match='is "leapfrog" or "minimal_norm", not \'euler\''):
-        check_integrator("euler")
-    with pytest.raises(
-        ModelError, match=r"MAMS needs at least two latent numbers.*has 1: use NUTS"
-    ):
-        check_latents(1, "MAMS")

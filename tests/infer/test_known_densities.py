@@ -21,7 +21,7 @@ from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.progress import Progress
-from pyro_bnn.infer.mcmc.sampling import MassMatrix, first_mass, sample
+from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from tests.infer import densities
 from tests.infer.densities import autoregressive, eight_schools, funnel, gaussian, rotated
 from tests.infer.drive import normal
@@ -62,15 +62,14 @@ def sampled(
         compiled=True,
         strict=True,
     )
-    result = sample(
+    run = Sampling(
         chains,
         warmup_steps=warmup_steps,
         num_samples=num_samples,
         limit=limit,
         progress=Progress("", num_chains, warmup_steps + num_samples, show=False),
     )
-    names = (*kernel.STATISTICS, "step_size")
-    return Result(result.z, {name: result.stats[..., i] for i, name in enumerate(names)})
+    return Result(run.to_the_end().z, run.sample_stats)
 
 
 def assert_means(values: Tensor, expected: Tensor | float, *, least_ess: float) -> None:

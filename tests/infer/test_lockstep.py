@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.leapfrog import Start
 from pyro_bnn.infer.mcmc.lockstep import UNIFORM_STEPS, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 
@@ -55,8 +56,8 @@ def collect(chains: Lockstep, num_steps: int) -> list[tuple[NDArray[np.int64], T
     """Numbers of chains that drew ``[K]`` and their draws ``[K, P]``, step by step."""
     drawn = []
     for _ in range(num_steps):
-        drew = chains.step()
-        drawn.append((chains.chains[drew], chains.draws(drew)[0].clone()))
+        made = chains.steps(1)
+        drawn.append((chains.chains[made.places], made.z))
     return drawn
 
 
@@ -82,9 +83,8 @@ class Recorder:
     UNIFORMS = 2
 
     @staticmethod
-    def begin(
-        z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
-    ) -> Seen:
+    def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Seen:
+        _, potential, _ = start
         no = potential != potential
         return Seen(momentum.clone(), uniform.clone(), no, potential * 0, potential[:, None] * 0)
 
@@ -101,7 +101,7 @@ class Recorder:
         return Seen(momentum + 0, uniform + 0, uniform[:, 0] < 0.5, state.accept_sum, state.stats)
 
     @staticmethod
-    def position(state: Seen, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def position(state: Seen, chains: Tensor) -> Start:
         return state.momentum[chains], state.accept_sum[chains], state.momentum[chains]
 
 
@@ -110,7 +110,7 @@ def test_no_random_number_is_used_twice() -> None:
     uniforms: list[Tensor] = []
     momenta: list[list[Tensor]] = [[] for _ in range(4)]
     for _ in range(2 * UNIFORM_STEPS + 10):
-        drew = chains.step()
+        drew = chains.steps(1).places
         uniforms.append(chains._state.uniform.clone())
         assert drew.tolist() == (uniforms[-1][:, 0] < 0.5).nonzero().flatten().tolist()
         for place in drew.tolist():
@@ -129,7 +129,7 @@ def test_no_random_number_is_used_twice() -> None:
 def test_no_momentum_of_a_block_is_used_twice() -> None:
     """The recorder's draw is the momentum that it was given, here before its next trajectory."""
     chains = lockstep(Recorder, standard, torch.zeros(4, P, dtype=torch.float64))
-    used = torch.cat([chains.steps().z for _ in range(80)])
+    used = torch.cat([chains.steps(chains.block).z for _ in range(80)])
     assert len(used) > 4 * 80 * chains.block / 2 * 0.8
     assert len(used.unique()) == used.numel()
     assert used.mean(0).abs().max() < 4 / math.sqrt(len(used))
@@ -177,12 +177,12 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
         assert len(z.unique()) > len(z)  # they move
     assert chains.chains.tolist() == [5, 3]
     for _ in range(30):
-        drew = chains.step()
-        lp = torch.from_numpy(chains.stats(drew)[:, chains.column("lp")])
-        z, grad = chains.draws(drew)
-        value, expected = around(z, loc[[5, 3]][drew], sd[drew])
+        drawn_now = chains.steps(1)
+        lp = torch.from_numpy(drawn_now.stats[:, chains.columns.index("lp")])
+        places = drawn_now.places
+        value, expected = around(drawn_now.z, loc[[5, 3]][places], sd[places])
         torch.testing.assert_close(lp, -value)
-        torch.testing.assert_close(grad, expected)
+        torch.testing.assert_close(drawn_now.grad, expected)
 
 
 @pytest.mark.slow("records a step for the compiler")
@@ -195,7 +195,7 @@ def test_dropping_chains_needs_no_other_compilation(
     graphs = chains._captured._by_rows
     assert chains.serves(3)
     chains.keep(np.array([0, 3, 5]))
-    chains.step()
+    chains.steps(1)
     assert sum(map(len, graphs.values())) == 1
     assert [r.message for r in caplog.records if r.name == "pyro_bnn"] == []
 
@@ -204,13 +204,13 @@ def test_chains_are_dropped_where_no_uniform_number_is_left() -> None:
     starts = torch.randn(12, P, dtype=torch.float64)
     chains, whole = (lockstep(hmc_kernel, standard, starts, limit=4) for _ in range(2))
     for _ in range(UNIFORM_STEPS):
-        chains.step(), whole.step()
+        chains.steps(1), whole.steps(1)
     kept = np.arange(0, 12, 2)
     chains.keep(kept)
     assert chains._captured.is_captured
     for name, value in chains._state._asdict().items():
         torch.testing.assert_close(value, getattr(whole._state, name)[kept], rtol=0, atol=0)
-    chains.step()
+    chains.steps(1)
     assert chains._turn.tolist() == [1] * len(kept)
 
 
@@ -247,8 +247,8 @@ def test_every_chain_finds_the_step_size_of_its_own_density(kernel: Any, limit: 
     error = difference.std() / math.sqrt(half)
     assert (difference.mean() - math.log(100)).abs() < 4 * error
     assert error < 0.2
-    column = chains.column("acceptance_rate")
-    rates = [chains.stats(chains.step())[:, column] for _ in range(300)]
+    column = chains.columns.index("acceptance_rate")
+    rates = [chains.steps(1).stats[:, column] for _ in range(300)]
     assert 0.65 < np.concatenate(rates).mean() < 0.9
 
 
@@ -291,8 +291,9 @@ def noted(chains: Lockstep) -> tuple[NDArray[np.int64], Tensor, NDArray[np.float
     for step in range(chains.block):
         chains._move(1)
         for place in np.flatnonzero(chains._state.ended.numpy()):
-            at = np.array([place])
-            rows.append((place, step, chains.draws(at)[0].clone(), chains.stats(at)))
+            z, _, _ = chains._kernel.position(chains._state, torch.tensor([place]))
+            stats = [*chains._state.stats[place].tolist(), float(chains.step_size[place])]
+            rows.append((place, step, z.clone(), np.array([stats])))
     places, _, z, stats = zip(*sorted(rows, key=lambda row: row[:2]), strict=True)
     return np.array(places), torch.cat(z), np.concatenate(stats)
 
@@ -326,7 +327,7 @@ def test_a_block_of_steps_notes_every_draw_of_every_chain(
         places, z, stats = noted(chains)
         chains.restore(state)
         chains._log.num_drawn.zero_()
-        drawn = chains.steps()
+        drawn = chains.steps(chains.block)
         assert len(places) > len(set(places.tolist())) > 1
         assert drawn.places.tolist() == places.tolist()
         assert torch.equal(drawn.z, z)
@@ -362,11 +363,14 @@ def test_a_restart_goes_on_from_the_latest_draws_under_the_new_matrix(
     assert (chains.compile_path == "captured") == captured
     chains.restart(chains.mass, limit=limit)
     collect(chains, 50)
-    everyone = np.arange(4)
-    z, grad = (value.clone() for value in chains.draws(everyone))
+
+    def latest() -> tuple[Tensor, ...]:
+        return tuple(v.clone() for v in kernel.position(chains._state, torch.arange(4)))
+
+    before = latest()
     scale = torch.tensor([0.01, 0.01, 0.01], dtype=torch.float64)
     chains.restart(Mass(scale), limit=limit)
-    for now, then in zip(chains.draws(everyone), (z, grad), strict=True):
+    for now, then in zip(latest(), before, strict=True):
         assert torch.equal(now, then)
     assert torch.equal(chains.mass.scale, scale)
     reach = 0.01 * chains.step_size  # of a step, where a standard deviation is 1
@@ -375,14 +379,13 @@ def test_a_restart_goes_on_from_the_latest_draws_under_the_new_matrix(
 
 def test_a_restart_sets_the_limit() -> None:
     chains = lockstep(nuts_kernel, standard, torch.ones(4, P), limit=64, captured=False)
-    column = chains.column("n_steps")
+    column = chains.columns.index("n_steps")
     for limit in (2, 16, 4):
         chains.restart(chains.mass, limit=limit)
         chains.fix(np.arange(4))
         chains.step_size.fill_(1e-3)  # so short that no trajectory turns
         for _ in range(20):
-            drew = chains.step()
-            assert (chains.stats(drew)[:, column] == limit - 1).all()
+            assert (chains.steps(1).stats[:, column] == limit - 1).all()
 
 
 # --- states --------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def sampling(
 
 def to_the_end(run: Sampling) -> Sampled:
     while not run.is_done:
-        run.step()
+        run.go()
     return run.result()
 
 
@@ -136,7 +136,7 @@ def test_a_run_goes_on_from_wherever_it_was(kernel: Any, limit: int, tmp_path: P
     while not run.is_done:
         states.append(copy.deepcopy(run.state()))
         places.add(run._number)
-        run.step()
+        run.go()
     assert places == {0, 1, 2}
     expected = run.result()
     for state in states[:: max(1, len(states) // 7)]:
@@ -157,7 +157,7 @@ def test_a_step_size_is_fixed_between_trajectories() -> None:
     while not (state.num_steps > 0).all():
         chains._move(1)
     before = {name: getattr(state, name).clone() for name in ("num_steps", "end_z", "accept_sum")}
-    draws = chains.draws(np.arange(3))[0].clone()
+    draws = nuts_kernel.position(state, torch.arange(3))[0].clone()
     chains.fix(np.array([0, 2]))
     assert state.num_steps[[0, 2]].tolist() == [0, 0]
     assert torch.equal(state.end_z[[0, 2]], draws[[0, 2], None].expand(-1, 2, -1))
@@ -204,4 +204,4 @@ def test_what_is_not_written_in_c_moves_as_a_batch_and_by_the_same_numbers(
     assert chains.compile_path == other.compile_path == "compiled"
     assert not chains.is_apart
     assert torch.equal(chains._momenta, other._momenta)
-    chains.step()
+    chains.steps(1)

@@ -129,7 +129,7 @@ def unadjusted(
     )
     run.begin()
     while not run.is_done:
-        run.step()
+        run.go()
     result = run.result()
     names = (*kernel.STATISTICS, "step_size")
     return result.z, {name: result.stats[..., i] for i, name in enumerate(names)}
@@ -238,8 +238,11 @@ def test_a_model_of_one_latent_number_is_refused(engine: Any) -> None:
                 drawn: torch.Tensor = pyro.sample("y", dist.Normal(f[:, 0], 1.0), obs=y)
             return drawn
 
-    with pytest.raises(ModelError, match=f"{engine.__name__} needs at least two latent numbers"):
-        engine().run(Mean(), (torch.zeros(3, 1), torch.zeros(3)), progress=False)
+    x, y, text = torch.zeros(3, 1), torch.zeros(3), "needs at least two latent.*has 1: use NUTS"
+    with pytest.raises(ModelError, match=f"{engine.__name__} {text}"):
+        engine().run(Mean(), (x, y), progress=False)
+    with pytest.raises(ModelError, match=f"{engine.__name__} {text}"):
+        engine().run_each(Mean(), x, y.expand(2, -1), progress=False)
 
 
 def test_what_is_exact_says_so() -> None:

@@ -107,7 +107,7 @@ def test_unadjusted_draws_are_a_quarter_of_the_memory_apart(integrator: str, mem
     kernel = Unadjusted(integrator)
     z, p, noise = density.draws(6, seed=1), normal(6, 2, seed=2), normal(6, 2, seed=3)
     size, apart = torch.linspace(0.05, 0.3, 6).double(), max(1, memory // PARTS)
-    state = kernel.begin(z, *density.potential(z), p, uniform(6, 2, seed=4), memory)
+    state = kernel.begin((z, *density.potential(z)), p, uniform(6, 2, seed=4), memory)
     state = state._replace(parts=torch.full_like(state.parts, PARTS))
     v, (value, grad) = unit(p), density.potential(z)
     for draw in range(2):
@@ -166,7 +166,7 @@ def test_divergence_ends_the_trajectory_and_keeps_the_point(kernel: Any, beyond:
 def test_a_step_changes_nothing_that_it_is_given(kernel: Any) -> None:
     z, potential = normal(3, 2, seed=0), banana(0.5).potential
     sizes = torch.tensor([0.1, 0.3, 0.6]).double()
-    state = kernel.begin(z, *potential(z), normal(3, 2, seed=1), uniform(3, 2, seed=2), 3)
+    state = kernel.begin((z, *potential(z)), normal(3, 2, seed=1), uniform(3, 2, seed=2), 3)
     for i in range(6):
         before = [value.clone() for value in state]
         numbers = normal(3, 2, seed=i), uniform(3, 2, seed=i)
@@ -179,7 +179,7 @@ def test_a_step_changes_nothing_that_it_is_given(kernel: Any) -> None:
 def test_possible_states() -> None:
     kernel = Unadjusted("leapfrog")
     z, potential = normal(3, 2, seed=0), banana(0.5).potential
-    state = kernel.begin(z, *potential(z), z, uniform(3, 2, seed=2), 3)
+    state = kernel.begin((z, *potential(z)), z, uniform(3, 2, seed=2), 3)
     assert kernel.is_possible(state, 4)
     under_way = state._replace(num_steps=state.num_steps + 2, length=state.length + 6)
     assert kernel.is_possible(under_way, 4)

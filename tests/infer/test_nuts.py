@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn.capture import Captured
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, of_package, quick
+from tests.infer.drive import uncaptured_step
 from tests.infer.scores import moment_scores, z_scores
 from tests.oracle import LinearGaussian, LinearModel, design, linear_gaussian
 from tests.plain_pyro import default_dtype
@@ -33,7 +32,7 @@ EXACT = NUTS(num_chains=40, warmup_steps=45, num_samples=50, compile=False)
 def posterior(oracle: LinearGaussian) -> DrawsPosterior:
     """Of plain steps; captured ones are those of a chain for each data set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
+        patch.setattr(lockstep_module, "Captured", uncaptured_step)
         return EXACT.run(oracle.model, (oracle.x, oracle.y), progress=False)
 
 
@@ -188,14 +187,14 @@ def test_a_chain_for_each_data_set(
 ) -> None:
     """Whitened by the exact posterior of its own data set, every chain is standard normal."""
     if path == "eager":
-        monkeypatch.setattr(lockstep_module, "Captured", partial(Captured, enabled=False))
-    paths, step = set(), Sampling.step
+        monkeypatch.setattr(lockstep_module, "Captured", uncaptured_step)
+    paths, step = set(), Sampling.go
 
     def seen(self: Sampling) -> None:
         paths.add(self._chains.compile_path)
         step(self)
 
-    monkeypatch.setattr(Sampling, "step", seen)
+    monkeypatch.setattr(Sampling, "go", seen)
     ys = targets(oracle, 40)
     nuts = NUTS(warmup_steps=60, num_samples=40, mass_matrix=mass_matrix, compile=path == "apart")
     z, stats = nuts.run_each(oracle.model, oracle.x, ys, progress=False)

@@ -146,7 +146,7 @@ def saved_states(run: Sampling, path: Path) -> dict[str, Saved]:
     saved: dict[str, Saved] = {}
     seen: Counter[str] = Counter()
     while not run.is_done:
-        run.step()
+        run.go()
         name = phase(run)
         if seen[name] == (12 if "window" in name else 0):
             saved[name] = Saved.of(run, seen.total() + 1, path)
@@ -173,7 +173,7 @@ def assert_goes_on(run: Sampling, name: str, state: Any, expected: Sampled) -> N
     run.restore(state)
     assert phase(run) == name
     while not run.is_done:
-        run.step()
+        run.go()
     assert torch.equal(run.result().z, expected.z)
     np.testing.assert_array_equal(run.result().stats, expected.stats)
 
@@ -198,7 +198,7 @@ def test_another_run_goes_on_from_every_phase(
         other.restore(here.state)
         assert phase(other) == name
         for _ in range(here.step, there.step):
-            other.step()
+            other.go()
         assert phase(other) == later
         found = Saved.of(other, there.step, path)
         assert_same_state(found.state, there.state)
@@ -232,8 +232,8 @@ def test_phases_add_up(tmp_path: Path) -> None:
     run = made(hmc_kernel, 4, "diagonal", tmp_path / "draws")
     run.begin()
     while run._is_tuning:
-        run.step()
-    run.step()
+        run.go()
+    run.go()
     assert not run.is_done
     before = {"capture": 1.0, "compile": 4.0}
     state = {**run.state(), "warm_up": 100.0, "sampling": 50.0, "phases": before}
@@ -253,7 +253,7 @@ class Stops:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps, self.after = 0, -1
-        step = Sampling.step
+        step = Sampling.go
 
         def counted(run: Sampling) -> None:
             step(run)
@@ -261,7 +261,7 @@ class Stops:
             if self.steps == self.after:
                 signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(Sampling, "step", counted)
+        monkeypatch.setattr(Sampling, "go", counted)
 
     def next(self, steps: int) -> None:
         self.after = self.steps + steps

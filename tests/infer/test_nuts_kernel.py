@@ -143,7 +143,7 @@ def test_one_step_worked_out_by_hand() -> None:
     potential = scales(1).potential
     direction = torch.tensor([0.4999, 0.5, 0.4999, 0.5], dtype=torch.float64)
     first = torch.stack([direction, direction, direction], -1)
-    tree = nuts_kernel.begin(start, *potential(start), momentum, first, 2)
+    tree = nuts_kernel.begin((start, *potential(start)), momentum, first, 2)
     rates, points = [], []
     for d in (1, -1):
         z_new = z * (1 - e**2 / 2) + d * e * p
@@ -223,7 +223,7 @@ def test_divergence_ends_the_trajectory_and_keeps_the_point(beyond: float) -> No
 
 def test_a_step_changes_nothing_that_it_is_given() -> None:
     z, potential = normal(3, 2, seed=0), banana(0.5).potential
-    tree = nuts_kernel.begin(z, *potential(z), normal(3, 2, seed=1), uniform(3, 3, seed=2), 8)
+    tree = nuts_kernel.begin((z, *potential(z)), normal(3, 2, seed=1), uniform(3, 3, seed=2), 8)
     for i in range(6):
         before = [value.clone() for value in tree]
         numbers = normal(3, 2, seed=i), uniform(3, 3, seed=i)
@@ -239,7 +239,7 @@ def test_positions_are_the_latest_draws_with_their_potential_and_gradient() -> N
     density = banana(0.5)
     z = density.draws(5)
     tree = nuts_kernel.begin(
-        z, *density.potential(z), normal(5, 2, seed=1), uniform(5, 3, seed=2), 64
+        (z, *density.potential(z)), normal(5, 2, seed=1), uniform(5, 3, seed=2), 64
     )
     last = z.clone()
     for i in range(50):

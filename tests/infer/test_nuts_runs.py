@@ -10,7 +10,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from numpy.typing import NDArray
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -179,16 +178,16 @@ def test_the_bar_counts_all_draws_and_shows_how_chains_do(
 def test_an_interrupted_run_closes_its_bar(
     oracle: LinearGaussian, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step, count = lockstep_module.Lockstep.step, 0
+    steps, count = lockstep_module.Lockstep.steps, 0
 
-    def interrupted(self: lockstep_module.Lockstep) -> NDArray[np.int64]:
+    def interrupted(self: lockstep_module.Lockstep, num_steps: int) -> lockstep_module.Drawn:
         nonlocal count
         count += 1
         if count == 30:
             raise KeyboardInterrupt
-        return step(self)
+        return steps(self, num_steps)
 
-    monkeypatch.setattr(lockstep_module.Lockstep, "step", interrupted)
+    monkeypatch.setattr(lockstep_module.Lockstep, "steps", interrupted)
     before = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
         SMALL.run(oracle.model, (oracle.x, oracle.y))

@@ -18,7 +18,7 @@ from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
-from pyro_bnn.infer.mcmc.sampling import Sampled, first_mass, sample
+from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
 from pyro_bnn.infer.mcmc.windows import RANK, windows_of
 from tests.infer.scores import moment_scores
 
@@ -80,6 +80,7 @@ class Clock:
         self.restarts: list[tuple[int, list[int], Mass]] = []  # limit, draws of each, mass
         self.batches = [len(periods)]
         self.block, self.is_apart = block, is_apart
+        self.columns = ("acceptance_rate", "diverging", "lp", "step_size")
         self.aim = "acceptance_rate"
         self.written: list[tuple[list[int], dict[str, float]]] = []  # draws of each, fields
         self.lengths: list[int] = []
@@ -89,9 +90,6 @@ class Clock:
 
     def write(self, **values: float) -> None:
         self.written.append((self.counts.tolist(), values))
-
-    def column(self, name: str) -> int:
-        return ["acceptance_rate", "diverging", "lp"].index(name)
 
     def restart(self, mass: Mass, *, limit: int) -> None:
         self.restarts.append((limit, self.counts.tolist(), mass))
@@ -108,35 +106,27 @@ class Clock:
         self.chains = self.chains[places]
         self.batches.append(len(places))
 
-    def step(self) -> Places:
+    def _step(self) -> Places:
         self.time += 1
         drew = np.flatnonzero(self.time % self.periods[self.chains] == 0)
         self.counts[self.chains[drew]] += 1
         return drew
 
-    def steps(self, num_steps: int = 99) -> Drawn:
+    def steps(self, num_steps: int) -> Drawn:
         drew = []
         for _ in range(min(num_steps, self.block)):
-            drew += [(place, self.time, *self.latest(place)) for place in self.step()]
+            drew += [(place, self.time, *self.latest(place)) for place in self._step()]
         drew.sort(key=lambda drawn: drawn[:2])
         places, _, z, stats = zip(*drew, strict=True) if drew else ([], [], [], [])
         draws, empty = torch.cat([torch.zeros(0, 2), *z]), np.zeros((0, 4))
         return Drawn(np.array(places, np.int64), draws, np.concatenate([empty, *stats]), 4 * draws)
 
     def latest(self, place: np.int64) -> tuple[Tensor, NDArray[np.float64]]:
-        places = np.array([place])
-        return self.draws(places)[0], self.stats(places)
-
-    def draws(self, places: Places) -> tuple[Tensor, Tensor]:
-        chains = self.chains[places]
-        z = torch.from_numpy(np.stack([chains, self.counts[chains]], -1)).float()
-        return z, 4 * z
-
-    def stats(self, places: Places) -> NDArray[np.float64]:
-        chains = self.chains[places]
-        count = self.counts[chains]
-        columns = [0.5 + 0 * count, count % 2, 1000 * chains + count, 1 + chains]
-        return np.stack(columns, -1).astype(np.float64)
+        chain = self.chains[[place]]
+        count = self.counts[chain]
+        z = torch.from_numpy(np.stack([chain, count], -1)).float()
+        columns = [0.5 + 0 * count, count % 2, 1000 * chain + count, 1 + chain]
+        return z, np.stack(columns, -1).astype(np.float64)
 
 
 class Bar(Progress):
@@ -170,14 +160,14 @@ def run_clock(
     clock = Clock(periods, can_shrink=can_shrink, block=block, is_apart=is_apart)
     bar = Bar(len(periods))
     chains: Any = clock
-    result = sample(
+    run = Sampling(
         chains,
         warmup_steps=warmup_steps,
         num_samples=num_samples,
         limit=1024,
         progress=bar,
     )
-    return clock, result, bar
+    return clock, run.to_the_end(), bar
 
 
 SPEEDS = [1, 3, 2, 20, 5, 1, 1, 7]
@@ -341,13 +331,13 @@ def test_chains_are_looked_at_after_a_block_once_none_adapts() -> None:
     looks = []
 
     class Watched(Clock):
-        def steps(self, num_steps: int = 99) -> Drawn:
+        def steps(self, num_steps: int) -> Drawn:
             looks.append(self.time)
             return super().steps(num_steps)
 
     clock: Any = Watched([1, 4], block=6)
-    sample(clock, warmup_steps=2, num_samples=5, limit=8, progress=Bar(2))
-    assert looks == [8, 14, 20, 26]
+    Sampling(clock, warmup_steps=2, num_samples=5, limit=8, progress=Bar(2)).to_the_end()
+    assert looks == [*range(9), 14, 20, 26]
 
 
 def test_phases_are_those_of_the_slowest_chain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,8 +345,8 @@ def test_phases_are_those_of_the_slowest_chain(monkeypatch: pytest.MonkeyPatch) 
     clock = Clock([1, 10])
     monkeypatch.setattr(time, "perf_counter", lambda: float(clock.time))
     chains: Any = clock
-    result = sample(chains, warmup_steps=3, num_samples=4, limit=8, progress=Bar(2))
-    assert result.phases == {"warm-up": 30.0, "sampling": 40.0}
+    run = Sampling(chains, warmup_steps=3, num_samples=4, limit=8, progress=Bar(2))
+    assert run.to_the_end().phases == {"warm-up": 30.0, "sampling": 40.0}
 
 
 # --- kernels on a Gaussian -----------------------------------------------------------------------
@@ -384,13 +374,14 @@ def run_kernel(kernel: Any, num_chains: int, limit: int, kind: Any = "diagonal")
         compiled=False,
         strict=False,
     )
-    return sample(
+    run = Sampling(
         chains,
         warmup_steps=45,
         num_samples=40,
         limit=limit,
         progress=Progress("made", num_chains, 85, show=False),
     )
+    return run.to_the_end()
 
 
 @pytest.mark.slow("about a second")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import SVI
+from pyro_bnn.infer.mcmc.potentials import Target
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts
 from pyro_bnn.infer.starting_points import MEDIAN_DRAWS
 from pyro_bnn.models import MLP, bayesian
@@ -36,12 +37,18 @@ def potential_of(program: Program) -> Any:
     return potential
 
 
+def target_of(program: Program, potential: Any, *batches: Batch) -> Target:
+    """Of a potential of z alone, and the data of all chains or of each."""
+    batches = batches or (program.batch(X, X[:, 0]),)
+    return Target(program, lambda z, *_: potential(z), batches[0], batches)
+
+
 def start_points(
     model: Any, init: Any = None, num_chains: int = 3, seed: int = 0
 ) -> tuple[Program, Tensor]:
     program = Program(model, X, X[:, 0])
-    batches = [program.batch(X, X[:, 0])]
-    return program, find_starts(program, potential_of(program), init, num_chains, seed, batches)
+    target = target_of(program, potential_of(program))
+    return program, find_starts(target, init, num_chains, seed)
 
 
 # --- from the prior ------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ def test_only_starts_of_no_density_are_drawn_again() -> None:
         value, grad = potential(z)
         return value, grad
 
-    z = find_starts(program, seen, None, 8, 0, [program.batch(X, X[:, 0])])
+    z = find_starts(target_of(program, seen), None, 8, 0)
     assert (z > 0).all()
     assert len(z.unique()) == 8
     good = tries[0] > 0
@@ -198,7 +205,7 @@ def test_starts_at_a_posterior_are_drawn_again_where_the_density_is_not_finite()
 )
 def test_tries_are_bounded(init: Any, tries: str) -> None:
     program, count = Program(Reciprocal(-50.0), X, X[:, 0]), 0
-    potential, batches = potential_of(program), [program.batch(X, X[:, 0])]
+    potential = potential_of(program)
 
     def counted(z: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal count
@@ -207,7 +214,7 @@ def test_tries_are_bounded(init: Any, tries: str) -> None:
         return value, grad
 
     with pytest.raises(DivergenceError, match=r"chain 0 found no starting point") as error:
-        find_starts(program, counted, init, 3, 0, batches)
+        find_starts(target_of(program, counted), init, 3, 0)
     assert count == MAX_STARTS == 20
     assert f"in {tries}: not finite at 'y'; standardise the data" in str(error.value)
 
@@ -226,9 +233,8 @@ def test_the_chain_without_a_start_is_named() -> None:
         value, grad = given(z)
         return torch.where(torch.arange(3) == 1, torch.inf, value), grad
 
-    batches = [program.batch(X, X[:, 0])]
     with pytest.raises(DivergenceError, match="chain 1 found no starting point"):
-        find_starts(program, potential, None, 3, 0, batches)
+        find_starts(target_of(program, potential), None, 3, 0)
 
 
 def test_the_sites_are_those_at_the_data_of_the_chain() -> None:
@@ -242,4 +248,4 @@ def test_the_sites_are_those_at_the_data_of_the_chain() -> None:
         return value.detach(), torch.zeros_like(z)
 
     with pytest.raises(DivergenceError, match=r"chain 1 found .* not finite at 'y'"):
-        find_starts(program, potential, None, 2, 0, [good, bad])
+        find_starts(target_of(program, potential, good, bad), None, 2, 0)

@@ -87,7 +87,7 @@ class _StoppedError(Exception):
 @contextmanager
 def stopped_after(cls: type[Any], steps: int | None) -> Iterator[None]:
     """Runs save after each step, and end after some, as if they were killed there."""
-    name, made = ("_advance" if cls is Training else "step"), 0
+    name, made = ("_advance" if cls is Training else "go"), 0
     step: Callable[..., None] = getattr(cls, name)
 
     def counted(self: Any, *args: Any) -> None:

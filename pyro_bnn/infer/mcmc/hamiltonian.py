@@ -10,30 +10,29 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.errors import OptionError, ShapeError
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.errors import ModelError, OptionError, ShapeError
+from pyro_bnn.handled import model_name
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.compiling import check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import Init, unchanged
+from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Lockstep
 from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
 from pyro_bnn.infer.mcmc.progress import Progress
-from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampled, Sampling, first_mass
+from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.run import Run
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -45,12 +44,6 @@ TYPICAL_STEPS = 64  # of leapfrog a draw of NUTS; of trajectories of found lengt
 TYPICAL_LENGTH = 24
 OPERATIONS = 2  # times those of a step of SVI, by which engine.is_compiled counts
 DRAWS = "pyro-bnn-draws.bin"  # in the folder of a checkpoint
-DTYPES: dict[str, type[np.generic]] = {
-    "tree_depth": np.int64,
-    "n_steps": np.int64,
-    "n_gradients": np.int64,
-    "diverging": np.bool_,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,43 +101,45 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
-        began = time.perf_counter()
-        target, starts = self.prepare(problem)
+        return self.start_at(problem, asdict(self))
 
-        def make(saves: Checkpoint) -> ChainsRun:
-            return self.chains_run(target, starts, problem, saves, asdict(self), began)
-
-        return Start(problem, asdict(self), make)
-
-    def prepare(self, problem: Problem) -> tuple[Target, Tensor]:
-        """What is sampled, and where chains start ``[C, P]``."""
-        problem.warn_of_held_parameters()
-        target = of_one(problem.program, problem.rows)
-        return target, self._starts(target, problem.init, self.num_chains, problem.seed)
-
-    def chains_run(
+    def start_at(
         self,
-        target: Target,
-        starts: Tensor,
         problem: Problem,
-        saves: Checkpoint,
         options: dict[str, Any],
-        began: float,
-    ) -> ChainsRun:
-        """The run of chains from their starts ``[C, P]``.
+        lead: Callable[[Tensor], Tensor] | None = None,
+    ) -> Start:
+        """A run that is ready, of chains that are led to where they start.
 
         Args:
-            target: What is sampled.
-            starts: Where the chains start.
             problem: Model and data.
-            saves: The checkpoint.
             options: Of the engine, for the provenance.
-            began: When the set-up began.
+            lead: Maps starting points ``[C, P]`` to others.
         """
-        board = self._board(len(starts), problem.engine, show=problem.progress)
-        known = None if target.has_many else known_before(target, problem.init, problem.seed)
-        sampling = self._sampling(target, starts, problem.seed, board, saves, began, known)
-        return ChainsRun(options, self._kernel, sampling, board)
+        began = time.perf_counter()
+        self._check(problem.program, problem.engine)
+        problem.warn_of_held_parameters()
+        target = of_one(problem.program, problem.rows)
+        starts = find_starts(target, problem.init, self.num_chains, problem.seed)
+
+        def make(saves: Checkpoint) -> Sampling:
+            is_new = saves.compile_path is None  # else its state has where the chains are
+            return self._sampling(
+                target,
+                lead(starts) if lead and is_new else starts,
+                began,
+                seed=problem.seed,
+                title=problem.engine,
+                progress=problem.progress,
+                known=known_before(target, problem.init, problem.seed),
+                saves=saves,
+                options=options,
+            )
+
+        return Start(problem, options, make)
+
+    def _check(self, program: Program, engine: str) -> None:
+        """Refuse a model that cannot be sampled so."""
 
     def run_each(
         self,
@@ -182,34 +177,27 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         example = max(ys, key=lambda y: len(y.unique()))  # with all classes, if one has them
         start = time.perf_counter()
         with isolated(seed), unchanged(model):
-            program = Program(model, x, example)
+            program, name = Program(model, x, example), type(self).__name__
+            self._check(program, name)
             target = of_each(program, [program.batch(x, y) for y in ys])
-            starts = self._starts(target, None, len(ys), seed)
-            with closing(self._board(len(ys), type(self).__name__, show=progress)) as board:
-                sampling = self._sampling(target, starts, seed, board, None, start)
-                sampling.begin()
-                while not sampling.is_done:
-                    sampling.step()
-        result = sampling.result()
-        return result.z, _named(result, self._kernel)
-
-    def _starts(self, target: Target, init: Init, num_chains: int, seed: int) -> Tensor:
-        program, potential, data, batches = target
-        return find_starts(program, lambda z: potential(z, *data), init, num_chains, seed, batches)
-
-    def _board(self, num_chains: int, title: str, *, show: bool) -> Progress:
-        num_draws = self.warmup_steps + self.num_samples
-        return Progress(title, num_chains, num_draws, show=show, aim=self._kernel.AIM)
+            starts = find_starts(target, None, len(ys), seed)
+            run = self._sampling(target, starts, start, seed=seed, title=name, progress=progress)
+            with run.bar(show=progress):
+                result = run.to_the_end()
+        return result.z, run.sample_stats
 
     def _sampling(
         self,
         target: Target,
         starts: Tensor,
+        began: float,
+        *,
         seed: int,
-        board: Progress,
-        saves: Checkpoint | None,
-        start: float,
+        title: str,
+        progress: bool,
         known: tuple[Tensor, Tensor] | None = None,
+        saves: Checkpoint | None = None,
+        options: dict[str, Any] | None = None,
     ) -> Sampling:
         """The run, its step captured or compiled; on the path of the run that is resumed."""
         program, potential, data, _ = target
@@ -221,7 +209,6 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             num_chains * program.num_latents,
         )
         set_up = time.perf_counter()
-        model = getattr(program.model, "__name__", type(program.model).__name__)
         chains = Lockstep(
             self._kernel,
             potential,
@@ -233,7 +220,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             limit=self._limit,
             target_accept=self._target,
             seed=stream_seed(seed, MAX_STARTS),
-            name=f"the {type(self).__name__} step of {model}",
+            name=f"the {type(self).__name__} step of {model_name(program.model)}",
             captured=path != "eager" and not is_over,
             compiled=compiled if path is None else path in ("apart", "compiled"),
             apart=path in (None, "apart"),
@@ -241,18 +228,19 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             own_inputs=(1,) if target.has_many else (),  # y
         )
         recording = "compile" if chains.compile_path in ("apart", "compiled") else "capture"
-        phases = {"set-up": set_up - start, recording: time.perf_counter() - set_up}
+        phases = {"set-up": set_up - began, recording: time.perf_counter() - set_up}
         return Sampling(
             chains,
             warmup_steps=self.warmup_steps,
             num_samples=self.num_samples,
             limit=self._limit,
-            progress=board,
+            progress=Progress(title, num_chains, num_draws, show=progress, aim=chains.aim),
             search=LengthSearch(starts) if self._finds_length else None,
             last=self._last,
             stretch=self._stretch,
             path=None if saves is None or saves.folder is None else saves.folder / DRAWS,
             phases={} if is_over else phases,
+            options=options,
         )
 
 
@@ -300,73 +288,21 @@ class SamplerOfLength(HamiltonianSampler):
         return self.num_steps is None
 
 
-class ChainsRun(Run[DrawsPosterior]):
-    """The run of a sampler; a step moves all chains.
+@dataclass(frozen=True, kw_only=True)
+class IsokineticSampler(SamplerOfLength):
+    """A sampler whose velocities have length 1."""
 
-    Args:
-        options: Of the engine.
-        kernel: The state machine.
-        sampling: The chains.
-        board: Their bar.
-    """
+    integrator: Literal["leapfrog", "minimal_norm"] = "leapfrog"
 
-    def __init__(
-        self, options: dict[str, Any], kernel: Kernel, sampling: Sampling, board: Progress
-    ) -> None:
-        self.options, self.kernel, self.sampling, self.board = options, kernel, sampling, board
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.integrator not in INTEGRATORS:
+            names = " or ".join(f'"{name}"' for name in INTEGRATORS)
+            raise OptionError(f"integrator is {names}, not {self.integrator!r}")
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every chain has its draws."""
-        return self.sampling.is_done
-
-    def begin(self) -> None:
-        """Start all chains."""
-        self.sampling.begin()
-
-    def go(self) -> None:
-        """Move all chains."""
-        self.sampling.step()
-
-    def state(self) -> State:
-        """See :meth:`Sampling.state`."""
-        return self.sampling.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Sampling.restore`."""
-        self.sampling.restore(state)
-
-    def bar(self, *, show: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """The board, which was made with the run."""
-        return closing(self.board)
-
-    def reached(self) -> tuple[int, float | None]:
-        """Draws of the slowest chain, warm-up included."""
-        return self.board.num_drawn, None
-
-    def show(self, bar: Any) -> None:
-        """Nothing: the chains tell the board of each draw."""
-
-    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
-        """The draws that every chain has, with the statistics of each in ``sample_stats``."""
-        if not self.sampling.num_common:
-            return None
-        result = self.sampling.result()
-        options = {**self.options, "compiled": "compile" in result.phases}
-        provenance = problem.provenance(
-            saves,
-            method=problem.engine,
-            options=options if self.is_done else {**options, "interrupted": True},
-            num_parameters=problem.program.num_latents,
-            phases=result.phases,
-        )
-        stats = _named(result, self.kernel)
-        return DrawsPosterior(problem.program, result.z, provenance, sample_stats=stats)
-
-
-def _named(result: Sampled, kernel: Kernel) -> dict[str, NDArray[Any]]:
-    """Statistics ``[C, S]`` by ArviZ's names, in their dtypes."""
-    return {
-        name: result.stats[..., i].astype(DTYPES.get(name, np.float64))
-        for i, name in enumerate((*kernel.STATISTICS, "step_size"))
-    }
+    def _check(self, program: Program, engine: str) -> None:
+        if program.num_latents < 2:
+            raise ModelError(
+                f"{engine} needs at least two latent numbers, for velocities to turn; the model "
+                f"has {program.num_latents}: use NUTS"
+            )

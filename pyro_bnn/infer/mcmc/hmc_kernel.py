@@ -21,7 +21,7 @@ References:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from torch import Tensor
 from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
     Potential,
+    Start,
     energy_error,
     kinetic,
     leapfrog,
@@ -69,24 +70,17 @@ class Trajectory(NamedTuple):
     stats: Tensor
 
 
-def begin(
-    z: Tensor,
-    potential: Tensor,
-    grad: Tensor,
-    momentum: Tensor,
-    uniform: Tensor,  # noqa: ARG001 - of the form of all kernels
-    limit: int,  # noqa: ARG001
-) -> Trajectory:
+def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Trajectory:
     """Trajectories of one point, whose lengths are not drawn yet.
 
     Args:
-        z: Positions ``[C, P]``.
-        potential: U at z ``[C]``.
-        grad: Its gradient ``[C, P]``.
+        start: The points.
         momentum: Standard normal ``[C, P]``.
         uniform: Not used.
         limit: Not used.
     """
+    del uniform, limit  # of the form of all kernels
+    z, potential, grad = start
     zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     return Trajectory(
         z=z.clone(),
@@ -104,15 +98,15 @@ def begin(
     )
 
 
-def is_possible(state: Trajectory, limit: int) -> bool:
+def is_possible(state: Any, limit: int) -> bool:
     """Whether trajectories of so many steps in the mean can be there between two steps."""
     is_length = (state.length > 0) & (state.length <= 3 * limit // 2)
     is_under_way = is_length & (state.num_steps >= 0) & (state.num_steps < state.length)
     return bool((is_under_way | (state.num_steps == 0)).all())
 
 
-def position(state: Trajectory, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+def position(state: Trajectory, chains: Tensor) -> Start:
+    """Latest draws of some chains."""
     return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
 
 

@@ -34,7 +34,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
 
@@ -168,19 +167,3 @@ INTEGRATORS: Mapping[str, Integrator] = {
     "leapfrog": Integrator(leapfrog, 1),
     "minimal_norm": Integrator(minimal_norm, 2),
 }
-
-
-def check_integrator(name: object) -> None:
-    """Raise OptionError for a name that is not one of ``INTEGRATORS``."""
-    if name not in INTEGRATORS:
-        names = " or ".join(f'"{known}"' for known in INTEGRATORS)
-        raise OptionError(f"integrator is {names}, not {name!r}")
-
-
-def check_latents(num_latents: int, sampler: str) -> None:
-    """Raise ModelError for one latent number, around which a velocity cannot turn."""
-    if num_latents < 2:
-        raise ModelError(
-            f"{sampler} needs at least two latent numbers, for velocities to turn; the model has "
-            f"{num_latents}: use NUTS"
-        )

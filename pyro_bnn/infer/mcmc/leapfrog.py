@@ -21,6 +21,9 @@ from pyro_bnn.infer.mcmc.mass import Mass
 Potential: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 """Maps z ``[C, P]``, and maybe data, to U ``[C]``, minus the log density, and its gradient."""
 
+Start: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Where trajectories start: z ``[C, P]``, U there ``[C]``, its gradient ``[C, P]``."""
+
 MAX_ENERGY_ERROR = 1_000.0  # nats above the start at which a trajectory counts as diverging
 
 

@@ -28,13 +28,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from pyro_bnn.capture.c_library import compile_c
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.mcmc.leapfrog import Potential, Start
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.step_size import DualAveraging
 
@@ -57,13 +58,13 @@ class Log(NamedTuple):
         num_drawn: How many there are of each chain ``[C]``.
         z: The draws ``[C, B + 1, P]``; the last one takes what is unused.
         stats: Their statistics ``[C, B + 1, len(STATISTICS)]``.
-        grad: Gradients of U at them ``[C, B + 1, P]``, of chains that adapt in blocks.
+        grad: Gradients of U at them ``[C, B + 1, P]``.
     """
 
     num_drawn: Tensor
     z: Tensor
     stats: Tensor
-    grad: Tensor | None = None
+    grad: Tensor
 
 
 class Drawn(NamedTuple):
@@ -73,13 +74,13 @@ class Drawn(NamedTuple):
         places: Places of their chains in the batch ``[K]``, ascending.
         z: The draws ``[K, P]``.
         stats: Statistics and step sizes ``[K, len(STATISTICS) + 1]``.
-        grad: Gradients of U at them ``[K, P]``, of chains that adapt in blocks.
+        grad: Gradients of U at them ``[K, P]``.
     """
 
     places: NDArray[np.int64]
     z: Tensor
     stats: NDArray[np.float64]
-    grad: Tensor | None = None
+    grad: Tensor
 
 
 class Lockstep:
@@ -103,6 +104,8 @@ class Lockstep:
 
     Attributes:
         chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
+        columns: Names of the statistics of a draw; the last is its step size.
+        aim: That by which step sizes are tuned.
         mass: The mass matrix.
         step_size: Step size of each ``[C]``.
         compile_path: How a step computes: ``"apart"``, ``"compiled"``, ``"captured"`` or
@@ -132,7 +135,8 @@ class Lockstep:
         self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
         self._own_inputs = own_inputs
         self._like, self._limit, self._target = starts, limit, target_accept
-        self._aim = self.column(kernel.AIM)
+        self.columns, self.aim = (*kernel.STATISTICS, "step_size"), kernel.AIM
+        self._aim = self.columns.index(self.aim)
         self._generator = torch.Generator(starts.device).manual_seed(seed)
         value, grad = (v.detach() for v in potential(starts, *inputs))
         self.chains: NDArray[np.int64] = np.arange(len(starts))
@@ -141,7 +145,7 @@ class Lockstep:
         self._turn = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
         self._points = torch.tensor(limit, device=starts.device)
         momentum = self._normal(len(starts))
-        self._state = kernel.begin(starts, value, grad, momentum, self._uniforms[:, 0], limit)
+        self._state = kernel.begin((starts, value, grad), momentum, self._uniforms[:, 0], limit)
         self.step_size = torch.ones_like(value)
         self._averages = averaging.start(self.step_size)
         self._adapting = torch.ones_like(value, dtype=torch.bool)
@@ -150,10 +154,11 @@ class Lockstep:
         if self.is_apart:
             self.compile_path = "apart"
             return
-        self._make_block(BLOCK, with_grad=False)
+        self._make_block(BLOCK)
         self._captured = Captured(
             self._iterate,
             name,
+            enabled=captured,
             compiled=compiled,
             # tensors with a row a chain; of few chains a graph of their own number compiles sooner
             rows=dict.fromkeys(self._own(), 0) if len(starts) > FEW_CHAINS else {},
@@ -161,12 +166,11 @@ class Lockstep:
             strict=strict,
             in_order=True,
         )
-        self._captured.is_captured &= captured
         self._bind()
         self._captured.is_strict = False  # a run that has begun ends, if slower
         self.compile_path = self._captured.path
 
-    def _make_block(self, block: int, *, with_grad: bool) -> None:
+    def _make_block(self, block: int) -> None:
         """Momenta and a log for a block of steps, as far as memory goes."""
         starts = self._like
         self.block = block if block * starts.nbytes <= BLOCK_BYTES else 1
@@ -176,7 +180,7 @@ class Lockstep:
             torch.zeros(len(starts), dtype=torch.int64, device=starts.device),
             noted,
             starts.new_zeros(len(starts), self.block + 1, len(self._kernel.STATISTICS)),
-            torch.zeros_like(noted) if with_grad else None,
+            torch.zeros_like(noted),
         )
 
     def _move_apart(self, name: str, *, captured: bool) -> bool:
@@ -186,16 +190,16 @@ class Lockstep:
         """
         before, self._num_threads = self._generator.get_state(), torch.get_num_threads()
         longest = min(MOST_STEPS, BLOCK_APART_BYTES // self._like.nbytes)
-        self._make_block(max(BLOCK_APART, longest), with_grad=True)
+        self._make_block(max(BLOCK_APART, longest))
         self._captured = Captured(
             self._iterate,
             name,
+            enabled=captured,
             compiled=True,
             compiler=compile_c,
             num_state=self._num_state(),
             strict=True,
         )
-        self._captured.is_captured &= captured
         try:
             if self.block > 1:
                 with one_thread():
@@ -227,7 +231,7 @@ class Lockstep:
 
     def _num_state(self) -> int:
         """How many tensors a step overwrites."""
-        return len(self._state) + len(self._averages) + 2 + len(_given(self._log))
+        return len(tree_leaves(self._parts()[0]))
 
     def _own(self) -> list[int]:
         """Which tensors of a step have a row a chain."""
@@ -238,20 +242,7 @@ class Lockstep:
             own.append(num_state + 3)
         return own
 
-    def column(self, name: str) -> int:
-        """Place of a statistic."""
-        return list(self._kernel.STATISTICS).index(name)
-
-    def step(self) -> NDArray[np.int64]:
-        """Move all chains; places in the batch of those that drew ``[K]``."""
-        self._move(1)
-        drew = np.flatnonzero(_on_host(self._state.ended))
-        if len(drew):
-            self._momenta[self._at(drew), 0] = self._normal(len(drew))
-            self._log.num_drawn.zero_()
-        return drew
-
-    def steps(self, num_steps: int = MOST_STEPS) -> Drawn:
+    def steps(self, num_steps: int) -> Drawn:
         """Move all chains by a block of steps, or fewer; what they drew meanwhile."""
         self._move(min(num_steps, self.block))
         log, count = self._log, _on_host(self._log.num_drawn)
@@ -263,7 +254,7 @@ class Lockstep:
             places,
             log.z[noted],
             np.column_stack([stats, _on_host(self.step_size)[places]]),
-            None if log.grad is None else log.grad[noted],
+            log.grad[noted],
         )
         self._momenta[noted] = self._normal(len(places))
         log.num_drawn.zero_()
@@ -288,16 +279,6 @@ class Lockstep:
         else:
             for done in [self._threads.submit(call, num_steps) for call in self._calls]:
                 done.result()
-
-    def draws(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Latest draws z ``[K, P]`` of chains at places in the batch, gradients of U there."""
-        z, _, grad = self._kernel.position(self._state, self._at(places))
-        return z, grad
-
-    def stats(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Statistics of the latest draws and step sizes ``[K, len(STATISTICS) + 1]``."""
-        stats = _on_host(self._state.stats)[places].astype(np.float64)
-        return np.column_stack([stats, _on_host(self.step_size)[places]])
 
     def restart(self, mass: Mass, *, limit: int) -> None:
         """Start all trajectories over from the latest draws, with step sizes found anew.
@@ -344,11 +325,6 @@ class Lockstep:
         for name, value in values.items():
             getattr(self._state, name).fill_(value)
 
-    @property
-    def aim(self) -> str:
-        """The statistic that step sizes are tuned by."""
-        return self._kernel.AIM
-
     def fix(self, places: NDArray[np.int64]) -> None:
         """End the adaptation of the step sizes of chains at places in the batch.
 
@@ -368,12 +344,11 @@ class Lockstep:
     def keep(self, chosen: NDArray[np.int64]) -> None:
         """Go on with the chains at these places in the batch alone."""
         self.chains, places = self.chains[chosen], self._at(chosen)
-        self._state = type(self._state)(*(value[places] for value in self._state))
-        self._averages = DualAveraging(*(value[places] for value in self._averages))
-        self._log = Log(*(value[places] for value in _given(self._log)))
-        self.step_size, self._adapting = self.step_size[places], self._adapting[places]
-        self._momenta, self._turn = self._momenta[places], self._turn[places]
-        self._uniforms = self._uniforms[places]
+        moving, given, *_ = self._parts()
+        self._state, self._averages, self.step_size, self._turn, self._log = tree_map(
+            lambda value: value[places], moving
+        )
+        self._adapting, self._momenta, self._uniforms = (value[places] for value in given)
         if self.mass.scale.ndim == 2:
             self.mass = Mass(self.mass.scale[places])
         self._inputs = tuple(
@@ -442,43 +417,43 @@ class Lockstep:
 
     # The step as a pure function
 
+    def _parts(self) -> tuple[Any, ...]:
+        """What a step takes: what it overwrites; what else has a row a chain; what they share."""
+        moving = self._state, self._averages, self.step_size, self._turn, self._log
+        given = self._adapting, self._momenta, self._uniforms
+        return moving, given, _given(self.mass), self._points, self._inputs
+
     def _tensors(self) -> list[Tensor]:
-        """What a step takes, in the order of :meth:`_iterate`."""
-        own = (*self._state, *self._averages, self.step_size, self._turn, *_given(self._log))
-        own += (self._adapting, self._momenta, self._uniforms)
-        return [*own, *_given(self.mass), self._points, *self._inputs]
+        return tree_leaves(self._parts())
 
     def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """State, averages, step sizes and log after a step, from all that it takes."""
-        given = iter(tensors)
-        state = type(self._state)(*(next(given) for _ in self._state))
-        averages = DualAveraging(*(next(given) for _ in self._averages))
-        step_size, turn = next(given), next(given)
-        log = Log(*(next(given) for _ in _given(self._log)))
-        adapting, momenta, uniforms = (next(given) for _ in range(3))
-        mass = Mass(*(next(given) for _ in _given(self.mass)))
-        points, *inputs = given
+        parts = tree_unflatten(tensors, tree_structure(self._parts()))
+        moving, given, mass, points, inputs = parts
+        state, averages, step_size, turn, log = moving
+        adapting, momenta, uniforms = given
 
         def potential(z: Tensor) -> tuple[Tensor, Tensor]:
             return self._potential(z, *inputs)
 
         chains = torch.arange(step_size.shape[0], device=step_size.device)
-        momentum = momenta[chains, log.num_drawn] if self.block > 1 else momenta[:, 0]
+        momentum = momenta[chains, log.num_drawn]
         uniform = uniforms[chains, turn]
-        state = self._kernel.step(state, potential, mass, step_size, momentum, uniform, points)
+        state = self._kernel.step(
+            state, potential, Mass(*mass), step_size, momentum, uniform, points
+        )
         moved = state.ended & adapting
         averages = self._adapted(averages, state.stats[:, self._aim], moved)
         step_size = torch.where(moved, averages.log_step.exp(), step_size)
-        if self.block > 1:
-            place = chains, torch.where(state.ended, log.num_drawn, self.block)
-            z, _, grad = self._kernel.position(state, chains)
-            log = Log(
-                log.num_drawn + state.ended,
-                log.z.index_put(place, z),
-                log.stats.index_put(place, state.stats),
-                None if log.grad is None else log.grad.index_put(place, grad),
-            )
-        return (*state, *averages, step_size, turn + 1, *_given(log))
+        place = chains, torch.where(state.ended, log.num_drawn, self.block)
+        z, _, grad = self._kernel.position(state, chains)
+        log = Log(
+            log.num_drawn + state.ended,
+            log.z.index_put(place, z),
+            log.stats.index_put(place, state.stats),
+            log.grad.index_put(place, grad),
+        )
+        return tuple(tree_leaves((state, averages, step_size, turn + 1, log)))
 
     def _adapted(self, averages: DualAveraging, aim: Tensor, moved: Tensor) -> DualAveraging:
         """Averages after trajectories of the chains that moved, by their ``AIM`` ``[C]``."""
@@ -497,14 +472,13 @@ class Lockstep:
     def _begin(
         self,
         at: Tensor,
-        start: tuple[Tensor, Tensor, Tensor],
+        start: Start,
         momentum: Tensor,
         step_size: Tensor,
     ) -> None:
         """Write the start of trajectories of chains at places ``[K]`` into the state."""
-        z, value, grad = start
         uniform = self._uniforms[at, max(int(self._turn[0]) - 1, 0)]  # of the last step
-        state = self._kernel.begin(z, value, grad, momentum, uniform, self._limit)
+        state = self._kernel.begin(start, momentum, uniform, self._limit)
         for old, new in zip(self._state, state, strict=True):
             old[at] = new
         self.step_size[at] = step_size
@@ -558,6 +532,6 @@ def _on_host(values: Tensor) -> NDArray[Any]:
     return array
 
 
-def _given(values: Mass | Log) -> list[Tensor]:
-    """The tensors of a mass matrix, or of a log, that it has."""
-    return [value for value in values if value is not None]
+def _given(mass: Mass) -> list[Tensor]:
+    """The tensors that a mass matrix has."""
+    return [value for value in mass if value is not None]

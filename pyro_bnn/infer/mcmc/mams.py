@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from torch import Tensor
-
-from pyro_bnn.infer.mcmc.hamiltonian import MetropolisSampler, SamplerOfLength
-from pyro_bnn.infer.mcmc.isokinetic import check_integrator, check_latents
+from pyro_bnn.infer.mcmc.hamiltonian import IsokineticSampler, MetropolisSampler
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.microcanonical_kernel import Adjusted
-from pyro_bnn.infer.mcmc.potentials import Target
-from pyro_bnn.infer.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAMS(MetropolisSampler, SamplerOfLength):
+class MAMS(MetropolisSampler, IsokineticSampler):
     r"""Metropolis-adjusted microcanonical sampler: draws from the exact posterior.
 
     As ``HMC``, with velocities of constant length in place of momenta: trajectories follow
@@ -59,17 +53,6 @@ class MAMS(MetropolisSampler, SamplerOfLength):
         ['acceptance_rate', 'diverging', 'energy_error', 'energy_variance', 'lp', 'n_gradients',
          'n_steps', 'step_size']
     """
-
-    integrator: Literal["leapfrog", "minimal_norm"] = "leapfrog"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integrator(self.integrator)
-
-    def prepare(self, problem: Problem) -> tuple[Target, Tensor]:
-        """What is sampled, and where chains start ``[C, P]``; not of one latent number."""
-        check_latents(problem.program.num_latents, problem.engine)
-        return super().prepare(problem)
 
     @property
     def _kernel(self) -> Kernel:

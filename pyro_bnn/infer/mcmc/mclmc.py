@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from pyro_bnn.checks import check_positive
-from pyro_bnn.infer.mcmc.hamiltonian import SamplerOfLength
-from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, check_integrator, check_latents
+from pyro_bnn.infer.mcmc.hamiltonian import IsokineticSampler
+from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, STRETCH, Unadjusted
-from pyro_bnn.infer.mcmc.potentials import Target
-from pyro_bnn.infer.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class MCLMC(SamplerOfLength):
+class MCLMC(IsokineticSampler):
     r"""Microcanonical Langevin Monte Carlo: biased draws, of a bias that is set and told.
 
     Velocities of length 1 follow
@@ -81,12 +77,6 @@ class MCLMC(SamplerOfLength):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("energy_variance", self.energy_variance)
-        check_integrator(self.integrator)
-
-    def prepare(self, problem: Problem) -> tuple[Target, Tensor]:
-        """What is sampled, and where chains start ``[C, P]``; not of one latent number."""
-        check_latents(problem.program.num_latents, problem.engine)
-        return super().prepare(problem)
 
     @property
     def _kernel(self) -> Kernel:

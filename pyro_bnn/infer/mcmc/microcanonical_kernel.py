@@ -44,15 +44,17 @@ References:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.mcmc import hmc_kernel
 from pyro_bnn.infer.mcmc.hmc_kernel import choose, drawn_length
-from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, Moved, refresh, unit
-from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Potential
+from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, refresh, unit
+from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Potential, Start
 from pyro_bnn.infer.mcmc.mass import Mass
 
 PARTS = 4  # draws of the unadjusted sampler within the memory of a velocity, which is given
@@ -94,7 +96,7 @@ class Flight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Microcanonical:
+class _Microcanonical(ABC):
     """What both have in common.
 
     Args:
@@ -104,18 +106,14 @@ class _Microcanonical:
     integrator: str
 
     STATISTICS: ClassVar[tuple[str, ...]]
+    AIM: ClassVar[str]
+    ORDER: ClassVar[int | None]
     UNIFORMS: ClassVar[int] = 2  # acceptance, length of a trajectory that begins
 
-    def begin(
-        self,
-        z: Tensor,
-        potential: Tensor,
-        grad: Tensor,
-        momentum: Tensor,
-        uniform: Tensor,  # noqa: ARG002 - of the form of all kernels
-        limit: int,  # noqa: ARG002
-    ) -> Flight:
+    def begin(self, start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Flight:
         """Trajectories of one point, of velocities in the directions of the momenta ``[C, P]``."""
+        del uniform, limit  # of the form of all kernels
+        z, potential, grad = start
         none = torch.zeros_like(potential)
         zero = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
         return Flight(
@@ -138,168 +136,63 @@ class _Microcanonical:
 
     def is_possible(self, state: Flight, limit: int) -> bool:
         """Whether trajectories of so many steps in the mean can be there between two steps."""
-        is_length = (state.length > 0) & (state.length <= max(1, 3 * limit // 2))
-        is_under_way = is_length & (state.num_steps >= 0) & (state.num_steps < state.length)
-        is_of_parts = (state.parts == 1) | (state.parts == PARTS)
-        is_of_parts = is_of_parts | (state.parts == STRETCH * PARTS)
-        return bool(((is_under_way | (state.num_steps == 0)) & is_of_parts).all())
+        parts = set(state.parts.tolist())
+        return hmc_kernel.is_possible(state, limit) and parts <= {1, PARTS, STRETCH * PARTS}
 
-    def position(self, state: Flight, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+    def position(self, state: Flight, chains: Tensor) -> Start:
+        """Latest draws of some chains."""
         return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
 
-    def _move(
-        self, state: Flight, potential: Potential, mass: Mass, step_size: Tensor
-    ) -> tuple[Moved, Tensor]:
-        """The next points, and whether they diverge; the error of one that does is infinite."""
-        new = INTEGRATORS[self.integrator].step(
+    def step(
+        self,
+        state: Flight,
+        potential: Potential,
+        mass: Mass,
+        step_size: Tensor,
+        momentum: Tensor,
+        uniform: Tensor,
+        limit: Tensor,
+    ) -> Flight:
+        """One step of every chain, and what is drawn where a trajectory is over.
+
+        Args:
+            state: Where the chains stand; not changed.
+            potential: U and its gradient.
+            mass: The mass matrix.
+            step_size: Of each chain ``[C]``.
+            momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
+            uniform: In [0, 1), ``[C, UNIFORMS]``.
+            limit: Mean number of steps of trajectories that begin, ``[]``; where ``parts`` is not
+                1, steps N of a velocity's memory.
+        """
+        integrator, num_latents = INTEGRATORS[self.integrator], state.z.shape[-1]
+        new = integrator.step(
             state.z, state.v, state.grad, state.potential, step_size, potential, mass
         )
-        is_finite = new.error.isfinite()
-        diverging = ~is_finite | (new.error.abs() > MAX_ENERGY_ERROR)
-        return new._replace(error=torch.where(is_finite, new.error, torch.inf)), diverging
-
-    def _gradients(self, num_steps: Tensor) -> Tensor:
-        return num_steps * INTEGRATORS[self.integrator].num_gradients
-
-
-@dataclass(frozen=True)
-class Adjusted(_Microcanonical):
-    """MAMS: draws of the density itself."""
-
-    STATISTICS = (
-        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "acceptance_rate",
-        "diverging",
-    )  # fmt: skip
-    AIM: ClassVar[str] = "acceptance_rate"
-    ORDER: ClassVar[int | None] = None
-
-    def step(
-        self,
-        state: Flight,
-        potential: Potential,
-        mass: Mass,
-        step_size: Tensor,
-        momentum: Tensor,
-        uniform: Tensor,
-        limit: Tensor,
-    ) -> Flight:
-        """One step of every chain, and acceptance where a trajectory is over.
-
-        Args:
-            state: Where the chains stand; not changed.
-            potential: U and its gradient.
-            mass: The mass matrix.
-            step_size: Of each chain ``[C]``.
-            momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
-            uniform: In [0, 1), ``[C, UNIFORMS]``.
-            limit: Mean number of steps of trajectories that begin, ``[]``.
-        """
-        new, diverging = self._move(state, potential, mass, step_size)
-        length = torch.where(state.num_steps == 0, drawn_length(uniform[:, 1], limit), state.length)
-        num_steps = state.num_steps + 1
-        error_sum = state.error_sum + new.error
-        square_sum = state.square_sum + new.error.square()
-        diverging = diverging | (error_sum > MAX_ENERGY_ERROR)
-        accept = torch.where(diverging, 0.0, (-error_sum).clamp(max=0).exp())
-        ended = diverging | (num_steps >= length)
-        accepted = ended & (uniform[:, 0] < accept)
-        z = choose(accepted, new.z, state.start_z)
-        grad = choose(accepted, new.grad, state.start_grad)
-        value = choose(accepted, new.potential, state.start_potential)
-        stats = _table(
-            -value,
-            error_sum,
-            square_sum / (num_steps * z.shape[-1]),
-            num_steps,
-            self._gradients(num_steps),
-            accept,
-            diverging,
-        )
-        return Flight(
-            z=choose(ended, z, new.z),
-            v=choose(ended, unit(momentum), new.v),
-            grad=choose(ended, grad, new.grad),
-            potential=choose(ended, value, new.potential),
-            start_z=z,
-            start_grad=grad,
-            start_potential=value,
-            error_sum=torch.where(ended, 0.0, error_sum),
-            square_sum=torch.where(ended, 0.0, square_sum),
-            accept_sum=accept,
-            num_steps=torch.where(ended, 0, num_steps),
-            length=length,
-            parts=state.parts,
-            ended=ended,
-            stats=choose(ended, stats, state.stats),
-        )
-
-
-@dataclass(frozen=True)
-class Unadjusted(_Microcanonical):
-    r"""MCLMC: draws whose bias the step size sets.
-
-    Step sizes are tuned by the variance of a step's energy error a dimension, which grows as
-    :math:`\epsilon^6`.
-
-    Args:
-        integrator: Name of the step, one of ``INTEGRATORS``.
-    """
-
-    STATISTICS = (
-        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "diverging",
-    )  # fmt: skip
-    AIM: ClassVar[str] = "energy_variance"
-    ORDER: ClassVar[int | None] = 6
-
-    def step(
-        self,
-        state: Flight,
-        potential: Potential,
-        mass: Mass,
-        step_size: Tensor,
-        momentum: Tensor,
-        uniform: Tensor,
-        limit: Tensor,
-    ) -> Flight:
-        """One step of every chain; the draw is where a trajectory ends, unless it diverges.
-
-        Args:
-            state: Where the chains stand; not changed.
-            potential: U and its gradient.
-            mass: The mass matrix.
-            step_size: Of each chain ``[C]``.
-            momentum: Standard normal ``[C, P]``, used by chains that start a trajectory.
-            uniform: In [0, 1), ``[C, UNIFORMS]``.
-            limit: Steps N of a velocity's memory, ``[]``; those of a trajectory, in the mean, while
-                ``parts`` is 1.
-        """
-        new, diverging = self._move(state, potential, mass, step_size)
-        is_fresh = state.parts == 1  # a velocity for each trajectory, as the adjusted sampler has
-        first = torch.where(
-            is_fresh, drawn_length(uniform[:, 1], limit), (limit // state.parts).clamp(min=1)
-        )
+        error = torch.where(new.error.isfinite(), new.error, torch.inf)
+        first = self._length(state.parts, uniform[:, 1], limit)
         length = torch.where(state.num_steps == 0, first, state.length)
         num_steps = state.num_steps + 1
-        num_latents = state.z.shape[-1]
-        error_sum = state.error_sum + new.error
-        square_sum = state.square_sum + new.error.square()
+        error_sum, square_sum = state.error_sum + error, state.square_sum + error.square()
         variance = square_sum / (num_steps * num_latents)
+        diverging = error.abs() > MAX_ENERGY_ERROR
+        diverging, is_good, aim = self._judged(diverging, error_sum, variance, uniform[:, 0])
         ended = diverging | (num_steps >= length)
-        is_kept = ended & ~diverging
+        is_kept = ended & is_good
         z = choose(is_kept, new.z, state.start_z)
         grad = choose(is_kept, new.grad, state.start_grad)
         value = choose(is_kept, new.potential, state.start_potential)
-        stats = _table(
-            -value,
-            error_sum,
-            variance,
-            num_steps,
-            self._gradients(num_steps),
-            diverging,
-        )
-        kept_v = refresh(new.v, momentum, num_steps.to(z.dtype) / limit)
-        v = choose(is_fresh | diverging, unit(momentum), kept_v)
+        columns = {
+            "lp": -value,
+            "energy_error": error_sum,
+            "energy_variance": variance,
+            "n_steps": num_steps,
+            "n_gradients": num_steps * integrator.num_gradients,
+            "diverging": diverging,
+            self.AIM: aim,
+        }
+        stats = torch.stack([columns[name].to(value.dtype) for name in self.STATISTICS], -1)
+        v = self._velocity(state.parts, new.v, momentum, num_steps.to(z.dtype) / limit, diverging)
         return Flight(
             z=choose(ended, z, new.z),
             v=choose(ended, v, new.v),
@@ -310,7 +203,7 @@ class Unadjusted(_Microcanonical):
             start_potential=value,
             error_sum=torch.where(ended, 0.0, error_sum),
             square_sum=torch.where(ended, 0.0, square_sum),
-            accept_sum=variance,
+            accept_sum=aim,
             num_steps=torch.where(ended, 0, num_steps),
             length=length,
             parts=state.parts,
@@ -318,7 +211,77 @@ class Unadjusted(_Microcanonical):
             stats=choose(ended, stats, state.stats),
         )
 
+    @abstractmethod
+    def _length(self, parts: Tensor, uniform: Tensor, limit: Tensor) -> Tensor:
+        """How many steps trajectories that begin have ``[C]``."""
 
-def _table(*columns: Tensor) -> Tensor:
-    """Statistics ``[C, ...]`` as columns of the dtype of the first."""
-    return torch.stack([column.to(columns[0].dtype) for column in columns], -1)
+    @abstractmethod
+    def _judged(
+        self, diverging: Tensor, error_sum: Tensor, variance: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which diverge, whose ends would be draws, and what ``AIM`` is ``[C]``."""
+
+    @abstractmethod
+    def _velocity(
+        self, parts: Tensor, v: Tensor, normal: Tensor, share: Tensor, diverging: Tensor
+    ) -> Tensor:
+        """Velocities ``[C, P]`` after trajectories that end with some, over a share of memory."""
+
+
+class Adjusted(_Microcanonical):
+    """MAMS: draws of the density itself."""
+
+    STATISTICS = (
+        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "acceptance_rate",
+        "diverging",
+    )  # fmt: skip
+    AIM = "acceptance_rate"
+    ORDER = None
+
+    def _length(self, parts: Tensor, uniform: Tensor, limit: Tensor) -> Tensor:
+        del parts
+        return drawn_length(uniform, limit)
+
+    def _judged(
+        self, diverging: Tensor, error_sum: Tensor, variance: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        del variance
+        diverging = diverging | (error_sum > MAX_ENERGY_ERROR)
+        accept = torch.where(diverging, 0.0, (-error_sum).clamp(max=0).exp())
+        return diverging, uniform < accept, accept
+
+    def _velocity(
+        self, parts: Tensor, v: Tensor, normal: Tensor, share: Tensor, diverging: Tensor
+    ) -> Tensor:
+        del parts, v, share, diverging
+        return unit(normal)
+
+
+class Unadjusted(_Microcanonical):
+    r"""MCLMC: draws whose bias the step size sets.
+
+    The draw is where a trajectory ends, unless it diverges. Step sizes are tuned by the variance of
+    a step's energy error a dimension, which grows as :math:`\epsilon^6`. While ``parts`` is 1 each
+    trajectory has a velocity of its own, as of the adjusted sampler.
+    """
+
+    STATISTICS = (
+        "lp", "energy_error", "energy_variance", "n_steps", "n_gradients", "diverging",
+    )  # fmt: skip
+    AIM = "energy_variance"
+    ORDER = 6
+
+    def _length(self, parts: Tensor, uniform: Tensor, limit: Tensor) -> Tensor:
+        apart = (limit // parts).clamp(min=1)
+        return torch.where(parts == 1, drawn_length(uniform, limit), apart)
+
+    def _judged(
+        self, diverging: Tensor, error_sum: Tensor, variance: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        del error_sum, uniform
+        return diverging, ~diverging, variance
+
+    def _velocity(
+        self, parts: Tensor, v: Tensor, normal: Tensor, share: Tensor, diverging: Tensor
+    ) -> Tensor:
+        return choose((parts == 1) | diverging, unit(normal), refresh(v, normal, share))

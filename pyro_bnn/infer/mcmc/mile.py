@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from pyro_bnn.checks import check_positive, check_positive_int
-from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.mcmc.hamiltonian import ChainsRun
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
 from pyro_bnn.infer.mcmc.members import train
 from pyro_bnn.infer.mcmc.sampling import MassMatrix
@@ -85,13 +84,8 @@ class MILE(Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Find where the members start; see the base class."""
-        began, sampler = time.perf_counter(), self._sampler()
-        target, starts = sampler.prepare(problem)
 
-        def make(saves: Checkpoint) -> ChainsRun:
-            members = starts
-            if saves.compile_path is None:  # a run that goes on has its chains in its state
-                members = train(problem, starts, self.member_learning_rate)
-            return sampler.chains_run(target, members, problem, saves, asdict(self), began)
+        def lead(starts: Tensor) -> Tensor:
+            return train(problem, starts, self.member_learning_rate)
 
-        return Start(problem, asdict(self), make)
+        return self._sampler().start_at(problem, asdict(self), lead)

@@ -39,6 +39,7 @@ from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
     Point,
     Potential,
+    Start,
     energy_error,
     kinetic,
     leapfrog,
@@ -111,8 +112,8 @@ ORDER = None
 UNIFORMS = 3  # that a step uses of each chain: choice in the subtree, choice at a join, direction
 
 
-def position(tree: Tree, chains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Latest draws z ``[K, P]`` of some chains, U there ``[K]``, its gradient ``[K, P]``."""
+def position(tree: Tree, chains: Tensor) -> Start:
+    """Latest draws of some chains."""
     place = chains, tree.chosen[chains]
     return tree.point_z[place], tree.point_potential[place], tree.point_grad[place]
 
@@ -126,19 +127,16 @@ def is_possible(tree: Tree, limit: int) -> bool:
     return bool((is_size & is_leaf & are_places[0] & are_places[1]).all())
 
 
-def begin(
-    z: Tensor, potential: Tensor, grad: Tensor, momentum: Tensor, uniform: Tensor, limit: int
-) -> Tree:
+def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Tree:
     """Trajectories of one point.
 
     Args:
-        z: Positions ``[C, P]``.
-        potential: U at z ``[C]``.
-        grad: Its gradient ``[C, P]``.
+        start: The points.
         momentum: Standard normal ``[C, P]``.
         uniform: In [0, 1), ``[C, UNIFORMS]``; of it the direction.
         limit: Largest number of points of a trajectory, a power of 2.
     """
+    z, potential, grad = start
     num_chains, num_latents = z.shape
     zero = torch.zeros(num_chains, dtype=torch.int64, device=z.device)
     num_slots = max(limit.bit_length() - 2, 1)

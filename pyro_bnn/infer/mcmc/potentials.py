@@ -1,4 +1,4 @@
-"""What is sampled: minus the log joint and its gradient, of all chains at once."""
+"""What is sampled: U, minus the log joint, and its gradient, of all chains at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -37,12 +38,7 @@ class Target(NamedTuple):
 
 def of_one(program: Program, batch: Batch) -> Target:
     """The posterior of one data set."""
-    params = {name: value.detach() for name, value in program.params.items()}
-
-    def log_joint(z: Tensor, batch: Batch) -> Tensor:
-        return program.log_joint(z, batch, params)
-
-    return Target(program, _potential(log_joint), batch, [batch])
+    return Target(program, potential_of(program), batch, [batch])
 
 
 def of_each(program: Program, batches: Sequence[Batch]) -> Target:
@@ -50,14 +46,11 @@ def of_each(program: Program, batches: Sequence[Batch]) -> Target:
 
     Its potential raises ModelError if the model cannot be batched over data sets.
     """
-    params = {name: value.detach() for name, value in program.params.items()}
+    log_joint = _log_joint(program)
 
-    def log_joint(z: Tensor, batch: Batch) -> Tensor:
-        def one(z: Tensor, y: Tensor) -> Tensor:
-            return program.log_joint(z, Batch(batch.x, y), params)
-
+    def log_joints(z: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [C]
         try:
-            return torch.func.vmap(one)(z, batch.y)
+            return torch.func.vmap(log_joint, in_dims=(0, None, 0))(z, x, y)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -67,16 +60,38 @@ def of_each(program: Program, batches: Sequence[Batch]) -> Target:
             ) from error
 
     data = Batch(batches[0].x, torch.stack([batch.y for batch in batches]))
-    return Target(program, _potential(log_joint), data, batches)
+    return Target(program, _potential(log_joints), data, batches)
 
 
-def _potential(log_joint: Callable[[Tensor, Batch], Tensor]) -> Potential:
-    """U and its gradient as a pure function of z ``[C, P]`` and the data."""
+def potential_of(program: Program) -> Potential:
+    """U and its gradient as a pure function of z ``[C, P]`` and rows x and y.
 
-    def potential(z: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+    Rows are those of all chains ``[B, ...]``, or of each ``[C, B, ...]``; the likelihood is scaled
+    to all rows.
+    """
+    log_joint, shared = _log_joint(program), program.example.x.ndim
+
+    def log_joints(z: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [C]
+        if x.ndim == shared:
+            return log_joint(z, x, y)
+        if program.is_batched:
+            with without_vmap_warnings():
+                return torch.func.vmap(log_joint)(z, x, y)
+        return torch.stack([log_joint(*chain) for chain in zip(z, x, y, strict=True)])
+
+    return _potential(log_joints)
+
+
+def _log_joint(program: Program) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    params = {name: value.detach() for name, value in program.params.items()}
+    return lambda z, x, y: program.log_joint(z, Batch(x, y), params)
+
+
+def _potential(log_joints: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Potential:
+    def potential(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            value = -log_joint(z, Batch(*data))
+            value = -log_joints(z, x, y)
             (grad,) = torch.autograd.grad(value.sum(), z)
         return value.detach(), grad
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,26 +27,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
 from pyro_bnn.infer.mcmc.length_search import LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, Drawn, Lockstep, one_thread
+from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, MOST_STEPS, Drawn, Lockstep, one_thread
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
+from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import Run
+from pyro_bnn.posterior.posterior import DrawsPosterior
 
 SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
 MOST_IDLE_APART = 0.125
+DTYPES: dict[str, type[np.generic]] = {
+    "tree_depth": np.int64,
+    "n_steps": np.int64,
+    "n_gradients": np.int64,
+    "diverging": np.bool_,
+}
 
 MassMatrix = Literal["diagonal", "low_rank"]
 
 
 class Sampled(NamedTuple):
-    """Draws z ``[C, S, P]``, their statistics ``[C, S, len(STATISTICS) + 1]``, seconds by phase.
-
-    The last statistic is the step size.
-    """
+    """Draws z ``[C, S, P]``, their statistics ``[C, S, len(columns)]``, seconds by phase."""
 
     z: Tensor
     stats: NDArray[np.float64]
@@ -80,10 +87,8 @@ def first_mass(
     return masses.diagonal(z, slopes, mass, one)
 
 
-class Sampling:
+class Sampling(Run[DrawsPosterior]):
     """A run of chains: warm-up and draws, one step of all chains at a time.
-
-    Between two steps it can be stopped, and another one like it go on from its :meth:`state`.
 
     Args:
         chains: All chains, at their starts.
@@ -97,6 +102,7 @@ class Sampling:
         path: File for the draws of a run that others go on with; see
             :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
         phases: Seconds of the phases before.
+        options: Of the engine, for the provenance.
     """
 
     def __init__(
@@ -112,7 +118,9 @@ class Sampling:
         stretch: int = 1,
         path: Path | None = None,
         phases: Mapping[str, float] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        self._options = dict(options or {})
         self._chains, self._progress = chains, progress
         self._num_samples, self._limit, self._path = num_samples, limit, path
         self._search, self._last, self._stretch = search, dict(last or {}), stretch
@@ -120,8 +128,7 @@ class Sampling:
         self._enter(0)
         num_chains = len(chains.chains)
         self._left = np.full(num_chains, self._windows[-1] + num_samples)  # at each place
-        num_columns = chains.stats(chains.chains[:0]).shape[1]
-        self._stats = np.zeros((num_chains, num_samples, num_columns))
+        self._stats = np.zeros((num_chains, num_samples, len(chains.columns)))
         self._store: DrawStore | None = None
         self._phases = dict(phases or {})
         self._began = self._warmed = time.perf_counter()
@@ -150,10 +157,17 @@ class Sampling:
                 self._fix(self._chains.chains)
         self._warmed = time.perf_counter()
 
-    def step(self) -> None:
+    def go(self) -> None:
         """Move all chains, and do what the draws that they made ask for."""
         with self._threads():
-            self._step()
+            self._move()
+
+    def to_the_end(self) -> Sampled:
+        """Warm up and sample, in one go."""
+        self.begin()
+        while not self.is_done:
+            self.go()
+        return self.result()
 
     def result(self) -> Sampled:
         """The draws that every chain has, all S of a run that is done; with its phases so far."""
@@ -165,9 +179,43 @@ class Sampling:
             {**self._phases, "warm-up": warm_up, "sampling": sampling},
         )
 
+    @property
+    def sample_stats(self) -> dict[str, NDArray[Any]]:
+        """Statistics ``[C, S]`` of the draws that every chain has, by ArviZ's names."""
+        return {
+            name: self._stats[:, : self.num_common, i].astype(DTYPES.get(name, np.float64))
+            for i, name in enumerate(self._chains.columns)
+        }
+
+    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+        """The draws that every chain has, with the statistics of each in ``sample_stats``."""
+        if not self.num_common:
+            return None
+        result = self.result()
+        options = {**self._options, "compiled": "compile" in result.phases}
+        provenance = problem.provenance(
+            saves,
+            method=problem.engine,
+            options=options if self.is_done else {**options, "interrupted": True},
+            num_parameters=problem.program.num_latents,
+            phases=result.phases,
+        )
+        return DrawsPosterior(problem.program, result.z, provenance, sample_stats=self.sample_stats)
+
+    def bar(self, *, show: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """The bar, which was made before the run."""
+        return closing(self._progress)
+
+    def reached(self) -> tuple[int, float | None]:
+        """Draws of the slowest chain, warm-up included."""
+        return self._progress.num_drawn, None
+
+    def show(self, bar: Any) -> None:
+        """Nothing: the bar is told of each draw."""
+
     # Between two steps
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """All that the rest of the run depends on; of draws in their file the number of each chain.
 
         Raises:
@@ -257,17 +305,11 @@ class Sampling:
     def _threads(self) -> AbstractContextManager[None]:
         return one_thread() if self._chains.is_apart else contextlib.nullcontext()
 
-    def _step(self) -> None:
+    def _move(self) -> None:
         chains = self._chains
         is_settled = self._window is None and not self._is_tuning
-        if is_settled and chains.block > 1:
-            drawn = chains.steps()
-        elif chains.is_apart:
-            drawn = chains.steps(BLOCK_APART)
-        else:
-            drew = chains.step()
-            z, grad = chains.draws(drew)
-            drawn = Drawn(drew, z, chains.stats(drew), grad)
+        at_once = MOST_STEPS if is_settled else BLOCK_APART if chains.is_apart else 1
+        drawn = chains.steps(at_once)
         if not len(drawn.places):
             return
         if self._window is not None:
@@ -283,11 +325,11 @@ class Sampling:
         window.add(drawn)
         if search is not None:
             num_steps, diverging = (
-                drawn.stats[:, chains.column(name)] for name in ("n_steps", "diverging")
+                self._column(name, drawn.stats) for name in ("n_steps", "diverging")
             )
             search.add(drawn.places, drawn.z, chains.mass, num_steps, diverging > 0)
             chains.lengthen(search.next())
-        _tell(chains, drawn.places, drawn.stats, self._progress)
+        self._tell(drawn.places, drawn.stats)
         if window.is_over:
             if search is not None:
                 search.end_window()
@@ -322,11 +364,11 @@ class Sampling:
         Those that a block holds beyond the last one that tunes have a step size that still changed,
         and are dropped.
         """
-        chains, places = self._chains, drawn.places
+        places = drawn.places
         is_tuned = self._left[places] <= self._num_samples
         tunes = self._left[places] - turns_of(places) > self._num_samples
         if tunes.any():
-            _tell(chains, places[tunes], drawn.stats[tunes], self._progress)
+            self._tell(places[tunes], drawn.stats[tunes])
             np.subtract.at(self._left, places[tunes], 1)
             tuning = np.unique(places[tunes])
             warm = tuning[self._left[tuning] == self._num_samples]
@@ -352,61 +394,33 @@ class Sampling:
         self._stats[numbers, self._store.counts.numpy()[numbers] + turns] = stats
         self._store.append(torch.from_numpy(numbers), z)
         np.subtract.at(self._left, places, 1)
-        _tell(self._chains, places, stats, self._progress)
-        self._left = _shrink(self._chains, self._left)
+        self._tell(places, stats)
+        self._shrink()
         if self.is_done:
             self._ended = time.perf_counter()
             self._progress.complete()
 
+    def _shrink(self) -> None:
+        """Drop chains that are done where they are many; of a batch two stay.
 
-def sample(
-    chains: Lockstep,
-    *,
-    warmup_steps: int,
-    num_samples: int,
-    limit: int,
-    progress: Progress,
-) -> Sampled:
-    """Warm up and sample, in one go; the arguments are those of :class:`Sampling`."""
-    run = Sampling(
-        chains,
-        warmup_steps=warmup_steps,
-        num_samples=num_samples,
-        limit=limit,
-        progress=progress,
-    )
-    run.begin()
-    while not run.is_done:
-        run.step()
-    return run.result()
+        One alone has another graph. Of chains apart each costs as much as another.
+        """
+        chains, left = self._chains, self._left
+        num_busy = np.count_nonzero(left)
+        least, most_idle = (1, MOST_IDLE_APART) if chains.is_apart else (2, MOST_IDLE)
+        if len(left) <= least or not num_busy or num_busy >= (1 - most_idle) * len(left):
+            return
+        places = np.sort(np.argsort(left == 0, kind="stable")[: max(least, num_busy)])
+        if chains.serves(len(places)):
+            chains.keep(places)
+            self._left = left[places]
 
+    def _tell(self, places: NDArray[np.int64], stats: NDArray[np.float64]) -> None:
+        """Tell the bar of draws of chains at places, by their statistics."""
+        aim, diverging, step_size = (
+            self._column(name, stats) for name in (self._chains.aim, "diverging", "step_size")
+        )
+        self._progress.add(self._chains.chains[places], aim, diverging > 0, step_size)
 
-def _shrink(chains: Lockstep, left: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop chains that are done where they are many; of a batch two stay.
-
-    One alone has another graph. Of chains apart each costs as much as another.
-    """
-    num_busy = np.count_nonzero(left)
-    least, most_idle = (1, MOST_IDLE_APART) if chains.is_apart else (2, MOST_IDLE)
-    if len(left) <= least or not num_busy or num_busy >= (1 - most_idle) * len(left):
-        return left
-    places = np.sort(np.argsort(left == 0, kind="stable")[: max(least, num_busy)])
-    if not chains.serves(len(places)):
-        return left
-    chains.keep(places)
-    return left[places]
-
-
-def _tell(
-    chains: Lockstep,
-    places: NDArray[np.int64],
-    stats: NDArray[np.float64],
-    progress: Progress,
-) -> None:
-    """Tell the progress bar of draws of chains at places, by their statistics."""
-    progress.add(
-        chains.chains[places],
-        stats[:, chains.column(chains.aim)],
-        stats[:, chains.column("diverging")] > 0,
-        stats[:, -1],
-    )
+    def _column(self, name: str, stats: NDArray[np.float64]) -> NDArray[np.float64]:
+        return stats[:, self._chains.columns.index(name)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +9,6 @@ from torch import Tensor
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.potentials import Target
 from pyro_bnn.infer.starting_points import at_medians, starting_points
 from pyro_bnn.posterior.posterior import Posterior
@@ -24,41 +21,32 @@ MAX_STARTS = 20  # tries for each chain
 KNOWN_DRAWS = 200  # of a Gaussian that chains start at, for their first mass matrix
 
 
-def find_starts(
-    program: Program,
-    potential: Potential,
-    init: Init,
-    num_chains: int,
-    seed: int,
-    batches: Sequence[Batch],
-) -> Tensor:
+def find_starts(target: Target, init: Init, num_chains: int, seed: int) -> Tensor:
     """Starting points ``[C, P]`` with finite density and gradient.
 
     Args:
-        program: The model as tensor functions.
-        potential: U ``[C]`` and its gradient ``[C, P]`` at z ``[C, P]``.
+        target: What is sampled.
         init: What to start at; sites that it leaves out, all by default, start at draws from the
             prior, others for each chain, and scales at the medians of a few: from a noise scale far
             below them steps would be too short to come back.
         num_chains: Number of chains C.
         seed: Seed of the draws.
-        batches: The data of each chain ``[C]``, or of all ``[1]``, to name what is not finite.
 
     Raises:
         DivergenceError: If a chain finds none in ``MAX_STARTS`` tries; names the chain and the
             sites.
     """
-    x = batches[0].x[:1]
+    program, potential, data, batches = target
     points: Tensor | None = None
     missing = torch.ones(num_chains, dtype=torch.bool)
     for attempt in range(MAX_STARTS):
         own_seed = stream_seed(seed, attempt)
         with isolated(own_seed), without_validation():
-            prior = program.prior_draws(num_chains, x, own_seed)
+            prior = program.prior_draws(num_chains, data.x[:1], own_seed)
             prior = at_medians(program, prior, seed)
             tried = _candidates(program, init, prior, seed + attempt)
             points = tried if points is None else torch.where(missing[:, None], tried, points)
-            value, grad = potential(points)
+            value, grad = potential(points, *data)
         missing = ~(value.isfinite() & grad.isfinite().all(-1)).cpu()
         if not missing.any():
             return points.detach()

@@ -112,13 +112,7 @@ def update(
     log_step = state.centre - num_updates.sqrt() / SHRINKAGE * error_sum
     weight = num_updates**-DECAY
     log_average = weight * log_step + (1 - weight) * state.log_average
-    return DualAveraging(
-        torch.where(active, log_step, state.log_step),
-        torch.where(active, log_average, state.log_average),
-        torch.where(active, error_sum, state.error_sum),
-        torch.where(active, num_updates, state.num_updates),
-        state.centre,
-    )
+    return _moved(state, active, log_step, log_average, error_sum, num_updates)
 
 
 def update_by_power(
@@ -143,13 +137,13 @@ def update_by_power(
     at_centre = excess * (order * (state.centre - state.log_step)).exp()
     mean = (1 - weight) * before + weight * at_centre
     log_step = state.centre - mean.log() / order
-    return DualAveraging(
-        torch.where(active, log_step, state.log_step),
-        torch.where(active, log_step, state.log_average),
-        torch.where(active, mean, state.error_sum),
-        torch.where(active, num_updates, state.num_updates),
-        state.centre,
-    )
+    return _moved(state, active, log_step, log_step, mean, num_updates)
+
+
+def _moved(state: DualAveraging, active: Tensor, *new: Tensor) -> DualAveraging:
+    """The state with new values of the active chains; its last, the centre, stays."""
+    values = [torch.where(active, n, old) for n, old in zip(new, state, strict=False)]
+    return DualAveraging(*values, state.centre)
 
 
 def final(state: DualAveraging) -> Tensor:

@@ -17,12 +17,12 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.inputs import new_guide
+from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, correction_of
 from pyro_bnn.infer.natural.precision import Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
-from pyro_bnn.infer.sgmcmc.gradient import potential_of
 from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.terms import Batch

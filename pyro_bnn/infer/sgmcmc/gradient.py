@@ -23,43 +23,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bnn.program.batched import without_vmap_warnings
-from pyro_bnn.program.program import Program
+from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.program.terms import Batch
 
-Potential: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps z ``[C, P]`` and rows x and y, of all chains ``[B, ...]`` or of each ``[C, B, ...]``, to U
-``[C]`` and its gradient ``[C, P]``."""
 Slope: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps the same to the gradient alone."""
+"""Maps z ``[C, P]`` and rows x and y to the gradient of U ``[C, P]``."""
 
 ROWS_AT_ONCE = 1 << 14  # of the gradient of all rows
-
-
-def potential_of(program: Program) -> Potential:
-    """U and its gradient as a pure function; the likelihood is scaled to all rows."""
-    params = {name: value.detach() for name, value in program.params.items()}
-    shared = program.example.x.ndim
-
-    def log_joint(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return program.log_joint(z, Batch(x, y), params)
-
-    def log_joints(z: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [C]
-        if x.ndim == shared:
-            return log_joint(z, x, y)
-        if program.is_batched:
-            with without_vmap_warnings():
-                return torch.func.vmap(log_joint)(z, x, y)
-        return torch.stack([log_joint(*chain) for chain in zip(z, x, y, strict=True)])
-
-    def potential(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            value = -log_joints(z, x, y)
-            (slope,) = torch.autograd.grad(value.sum(), z)
-        return value.detach(), slope
-
-    return potential
 
 
 def difference(potential: Potential, z: Tensor, anchor: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -26,13 +26,14 @@ from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
+from pyro_bnn.infer.mcmc.potentials import of_one
 from pyro_bnn.infer.mcmc.starts import find_starts
 from pyro_bnn.infer.mcmc.store import DrawStore
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, own_batches
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
-from pyro_bnn.infer.sgmcmc.gradient import difference, potential_of, slope_of_all
+from pyro_bnn.infer.sgmcmc.gradient import difference, slope_of_all
 from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
@@ -117,8 +118,9 @@ class Chains(Run[DrawsPosterior]):
         self.num_burn_in = method.warmup_steps - self.num_descent
         self._looks = {self._look_at(share) for share in LOOKS}
         self.program, self._whole, self._seed = problem.program, problem.rows, problem.seed
-        self._potential = potential_of(problem.program)
-        z = self._starts(problem)
+        target = of_one(problem.program, problem.rows)
+        self._potential = target.potential
+        z = find_starts(target, problem.init, method.num_chains, problem.seed)
         self._z = z.requires_grad_()  # on the way down
         self._descent = Descent(
             [self._z],
@@ -147,17 +149,6 @@ class Chains(Run[DrawsPosterior]):
         self.num_kept = 0
         self._path = None if saves.folder is None else saves.folder / DRAWS
         self._store: DrawStore | None = None
-
-    def _starts(self, problem: Problem) -> Tensor:
-        """Where the chains start ``[C, P]``."""
-        return find_starts(
-            problem.program,
-            lambda z: self._potential(z, *problem.rows),
-            problem.init,
-            self.method.num_chains,
-            problem.seed,
-            [problem.rows],
-        )
 
     def _make_graphs(self, path: str | None, model: str) -> None:
         method, name = self.method, f"the {self.title} step of {model}"
