@@ -10,12 +10,12 @@ import torch
 from torch.fx import Node
 
 from pyro_bnn.capture.c_graph import (
-    ZERO,
     Computed,
     Index,
     Memory,
     Place,
     View,
+    broadcast,
     dtype_of,
     loops_over,
     numel,
@@ -23,11 +23,7 @@ from pyro_bnn.capture.c_graph import (
     shape_of,
     strides_of,
 )
-from pyro_bnn.capture.c_operations import (
-    C_TYPES,
-    SUFFIXES,
-    literal,
-)
+from pyro_bnn.capture.c_operations import C_TYPES, SUFFIXES, literal
 
 
 @dataclass
@@ -45,6 +41,11 @@ class Body:
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     clauses: list[str] = field(default_factory=list)
+
+    @property
+    def loops(self) -> list[tuple[str, int]]:
+        """Names and sizes of the loops."""
+        return [(f"i{d}", n) for d, n in enumerate(self.shape)]
 
 
 class WrittenHereError(Exception):
@@ -105,11 +106,7 @@ class Loops:
         """An argument of an elementwise operation whose result is at a place, in a dtype."""
         if not isinstance(value, Node):
             return literal(value, dtype or torch.float64)
-        shape = shape_of(value)
-        own = place[len(place) - len(shape) :]
-        name = self.read(
-            value, tuple(ZERO if n == 1 else i for n, i in zip(shape, own, strict=True))
-        )
+        name = self.read(value, broadcast(place, shape_of(value)))
         return name if dtype in (None, dtype_of(value)) else f"(({C_TYPES[dtype]}){name})"
 
     # Storing them
@@ -154,9 +151,8 @@ class Loops:
         """Write the loops that are open."""
         nest, self.nest = self.nest, None
         if nest is not None:
-            loops = [(f"i{d}", n) for d, n in enumerate(nest.shape)]
             simd = f"#pragma omp simd {' '.join(nest.clauses)}" if nest.clauses else ""
-            self.lines += for_loops(loops, nest.lines, simd, nest.before, nest.after)
+            self.lines += for_loops(nest.loops, nest.lines, simd, nest.before, nest.after)
 
     def new(self, node: Node) -> Memory:
         """Work memory for a node until it is read for the last time."""

@@ -43,6 +43,7 @@ from pyro_bnn.capture.c_graph import (
     loops_over,
     numel,
     own_strides,
+    packet_of,
     readers_of,
     require,
     shape_of,
@@ -234,8 +235,7 @@ class _Writer(Loops):
         self.pointers.append(f"  {kind} *__restrict {name} = ({kind} *)given[{number}];")
 
     def _operation(self, node: Node) -> None:
-        target = node.target
-        packet = getattr(target, "overloadpacket", target)
+        packet = packet_of(node)
         if is_view(node):
             self.values[node] = view(self, node, packet)
         elif packet in (aten.mm, aten.bmm):
@@ -343,19 +343,19 @@ class _Writer(Loops):
         start, step = (0 if len(numbers) == 1 else numbers[0]), (numbers[2:] or [1])[0]
         return Computed(lambda place: f"({place[0].times(int(step)).plus(Index(int(start)))})")
 
-    def _places(self, node: Node) -> tuple[Node, list[Any], int, int]:
-        """Source, indices, the first dimension that has one, and how many follow it."""
+    def _places(self, node: Node) -> tuple[Node, list[Any], int]:
+        """Source, indices, and the first dimension that has one."""
         source, listed, *_ = args_of(node)
         at = [d for d, index in enumerate(listed) if index is not None]
         require(at == list(range(at[0], at[-1] + 1)), node)
         indices = listed[at[0] : at[-1] + 1]
         for index in indices:
             require(dtype_of(index) in (torch.int64, torch.int32), node)
-        return source, indices, at[0], len(at)
+        return source, indices, at[0]
 
-    def _chosen(self, node: Node, place: Place) -> tuple[Place, int]:
-        """The place in what is indexed, and how many dimensions the indices have together."""
-        source, indices, first, count = self._places(node)
+    def _chosen(self, node: Node, place: Place) -> Place:
+        """The place in what is indexed."""
+        source, indices, first = self._places(node)
         ndim = max(len(shape_of(index)) for index in indices)
         own = place[first : first + ndim]
         chosen = []
@@ -367,11 +367,11 @@ class _Writer(Loops):
             name = self.operand(index, own, torch.int64)
             name = self.let(torch.int64, f"{name} < 0 ? {name} + {size} : {name}")
             chosen.append(Index(0, ((name, 1),)))
-        return (*place[:first], *chosen, *place[first + ndim :]), count
+        return (*place[:first], *chosen, *place[first + ndim :])
 
     def _check_indices(self, node: Node) -> None:
         """Return from the step where an index is out of range; those from the end are in range."""
-        source, indices, first, _ = self._places(node)
+        source, indices, first = self._places(node)
         for size, index in zip(shape_of(source)[first:], indices, strict=False):
             is_inside = is_range(index) and numel(index) <= size
             if is_inside or (index, size) in self.checked:
@@ -385,9 +385,7 @@ class _Writer(Loops):
             bad = self.name("v")
             test = f"{bad} |= ({name} < {-size}) | ({name} >= {size});"
             self.lines.append(f"int {bad} = 0;")
-            self.lines += for_loops(
-                [(f"i{d}", n) for d, n in enumerate(loops)], [*self.body.lines, test]
-            )
+            self.lines += for_loops(self.body.loops, [*self.body.lines, test])
             self.lines.append(f"if ({bad}) return {1 + size};")
 
     def _gather(self, node: Node) -> None:
@@ -395,7 +393,7 @@ class _Writer(Loops):
         source = self._places(node)[0]
         if self.located(source, (ZERO,) * len(shape_of(source))) is None:
             self.realise(source)
-        self.values[node] = Computed(lambda place: self.read(source, self._chosen(node, place)[0]))
+        self.values[node] = Computed(lambda place: self.read(source, self._chosen(node, place)))
         if numel(node) > 1:  # now, as the source may be written afterwards
             self.store(node)
 
@@ -409,18 +407,14 @@ class _Writer(Loops):
             memory = self.new(node)
             self.store(base, memory)
             self.close()
-        shape = index_shape(node)
-        loops, place = loops_over(shape)
+        loops, place = loops_over(index_shape(node))
         self.body = Body(loops)
-        into = self._chosen(node, place)[0]
+        into = self._chosen(node, place)
         name = self.operand(values, place, dtype_of(node))
         adds = any(accumulate)  # in order, as places may be the same
         line = f"{memory.name}[{memory.at(into)}] {'+=' if adds else '='} {name};"
-        self.lines += for_loops(
-            [(f"i{d}", n) for d, n in enumerate(loops)],
-            [*self.body.lines, line],
-            "// in order" if adds else "",
-        )
+        lines, in_order = [*self.body.lines, line], "// in order" if adds else ""
+        self.lines += for_loops(self.body.loops, lines, in_order)
         self.values[node] = memory
 
     def _is_written_in_place(self, base: Node, node: Node) -> bool:
@@ -428,14 +422,13 @@ class _Writer(Loops):
         others = [self._read_at(user) for user in base.users if user is not node]
         root: Any = base
         while root.op != "placeholder":
-            if getattr(root.target, "overloadpacket", None) is not aten.index_put:
+            if packet_of(root) is not aten.index_put:
                 return False
             root = root.args[0]
         number = self.inputs.index(root)
         end: Any = self.results[number] if number < len(self.results) else None
         while isinstance(end, Node) and end is not node:
-            is_scatter = getattr(end.target, "overloadpacket", None) is aten.index_put
-            end = end.args[0] if is_scatter else None
+            end = end.args[0] if packet_of(end) is aten.index_put else None
         value = self.values[base]
         is_input = isinstance(value, Memory) and value.name == f"p{number}"
         return end is node and is_input and max(others, default=0) <= self.order[node]

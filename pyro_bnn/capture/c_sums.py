@@ -18,18 +18,14 @@ from pyro_bnn.capture.c_graph import (
     args_of,
     broadcast,
     dtype_of,
+    kind_of,
     loops_over,
     numel,
     require,
     shape_of,
 )
 from pyro_bnn.capture.c_loops import Body, Loops, WrittenHereError, for_loops
-from pyro_bnn.capture.c_operations import (
-    C_TYPES,
-    SUFFIXES,
-    aten,
-    literal,
-)
+from pyro_bnn.capture.c_operations import C_TYPES, SUFFIXES, aten, literal
 
 # Rows and vectors of a tile by the bytes of a vector register: sums, vectors of b and an entry of a
 # fit the 16 registers of SSE and AVX2, the 32 of AVX512; else vectors are loaded for every row
@@ -56,104 +52,117 @@ def reduction(loops: Loops, node: Node, packet: Any) -> None:
 
     count = math.prod(shape[d] for d in dims)
     finish = "" if packet is not aten.mean else f" / {literal(count, dtype)}"
-    _reduce(loops, node, shape, dims, entry, REDUCTIONS[packet], keep=keep, finish=finish)
+    _reduce(loops, _Sum(node, shape, dims, entry, packet, keep=keep, finish=finish))
 
 
-def _reduce(
-    loops: Loops,
-    node: Node,
-    shape: tuple[int, ...],
-    dims: Sequence[int],
-    entry: Callable[[Place], str],
-    how: tuple[str, float, str],
-    *,
-    keep: bool = False,
-    finish: str = "",
-) -> None:
+class _Sum:
+    """A sum of entries over dimensions, or what is like it.
+
+    Args:
+        node: What it is.
+        shape: Of the entries.
+        dims: What it is over.
+        entry: Reads an entry.
+        packet: One of ``REDUCTIONS``.
+        keep: Whether the dimensions stay, with one entry.
+        finish: What is done to the sum.
+
+    Attributes:
+        sizes, place: Loops over all entries, and the place inside them.
+        over, kept: Names and sizes of the loops that are summed over, and of the others.
+        left: The place of a sum.
+        kind, first: Its type in C, and where it starts.
+        sign, clause: Its operation, and that as a clause of a pragma.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        shape: tuple[int, ...],
+        dims: Sequence[int],
+        entry: Callable[[Place], str],
+        packet: Any,
+        *,
+        keep: bool = False,
+        finish: str = "",
+    ) -> None:
+        self.node, self.entry, self.finish = node, entry, finish
+        self.sizes, self.place = loops_over(shape)
+        loops = {d: (str(self.place[d]), n) for d, n in enumerate(shape) if n > 1}
+        self.over = [loop for d, loop in loops.items() if d in dims]
+        self.kept = [loop for d, loop in loops.items() if d not in dims]
+        places = [ZERO if d in dims else i for d, i in enumerate(self.place)]
+        self.left = tuple(i for d, i in enumerate(places) if keep or d not in dims)
+        self.sign, start, self.clause = REDUCTIONS[packet]
+        self.kind, self.first = kind_of(node), literal(start, dtype_of(node))
+
+    def neighbours(self, loads: Iterable[tuple[int, Index]]) -> dict[str, float]:
+        """Sizes of what is read with neighbours in memory along each loop."""
+        worth = dict.fromkeys((name for name, _ in (*self.over, *self.kept)), 0.0)
+        for size, where in loads:
+            for name, factor in where.terms:
+                if name in worth and factor == 1:
+                    worth[name] += size
+        return worth
+
+    def joined(self, total: str, term: str) -> str:
+        """A total and one more term."""
+        if self.sign in "<>":
+            is_chosen = f"{term} {self.sign} {total} || {term} != {term}"
+            return f"{total} = {is_chosen} ? {term} : {total};"
+        return f"{total} = {total} {self.sign} {term};"
+
+
+def _reduce(loops: Loops, of: _Sum) -> None:
     """Reduce entries over dimensions, with neighbours in memory innermost."""
-    if not finish and _reduce_in_nest(loops, node, shape, dims, entry, how, keep=keep):
+    if not of.finish and _reduce_in_nest(loops, of):
         return
     loops.close()
-    dtype, (sign, start, clause) = dtype_of(node), how
-    sizes, place = loops_over(shape)
-    names = {d: str(place[d]) for d in range(len(shape)) if shape[d] > 1}
-    loops.body = Body(sizes)
-    term = entry(place)
-    lines, loads = loops.body.lines, loops.body.loads
-    worth = _neighbours(names.values(), loads)
-    over = [(names[d], shape[d]) for d in names if d in dims]
-    kept = [(names[d], shape[d]) for d in names if d not in dims]
-    last = max(names.values(), key=lambda name: (worth[name], name), default=None)
-    kind, first = C_TYPES[dtype], literal(start, dtype)
-    out_place = _left(place, dims, keep=keep)
+    node, over, kept, finish = of.node, of.over, of.kept, of.finish
+    loops.body = Body(of.sizes)
+    term = of.entry(of.place)
+    lines = loops.body.lines
+    worth = of.neighbours(loops.body.loads)
+    last = max(worth, key=lambda name: (worth[name], name), default=None)
     if numel(node) == 1:
         total = loops.name("s")
-        loops.lines += [f"{kind} {total} = {first};"]
+        loops.lines += [f"{of.kind} {total} = {of.first};"]
         over = sorted(over, key=lambda loop: loop[0] == last)
-        simd = f"#pragma omp simd reduction({clause}:{total})" if clause else ""
-        loops.lines += for_loops(over, [*lines, _joined(total, term, sign)], simd)
+        simd = f"#pragma omp simd reduction({of.clause}:{total})" if of.clause else ""
+        loops.lines += for_loops(over, [*lines, of.joined(total, term)], simd)
         if finish:
             loops.lines.append(f"{total} = {total}{finish};")
         loops.values[node] = Computed(lambda _: total)
         return
     memory = loops.new(node)
-    to = f"{memory.name}[{memory.at(out_place)}]"
+    to = f"{memory.name}[{memory.at(of.left)}]"
     if last in [name for name, _ in over]:
         over = sorted(over, key=lambda loop: loop[0] == last)
-        simd = f"#pragma omp simd reduction({clause}:sum)" if clause else ""
-        inner = [f"{kind} sum = {first};"]
-        inner += for_loops(over, [*lines, _joined("sum", term, sign)], simd)
+        simd = f"#pragma omp simd reduction({of.clause}:sum)" if of.clause else ""
+        inner = [f"{of.kind} sum = {of.first};"]
+        inner += for_loops(over, [*lines, of.joined("sum", term)], simd)
         loops.lines += for_loops(kept, [*inner, f"{to} = sum{finish};"], "")
     else:
-        loops.lines += for_loops(kept, [f"{to} = {first};"])
+        loops.lines += for_loops(kept, [f"{to} = {of.first};"])
         outer = [loop for loop in kept if loop[0] != last]
         inner_loop = [loop for loop in kept if loop[0] == last]
-        inner = [*lines, _joined(to, term, sign)]
+        inner = [*lines, of.joined(to, term)]
         loops.lines += for_loops([*outer, *over, *inner_loop], inner)
         if finish:
             loops.lines += for_loops(kept, [f"{to} = {to}{finish};"])
     loops.values[node] = memory
 
 
-def _neighbours(names: Iterable[str], loads: Iterable[tuple[int, Index]]) -> dict[str, float]:
-    """Sizes of what is read with neighbours in memory along each loop."""
-    worth = dict.fromkeys(names, 0.0)
-    for size, where in loads:
-        for name, factor in where.terms:
-            if name in worth and factor == 1:
-                worth[name] += size
-    return worth
-
-
-def _left(place: Place, dims: Sequence[int], *, keep: bool) -> Place:
-    """The place of a sum over dimensions."""
-    if keep:
-        return tuple(ZERO if d in dims else i for d, i in enumerate(place))
-    return tuple(i for d, i in enumerate(place) if d not in dims)
-
-
-def _reduce_in_nest(
-    loops: Loops,
-    node: Node,
-    shape: tuple[int, ...],
-    dims: Sequence[int],
-    entry: Callable[[Place], str],
-    how: tuple[str, float, str],
-    *,
-    keep: bool,
-) -> bool:
+def _reduce_in_nest(loops: Loops, of: _Sum) -> bool:
     """Reduce entries in the loops that are open, or that others may join; False if that cannot be.
 
     The numbers of a batch of rows go through a cache once for all that is done with each of them.
     """
-    (sign, start, clause), dtype = how, dtype_of(node)
-    sizes, place = loops_over(shape)
-    names = {d: str(place[d]) for d in range(len(shape)) if shape[d] > 1}
-    over = [names[d] for d in names if d in dims]
-    kept = [(names[d], shape[d]) for d in names if d not in dims]
+    sizes, over = of.sizes, [name for name, _ in of.over]
     innermost = f"i{len(sizes) - 1}"
     of_rows = over == [innermost]
-    if len(sizes) < 2 or not over or not kept or (innermost in over and not (of_rows and clause)):
+    cannot_join = innermost in over and not (of_rows and of.clause)
+    if len(sizes) < 2 or not over or not of.kept or cannot_join:
         return False
     if loops.nest is None or loops.nest.shape != sizes:
         if of_rows:
@@ -164,28 +173,27 @@ def _reduce_in_nest(
     num_lines, num_loads = len(nest.lines), len(nest.loads)
     loops.body = nest
     try:
-        term = entry(place)
+        term = of.entry(of.place)
     except WrittenHereError:
         term = None
-    worth = _neighbours(names.values(), nest.loads[num_loads:])
+    worth = of.neighbours(nest.loads[num_loads:])
     if term is None or worth[innermost] < max(worth.values()):
         del nest.lines[num_lines:], nest.loads[num_loads:]
         return False
-    memory = loops.new(node)
-    to = f"{memory.name}[{memory.at(_left(place, dims, keep=keep))}]"
-    kind, first = C_TYPES[dtype], literal(start, dtype)
+    memory = loops.new(of.node)
+    to = f"{memory.name}[{memory.at(of.left)}]"
     if of_rows:
         total = loops.name("s")
-        nest.before.append(f"{kind} {total} = {first};")
-        nest.lines.append(_joined(total, term, sign))
+        nest.before.append(f"{of.kind} {total} = {of.first};")
+        nest.lines.append(of.joined(total, term))
         nest.after.append(f"{to} = {total};")
-        nest.clauses.append(f"reduction({clause}:{total})")
+        nest.clauses.append(f"reduction({of.clause}:{total})")
     else:
-        loops.lines += for_loops(kept, [f"{to} = {first};"])
-        nest.lines.append(_joined(to, term, sign))
+        loops.lines += for_loops(of.kept, [f"{to} = {of.first};"])
+        nest.lines.append(of.joined(to, term))
     nest.written.add(memory.name)
     nest.touched.add(memory.name)
-    loops.values[node] = memory
+    loops.values[of.node] = memory
     return True
 
 
@@ -225,7 +233,7 @@ def product(loops: Loops, node: Node, a: Any, b: Any) -> None:
             right = loops.read(b, broadcast((*place[:lead], place[inner], column), shape_of(b)))
             return f"{left} * {right}"
 
-        _reduce(loops, node, (*batch, *order), [inner], entry, REDUCTIONS[aten.sum])
+        _reduce(loops, _Sum(node, (*batch, *order), [inner], entry, aten.sum))
         return
     require(math.prod(batch) * m * n * k <= MAX_PRODUCT, node)
     _tiles(loops, node, a, b, tuple(batch), (m, n, k))
@@ -283,12 +291,6 @@ def _is_transposed(where: Index, shape: tuple[int, ...]) -> bool:
     """Whether the entries of a column are neighbours in memory, and not those of a row."""
     factors, (row, column) = dict(where.terms), loops_over(shape)[1][-2:]
     return factors.get(str(row)) == 1 and factors.get(str(column)) != 1
-
-
-def _joined(total: str, term: str, sign: str) -> str:
-    if sign in "<>":
-        return f"{total} = {term} {sign} {total} || {term} != {term} ? {term} : {total};"
-    return f"{total} = {total} {sign} {term};"
 
 
 def _tile(

@@ -35,7 +35,7 @@ def view(loops: Loops, node: Node, packet: Any) -> View | Memory:
         return _piece(node)
     source, *rest = args_of(node)
     old, new = shape_of(source), shape_of(node)
-    if packet in (aten.transpose, aten.t, aten.permute, aten.mT):
+    if packet in (aten.transpose, aten.t, aten.permute):
         order = list(range(len(old)))
         if packet is aten.permute:
             order = [d % len(old) for d in rest[0]]
@@ -49,18 +49,9 @@ def view(loops: Loops, node: Node, packet: Any) -> View | Memory:
         dim = int(rest[0] if rest else 0) % len(old)
         start = int((rest[1:2] or [0])[0] or 0)
         start = max(0, start + old[dim]) if start < 0 else start
-        if packet is aten.slice:
-            step = int((rest[3:4] or [1])[0])
-            shift = Index(start)
-            return View(
-                source,
-                lambda place: (
-                    *place[:dim],
-                    place[dim].times(step).plus(shift),
-                    *place[dim + 1 :],
-                ),
-            )
-        return View(source, lambda place: (*place[:dim], Index(start), *place[dim:]))
+        if packet is aten.select:
+            return _row(source, dim, start)
+        return _part(source, dim, start, step=int((rest[3:4] or [1])[0]))
     if packet is aten.diagonal:
         offset, *dims = [int(number) for number in (*rest, *(0, 0, 1)[len(rest) :])]
         row, column = dims[0] % len(old), dims[1] % len(old)
@@ -87,10 +78,23 @@ def _piece(node: Node) -> View:
     require(is_row or packet_of(whole) in (aten.split_with_sizes, aten.split), whole)
     dim = int(((rest[:1] if is_row else rest[1:2]) or [0])[0]) % len(shape_of(source))
     if is_row:
-        return View(source, lambda place: (*place[:dim], Index(number), *place[dim:]))
-    start = number * sizes if isinstance(sizes, int) else sum(sizes[:number])
+        return _row(source, dim, number)
+    return _part(source, dim, number * sizes if isinstance(sizes, int) else sum(sizes[:number]))
+
+
+def _row(source: Node, dim: int, number: int) -> View:
+    """Entries of one number along a dimension, which the view lacks."""
+    return View(source, lambda place: (*place[:dim], Index(number), *place[dim:]))
+
+
+def _part(source: Node, dim: int, start: int, step: int = 1) -> View:
+    """Entries from a number on along a dimension."""
     shift = Index(start)
-    return View(source, lambda place: (*place[:dim], place[dim].plus(shift), *place[dim + 1 :]))
+
+    def at(place: Place) -> Place:
+        return (*place[:dim], place[dim].times(step).plus(shift), *place[dim + 1 :])
+
+    return View(source, at)
 
 
 def _reshape(

@@ -102,7 +102,7 @@ class Captured:
             CaptureError: If ``strict`` and the function cannot be captured or compiled.
         """
         graph = self._graph(args) if self.is_captured else None
-        return _repeated(lambda: self._directly(args)) if graph is None else graph.bind(*args)
+        return (graph or Graph(lambda *values: self._directly(values))).bind(*args)
 
     def _directly(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = tuple(value.detach() for value in self._fn(*args))
@@ -207,14 +207,6 @@ class Captured:
                         "buffer?"
                     )
         return graph
-
-
-def _repeated(call: Callable[[], object]) -> Callable[[int], None]:
-    def calls(times: int) -> None:
-        for _ in range(times):
-            call()
-
-    return calls
 
 
 def _write_back(
