@@ -47,10 +47,6 @@ def _softplus(x: str, beta: str = "1", threshold: str = "20") -> str:
     return f"({x} * {beta} > {threshold} ? {x} : log1p@(exp@({x} * {beta})) / {beta})"
 
 
-def _log_sigmoid(x: str) -> str:
-    return f"(({x} < 0 ? {x} : 0) - log1p@(exp@(-fabs@({x}))))"
-
-
 # Operands have the dtype of the result. Where one occurs twice it is a name.
 ELEMENTWISE: Mapping[Any, Expression] = {
     aten.mul: _infix("*"),

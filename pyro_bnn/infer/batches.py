@@ -96,7 +96,8 @@ class Minibatches(Batches):
 
     def _permuted(self) -> Sequence[Tensor]:
         """Numbers of the rows of each batch of a new epoch."""
-        return self._permutation().split(self._size)
+        batches: Sequence[Tensor] = self._permutation().split(self._size)
+        return batches
 
     def _permutation(self) -> Tensor:
         x, _ = self.whole

@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -56,6 +56,9 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
 
+    # trajectories from the last window on over the length that was found
+    _stretch: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         check_positive_int("num_chains", self.num_chains)
         check_positive_int("warmup_steps", self.warmup_steps, minimum=0)
@@ -93,11 +96,6 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     def _last(self) -> Mapping[str, float]:
         """Fields of the kernel's state and their values from the last window on."""
         return {}
-
-    @property
-    def _stretch(self) -> int:
-        """How many times the length that was found trajectories have from the last window on."""
-        return 1
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from pyro_bnn.infer.mcmc import hmc_kernel
 from pyro_bnn.infer.mcmc.hamiltonian import MetropolisSampler, SamplerOfLength
@@ -57,4 +56,4 @@ class HMC(MetropolisSampler, SamplerOfLength):
 
     @property
     def _kernel(self) -> Kernel:
-        return cast(Kernel, hmc_kernel)
+        return hmc_kernel

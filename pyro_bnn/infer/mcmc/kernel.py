@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,18 +16,23 @@ class Kernel(Protocol):
     Its state is a named tuple of tensors with a row a chain, among them ``ended [C]``, whether the
     last step ended a trajectory, ``stats [C, len(STATISTICS)]`` of the last trajectory that ended,
     and ``accept_sum [C]``, after a trajectory's first point what ``AIM`` is of that one alone.
-
-    Attributes:
-        STATISTICS: Names of the columns of ``stats``.
-        AIM: Which of these step sizes are tuned by.
-        ORDER: Power of the step size that ``AIM`` grows as; None of a rate in [0, 1], which falls.
-        UNIFORMS: How many uniform numbers a step takes for each chain.
     """
 
-    STATISTICS: ClassVar[tuple[str, ...]]
-    AIM: ClassVar[str]
-    ORDER: ClassVar[int | None]
-    UNIFORMS: ClassVar[int]
+    @property
+    def STATISTICS(self) -> tuple[str, ...]:  # noqa: N802 - a constant of a module
+        """Names of the columns of ``stats``."""
+
+    @property
+    def AIM(self) -> str:  # noqa: N802
+        """Which of these step sizes are tuned by."""
+
+    @property
+    def ORDER(self) -> int | None:  # noqa: N802
+        """Power of the step size that ``AIM`` grows as; None of a rate in [0, 1], which falls."""
+
+    @property
+    def UNIFORMS(self) -> int:  # noqa: N802
+        """How many uniform numbers a step takes for each chain."""
 
     def begin(self, start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Any:
         """State of chains that start a trajectory."""

@@ -155,15 +155,11 @@ class LengthSearch:
         Raises:
             FileFormatError: If the state is of other chains.
         """
-        own = {k: v.shape for k, v in self.state().items() if isinstance(v, Tensor)}
+        own = {name: value for name, value in self.state().items() if isinstance(value, Tensor)}
         steps, turn = state["steps"], state["turn"]
         are_numbers = type(turn) is int and type(steps) is int and 0 < steps <= MOST
-        if not are_numbers or {name: state[name].shape for name in own} != own:
+        if not are_numbers or any(state[name].shape != own[name].shape for name in own):
             raise FileFormatError("the state is of another search for the length of trajectories")
         self.steps, self._turn = steps, turn
-        self._last.copy_(state["last"])
-        self._mean.copy_(state["mean"])
-        np.copyto(self._count, state["count"].numpy())
-        np.copyto(self._radial, state["radial"].numpy())
-        np.copyto(self._jumps, state["jumps"].numpy())
-        np.copyto(self._gradients, state["gradients"].numpy())
+        for name, value in own.items():  # which share their memory with what they are the state of
+            value.copy_(state[name])

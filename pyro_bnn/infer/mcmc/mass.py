@@ -117,6 +117,13 @@ def diagonal(z: Tensor, grad: Tensor, previous: Mass, chains: Tensor) -> Mass:
     return Mass(_scale(x, g, previous)[0])
 
 
+def of_draws(z: Tensor, grad: Tensor, previous: Mass, chains: Tensor) -> Mass:
+    """A matrix of the kind of the previous one; see :func:`diagonal` and :func:`low_rank`."""
+    if previous.basis is None:
+        return diagonal(z, grad, previous, chains)
+    return low_rank(z, grad, previous, chains, rank=previous.basis.shape[1])
+
+
 def low_rank(
     z: Tensor,
     grad: Tensor,

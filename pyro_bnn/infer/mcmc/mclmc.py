@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pyro_bnn.checks import check_positive
 from pyro_bnn.infer.mcmc.hamiltonian import IsokineticSampler
@@ -74,6 +74,8 @@ class MCLMC(IsokineticSampler):
     energy_variance: float = 5e-4
     integrator: Literal["leapfrog", "minimal_norm"] = "minimal_norm"
 
+    _stretch: ClassVar[int] = STRETCH
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("energy_variance", self.energy_variance)
@@ -91,9 +93,5 @@ class MCLMC(IsokineticSampler):
         return super()._typical_steps * INTEGRATORS[self.integrator].num_gradients
 
     @property
-    def _stretch(self) -> int:
-        return STRETCH if self._finds_length else 1
-
-    @property
     def _last(self) -> Mapping[str, float]:
-        return {"parts": PARTS * self._stretch}
+        return {"parts": PARTS * (STRETCH if self._finds_length else 1)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
@@ -69,7 +68,7 @@ class NUTS(MetropolisSampler):
 
     @property
     def _kernel(self) -> Kernel:
-        return cast(Kernel, nuts_kernel)
+        return nuts_kernel
 
     @property
     def _limit(self) -> int:

@@ -77,14 +77,12 @@ def first_mass(
             all chains.
     """
     mass = masses.from_gradients(grad, each=each)
-    is_low_rank = kind == "low_rank" and not each
+    if kind == "low_rank" and not each:
+        mass = mass.padded(RANK)
     if known is None:
-        return mass.padded(RANK) if is_low_rank else mass
+        return mass
     z, slopes = known
-    one = torch.zeros(len(z), dtype=torch.long, device=z.device)
-    if is_low_rank:
-        return masses.low_rank(z, slopes, mass, one, rank=RANK)
-    return masses.diagonal(z, slopes, mass, one)
+    return masses.of_draws(z, slopes, mass, torch.zeros(len(z), dtype=torch.long, device=z.device))
 
 
 class Sampling(Run[DrawsPosterior]):
@@ -147,9 +145,6 @@ class Sampling(Run[DrawsPosterior]):
     def begin(self) -> None:
         """Start all chains; in place of :meth:`restore`."""
         self._began = time.perf_counter()
-        if self._path is not None:  # of a run that was killed before its first save
-            with contextlib.suppress(OSError):
-                self._path.unlink()
         self._store = self._open(None)
         with self._threads():
             self._restart(self._chains.mass)

@@ -37,21 +37,19 @@ def find_starts(target: Target, init: Init, num_chains: int, seed: int) -> Tenso
             sites.
     """
     program, potential, data, batches = target
-    points: Tensor | None = None
-    missing = torch.ones(num_chains, dtype=torch.bool)
+    points = program.initial.expand(num_chains, -1)
+    missing = torch.ones(num_chains, dtype=torch.bool, device=points.device)
     for attempt in range(MAX_STARTS):
         own_seed = stream_seed(seed, attempt)
         with isolated(own_seed), without_validation():
             prior = program.prior_draws(num_chains, data.x[:1], own_seed)
             prior = at_medians(program, prior, seed)
             tried = _candidates(program, init, prior, seed + attempt)
-            points = tried if points is None else torch.where(missing[:, None], tried, points)
+            points = torch.where(missing.unsqueeze(-1), tried, points)
             value, grad = potential(points, *data)
-        missing = ~(value.isfinite() & grad.isfinite().all(-1)).cpu()
-        if not missing.any():
+        missing = ~(value.isfinite() & grad.isfinite().all(-1))
+        if not bool(missing.any()):
             return points.detach()
-        missing = missing.to(points.device)
-    assert points is not None
     chain = int(missing.nonzero()[0])
     names = _not_finite(program, points[chain], batches[chain % len(batches)])
     where = "draws from the prior" if init is None else "tries around init"

@@ -112,7 +112,8 @@ def update(
     log_step = state.centre - num_updates.sqrt() / SHRINKAGE * error_sum
     weight = num_updates**-DECAY
     log_average = weight * log_step + (1 - weight) * state.log_average
-    return _moved(state, active, log_step, log_average, error_sum, num_updates)
+    new = DualAveraging(log_step, log_average, error_sum, num_updates, state.centre)
+    return _chosen(active, new, state)
 
 
 def update_by_power(
@@ -137,13 +138,14 @@ def update_by_power(
     at_centre = excess * (order * (state.centre - state.log_step)).exp()
     mean = (1 - weight) * before + weight * at_centre
     log_step = state.centre - mean.log() / order
-    return _moved(state, active, log_step, log_step, mean, num_updates)
+    new = DualAveraging(log_step, log_step, mean, num_updates, state.centre)
+    return _chosen(active, new, state)
 
 
-def _moved(state: DualAveraging, active: Tensor, *new: Tensor) -> DualAveraging:
-    """The state with new values of the active chains; its last, the centre, stays."""
-    values = [torch.where(active, n, old) for n, old in zip(new, state, strict=False)]
-    return DualAveraging(*values, state.centre)
+def _chosen(active: Tensor, new: DualAveraging, old: DualAveraging) -> DualAveraging:
+    """The new state of the active chains, the old one of the others."""
+    pairs = zip(new, old, strict=True)
+    return DualAveraging(*(o if n is o else torch.where(active, n, o) for n, o in pairs))
 
 
 def final(state: DualAveraging) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import zlib
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ class DrawStore:
         dtype: Of the draws.
         device: Where the draws are kept if they fit the bound; a file is read on the CPU.
         memory: Bound in bytes, by default ``pyro_bnn.memory.STORED_DRAWS``, 1 GiB.
-        path: File that keeps the draws.
+        path: File that keeps the draws; made anew unless there is a state.
         saved: A :meth:`state` of a store of that file, to go on from.
 
     Attributes:
@@ -81,7 +82,7 @@ class DrawStore:
         num_bytes = num_chains * num_samples * self._draw_bytes
         self.is_on_disk = num_bytes > memory
         if path is not None:
-            _check_size(path, num_bytes) if saved else _make_folder(path.parent)
+            _check_size(path, num_bytes) if saved else _make_room(path)
         has_file = self.is_on_disk or path is not None
         is_whole = saved is not None and int(saved["counts"].min()) == num_samples
         self._file = _opened(num_bytes, path, is_whole=is_whole) if has_file else None
@@ -204,11 +205,13 @@ def _opened(num_bytes: int, path: Path | None, *, is_whole: bool) -> MappedFile:
         raise
 
 
-def _make_folder(folder: Path) -> None:
+def _make_room(path: Path) -> None:
+    with contextlib.suppress(OSError):  # of a run that was killed before its first save
+        path.unlink()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise OutputError(f"cannot make the folder {path.parent}: {error.strerror}") from error
 
 
 def _check_size(path: Path, num_bytes: int) -> None:

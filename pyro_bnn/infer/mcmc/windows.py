@@ -58,10 +58,7 @@ class Window:
     def mass(self, previous: Mass) -> Mass:
         """A mass matrix of the kind of the previous one."""
         z, grad, places = (torch.cat(values) for values in zip(*self._rows, strict=True))
-        places = places.to(z.device)
-        if previous.basis is not None:
-            return masses.low_rank(z, grad, previous, places, rank=RANK)
-        return masses.diagonal(z, grad, previous, places)
+        return masses.of_draws(z, grad, previous, places.to(z.device))
 
     def state(self) -> dict[str, Any]:
         """The draws so far, for :meth:`restore`."""

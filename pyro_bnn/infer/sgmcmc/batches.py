@@ -47,7 +47,8 @@ class OwnMinibatches(Minibatches):
 
     def _permuted(self) -> Sequence[Tensor]:
         orders = torch.stack([self._permutation() for _ in range(self._num_chains)])  # [C, N]
-        return orders.split(self._size, dim=1)[: self.per_epoch]
+        batches: Sequence[Tensor] = orders.split(self._size, dim=1)
+        return batches[: self.per_epoch]
 
 
 class OwnPasses(LoaderBatches):

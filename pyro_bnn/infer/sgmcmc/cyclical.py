@@ -22,7 +22,6 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
-from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
@@ -78,12 +77,7 @@ class Cyclical(Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
-        problem.warn_of_held_parameters()
         own = {"num_cycles": self.num_cycles, "exploration": self.exploration}
         options = {"engine": type(self.engine).__name__, **asdict(self.engine), **own}
         schedule = Cycles(self.num_cycles, self.exploration)
-        return Start(
-            problem,
-            options,
-            lambda saves: Chains(self.engine, problem, saves, schedule, options),
-        )
+        return self.engine.start_on(problem, schedule, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,12 +28,13 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
+        return self.start_on(problem, self.schedule, asdict(self))
+
+    def start_on(self, problem: Problem, schedule: Schedule, options: dict[str, Any]) -> Start:
+        """A run that is ready, of steps on a schedule; the options are for its provenance."""
         problem.warn_of_held_parameters()
-        options = asdict(self)
         return Start(
-            problem,
-            options,
-            lambda saves: Chains(self, problem, saves, self.schedule, options),
+            problem, options, lambda saves: Chains(self, problem, saves, schedule, options)
         )
 
 

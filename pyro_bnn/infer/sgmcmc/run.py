@@ -8,7 +8,6 @@ and the variance of the gradient over batches.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Mapping
@@ -176,9 +175,6 @@ class Chains(Run[DrawsPosterior]):
 
     def begin(self) -> None:
         """Make room for the draws."""
-        if self._path is not None:  # of a run that was killed before its first save
-            with contextlib.suppress(OSError):
-                self._path.unlink()
         self._store = self._open(None)
 
     def go(self) -> None:
