@@ -60,13 +60,7 @@ def stepping(problem: Problem, engine: SGMCMC, name: str) -> Contender:
     x, y = problem.data()
     rows = bnn.Dataset(x, y)
     begun = engine.start(Run(mlp(problem), rows, rows, None, 0, type(engine).__name__))
-    saves = Checkpoint.open(
-        None,
-        resume=False,
-        identify=lambda: None,  # type: ignore[arg-type, return-value]
-        device=x.device,
-        start=start,
-    )
+    saves = Checkpoint(device=x.device, start=start)
     run = begun.make(saves)
     run.begin()
 

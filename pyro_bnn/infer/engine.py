@@ -134,10 +134,10 @@ class Engine(ABC, Generic[P]):
             start = self.start(Problem(model, data, dataset, init, seed, name, progress=progress))
             problem = start.problem
             own_order = problem.has_own_order and hasattr(self, "batch_size")
-            saves = Checkpoint.open(
+            saves = Checkpoint(
                 checkpoint if self.saves else None,
                 resume=resume and self.saves,
-                identify=lambda: Identity.of(
+                identify=lambda: Identity(
                     problem.program,
                     dataset,
                     engine=problem.engine,

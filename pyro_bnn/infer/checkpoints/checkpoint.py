@@ -99,7 +99,20 @@ def users_code() -> Iterator[None]:
 class Checkpoint:
     """The folder of one run; without a folder it saves nothing, and answers Ctrl-C all the same.
 
-    Made by :meth:`open`.
+    Args:
+        folder: The folder, or None for none.
+        identify: Makes the run's identity; called only if there is a folder.
+        resume: Whether to go on from what is there. If nothing is, the run starts at the beginning,
+            and a line says so.
+        device: Where the run computes.
+        own_order: Whether the order of data is the user's own, which cannot be replayed.
+        start: When the run began, by ``time.perf_counter``.
+
+    Raises:
+        DataError, OptionError, SiteError: If the checkpoint is of another run.
+        FileFormatError: If the checkpoint is damaged, foreign, older or newer.
+        OptionError: If there is a checkpoint already and ``resume`` is False, ``resume`` is True
+            without a folder, or a run of a GPU is to go on without one, or the other way round.
 
     Attributes:
         folder: Where it is, made at the first save; an engine may keep a file of its own there.
@@ -110,73 +123,46 @@ class Checkpoint:
 
     def __init__(
         self,
-        folder: Path | None = None,
-        identity: Identity | None = None,
-        saved: dict[str, Any] | None = None,
+        folder: str | Path | None = None,
         *,
+        identify: Callable[[], Identity] | None = None,
+        resume: bool = False,
         device: torch.device,
         own_order: bool = False,
         start: float,
     ) -> None:
-        self.folder, self._identity, self._saved = folder, identity, saved
+        self.folder = None if folder is None else Path(folder)
         self._device, self._own_order, self._start = device, own_order, start
-        self._number: int = 0 if saved is None else saved["number"]  # of saves so far
-        self._file = _file_of(folder)
-        self._next_save = -float("inf")  # the first step shows whether the folder can be written
-        self.compile_path: str | None = None if saved is None else saved["compile_path"]
-        self.is_complete = saved is not None and saved["is_complete"]
+        self._identity: Identity | None = None
+        self._saved: dict[str, Any] | None = None
+        self.compile_path: str | None = None
         self.threads: int | None = torch.get_num_threads()
-        if saved is not None and self.is_complete:
-            threads = saved["surroundings"].get("threads")
-            self.threads = threads if type(threads) is int else None
+        self._number, self.is_complete = 0, False  # of saves so far
+        if self.folder is not None:
+            assert identify is not None
+            self._open(self.folder, identify, resume=resume)
+        elif resume:
+            raise OptionError("resume=True needs checkpoint='folder': where the run was saved")
+        self._file = _file_of(self.folder)
+        self._next_save = -float("inf")  # the first step shows whether the folder can be written
 
-    @classmethod
-    def open(
-        cls,
-        folder: str | Path | None,
-        *,
-        resume: bool,
-        identify: Callable[[], Identity],
-        device: torch.device,
-        own_order: bool = False,
-        start: float,
-    ) -> Checkpoint:
-        """The checkpoint of a run.
-
-        Args:
-            folder: Its folder, or None for none.
-            resume: Whether to go on from what is there. If nothing is, the run starts at the
-                beginning, and a line says so.
-            identify: Makes the run's identity; called only if there is a folder.
-            device: Where the run computes.
-            own_order: Whether the order of data is the user's own, which cannot be replayed.
-            start: When the run began, by ``time.perf_counter``.
-
-        Raises:
-            DataError, OptionError, SiteError: If the checkpoint is of another run.
-            FileFormatError: If the checkpoint is damaged, foreign, older or newer.
-            OptionError: If there is a checkpoint already and ``resume`` is False, ``resume`` is
-                True without a folder, or a run of a GPU is to go on without one, or the other way
-                round.
-        """
-        identity = saved = None
-        if folder is None:
-            if resume:
-                raise OptionError("resume=True needs checkpoint='folder': where the run was saved")
-        else:
-            folder = Path(folder)
-            if not resume and any((folder / name).exists() for name in (NAME, OLD_NAME)):
-                raise OptionError(
-                    f"{folder} holds a checkpoint already: pass resume=True to go on from it, or "
-                    "another folder"
-                )
-            identity, saved = identify(), read_checkpoint(folder)
-            if saved is not None:
-                identity.check(saved, folder)
-                _check_device(saved["surroundings"].get("device"), device, folder)
-            elif resume:
-                logger.warning("%s holds no checkpoint: the run starts at the beginning", folder)
-        return cls(folder, identity, saved, device=device, own_order=own_order, start=start)
+    def _open(self, folder: Path, identify: Callable[[], Identity], *, resume: bool) -> None:
+        if not resume and any((folder / name).exists() for name in (NAME, OLD_NAME)):
+            raise OptionError(
+                f"{folder} holds a checkpoint already: pass resume=True to go on from it, or "
+                "another folder"
+            )
+        self._identity, saved = identify(), read_checkpoint(folder)
+        if saved is not None:
+            self._identity.check(saved, folder)
+            _check_device(saved["surroundings"].get("device"), self._device, folder)
+            self._saved, self._number = saved, saved["number"]
+            self.compile_path, self.is_complete = saved["compile_path"], saved["is_complete"]
+            if self.is_complete:
+                threads = saved["surroundings"].get("threads")
+                self.threads = threads if type(threads) is int else None
+        elif resume:
+            logger.warning("%s holds no checkpoint: the run starts at the beginning", folder)
 
     @property
     def wall_time(self) -> float:
@@ -309,7 +295,7 @@ class Checkpoint:
             "format": FORMAT,
             "version": VERSION,
             "number": self._number + 1,
-            **self._identity.plain(),
+            **self._identity.plain,
             "compile_path": state["compile_path"],
             "own_order": self._own_order,
             "surroundings": surroundings(self._device),

@@ -7,7 +7,6 @@ import json
 import math
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -25,34 +24,27 @@ from pyro_bnn.program.program import Program
 TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
 
 
-@dataclass(frozen=True)
 class Identity:
-    """What a run is, JSON-able.
+    """What a run is.
+
+    Args:
+        program: The model as tensor functions.
+        dataset: Rows as the caller gave them.
+        engine: Name of the engine.
+        options: What must be equal, those of the guide and the optimiser included, JSON-able.
+        seed: Seed of the run.
+        trains_params: Whether the engine trains the model's point-estimated parameters, whose
+            values at the start are then no part of what the run is.
+        in_order: Whether the order of rows is part of it: not that of a ``DataLoader``.
 
     Attributes:
-        engine: Name of the engine.
-        options: Its options, those of its guide and optimiser included.
-        seed: Seed of the run.
-        sites: Name and shape of each site of the model.
-        dtype: The model's.
-        fingerprint: Log prior, norm of its gradient by each site, log likelihoods and f of the
-            example rows, at one z.
-        num_data: Rows N.
-        data: SHA-256 of x and y.
+        plain: What a checkpoint says of it, as JSON has it. ``"sites"`` has the shape of each;
+            ``"fingerprint"`` log prior, norm of its gradient by each site, log likelihoods and f of
+            the example rows, at one z; ``"data"`` the SHA-256 of x and y.
     """
 
-    engine: str
-    options: dict[str, Any]
-    seed: int
-    sites: dict[str, list[int]]
-    dtype: str
-    fingerprint: list[float]
-    num_data: int
-    data: str
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         program: Program,
         dataset: Dataset,
         *,
@@ -61,34 +53,18 @@ class Identity:
         seed: int,
         trains_params: bool,
         in_order: bool = True,
-    ) -> Identity:
-        """The identity of a run.
-
-        Args:
-            program: The model as tensor functions.
-            dataset: Rows as the caller gave them.
-            engine: Name of the engine.
-            options: What must be equal, JSON-able.
-            seed: Seed of the run.
-            trains_params: Whether the engine trains the model's point-estimated parameters, whose
-                values at the start are then no part of what the run is.
-            in_order: Whether the order of rows is part of it: not that of a ``DataLoader``.
-        """
-        return cls(
-            engine=engine,
-            options=options,
-            seed=seed,
-            sites={site.name: list(site.shape) for site in program.sites},
-            dtype=str(program.dtype),
-            fingerprint=_fingerprint(program, trains_params=trains_params),
-            num_data=program.num_data,
-            data=_checksum(dataset, in_order=in_order),
-        )
-
-    def plain(self) -> dict[str, Any]:
-        """What a checkpoint says of it, as JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+    ) -> None:
+        run = {
+            "engine": engine,
+            "options": options,
+            "seed": seed,
+            "sites": {site.name: list(site.shape) for site in program.sites},
+            "dtype": str(program.dtype),
+            "fingerprint": _fingerprint(program, trains_params=trains_params),
+            "num_data": program.num_data,
+            "data": _checksum(dataset, in_order=in_order),
+        }
+        self.plain: dict[str, Any] = json.loads(json.dumps(run))
 
     def check(self, saved: dict[str, Any], where: object) -> None:
         """Compare with what a checkpoint says.
@@ -102,7 +78,7 @@ class Identity:
             OptionError: If it was another engine, with other options or another seed.
             SiteError: If it was a run of another model.
         """
-        own = self.plain()
+        own = self.plain
         options = {"engine": own["engine"], "seed": own["seed"], **own["options"]}
         theirs = {"engine": saved["engine"], "seed": saved["seed"], **saved["options"]}
         if differ := [name for name in options | theirs if _differ(name, options, theirs)]:
@@ -125,7 +101,7 @@ class Identity:
                 f"the checkpoint {where} is of a run on other data ({their_data}) than this one "
                 f"({data}): pass the data as they were"
             )
-        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], self.sites):
+        if differ_at := _first_difference(own["fingerprint"], saved["fingerprint"], own["sites"]):
             raise SiteError(
                 f"the checkpoint {where} is of another model: its sites are the same, but not its "
                 f"densities at the same weights, {differ_at}; build it with the prior, the "
@@ -134,7 +110,7 @@ class Identity:
 
     def has_bits_of(self, saved: dict[str, Any]) -> bool:
         """Whether the densities are those of the run that was saved in every bit."""
-        return json.dumps(self.fingerprint) == json.dumps(saved["fingerprint"])  # NaN equals itself
+        return not _differ("fingerprint", self.plain, saved)
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
