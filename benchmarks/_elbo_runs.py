@@ -13,9 +13,10 @@ from torch import Tensor
 
 import pyro_bnn as bnn
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.infer.batches import Batches, Minibatches
+from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.program import Batch, Program
 
@@ -37,29 +38,18 @@ class SVISteps:
 
     Args:
         engine: Its options.
-        model: The network.
-        program: The same as tensor functions.
-        batches: The data.
+        problem: Model, data and seed.
         start: Means at the start ``[P]``.
-        seed: Of the noise.
     """
 
-    def __init__(
-        self,
-        engine: bnn.SVI,
-        model: Any,
-        program: Program,
-        batches: Batches,
-        start: Tensor,
-        seed: int,
-    ) -> None:
+    def __init__(self, engine: bnn.SVI, problem: Problem, start: Tensor) -> None:
         make: Any = engine.guide
-        self.guide = make(model)
+        program, self._batches = problem.program, problem.batches(engine.batch_size)
+        self.guide = make(problem.model)
         self.guide.setup(program.example.x[:1])
         program.prepare(self.guide)
         self.guide.move_to(start)
-        self._batches = batches
-        self._run = Training(engine, program, self.guide, seed, batches=batches)
+        self._run = Training(engine, program, self.guide, problem.seed, batches=self._batches)
 
     def advance(self) -> None:
         """One step."""
@@ -73,19 +63,12 @@ class SVISteps:
 class NaturalSteps:
     """Steps of a natural-gradient engine; arguments as of :class:`SVISteps`."""
 
-    def __init__(
-        self,
-        engine: NaturalEngine,
-        model: Any,
-        program: Program,
-        batches: Batches,
-        start: Tensor,
-        seed: int,
-    ) -> None:
-        prior = GaussianPrior.of(program, type(engine).__name__)
-        self._run = engine._make_run()(engine, program, prior, start, batches, seed)
-        self._batches = batches
-        self.guide: Any = self._run.q.make_guide(model)
+    def __init__(self, engine: NaturalEngine, problem: Problem, start: Tensor) -> None:
+        program, self._batches = problem.program, problem.batches(engine.batch_size)
+        prior = GaussianPrior.of(program, problem.engine)
+        saves = Checkpoint(device=program.device, start=time.perf_counter())
+        self._run = engine._make_run()(engine, problem, prior, start, 0, saves)
+        self.guide: Any = self._run.q.make_guide(problem.model)
         self.guide.setup(program.example.x[:1])
         program.prepare(self.guide)
 
@@ -167,12 +150,10 @@ def watch(
         num_draws: Of the ELBO.
     """
     torch.manual_seed(seed)
-    program = Program(model, train.x, train.y)
-    batch = program.batch(train.x, train.y)
-    batches = Minibatches(batch, engine.batch_size, seed)
+    problem = Problem(model, train, train, None, seed, type(engine).__name__)
     make = NaturalSteps if isinstance(engine, NaturalEngine) else SVISteps
-    run: Steps = make(engine, model, program, batches, program.initial, seed)
-    elbo, seen, seconds = ELBO(program, batch, num_draws), Trajectory(), 0.0
+    run: Steps = make(engine, problem, problem.program.initial)
+    elbo, seen, seconds = ELBO(problem.program, problem.rows, num_draws), Trajectory(), 0.0
     per_epoch = math.ceil(len(train.x) / engine.batch_size)
     for epoch in range(epochs + 1):
         run.look()
