@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from pyro_bnn.diagnostics.bands import binomial_band, central_band, simultaneous_band
-from pyro_bnn.diagnostics.shapes import check_axes, check_observed
+from pyro_bnn.diagnostics.shapes import check_axes, check_classes, check_observed
 from pyro_bnn.errors import OptionError, ShapeError
 
 MAX_BINS = 20
@@ -326,6 +326,7 @@ def reliability_curve(
             forecast: the rows of a posterior share one draw of its function.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -336,7 +337,7 @@ def reliability_curve(
         >>> int(curve.count.sum()), float(curve.accuracy[11])
         (5, 0.8)
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     which = _bins_of(probs, num_bins)
     count = np.bincount(which, minlength=num_bins)  # [B]
     (accuracy,) = _accuracies(probs, y[None], num_bins)
@@ -391,6 +392,7 @@ def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int
         num_bins: Number of bins.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -400,7 +402,7 @@ def ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], num_bins: int
         >>> round(ece(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 0])), 4)
         0.2
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     return float(simulated_ece(probs, y[None], num_bins)[0])
 
 

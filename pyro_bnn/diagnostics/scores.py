@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from pyro_bnn.diagnostics.shapes import check_axes, check_observed, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_classes, check_observed, check_rows
 
 
 def log_score(log_likelihood: Float[np.ndarray, "S N"]) -> Float[np.ndarray, " N"]:
@@ -218,13 +218,14 @@ def accuracy(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> float
         y: Classes ``[N]``, 0..C-1.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     Example:
         >>> accuracy(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]))
         0.5
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     return float(np.mean(probs.argmax(1) == y))
 
 
@@ -241,6 +242,7 @@ def brier(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> Float[np
         Scores ``[N]``; for two classes twice the score of the positive class alone.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -250,6 +252,6 @@ def brier(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> Float[np
         >>> brier(np.array([[0.5, 0.5]]), np.array([0]))
         array([0.5])
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     observed = np.arange(probs.shape[1]) == y[:, None]  # [N, C]
     return np.asarray(((probs - observed) ** 2).sum(1))

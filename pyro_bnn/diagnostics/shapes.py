@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyro_bnn.errors import ShapeError
+from pyro_bnn.errors import DataError, ShapeError
 
 
 def check_axes(name: str, array: np.ndarray, axes: str) -> np.ndarray:
@@ -75,6 +75,33 @@ def check_observed(
     """
     array = check_axes(name, array, axes)
     return array, check_rows("y", y, array.shape[axes.split().index("N")], of=name)
+
+
+def check_classes(name: str, array: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An array ``[N, C]`` over classes as `check_axes` returns it, and the observed classes.
+
+    Args:
+        name: What the array is called in the message.
+        array: Any array.
+        y: Observed classes ``[N]``.
+
+    Raises:
+        DataError: If y holds anything but 0..C-1; it would be a class that no row can have.
+        ShapeError: If the array has other axes, or y another shape.
+
+    Example:
+        >>> check_classes("probs", [[0.2, 0.8]], [1])[1]
+        array([1])
+    """
+    array, y = check_observed(name, array, "N C", y)
+    is_wrong = ~np.isin(y, np.arange(array.shape[1]))
+    if is_wrong.any():
+        raise DataError(
+            f"y must hold the classes 0 .. {array.shape[1] - 1}, the places of the columns of "
+            f"{name}, got {y[is_wrong][0]} in row {int(is_wrong.argmax()) + 1} ({is_wrong.sum()} "
+            f"of {len(y)} rows are wrong)"
+        )
+    return array, y
 
 
 def evenly_spread(total: int, most: int) -> list[int]:

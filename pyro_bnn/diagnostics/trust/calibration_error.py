@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.diagnostics.shapes import check_axes, check_observed
+from pyro_bnn.diagnostics.shapes import check_axes, check_classes
 
 NUM_BINS = 15
 BLOCK = 1_000  # rows of which all pairs are compared
@@ -53,6 +53,7 @@ def equal_mass_ece(
 
     Raises:
         OptionError: If ``num_bins`` is not a positive integer.
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -109,6 +110,7 @@ def classwise_ece(
 
     Raises:
         OptionError: If ``num_bins`` is not a positive integer.
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -119,7 +121,7 @@ def classwise_ece(
         >>> classwise_ece(probs, np.array([0, 0, 0, 1]))
         0.25
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     each = [_equal_mass(p, y == c, num_bins).error for c, p in enumerate(probs.T)]
     return float(np.mean(each))
 
@@ -143,6 +145,7 @@ def debiased_squared_ece(
 
     Raises:
         OptionError: If ``num_bins`` is not a positive integer.
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -223,6 +226,7 @@ def smooth_ece(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]) -> flo
         The error; NaN if a probability is.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -307,6 +311,7 @@ def skce(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], *, seed: int
         The error, which may be < 0; NaN for one row.
 
     Raises:
+        DataError: If y holds anything but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -317,7 +322,7 @@ def skce(probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"], *, seed: int
         >>> round(skce(np.array([[0.75, 0.25]] * 2), np.array([0, 0])), 4)  # (1/4)^2 + (1/4)^2
         0.125
     """
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     if len(probs) < 2:
         return float("nan")
     residual = (np.arange(probs.shape[1]) == y[:, None]) - probs  # [N, C]
@@ -342,7 +347,7 @@ def _top_label(
     probs: Float[np.ndarray, "N C"], y: Int[np.ndarray, " N"]
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """The largest probability of each row, and whether its class is the observed one."""
-    probs, y = check_observed("probs", probs, "N C", y)
+    probs, y = check_classes("probs", probs, y)
     return probs.max(1), (probs.argmax(1) == y).astype(float)
 
 

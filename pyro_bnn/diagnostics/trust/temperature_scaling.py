@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from pyro_bnn.diagnostics.shapes import check_axes, check_rows
+from pyro_bnn.diagnostics.shapes import check_axes, check_classes
 from pyro_bnn.errors import DataError
 
 MOST = 1e6  # of 1 / T
@@ -58,7 +58,8 @@ def temperature_scaling(
     Raises:
         DataError: If no temperature is best: every row is right, and sharper is better without end;
             or rows are no more often right than by chance, and flatter is; or an observed class
-            has probability 0, and the likelihood is 0 at every temperature.
+            has probability 0, and the likelihood is 0 at every temperature; or y holds anything
+            but 0..C-1.
         ShapeError: If the shapes do not fit.
 
     References:
@@ -71,8 +72,8 @@ def temperature_scaling(
     """
     from scipy import optimize
 
-    logits = _logits(logits)
-    y = check_rows("y", y, len(logits), of="logits").astype(int)
+    logits, y = check_classes("logits", _logits(logits), y)
+    y = y.astype(int)
     observed = logits[np.arange(len(y)), y]
     impossible = int((~np.isfinite(observed)).sum())
     if impossible:
