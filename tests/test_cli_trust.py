@@ -24,7 +24,7 @@ def test_a_page_of_two_methods_and_two_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its pictures and its standard errors nothing is looked at here."""
-    monkeypatch.setattr("pyro_bnn.report.beyond.page.drawn", lambda found: {})
+    monkeypatch.setattr("pyro_bnn.report.beyond.page.PLOTS", {})
     monkeypatch.setattr(estimate, "RESAMPLES", 10)
     monkeypatch.setattr(estimate, "resamples", estimate.resamples.__wrapped__)  # not the kept ones
     out = tmp_path / "page"

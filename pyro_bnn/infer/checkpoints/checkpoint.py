@@ -32,7 +32,7 @@ logger = logging.getLogger("pyro_bnn")
 
 NAME = "pyro-bnn-checkpoint.safetensors"
 OLD_NAME = "manifest.json"  # of format version 2
-FORMAT, VERSION = "pyro_bnn checkpoint", 3
+FORMAT, VERSION = "pyro_bnn checkpoint", 4
 SCHEMA = {
     "format": str,
     "version": int,
