@@ -55,9 +55,6 @@ class AutoComposite(Guide):
         default: Guide of the sites that no key takes, together one more part; ``AutoNormal``.
         init_loc_fn: Start of the sites, of which a part with one of its own takes that.
 
-    Attributes:
-        names_of_parts: Names of the sites of each part, once the guide is set up.
-
     Raises:
         OptionError: If a value is no guide that can be a part.
         SiteError: If a key takes no site, or two take the same; names them. Or as a part raises.
@@ -74,7 +71,7 @@ class AutoComposite(Guide):
         {'AutoLowRankMultivariateNormal': 32, 'AutoDelta': 9, 'AutoNormal': 1}
     """
 
-    own_state: ClassVar[Mapping[str, str]] = {"parts": "names_of_parts"}
+    own_state: ClassVar[Mapping[str, str]] = {"parts": "_names"}
 
     def __init__(
         self,
@@ -95,9 +92,15 @@ class AutoComposite(Guide):
         self.__dict__["_default"] = _make_part(default, model)  # no submodule where not needed
         made = [_make_part(spec, model) for spec in given.values()]
         self.parts = PyroModuleList([*made, self._default])
-        self.names_of_parts: list[list[str]] = []  # of each part's sites
+        self._names: list[list[str]] = []  # of each part's sites
         self._blocks = Blocks(())
         self._declare()
+
+    @property
+    def names_of_parts(self) -> list[list[str]]:
+        """Names of the sites of each part."""
+        self.require_setup()
+        return self._names
 
     @property
     def _guides(self) -> list[Guide]:
@@ -131,14 +134,14 @@ class AutoComposite(Guide):
             SiteError: If a key takes no site or two take the same, or a part does not suit.
         """
         names = self._share_out(sites)
-        if self.names_of_parts and self.names_of_parts != names:
+        if self._names and self._names != names:
             raise SiteError(
-                f"the guide's state has parts over {self.names_of_parts}, but on this model they "
+                f"the guide's state has parts over {self._names}, but on this model they "
                 f"are over {names}"
             )
         self._take([site.name for site in sites], [s.stop - s.start for s in sites], names)
         by_name = {site.name: site for site in sites}
-        for part, own in zip(self._guides, self.names_of_parts, strict=True):
+        for part, own in zip(self._guides, self._names, strict=True):
             part.take_sites(_renumbered([by_name[name] for name in own]), run)
         self._declare()
 
@@ -170,18 +173,18 @@ class AutoComposite(Guide):
         number = {name: i for i, own in enumerate(names) for name in own}
         if len(names) != len(self.parts) or sorted(number) != sorted(sites):
             raise SiteError(f"parts over {names} are not those of {', '.join(sites)}")
-        self.names_of_parts = names
+        self._names = names
         self._blocks = Blocks.numbered(lengths, [number[name] for name in sites])
 
     def make_parameters(self, loc: Tensor) -> None:
         """Create the parameters of each part around its entries of ``loc [P]``."""
         shapes = {name: (name, shape, length) for name, shape, length in self._shapes}
-        pieces = zip(self._guides, self.names_of_parts, self._blocks.split(loc), strict=True)
+        pieces = zip(self._guides, self._names, self._blocks.split(loc), strict=True)
         for part, own, start in pieces:
             part.start_at([shapes[name] for name in own], start.clone())
 
     def _initial_value(self, message: Mapping[str, Any]) -> Tensor:
-        pairs = zip(self._guides, self.names_of_parts, strict=True)
+        pairs = zip(self._guides, self._names, strict=True)
         part = next(part for part, own in pairs if message["name"] in own)
         source = self if part.init_loc_fn is None else part
         return Guide._initial_value(source, message)
@@ -294,7 +297,7 @@ class AutoComposite(Guide):
 
     def has_density_of(self, site: Site) -> bool:
         """Whether the part over a site has a density."""
-        pairs = zip(self._guides, self.names_of_parts, strict=True)
+        pairs = zip(self._guides, self._names, strict=True)
         return any(site.name in own for part, own in pairs if part.has_log_prob)
 
     def sample_z(self) -> Tensor:
@@ -330,10 +333,9 @@ class AutoComposite(Guide):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check the sites and parts of a state dict against the guide's own."""
         super().set_extra_state(state)
-        if state["parts"] != self.names_of_parts:
+        if state["parts"] != self._names:
             raise SiteError(
-                f"the state dict has parts over {state['parts']}, but this guide has "
-                f"{self.names_of_parts}"
+                f"the state dict has parts over {state['parts']}, but this guide has {self._names}"
             )
 
     def _load_from_state_dict(

@@ -214,7 +214,7 @@ def test_the_default_is_a_full_covariance_over_the_last_layer() -> None:
     guide = AutoComposite(model)
     guide.setup(X[:1])
     assert [type(part) for part in guide.parts] == [AutoMultivariateNormal, AutoNormal]
-    assert guide.names_of_parts[0] == ["layers.2.weight", "layers.2.bias"]
+    assert guide._names[0] == ["layers.2.weight", "layers.2.bias"]
     assert [part.num_latents for part in guide.parts] == [5, 16 + 20 + 1]
 
 
@@ -222,8 +222,8 @@ def test_a_hierarchical_layer_is_one_part_with_its_scales() -> None:
     model = models.MLP(3, hidden=(4,), prior=priors.HalfCauchyScale())
     guide = AutoComposite(model)
     guide.setup(X[:1])
-    assert {name.split(".")[1] for name in guide.names_of_parts[0]} == {"1"}
-    assert {name.rsplit(".")[-1] for name in guide.names_of_parts[0]} > {"raw"}
+    assert {name.split(".")[1] for name in guide._names[0]} == {"1"}
+    assert {name.rsplit(".")[-1] for name in guide._names[0]} > {"raw"}
 
 
 # Keys and parts that are refused
