@@ -238,7 +238,7 @@ class Guide(ModelGuide):
         return Guide.known[name](model, **options)
 
     def centre(self) -> Tensor:
-        """Where q is centred, ``[P]``; the mean of members of means ``loc [K, P]``."""
+        """Where q is centred, ``[P]``; of K members at ``loc [K, P]`` the mean of these."""
         self.require_setup()
         loc = cast(Tensor, self.loc).detach()
         return loc.clone() if loc.ndim == 1 else loc.mean(0)

@@ -38,6 +38,10 @@ def test_rows_that_would_broadcast_are_refused(shape: tuple[int, ...]) -> None:
         check_rows("y", np.zeros(shape), 3, of="probs")
 
 
+def test_the_scores_of_classes_are_found() -> None:
+    assert {"accuracy", "brier", "ece", "skce", "temperature_scaling"} <= {*CLASS_SCORES}
+
+
 @pytest.mark.parametrize("wrong", [-1, 3, 0.5, float("nan")])
 @pytest.mark.parametrize("score", CLASS_SCORES)
 def test_labels_that_no_class_has_are_refused_by_every_score(score: str, wrong: float) -> None:

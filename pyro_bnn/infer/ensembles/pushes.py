@@ -65,9 +65,9 @@ ANCHORS, TARGETS = 101, 102  # streams of random numbers
 
 
 def pull_of_anchors(program: Program, num_members: int, seed: int) -> Tensor:
-    """Draws of the Gaussian priors, one a member, less their means, times precisions ``[K, P]``.
+    """Draws of the priors, one a member, less the means, times the precisions ``[K, P]``.
 
-    All real sites have such priors, independent; others have 0.
+    The prior of every real site has to be independent Gaussians; entries of other sites are 0.
 
     Raises:
         SiteError: If a real site has another prior.
