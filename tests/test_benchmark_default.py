@@ -52,12 +52,11 @@ SHORT = Options(library="pyro_bnn", problem="quick", steps=2 * EVERY, marks=True
 
 
 def test_nothing_is_set_but_the_size_of_a_batch() -> None:
-    assert bnn.SVI(bnn.guides.AutoNormal).num_steps == STEPS
     assert bnn.SVI(bnn.guides.AutoNormal).learning_rate == LEARNING_RATE
-    assert our_svi(OURS) == bnn.SVI(bnn.guides.AutoNormal)
+    assert our_svi(OURS) == bnn.SVI(bnn.guides.AutoNormal, num_steps=STEPS)
     for name, size in (("batches", 128), ("wide", 256)):
         found = our_svi(replace(OURS, problem=name))
-        assert found == bnn.SVI(bnn.guides.AutoNormal, batch_size=size)
+        assert found == bnn.SVI(bnn.guides.AutoNormal, num_steps=STEPS, batch_size=size)
 
 
 def test_the_deterministic_network_has_the_rows_of_the_problem() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.verdict_rates._rate import Rate
-from pyro_bnn.diagnostics.trend import MIN_GAIN, STANDARD_ERRORS, objective_trend
+from pyro_bnn.diagnostics.trend import objective_trend
+from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, is_below
 
 SEED = 21

@@ -18,6 +18,7 @@ from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, make_estimator
+from pyro_bnn.infer.svi.options import AUTO, LIKELY_STEPS
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -194,7 +195,10 @@ def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
     thin = getattr(engine, "thin", 0)  # of a chain whose warm-up counts steps, not draws
     of_chain = warmup + thin * draws if thin else TYPICAL_STEPS * (warmup + draws)
     a_step = SECONDS_A_STEP + SECONDS_A_NUMBER * num_numbers
-    return a_step * (getattr(engine, "num_steps", 0) or 0) + SECONDS_A_STEP * of_chain
+    num_steps = getattr(engine, "num_steps", 0) or 0
+    if num_steps == AUTO:
+        num_steps = LIKELY_STEPS
+    return a_step * num_steps + SECONDS_A_STEP * of_chain
 
 
 def count_numbers(engine: Any, model: Model, data: Dataset) -> int:

@@ -14,13 +14,12 @@ from jaxtyping import Float
 
 from pyro_bnn.diagnostics.shapes import check_axes, check_rows
 from pyro_bnn.errors import DataError
+from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 
 WINDOW = 0.25  # share of the accumulated learning rate that the window holds
 NUM_BLOCKS = 24
 MIN_BLOCK = 4  # steps a block: fewer do not smooth
 MIN_STEPS = NUM_BLOCKS * MIN_BLOCK  # in the window
-MIN_GAIN = 0.5  # nats: a smaller gain changes no posterior that is worth reporting
-STANDARD_ERRORS = 2.0  # which chance exceeds in at most 5 % of traces without a trend, simulated
 POWER = 0.9  # chance that a gain of `detectable` is found
 CONFIDENCE = 0.95  # of an upper bound of the gain
 

@@ -65,13 +65,16 @@ class Minibatches(Batches):
         whole: All rows.
         batch_size: Rows B of a batch.
         seed: Seed of the permutations.
+
+    Attributes:
+        size: Rows B of a batch but the last one of an epoch.
     """
 
     def __init__(self, whole: Batch, batch_size: int | None, seed: int) -> None:
         super().__init__(whole)
         num_rows = len(whole.x)
-        self._size = min(batch_size or num_rows, num_rows)
-        self.rows_vary = num_rows % self._size > 0
+        self.size = min(batch_size or num_rows, num_rows)
+        self.rows_vary = num_rows % self.size > 0
         self._generator = torch.Generator().manual_seed(seed)
         self._before = self._generator.get_state()  # the epoch's permutation was drawn
         self._epoch: Sequence[Tensor] = ()
@@ -81,9 +84,14 @@ class Minibatches(Batches):
         rows = self.next_rows()
         return self.whole if rows is None else self.whole.take(rows)
 
+    @property
+    def are_all(self) -> bool:
+        """Whether every batch is all rows."""
+        return self.size == len(self.whole.x)
+
     def next_rows(self) -> Tensor | None:
         """Numbers ``[B]`` of the next batch's rows; None for all rows, in their order."""
-        if self._size == len(self.whole.x):
+        if self.are_all:
             return None
         if self._place == len(self._epoch):
             self._shuffle()
@@ -96,7 +104,7 @@ class Minibatches(Batches):
 
     def _permuted(self) -> Sequence[Tensor]:
         """Numbers of the rows of each batch of a new epoch."""
-        batches: Sequence[Tensor] = self._permutation().split(self._size)
+        batches: Sequence[Tensor] = self._permutation().split(self.size)
         return batches
 
     def _permutation(self) -> Tensor:

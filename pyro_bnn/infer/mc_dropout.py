@@ -14,7 +14,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import Data, new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.svi.options import AUTO, LEARNING_RATE, NumSteps
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.models.from_dropout import DropoutModule
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
@@ -60,18 +60,19 @@ class MCDropout(Engine[Posterior]):
 
     trains_params: ClassVar[bool] = True
 
-    num_steps: int = 10_000
+    num_steps: NumSteps = AUTO
     learning_rate: float = LEARNING_RATE
     batch_size: int | None = None
     compile: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        check_positive_int("num_steps", self.num_steps, minimum=0)
+        if self.num_steps != AUTO:
+            check_positive_int("num_steps", self.num_steps, minimum=0)
         self._svi()
 
     def _svi(self) -> SVI:
         """What trains; checks its options."""
-        options = {**asdict(self), "num_steps": max(self.num_steps, 1)}
+        options = {**asdict(self), "num_steps": self.num_steps or 1}
         return SVI(AutoDropout, per_example_draws=True, **options)
 
     def start(self, problem: Problem) -> Start:

@@ -15,6 +15,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
@@ -91,6 +92,7 @@ class Problem:
         num_parameters: int,
         losses: list[float] | None = None,
         phases: dict[str, float] | None = None,
+        doubling: Doubling | None = None,
     ) -> Provenance:
         """How a posterior of this problem came about; see :class:`Provenance`."""
         return Provenance(
@@ -102,6 +104,7 @@ class Problem:
             num_parameters=num_parameters,
             losses=np.asarray(losses or [], dtype=np.float64),
             phases=phases or {},
+            doubling=doubling,
             threads=saves.threads,
             gpu=gpu_name(self.program.device),
             **of_data(self.dataset),

@@ -16,6 +16,7 @@ from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.random_state import isolated
 
@@ -32,6 +33,8 @@ class Reached(NamedTuple):
             value), or what the guide, or a descent before the first step, maximises in its place;
             None of a sampler, which has none.
         seconds: Duration of the run so far, that before it was resumed included.
+        gain: What the last doubling of the steps gained, nats; None before there was one, and of
+            runs that do not compare.
 
     A run in TensorBoard::
 
@@ -62,6 +65,7 @@ class Reached(NamedTuple):
     step: int
     objective: float | None
     seconds: float
+    gain: float | None = None
 
 
 OnStep: TypeAlias = Callable[[Reached], object]
@@ -80,8 +84,10 @@ class Run(ABC, Generic[P]):
         num_steps: Number of steps in all; None where it is not known before the end.
         unit: What a step is called.
         title: Name of the run in front of its bar.
+        doubling: What the last doubling of its steps gained, where it compares.
     """
 
+    doubling: Doubling | None = None
     unit: ClassVar[str] = "step"
     num_steps: int | None = None
     title: str = ""
@@ -207,7 +213,8 @@ class GradientRun(Run[P]):
         """After a window of steps: the smoothed objective."""
         if self.is_done or self.step % WINDOW == 0:
             super().show(bar)
-            bar.set_postfix_str(f"{self.objective} {self.smoothed:.1f}")
+            if self.losses:
+                bar.set_postfix_str(f"{self.objective} {self.smoothed:.1f}")
 
     def state(self) -> State:
         """What all such runs depend on; see ``Resumable``."""
@@ -230,7 +237,7 @@ class GradientRun(Run[P]):
             ValueError: If its losses or values are those of another run.
         """
         step, losses, good = state["step"], state["losses"], state["last_good"]
-        if not 0 <= step <= self.num_steps or losses.shape != (step,):
+        if not 0 <= step <= self.num_steps or losses.shape != (self._num_losses(state),):
             raise ValueError(f"{losses.numel()} losses of {step} steps")
         values, kept = (self._checked(some) for some in (state["values"], good["values"]))
         self._batches.restore(state["batches"])
@@ -238,6 +245,10 @@ class GradientRun(Run[P]):
         self._last_good = (int(good["step"]), kept)
         self._go_to(values)
         self.descent.restore(state["optimizer"])
+
+    def _num_losses(self, state: Mapping[str, Any]) -> int:
+        """How many losses a state holds: one a step."""
+        return int(state["step"])
 
     def _checked(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values of a state, checked to be this run's."""
@@ -292,5 +303,6 @@ def _tell(run: Run[Any], saves: Checkpoint, on_step: OnStep, told: int) -> int:
     step, objective = run.reached()
     if step // WINDOW > told or run.is_done:
         with isolated():  # a run of stock Pyro draws from the global generator
-            on_step(Reached(step, objective, saves.wall_time))
+            gain = None if run.doubling is None else run.doubling.gain
+            on_step(Reached(step, objective, saves.wall_time, gain))
     return step // WINDOW

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -103,6 +104,8 @@ def tree_of(
     rows, points = ("train", train) if test is None else ("test", test)
     names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
     kept = {name: getattr(posterior, name) for name in KEPT}
+    doubling = getattr(posterior, "doubling", None)
+    kept["doubling"] = None if doubling is None else asdict(doubling)
     of_draws = {"format_version": FORMAT_VERSION, "draws_seed": seed, "rows": _rows(points)}
     tree = datatree(
         groups,

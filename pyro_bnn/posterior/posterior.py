@@ -69,6 +69,7 @@ class Posterior(ABC):
         processes: Processes that shared the machine with that of the run, itself included.
         num_parameters: How many numbers the run fitted.
         losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
+        doubling: What the second half of the run gained; None where that was not compared.
     """
 
     def __init__(self, program: Program, provenance: Provenance) -> None:
@@ -83,7 +84,7 @@ class Posterior(ABC):
         self.wall_time, self.threads = provenance.wall_time, provenance.threads
         self.processes, self.num_parameters = provenance.processes, provenance.num_parameters
         self.gpu = provenance.gpu
-        self.losses = provenance.losses
+        self.losses, self.doubling = provenance.losses, provenance.doubling
 
     # What is known of it
 

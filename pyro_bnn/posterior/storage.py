@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
@@ -46,6 +48,7 @@ OF_PROVENANCE = {
     "processes": range(1, MOST),
     "gpu?": (None, str),
     "num_parameters": range(MOST),
+    "doubling?": (None, {"gain": float, "error": float, "num_steps": range(MOST)}),
     **dict.fromkeys(NAMES, (None, [str])),
 }
 FIELDS = [name.removesuffix("?") for name in OF_PROVENANCE]
@@ -87,6 +90,8 @@ def save(
     """
     x, y = program.example
     header = {name: getattr(provenance, name) for name in FIELDS}
+    if provenance.doubling is not None:
+        header["doubling"] = asdict(provenance.doubling)
     document: Document = {
         "format": FORMAT,
         "version": VERSION,
@@ -213,6 +218,8 @@ def _provenance(document: Document) -> Provenance:
     inputs, target = (
         units and Standardiser(**units) for units in (document["inputs"], document["target"])
     )
+    if header["doubling"] is not None:
+        header["doubling"] = Doubling(**header["doubling"])
     losses = document["losses"].numpy()
     return Provenance(**{**header, **names}, losses=losses, inputs=inputs, target=target)
 

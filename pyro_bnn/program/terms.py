@@ -131,7 +131,7 @@ class ELBOTerms(NamedTuple):
     sampled_kl: Tensor
     log_factors: Tensor | None = None
 
-    def loss(self, kl_weight: Tensor) -> Tensor:
+    def loss(self, kl_weight: Tensor | float) -> Tensor:
         """What is minimised, with the KL's weight of a step."""
         loss = kl_weight * self.kl - self.expected_log_likelihood
         return loss if self.log_factors is None else loss - self.log_factors

@@ -99,7 +99,14 @@ def assert_svi_reaches(
         covariance: That of the optimum.
         in_c: Whether the step can be written in C; Inductor would compile for longer than it runs.
     """
-    engine = SVI(guide, num_steps=1_000, learning_rate=0.03, num_particles=16, compile=in_c)
+    engine = SVI(
+        guide,
+        num_steps=1_000,
+        learning_rate=0.03,
+        num_particles=16,
+        schedule="cosine",
+        compile=in_c,
+    )
     posterior = engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     torch.testing.assert_close(posterior.guide.sample(3), guide.sample(3), rtol=0, atol=0)

@@ -291,7 +291,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_good_state(
 def test_options_that_stock_guides_do_not_have_are_refused() -> None:
     oracle = linear_gaussian()
     with pytest.raises(OptionError, match="init, patience and per_example_draws are not built"):
-        run(oracle.model, autoguide.AutoNormal, patience=10)
+        run(oracle.model, autoguide.AutoNormal, patience=10, num_steps=50)
     with pytest.raises(OptionError, match="init, patience and per_example_draws are not built"):
         SVI(autoguide.AutoNormal).run(
             oracle.model, (oracle.x, oracle.y), init={"b": torch.zeros(1)}

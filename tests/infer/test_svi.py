@@ -157,7 +157,7 @@ def test_particles_lower_the_variance_by_their_number() -> None:
         ({"batch_size": 0}, "batch_size is an integer of at least 1, not 0"),
         ({"patience": 0}, "patience is an integer of at least 1, not 0"),
         ({"clip_norm": -1}, "clip_norm is a positive number, not -1"),
-        ({"schedule": "linear"}, "schedule is one of 'cosine', 'constant', not 'linear'"),
+        ({"schedule": "linear"}, "schedule is one of 'rounds', 'cosine', 'constant', not 'linear'"),
         ({"compile": "always"}, "compile is \"auto\", True or False, not 'always'"),
     ],
 )
@@ -222,7 +222,7 @@ def test_the_options_are_described() -> None:
         "kl_warmup": 0,
         "loc_warmup": 0,
         "patience": None,
-        "schedule": "cosine",
+        "schedule": "rounds",
         "clip_norm": None,
         "compile": "auto",
         "compiled": False,

@@ -18,7 +18,8 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.options import LEARNING_RATE, GuideSpec, name_of
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.options import AUTO, LEARNING_RATE, GuideSpec, NumSteps, name_of
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
@@ -88,7 +89,7 @@ class Ensemble(Engine[GuidePosterior]):
     num_members: int = 10
     kind: Kind = "independent"
     member: Engine[Any] | GuideSpec | None = None
-    num_steps: int = 10_000
+    num_steps: NumSteps = AUTO
     learning_rate: float = LEARNING_RATE
     batch_size: int | None = None
     compile: Literal["auto"] | bool = "auto"
@@ -165,28 +166,33 @@ class MembersRun(Training):
         saves: Checkpoint,
     ) -> None:
         self.engine, self._push = engine, push
+        svi = engine._svi()
         super().__init__(
-            engine._svi(),
+            svi,
             problem.program,
             guide,
             problem.seed,
-            batches=problem.batches(engine.batch_size),
+            batches=problem.batches(svi.rows_a_step(guide, problem)),
             compile_path=saves.compile_path,
         )
         self.title = self.method = problem.engine
 
-    def _loss(
-        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
+    def _terms_of_loss(
+        self,
+        variables: Sequence[Tensor],
+        noise: Sequence[Tensor],
+        rows: Batch,
+        kl_weight: Tensor | float,
+        estimator: Estimator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        loss, told = super()._loss(variables, rest)
+        loss, told = super()._terms_of_loss(variables, noise, rows, kl_weight, estimator)
         if self._push is None:
             return loss, told
         named = dict(zip(self.names, variables, strict=True))
         own = [named[f"guide.{name}"] for name in ("loc", "values") if f"guide.{name}" in named]
-        rows = Batch(rest[-3], rest[-2])
         return loss + self._push(torch.cat(own, -1), rows, self.program.params), told
 
     def described(self) -> dict[str, Any]:
         """The options of an ensemble of points."""
         own = {"schedule": self.svi.schedule, "compiled": self.is_compiled}
-        return asdict(self.engine) | own
+        return asdict(self.engine) | own | {"num_steps": self.position}

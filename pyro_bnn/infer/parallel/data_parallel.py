@@ -30,6 +30,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.terms import Batch
 
@@ -211,6 +212,13 @@ class SharedTraining(Training):
                 ) from error
         parts = flat.split([part.numel() for part in own])
         return [part.reshape(one.shape) for part, one in zip(parts, own, strict=True)]
+
+    def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
+        """What the first process finds, so that all end at one step."""
+        told: list[Doubling] = [super()._compared(before, after)]
+        if dist.is_initialized():
+            dist.broadcast_object_list(told, src=0)
+        return told[0]
 
     def _look_back(self) -> None:
         super()._look_back()

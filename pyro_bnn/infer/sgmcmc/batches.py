@@ -36,18 +36,16 @@ class OwnMinibatches(Minibatches):
 
     Attributes:
         per_epoch: Batches of a permutation.
-        are_all: Whether every batch is all rows.
     """
 
     def __init__(self, whole: Batch, batch_size: int | None, num_chains: int, seed: int) -> None:
         super().__init__(whole, batch_size, seed)
-        num_rows = len(whole.x)
-        self.per_epoch, self.are_all = num_rows // self._size, self._size == num_rows
+        self.per_epoch = len(whole.x) // self.size
         self.rows_vary, self._num_chains = False, num_chains
 
     def _permuted(self) -> Sequence[Tensor]:
         orders = torch.stack([self._permutation() for _ in range(self._num_chains)])  # [C, N]
-        batches: Sequence[Tensor] = orders.split(self._size, dim=1)
+        batches: Sequence[Tensor] = orders.split(self.size, dim=1)
         return batches[: self.per_epoch]
 
 

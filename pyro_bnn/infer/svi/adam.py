@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +103,21 @@ class Adam:
     def read_counts(self) -> None:
         """Take the counts of steps from the optimiser's state."""
         self._counts = [int(step) for step in self._steps]
+
+    def parked(self) -> dict[str, Any]:
+        """A copy of moments and counts, for :meth:`take`."""
+        return {"moments": [m.clone() for m in self.moments], "counts": list(self._counts)}
+
+    def take(self, parked: Mapping[str, Any] | None) -> None:
+        """Go to moments and counts of before, in place; to those of no step for None."""
+        if parked is None:
+            for moment in self.moments:
+                moment.zero_()
+            self._counts = [0] * len(self._counts)
+            return
+        for moment, value in zip(self.moments, parked["moments"], strict=True):
+            moment.copy_(value)
+        self._counts = [int(count) for count in parked["counts"]]
 
     def update(
         self,

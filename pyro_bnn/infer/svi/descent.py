@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.svi.adam import Adam, PlainAdam, clip, without_traces
+from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
 
 AVERAGES = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "square_avg": 2}
 """Moving averages in the states of torch's optimisers, of which power of the gradient."""
 FADING = 10  # steps between two checks of fading averages
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
-Schedule: TypeAlias = Literal["cosine", "constant"]
+Schedule: TypeAlias = Literal["rounds", "cosine", "constant"]
 
 
 class Descent:
@@ -29,7 +31,7 @@ class Descent:
         num_steps: Steps T of the whole run.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
             ``lr``, or a callable of the parameters, which sets its own; None for Adam.
-        schedule: ``"cosine"`` or ``"constant"``.
+        schedule: ``"cosine"``, ``"constant"`` or ``"rounds"`` (:mod:`pyro_bnn.infer.svi.rounds`).
         clip_norm: Largest norm of the gradient, or None.
 
     Raises:
@@ -51,6 +53,7 @@ class Descent:
     ) -> None:
         self._parameters = list(parameters)
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm
+        self._ends = ends_of_rounds(num_steps) if schedule == "rounds" else ()
         if optimizer is None:
             made: object = PlainAdam(self._parameters, lr=learning_rate, fused=True)
         elif takes_learning_rate(optimizer):
@@ -92,7 +95,7 @@ class Descent:
             self._forget_traces()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        if self._schedule == "cosine":
+        if self._schedule != "constant":
             factor = self._factor(step)
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
@@ -108,6 +111,22 @@ class Descent:
             for name in AVERAGES.keys() & state.keys():
                 if isinstance(state[name], Tensor):  # SGD without momentum has None
                     state[name].copy_(without_traces(state[name], AVERAGES[name]))
+
+    def parked(self) -> dict[str, Any]:
+        """A copy of what the steps of one start depend on, for :meth:`take`."""
+        if self.adam is not None:
+            return self.adam.parked()
+        return copy.deepcopy(self._optimizer.state_dict())
+
+    def take(self, parked: Mapping[str, Any] | None) -> None:
+        """Go on from where :meth:`parked` was called, or for None from before the first step."""
+        if self.adam is not None:
+            self.adam.take(parked)
+            return
+        state = self._optimizer.state_dict()
+        self._optimizer.load_state_dict(
+            {**state, "state": {}} if parked is None else copy.deepcopy(dict(parked))
+        )
 
     # A checkpoint's two methods
 
@@ -196,6 +215,8 @@ class Descent:
     def _factor(self, step: int) -> float:
         if self._schedule == "constant":
             return 1.0
+        if self._schedule == "rounds":
+            return step_size_factor(step, self._ends)
         return 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
 
 

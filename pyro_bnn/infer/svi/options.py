@@ -16,9 +16,16 @@ from pyro_bnn.infer.compiling import check_compile
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
 from pyro_bnn.infer.svi.estimators.by_name import EstimatorName, check_estimator
+from pyro_bnn.infer.svi.rounds import FIRST_ROUND, ends_of_rounds
 from pyro_bnn.program.handlers import Model
 
 LEARNING_RATE = 1e-2
+MAX_STEPS = 128 * FIRST_ROUND  # 15 seconds of a small network
+LIKELY_STEPS = 16 * FIRST_ROUND  # of a run that ends by itself; decides whether steps are compiled
+ROWS_A_STEP, MOST_ROWS = 256, 1_024  # of a batch that nobody chose, and rows that need none
+NUM_STARTS, LARGEST_OF_MANY = 4, 10_000  # starts of a run, and parameters of a guide that has them
+AUTO: Literal["auto"] = "auto"
+NumSteps: TypeAlias = int | Literal["auto"]
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
 
@@ -28,7 +35,8 @@ class SVIOptions:
 
     guide: GuideSpec
     _: KW_ONLY
-    num_steps: int = 10_000
+    num_steps: NumSteps = AUTO
+    max_steps: int = MAX_STEPS
     learning_rate: float = LEARNING_RATE
     optimizer: MakeOptimizer | None = None
     batch_size: int | None = None
@@ -38,25 +46,25 @@ class SVIOptions:
     kl_warmup: int = 0
     loc_warmup: int | None = None
     patience: int | None = None
-    schedule: Schedule = "cosine"
+    schedule: Schedule = "rounds"
     clip_norm: float | None = None
     compile: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        check_positive_int("num_steps", self.num_steps)
+        self._check_length()
         check_positive_int("num_particles", self.num_particles)
         check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
-        if self.kl_warmup > self.num_steps:
+        if self.kl_warmup > self.planned_steps:
             raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
+                f"kl_warmup={self.kl_warmup} is longer than the run of {self._length}: "
                 "the KL would never have its whole weight"
             )
         if self.loc_warmup is not None:
             check_positive_int("loc_warmup", self.loc_warmup, minimum=0)
-            if self.loc_warmup >= self.num_steps:
+            if self.loc_warmup >= self.planned_steps:
                 raise OptionError(
-                    f"loc_warmup={self.loc_warmup} takes the whole run of num_steps="
-                    f"{self.num_steps}: the scales of the guide would never be trained"
+                    f"loc_warmup={self.loc_warmup} takes the whole run of "
+                    f"{self._length}: the scales of the guide would never be trained"
                 )
         check_positive("learning_rate", self.learning_rate)
         if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
@@ -77,6 +85,71 @@ class SVIOptions:
             per_example_draws=self.per_example_draws,
             num_particles=self.num_particles,
         )
+
+    def _check_length(self) -> None:
+        """Check what says how long the run is."""
+        check_positive_int("max_steps", self.max_steps)
+        if not self.ends_by_itself:
+            check_positive_int("num_steps", self.num_steps)
+            if self.max_steps != MAX_STEPS:
+                raise OptionError(
+                    f"max_steps={self.max_steps} would have no effect beside num_steps="
+                    f'{self.num_steps}: leave one of the two out, as num_steps="auto" goes on '
+                    "until there is nothing more to gain, or max_steps are done"
+                )
+            return
+        if self.schedule == "cosine":
+            raise OptionError(
+                'schedule="cosine" falls to 0 at a number of steps that is known before: pass '
+                'num_steps, or leave schedule at "rounds"'
+            )
+        if self.patience is not None:
+            raise OptionError(
+                f"patience={self.patience} is a rule of its own on when to stop: pass num_steps "
+                'beside it, as num_steps="auto" ends where another doubling gains nothing'
+            )
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether the run goes on until there is nothing more to gain."""
+        return self.num_steps == AUTO
+
+    @property
+    def planned_steps(self) -> int:
+        """Most steps from one start."""
+        return self.max_steps if self.num_steps == AUTO else self.num_steps
+
+    @property
+    def likely_steps(self) -> int:
+        """How many steps to expect, where it has to be known before."""
+        return min(self.max_steps, LIKELY_STEPS) if self.num_steps == AUTO else self.num_steps
+
+    @property
+    def _length(self) -> str:
+        name = "max_steps" if self.ends_by_itself else "num_steps"
+        return f"{name}={self.planned_steps}"
+
+    def rows_a_step(self, guide: object, problem: Problem) -> int | None:
+        """Rows of a step; None for all of them.
+
+        A step on 10,000 rows of a small network takes ten times as long as one on 256, and a run
+        needs as many of these.
+        """
+        num_rows = len(problem.dataset.x)
+        takes_all = isinstance(guide, Guide) and guide.needs_all_rows
+        if self.batch_size is not None or takes_all or problem.has_own_order:
+            return self.batch_size
+        return ROWS_A_STEP if num_rows > MOST_ROWS else None
+
+    def starts_of(self, guide: Guide, *, is_new: bool) -> int:
+        """Number of starts, of which the best goes on: several of a small guide that is made anew.
+
+        The optimum that a fit ends in is that of its start; the steps of a large guide cost more
+        than its starts differ by.
+        """
+        size = sum(p.numel() for p in guide.parameters())
+        many = is_new and self.ends_by_itself and size <= LARGEST_OF_MANY
+        return NUM_STARTS if many and self.planned_steps >= 4 * FIRST_ROUND else 1
 
     def identity(self, guide: object) -> dict[str, Any]:
         """What must be equal for a run to go on from the checkpoint of another."""
@@ -111,8 +184,9 @@ class SVIOptions:
         means = guide.mean_params if isinstance(guide, Guide) else ()
         has_scales = 0 < len(means) < len(named)
         if self.loc_warmup is None:
-            held = has_scales and is_new and self.patience is None
-            return self.num_steps // 10 if held else 0
+            if not (has_scales and is_new and self.patience is None):
+                return 0
+            return min(self.planned_steps // 10, ends_of_rounds(self.planned_steps)[0] // 2)
         if self.loc_warmup and not has_scales:
             raise OptionError(
                 f"loc_warmup={self.loc_warmup} would have no effect, as {name_of(guide)} has no "
@@ -127,7 +201,7 @@ class SVIOptions:
             optimizer=self.optimizer,
             learning_rate=float(self.learning_rate),
             schedule=self.schedule,
-            num_steps=self.num_steps,
+            num_steps=self.planned_steps,
             clip_norm=self.clip_norm,
         )
 
@@ -148,6 +222,8 @@ class SVIOptions:
             "optimizer": "Adam" if self.optimizer is None else name_of(self.optimizer),
             "guide": name_of(guide),
         }
+        if not self.ends_by_itself:
+            del options["max_steps"]
         if isinstance(guide, Guide):
             options |= guide.options()
         return options

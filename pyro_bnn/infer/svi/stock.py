@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, cast
 
 import pyro
@@ -20,15 +21,19 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch does
 
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import parameters_of
+from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.engine import Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import GradientRun, weight_of_kl
+from pyro_bnn.infer.svi.paired import STREAM
+from pyro_bnn.infer.svi.rounds import ends_of_rounds
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.random_state import derived_seed, isolated, own_generators
 from pyro_bnn.program.terms import Batch
 from pyro_bnn.sites import require_sites
 
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pyro_bnn")
 
 NUM_DRAWS = 1_000
+PAIRS = 100  # of losses at one noise, that the ends of two rounds are compared by
 
 
 class _ScaleLikelihood(Messenger):
@@ -104,8 +110,12 @@ class _StockRun(GradientRun[DrawsPosterior]):
     def __init__(
         self, svi: SVIOptions, problem: Problem, guide: Any, name: str, frozen: set[nn.Parameter]
     ) -> None:
-        super().__init__(svi.num_steps, name, problem.batches(svi.batch_size))
+        rows = svi.rows_a_step(guide, problem)
+        super().__init__(svi.planned_steps, name, problem.batches(rows))
         self.svi, self.guide, self._frozen = svi, guide, frozen
+        self._ends = () if svi.schedule == "cosine" else ends_of_rounds(svi.planned_steps)
+        self._whole, self._seed = problem.rows, problem.seed
+        self._before: dict[str, Tensor] | None = None  # the values at the end of the last round
         program = problem.program
         self._device = program.device
         self.leaves: dict[Tensor, None] = {}  # an ordered set
@@ -123,6 +133,29 @@ class _StockRun(GradientRun[DrawsPosterior]):
         with without_validation():  # a NaN must reach the loss, whose error names the step
             self._advance(self.step, next(self._batches))
         self.step += 1
+        if self.step in self._ends:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """After a round: what it gained."""
+        values, before = self._snapshot(), self._before
+        if before is not None and before.keys() == values.keys():
+            self.doubling = self._compared(before, values)
+            is_whole = self.step // 2 >= self.svi.kl_warmup
+            if self.svi.ends_by_itself and is_whole and not self.doubling.is_rising:
+                self.num_steps = self.step
+        self._before = values
+
+    def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
+        """What the last round gained, on all rows, both at the same noise."""
+        losses: list[list[float]] = []
+        with torch.no_grad(), own_generators(), without_validation():
+            for values in (before, after):
+                self._go_to(values)
+                torch.manual_seed(derived_seed(self._seed, STREAM) % 2**63)
+                losses.append([self._loss(self.step, self._whole)[1] for _ in range(PAIRS)])
+        gains = torch.tensor(losses[0], dtype=torch.float64) - torch.tensor(losses[1])
+        return Doubling(float(gains.mean()), float(gains.std()) / PAIRS**0.5, self.step)
 
     def finish(self) -> None:
         """Check the parameters of the last step.
@@ -154,11 +187,21 @@ class _StockRun(GradientRun[DrawsPosterior]):
         provenance = problem.provenance(
             saves,
             method=self.title,
-            options=self.svi.describe(self.guide, rate),
+            options=self.svi.describe(self.guide, rate) | self._chosen(),
             num_parameters=sum(leaf.numel() for leaf in self.leaves),
             losses=self.losses,
+            doubling=self.doubling,
         )
         return DrawsPosterior(trained, z, provenance, log_q=log_q)
+
+    def _chosen(self) -> dict[str, Any]:
+        """What became of options that were left open."""
+        chosen: dict[str, Any] = {}
+        if self.svi.ends_by_itself:
+            chosen["num_steps"] = self.step
+        if isinstance(self._batches, Minibatches) and not self._batches.are_all:
+            chosen["batch_size"] = self._batches.size
+        return chosen
 
     # A checkpoint's two methods
 
@@ -173,6 +216,9 @@ class _StockRun(GradientRun[DrawsPosterior]):
             "compile_path": "eager",
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state(self._device) if on_gpu else None,
+            "before": self._before,
+            "doubling": None if self.doubling is None else list(astuple(self.doubling)),
+            "is_done": self.is_done,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -192,6 +238,11 @@ class _StockRun(GradientRun[DrawsPosterior]):
                 "cannot be resumed"
             )
         super().restore(state)
+        told = state["doubling"]
+        self._before = None if state["before"] is None else dict(state["before"])
+        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
+        if state["is_done"]:
+            self.num_steps = self.step
         # last, as all of the above may draw
         torch.set_rng_state(state["generator"])
         generator = state["device_generator"]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
@@ -33,7 +33,9 @@ from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.random_state import derived_seed, isolated
+
+START = 301  # and following, streams of the seeds of starts
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,17 @@ class SVI(SVIOptions, Engine[Posterior]):
             a guide, an instance (trained in place; the posterior holds a copy, and beside it the
             model's point estimates, which start at the model's values in every run), or a guide
             from stock Pyro, which runs through Pyro's own ``Trace_ELBO``.
-        num_steps: Gradient steps.
+        num_steps: Gradient steps. ``"auto"`` goes on in rounds, each as long as all before, until
+            the last one gained less than half a nat, or 2 errors, by the ELBO of all rows at the
+            same noise (:mod:`pyro_bnn.posterior.doubling`). A guide of up to 10,000 parameters then
+            has four starts, of which after each of the first rounds the better half goes on. Either
+            way the posterior's ``doubling`` tells what the second half of the steps gained.
+        max_steps: Most steps from one start with ``num_steps="auto"``.
         learning_rate: Step size of the optimiser at the start.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
             ``lr``, or a callable of the parameters, which sets its own step size. Default: Adam.
-        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. A
-            ``DataLoader`` has its own.
+        batch_size: Rows a step; default all up to 1,024, of more rows 256. Each batch's likelihood
+            is scaled by N/B. A ``DataLoader`` has its own.
         num_particles: Draws of z a step.
         per_example_draws: Whether each row of a step has draws of its own, which lowers the
             variance of the likelihood's gradient at the cost of one network a row; the KL is as
@@ -70,12 +77,14 @@ class SVI(SVIOptions, Engine[Posterior]):
             values while its means, and the model's point estimates, are trained. Without them
             scales may grow before hidden units have found a use, and the KL switches these off for
             good; with them the fit may end in another optimum, of a higher or a lower ELBO: try 0
-            as well. Default: a tenth of ``num_steps`` where a new guide has one vector of means
-            ``loc [P]`` (an ``AutoNormalMixture`` one a component) beside other parameters, and
-            neither ``init`` nor ``patience`` is given; else 0.
+            as well. Default: half of the first round, at most a tenth of the run, where a new guide
+            has one vector of means ``loc [P]`` (an ``AutoNormalMixture`` one a component) beside
+            other parameters, and neither ``init`` nor ``patience`` is given; else 0.
         patience: Steps without a better smoothed ELBO after which to stop, counted from the end
             of ``kl_warmup`` and ``loc_warmup``; default never.
-        schedule: ``"cosine"`` decays the step size to 0 over ``num_steps``; ``"constant"``.
+        schedule: ``"rounds"`` keeps the step size within a round, and lets it fall to 0 at the end
+            of each; ``"cosine"`` decays it to 0 over ``num_steps``, so that no half of the run can
+            be compared with the whole; ``"constant"``.
         clip_norm: Largest norm of the gradient, in nats per unit of the parameters; default none.
         compile: Whether the step is compiled: ``"auto"`` where the run is long enough to gain from
             it, True always, an error where that cannot be, False never. The step of a small
@@ -122,15 +131,26 @@ class SVI(SVIOptions, Engine[Posterior]):
         program.prepare(guide)
         start_guide(guide, program, problem.init, problem.seed)
 
+        is_fresh = is_new and problem.init is None
+
+        def start_values(number: int) -> dict[str, Tensor]:
+            """Of the guide's parameters at another start."""
+            with isolated(derived_seed(problem.seed, START + number)):
+                other = make_guide(self.guide, problem.model)
+                set_up(other, program)
+            return {f"guide.{k}": v.detach() for k, v in other.named_parameters()}
+
         def make(saves: Checkpoint) -> Training:
             return Training(
                 self,
                 program,
                 guide,
                 problem.seed,
-                batches=problem.batches(self.batch_size),
-                loc_warmup=self.warmup_of(guide, is_new=is_new and problem.init is None),
+                batches=problem.batches(self.rows_a_step(guide, problem)),
+                loc_warmup=self.warmup_of(guide, is_new=is_fresh),
                 compile_path=saves.compile_path,
+                num_starts=self.starts_of(guide, is_new=is_fresh),
+                start_values=start_values,
             )
 
         return Start(problem, self.identity(guide), make)

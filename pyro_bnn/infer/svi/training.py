@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -22,6 +23,11 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
 from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.judge import most_pairs, objective_of
+from pyro_bnn.infer.svi.rounds import ends_of_rounds
+from pyro_bnn.infer.svi.starts import Starts
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -47,10 +53,13 @@ class Training(GradientRun[GuidePosterior]):
         batches: The data.
         loc_warmup: Steps in which the means alone are trained.
         compile_path: How the run that is resumed computes; by default what the options say.
+        num_starts: How many starts there are, of which after each round the better half goes on.
+        start_values: Makes the values of the guide's parameters at a start, from number 1 on.
 
     Attributes:
-        step: Number of steps done.
-        losses: Minus the ELBO of each.
+        step: Number of steps done, of all starts.
+        position: Number of steps done from the start that the run is at.
+        losses: Minus the ELBO of each of these.
         method: What the posterior is told to be of.
         compile_path: ``"compiled"``, ``"captured"`` or ``"eager"``, as the first step was; None
             before it.
@@ -68,9 +77,14 @@ class Training(GradientRun[GuidePosterior]):
         batches: Batches,
         loc_warmup: int = 0,
         compile_path: str | None = None,
+        num_starts: int = 1,
+        start_values: Callable[[int], dict[str, Tensor]] | None = None,
     ) -> None:
         self.method = type(guide).__name__
-        super().__init__(svi.num_steps, self.method, batches)
+        super().__init__(svi.planned_steps, self.method, batches)
+        self.ends = () if svi.schedule == "cosine" else ends_of_rounds(svi.planned_steps)
+        self.position = 0
+        self._before: dict[str, Tensor] | None = None  # the values at the end of the last round
         self.svi, self.program, self.guide, self.objective = svi, program, guide, guide.objective
         self.loc_warmup, self.seed, self.batches = loc_warmup, seed, batches
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
@@ -93,6 +107,11 @@ class Training(GradientRun[GuidePosterior]):
         self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
         self._key = make_key(seed + 1)
         self.descent = svi.descent(self.parameters)
+        self.starts = Starts(num_starts, self.ends, start_values)
+        self.num_steps += self.starts.num_extra
+        self._judge = objective_of(
+            self.loss_at, program, guide, batches.whole, seed, self.estimator
+        )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
         self._make_steps(compile_path)
@@ -100,7 +119,7 @@ class Training(GradientRun[GuidePosterior]):
     def _make_steps(self, path: str | None) -> None:
         svi, n = self.svi, len(self.parameters)
         num_numbers = sum(parameter.numel() for parameter in self.parameters)
-        of_sizes = functools.partial(is_compiled, svi.compile, svi.num_steps, num_numbers)
+        of_sizes = functools.partial(is_compiled, svi.compile, svi.likely_steps, num_numbers)
         compiled = of_sizes(C_TIME) if path is None else path == "compiled"
         knows_rows = isinstance(self._batches, Minibatches)  # else Inductor's graph serves all
         compiler = compiler_of(is_long=of_sizes()) if knows_rows else None
@@ -163,16 +182,23 @@ class Training(GradientRun[GuidePosterior]):
 
     # How it is driven
 
+    def begin(self) -> None:
+        """Note where the starts begin."""
+        self.starts.begin(self._snapshot())
+
     def go(self) -> None:
         """One step.
 
         Raises:
             DivergenceError: If the loss or a parameter becomes NaN or infinite.
         """
-        self._advance(self.step, next(self._batches))
+        self._advance(self.position, next(self._batches))
+        self.position += 1
         self.step += 1
-        if self.is_done or self.step % WINDOW == 0:
+        if self.is_done or self.position % WINDOW == 0:
             self._look_back()
+        if self.position in self.ends:
+            self._end_round()
 
     def finish(self) -> None:
         """Check the parameters of the last step."""
@@ -182,14 +208,65 @@ class Training(GradientRun[GuidePosterior]):
 
     def _look_back(self) -> None:
         """After a window of steps: see whether the objective still rises."""
-        svi, last, smoothed = self.svi, self.step - 1, self.smoothed
+        svi, last, smoothed = self.svi, self.position - 1, self.smoothed
         # of another objective, or before the scales are trained
-        if self.step - min(WINDOW, self.step) < max(svi.kl_warmup, self.loc_warmup):
+        if self.position - min(WINDOW, self.position) < max(svi.kl_warmup, self.loc_warmup):
             self._best_step = last
         elif smoothed > self._best:
             self._best, self._best_step = smoothed, last
         if svi.patience is not None and last - self._best_step >= svi.patience:
             self.num_steps = self.step
+
+    # Rounds and starts
+
+    def _end_round(self) -> None:
+        """After a round: the next start's, or what the round gained."""
+        values = self._snapshot()
+        if self.starts.are_several:
+            self.starts.park(values, self.descent.parked(), self.losses, self._before)
+            following, is_last = self.starts.next(self._ranked)
+            self.position, self._before = following.position, following.before
+            self._go_to({**self.starts.own, **following.values})
+            self.descent.take(following.optimizer)
+            self.losses = list(following.losses)
+            if not is_last:
+                return
+            values = self._snapshot()  # of the one that goes on
+        if self._before is not None:
+            self.doubling = self._compared(self._before, values)
+            is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
+            if self.svi.ends_by_itself and is_whole and not self.doubling.is_rising:
+                self.num_steps = self.step
+        self._before = values
+
+    def _ends_before_this(self) -> int:
+        place = self.ends.index(self.position)
+        return self.ends[place - 1] if place else 0
+
+    def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
+        """What the last round gained, on all rows."""
+        most = most_pairs(self.program.num_latents, self.batches, self.step)
+        gain, error = self._judge.gain(list(before.values()), list(after.values()), most)
+        return Doubling(gain, error, self.position)
+
+    def _ranked(self, snapshots: Sequence[Mapping[str, Tensor]], count: int) -> list[int]:
+        """Which starts are the best, at most ``count``."""
+        return self._judge.best([list(values.values()) for values in snapshots], count)
+
+    def _end_of_round(self) -> int:
+        if not self.svi.ends_by_itself or self.is_done:
+            return self.num_steps
+        left = next(end for end in self.ends if end > self.position) - self.position
+        return self.step + left
+
+    def show(self, bar: Any) -> None:
+        """After a window of steps: the smoothed objective, and what the last doubling gained."""
+        if self.svi.ends_by_itself:
+            bar.total = self._end_of_round()
+        super().show(bar)
+        if self.doubling is not None and self.losses and (self.is_done or self.step % WINDOW == 0):
+            gained = f"{self.doubling.gain:.1f} ± {self.doubling.error:.1f}"
+            bar.set_postfix_str(f"{self.objective} {self.smoothed:.1f}, doubling gained {gained}")
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The guide as it is."""
@@ -200,13 +277,19 @@ class Training(GradientRun[GuidePosterior]):
             options=self.described(),
             num_parameters=sum(p.numel() for p in self.parameters),
             losses=self.losses,
+            doubling=self.doubling,
         )
         return GuidePosterior(self.program, copy.deepcopy(self.guide), provenance)
 
     def described(self) -> dict[str, Any]:
         """The options, and what became of those that were left open."""
         rate, loc_warmup = self.descent.learning_rate, self.loc_warmup
-        return self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
+        told = self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
+        if self.svi.ends_by_itself:
+            told |= {"num_steps": self.position, "num_starts": self.starts.count}
+        if isinstance(self._batches, Minibatches) and not self._batches.are_all:
+            told["batch_size"] = self._batches.size
+        return told
 
     # A checkpoint's two methods
 
@@ -224,7 +307,14 @@ class Training(GradientRun[GuidePosterior]):
             "generator": self._generator.get_state(),
             "best": self._best,
             "best_step": self._best_step,
+            "position": self.position,
+            "starts": self.starts.state(),
+            "before": self._before,
+            "doubling": None if self.doubling is None else list(astuple(self.doubling)),
         }
+
+    def _num_losses(self, state: Mapping[str, Any]) -> int:
+        return int(state["position"])
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a state; see ``Resumable``.
@@ -234,7 +324,11 @@ class Training(GradientRun[GuidePosterior]):
             ValueError: If parameters have other names or shapes.
         """
         super().restore(state)
-        self.loc_warmup = state["loc_warmup"]
+        self.loc_warmup, self.position = state["loc_warmup"], int(state["position"])
+        self.starts.restore(state["starts"], self._checked)
+        before, told = state["before"], state["doubling"]
+        self._before = None if before is None else self._checked(before)
+        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
         if state["is_done"]:  # no steps are left, so no graphs are needed
             self.num_steps, self.compile_path = self.step, state["compile_path"]
             self._row_counts = list(state["row_counts"])
@@ -347,11 +441,39 @@ class Training(GradientRun[GuidePosterior]):
     def _loss(
         self, variables: Sequence[Tensor], rest: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        noise, *row_noise, x, y, kl_weight = rest
+        first, *of_rows, x, y, kl_weight = rest
+        noise = (self._noise_of(first), *of_rows)
+        return self._terms_of_loss(variables, noise, Batch(x, y), kl_weight, self.estimator)
+
+    def loss_at(
+        self,
+        values: Sequence[Tensor],
+        noise: Sequence[Tensor],
+        rows: Batch,
+        estimator: Estimator | None,
+    ) -> Tensor:
+        """What is minimised once the KL has its whole weight, ``[]``, at given noise.
+
+        Args:
+            values: Of the parameters, in their order.
+            noise: Noise ``[S, M]``, and that of an estimator's rows.
+            rows: Rows of the data.
+            estimator: Of the likelihood term, whichever the steps take.
+        """
+        loss, _ = self._terms_of_loss(values, noise, rows, 1.0, estimator)
+        return loss
+
+    def _terms_of_loss(
+        self,
+        variables: Sequence[Tensor],
+        noise: Sequence[Tensor],
+        rows: Batch,
+        kl_weight: Tensor | float,
+        estimator: Estimator | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         params = dict(zip(self.names, variables, strict=True))
-        terms = self.program.elbo(
-            self.guide, params, self._noise_of(noise), Batch(x, y), self.estimator, row_noise
-        )
+        first, *of_rows = noise
+        terms = self.program.elbo(self.guide, params, first, rows, estimator, of_rows)
         elbo = terms.expected_log_likelihood - terms.kl
         # the loss but for what is in closed form: an update that waits for the sum over all
         # parameters as well goes through them once more

@@ -21,11 +21,12 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat, khat_error, khat_threshold
 from pyro_bnn.diagnostics.shapes import evenly_spread
-from pyro_bnn.diagnostics.trend import MIN_GAIN, MIN_STEPS, Trend, objective_trend
+from pyro_bnn.diagnostics.trend import MIN_STEPS, Trend, objective_trend
 from pyro_bnn.errors import BNNError
 from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST
 from pyro_bnn.infer.natural.options import POWER
-from pyro_bnn.plotting.numbers import number
+from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.posterior.doubling import LARGEST_ERROR, MIN_GAIN, Doubling
 from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
 
@@ -51,7 +52,9 @@ class FitChecks:
     Attributes:
         elbo: Evidence lower bound in nats, in the standardised units of y.
         elbo_error: Its Monte Carlo error.
-        trend: Trend of the objective over the last part of the run.
+        doubling: What the second half of the run gained, by paired ELBOs; None where the run did
+            not compare.
+        trend: Trend of the objective over the last part of a run that did not.
         losses: Loss of every step ``[T]``; empty for samplers.
         convergence: R-hat and ESS of f over test points.
         chains: The draws of f behind them ``[C, S, N, F]``.
@@ -70,6 +73,7 @@ class FitChecks:
 
     elbo: float = NAN
     elbo_error: float = NAN
+    doubling: Doubling | None = None
     trend: Trend | None
     losses: Float[np.ndarray, " T"]
     convergence: FunctionConvergence | None
@@ -144,10 +148,10 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
     losses = to_numpy(posterior.losses).astype(float)
-    trend = None
-    if losses.size and not is_at_mode(posterior):
+    trend, doubling = None, getattr(posterior, "doubling", None)  # which not all posteriors tell
+    if losses.size and doubling is None and not is_at_mode(posterior):
         trend = objective_trend(losses, learning_rates(posterior, len(losses)))
-    unchecked = _unchecked(posterior, trend, len(losses))
+    unchecked = _unchecked(posterior, trend, doubling, len(losses))
     if unchecked:
         notes.append(f"convergence not judged: {unchecked}")
     elif trend is not None and not trend.is_rising and trend.largest >= MIN_GAIN:
@@ -157,6 +161,7 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
             "in 9 of 10 runs"
         )
     return FitChecks(
+        doubling=doubling,
         trend=trend,
         losses=losses,
         convergence=sampling.quantities.get(FUNCTION) if sampling else None,
@@ -170,8 +175,18 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     )
 
 
-def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) -> str:
+def _unchecked(
+    posterior: PosteriorLike, trend: Trend | None, doubling: Doubling | None, num_steps: int
+) -> str:
     """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
+    if doubling is not None:
+        if doubling.is_judged:
+            return ""
+        return (
+            f"its last {doubling.num_steps // 2:,} steps gained "
+            f"{with_error(doubling.gain, doubling.error)} nats, an error above "
+            f"{LARGEST_ERROR:g}, with which a fit 5 nats short can pass"
+        )
     is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
     ends_itself = is_at_mode(posterior) or (sweeps is not None and num_steps < sweeps)
@@ -312,7 +327,7 @@ def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray
         return np.asarray(np.arange(1, num_steps + 1.0) ** -POWER)
     if schedule != "cosine":
         return None
-    planned = max(int(posterior.options.get("num_steps", num_steps)), num_steps)
+    planned = max(int(posterior.options.get("num_steps") or num_steps), num_steps)
     return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
 
 

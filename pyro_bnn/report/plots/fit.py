@@ -95,8 +95,11 @@ def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> st
     """How to read the traces, and the trends left."""
     parts = []
     for entry in entries:
-        trend = entry.checks.trend
-        if trend is None:
+        trend, doubling = entry.checks.trend, entry.checks.doubling
+        if doubling is not None:
+            gain = with_error(doubling.gain, doubling.error)
+            parts.append(f"{entry.name} {gain} by the second half of {doubling.num_steps:,} steps")
+        elif trend is None:
             is_short = bool(entry.checks.unchecked)
             parts.append(
                 f"{entry.name}: {'too few steps to judge' if is_short else 'it ended by itself'}"
@@ -113,8 +116,8 @@ def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> st
     )  # fmt: skip
     return (
         "ELBO estimates of every step (thin) and their block means (thick); the axis leaves out "
-        f"the first climb. {apart}The trend left at the end, in nats, with the effect of a falling "
-        f"learning rate removed, and its upper 95 % bound: {'; '.join(parts)}."
+        f"the first climb; with a step size that falls at the end of each round they rise there. "
+        f"{apart}What the steps still gained at the end, in nats: {'; '.join(parts)}."
     )
 
 

@@ -32,6 +32,7 @@ OPTIONS: Mapping[Any, Any] = {
         "target_name?": (None, str),
         ...: None,
     },
+    "doubling?": (None, {"gain": float, "error": float, "num_steps": range(1 << 40)}),
     "name?": (None, str),
     "gpu?": (None, str),
     "compared?": (None, [str]),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pyro_bnn.diagnostics.trend import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import objective_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
-from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said, Verdict
 
 LONGER = "double num_steps, or lower learning_rate"
 COMPARE = "Double num_steps, or compare with a longer fit of the same guide"
@@ -20,6 +20,16 @@ RICHER = "judge by held-out scores, or try a richer guide"
 
 def trend(entry: Evaluation) -> str | None:
     """An objective that was still improving when the run ended."""
+    doubling = entry.checks.doubling
+    if doubling is not None and doubling.is_rising:
+        steps = 2 * doubling.num_steps
+        seconds = entry.posterior.wall_time * steps / max(len(entry.checks.losses), 1)
+        return (
+            f"not converged, the second half of its {doubling.num_steps:,} steps gained "
+            f"{with_error(doubling.gain, doubling.error)} nats of "
+            f"{objective_of(entry.posterior)}, threshold {number(doubling.limit, 2)}; twice as "
+            f"many steps, {steps:,}, would take about {number(seconds, 2)} s"
+        )
     found = entry.checks.trend
     if found is None or not found.is_rising:
         return None
@@ -32,6 +42,10 @@ def trend(entry: Evaluation) -> str | None:
 
 def ended(entry: Evaluation) -> str:
     """What is known of the end of a fit that no rule speaks of."""
+    doubling = entry.checks.doubling
+    if doubling is not None:
+        gained = with_error(doubling.gain, doubling.error)
+        return f"converged: another doubling of its steps would gain at most about {gained} nats"
     found = entry.checks.trend
     if found is None:
         return "it ended by itself"
@@ -39,6 +53,26 @@ def ended(entry: Evaluation) -> str:
         f"no rise of its {objective_of(entry.posterior)} was found over the last "
         f"{found.num_steps:,} steps, where one of {number(found.largest, 2)} nats cannot be "
         "excluded"
+    )
+
+
+def converged(judged: Judged) -> Iterator[Verdict]:
+    """Fits whose last doubling of steps gained nothing that counts, together."""
+    found = [e for e in judged.entries if e.checks.doubling and e.checks.doubling.has_converged]
+    if not found:
+        return
+    parts = [
+        f"{e.name} {with_error(e.checks.doubling.gain, e.checks.doubling.error)} in "
+        f"{e.checks.doubling.num_steps:,} steps"
+        for e in found
+        if e.checks.doubling is not None
+    ]
+    yield Verdict(
+        "Converged; another doubling of the steps would gain at most about as many nats as the "
+        f"last one did: {', '.join(parts)}.",
+        "converged",
+        is_warning=False,
+        methods=tuple(e.name for e in found),
     )
 
 

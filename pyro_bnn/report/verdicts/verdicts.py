@@ -19,7 +19,7 @@ from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import run_checks
 from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
 from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
-from pyro_bnn.report.verdicts.fit_verdicts import FITS
+from pyro_bnn.report.verdicts.fit_verdicts import FITS, converged
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
 from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
 from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
@@ -50,7 +50,9 @@ def of_run(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list
     """
     checks = run_checks(posterior, split, seed)
     run = cast("Evaluation", SimpleNamespace(name=name, posterior=posterior, checks=checks))
-    found = [verdict for rule in OF_RUNS for verdict in rule.verdicts(Judged([run], None))]
+    judged = Judged([run], None)
+    found = [verdict for rule in OF_RUNS for verdict in rule.verdicts(judged)]
+    found += converged(judged)
     said = "convergence not judged"  # a verdict says so already
     notes = [f"{name}: {note}." for note in checks.notes if not note.startswith(said)]
     return [*found, *(Verdict(note, "note", is_warning=False) for note in notes)]
@@ -82,6 +84,7 @@ def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
     return [
         *score_verdicts(ranking),
         *model_verdicts(judged),
+        *converged(judged),
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
     ]
 

@@ -62,7 +62,7 @@ def test_one_member_is_a_point_estimate() -> None:
 def test_members_are_those_of_single_fits(batch_size: int | None) -> None:
     options: dict[str, Any] = {"num_steps": STEPS, "batch_size": batch_size, "compile": False}
     posterior = Ensemble(num_members=3, **options).run(network(), (X, Y), seed=5, progress=False)
-    assert posterior.options["schedule"] == "cosine"  # by which the report judges its trend
+    assert posterior.options["schedule"] == "rounds"  # by which the report judges its end
     begun = starts(network(), 3, seed=5)
     assert begun.unique(dim=0).shape == begun.shape  # each at a draw of its own
     program = Program(network(), X, Y)

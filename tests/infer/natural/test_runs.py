@@ -333,7 +333,8 @@ def test_means_start_near_a_mode_unless_a_start_is_given(cls: type[Any]) -> None
     """Steps of length zero leave them where Adam's as many steps, or so many, have ended."""
     still: dict[str, Any] = {"num_steps": 15, "learning_rate": 1e-30}
     for descent, steps in ((None, 15), (40, 40)):
-        mode = fit(SVI(guides.AutoDelta, num_steps=steps, learning_rate=0.02), seed=2)
+        adam = SVI(guides.AutoDelta, num_steps=steps, learning_rate=0.02, schedule="cosine")
+        mode = fit(adam, seed=2)
         found = fit(cls(**still, descent_steps=descent), seed=2)
         torch.testing.assert_close(found.guide.centre(), mode.guide.centre(), rtol=1e-6, atol=1e-9)
         assert len(found.losses) == 15

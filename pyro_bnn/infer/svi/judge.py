@@ -1,0 +1,87 @@
+"""The objective of a training run as its snapshots are compared by, and what that may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import BNNError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.batches import Batches, Minibatches
+from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
+from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+
+SHARE = 0.25  # of the time of the steps so far, that a comparison may take
+SECONDS_A_STEP = 1e-4  # of the smallest network
+PRODUCTS_A_SECOND = 1e10  # of numbers, in a forward or a backward pass
+
+LossAt = Callable[[Sequence[Tensor], Sequence[Tensor], Batch, Estimator | None], Tensor]
+
+
+def objective_of(
+    loss_at: LossAt,
+    program: Program,
+    guide: Guide,
+    whole: Batch,
+    seed: int,
+    estimator: Estimator | None = None,
+) -> PairedObjective:
+    """What a run maximises, at draws of its guide's noise, on all rows.
+
+    Args:
+        loss_at: What it minimises, at values of its parameters, noise, rows and an estimator.
+        program: The model as tensor functions.
+        guide: The guide.
+        whole: All rows.
+        seed: Of the run.
+        estimator: Of its steps; another one takes its place where that has a lower variance.
+    """
+    nodes = None if estimator is None else estimator.nodes
+    best = estimator if nodes is not None else _estimator_of(program, guide)
+
+    def objective(values: Sequence[Tensor], noise: Sequence[Tensor], rows: Batch) -> Tensor:
+        return -loss_at(values, noise if nodes is None else [nodes], rows, best)
+
+    def draw_noise(count: int, generator: torch.Generator) -> Tensor:
+        return guide.draw_noise(count, generator) if nodes is None else nodes[:1]
+
+    return PairedObjective(
+        objective,
+        draw_noise,
+        whole,
+        seed=seed,
+        estimator=best,
+        is_exact=nodes is not None or guide.noise_dim == 0,
+        needs_all_rows=guide.needs_all_rows,
+    )
+
+
+def _estimator_of(program: Program, guide: Guide) -> Estimator | None:
+    """That of outputs of layers, where it serves the guide and the model; None for draws of z."""
+    if not LocalReparameterization.serves(guide):
+        return None
+    try:
+        return make_estimator(LocalReparameterization.name, program, guide)
+    except BNNError:
+        return None
+
+
+def most_pairs(num_latents: int, batches: Batches, num_steps: int) -> int:
+    """How many pairs of draws a comparison may take: a rule of sizes, so that a seed repeats.
+
+    Args:
+        num_latents: Weights P.
+        batches: Of the steps.
+        num_steps: Number of steps so far.
+    """
+    num_rows = len(batches.whole.x)
+    rows_a_step = batches.size if isinstance(batches, Minibatches) else num_rows
+    step = SECONDS_A_STEP + 6 * rows_a_step * num_latents / PRODUCTS_A_SECOND
+    pair = 8 * num_rows * num_latents / PRODUCTS_A_SECOND
+    return int(min(max(SHARE * num_steps * step / pair, FEWEST), MOST))

@@ -1,0 +1,46 @@
+r"""Rounds of a descent: each as long as all before it, so that its end can be told from its half.
+
+.. math:: \eta_t = \eta_0 \min\Bigl(1, \frac{1 - u}{0.5}\Bigr), \qquad
+          u = \frac{t - t_\text{begin}}{t_\text{end} - t_\text{begin}} \in [0, 1)
+
+Within a round the step size is constant, and falls to 0 over its second half. So each round ends
+at an iterate without the noise of its steps, as a run that was planned to end there does, and what
+two such iterates differ by is what the steps between them gained. A run that goes on loses little
+against one cosine of the same length: a constant step size with a short fall serves any length
+(Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS
+2024, arXiv:2405.18392).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+FIRST_ROUND = 1_000  # steps at least, where the run has several thousand
+SHORTEST_RUN = 200  # steps of two rounds: in less there is nothing to compare
+FALL = 0.5  # share of a round over which the step size falls
+
+
+def ends_of_rounds(num_steps: int) -> tuple[int, ...]:
+    """Steps after which the rounds of a run end: halves of halves of it, in ascending order.
+
+    Args:
+        num_steps: Steps of the whole run.
+
+    Example:
+        >>> ends_of_rounds(10_000)
+        (1250, 2500, 5000, 10000)
+    """
+    ends = [num_steps]
+    while ends[0] >= 2 * FIRST_ROUND or (len(ends) == 1 and num_steps >= SHORTEST_RUN):
+        ends.insert(0, ends[0] // 2)
+    return tuple(ends)
+
+
+def step_size_factor(step: int, ends: Sequence[int]) -> float:
+    """Step size of a step, from 0, relative to that at the start."""
+    place = bisect.bisect_right(ends, step)
+    if place == len(ends):  # after the last round
+        return 0.0
+    begin, end = ends[place - 1] if place else 0, ends[place]
+    return min(1.0, (end - step) / (end - begin) / FALL)

@@ -1,0 +1,365 @@
+"""Runs that end by themselves: rounds, paired objectives, starts, and what is told of them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyro.infer import autoguide
+from torch import Tensor
+
+from pyro_bnn import SVI, Interrupted, guides, models
+from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.inputs import new_guide
+from pyro_bnn.infer.svi import options, rounds
+from pyro_bnn.infer.svi.paired import PairedObjective
+from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
+from pyro_bnn.infer.svi.starts import Starts
+from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Batch
+from tests.kills import assert_same
+from tests.oracle import LinearGaussian, linear_gaussian
+from tests.saves import end_state
+
+PROBLEM = linear_gaussian()
+FAMILIES = {
+    guides.AutoNormal: PROBLEM.mean_field_gap,
+    guides.AutoMultivariateNormal: 0.0,
+}
+
+
+def elbo_of(problem: LinearGaussian, posterior: Posterior) -> float:
+    """The ELBO of a Gaussian guide on the linear model, in closed form."""
+    assert isinstance(posterior, GuidePosterior)
+    guide: Any = posterior.guide
+    with torch.no_grad():
+        if isinstance(guide, guides.AutoMultivariateNormal):
+            tril = guide.scale.unsqueeze(-1) * guide.scale_tril
+            return problem.elbo(guide.loc, tril @ tril.mT)
+        return problem.elbo(guide.loc, guide.scale.square().diag())
+
+
+# Rounds
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "ends"),
+    [
+        (10_000, (1_250, 2_500, 5_000, 10_000)),
+        (2_000, (1_000, 2_000)),
+        (1_999, (999, 1_999)),
+        (200, (100, 200)),
+        (199, (199,)),
+        (1, (1,)),
+    ],
+)
+def test_rounds_end_at_halves_of_halves(num_steps: int, ends: tuple[int, ...]) -> None:
+    assert ends_of_rounds(num_steps) == ends
+
+
+def test_the_step_size_falls_over_the_second_half_of_each_round() -> None:
+    factors = [step_size_factor(step, (4, 8, 16)) for step in range(17)]
+    falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert factors == [1, 1, 1, 0.5, 1, 1, 1, 0.5, *falling, 0]
+
+
+# Paired objectives
+
+
+def objective(problem: LinearGaussian) -> tuple[PairedObjective, Any]:
+    program = Program(problem.model, problem.x, problem.y)
+    guide = new_guide(guides.AutoNormal, program)
+    program.prepare(guide)
+    names = [f"guide.{name}" for name, _ in guide.named_parameters()]
+
+    def at(values: Any, noise: Any, rows: Batch) -> Tensor:
+        terms = program.elbo(guide, dict(zip(names, values, strict=True)), noise[0], rows)
+        return terms.expected_log_likelihood - terms.kl
+
+    paired = PairedObjective(
+        at, guide.draw_noise, Batch(problem.x, problem.y.unsqueeze(-1)), seed=3
+    )
+    return paired, guide
+
+
+def test_the_gain_between_two_snapshots_is_that_of_the_closed_form() -> None:
+    paired, guide = objective(PROBLEM)
+    sds = PROBLEM.mean_field_variance.sqrt()
+    pairs = [(PROBLEM.mean - 0.3 * sds, 1.4 * sds), (PROBLEM.mean + 0.1 * sds, 0.9 * sds)]
+    snapshots = []
+    for loc, scale in pairs:
+        guide.move_to(loc)
+        guide.set_sds(scale)
+        snapshots.append([value.detach().clone() for _, value in guide.named_parameters()])
+    exact = [PROBLEM.elbo(loc, scale.square().diag()) for loc, scale in pairs]
+    gain, error = paired.gain(*snapshots)
+    assert 0 < error <= 0.2
+    assert abs(gain - (exact[1] - exact[0])) < 5 * error
+    back, _ = paired.gain(*snapshots[::-1])
+    assert back == pytest.approx(-gain, rel=1e-9)
+    assert paired.best(snapshots, 1) == [1]
+    assert paired.best(snapshots, 2) == [1, 0]
+
+
+def test_what_is_odd_in_the_noise_drops_out() -> None:
+    rows = Batch(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
+    made = PairedObjective(
+        lambda values, noise, rows: values[0] + 100 * values[0] * noise[0].sum(),
+        lambda count, generator: torch.randn(count, 2, generator=generator, dtype=torch.float64),
+        rows,
+        seed=0,
+    )
+    gain, error = made.gain([torch.tensor(1.0)], [torch.tensor(3.5)])
+    assert gain == pytest.approx(2.5, rel=1e-12)
+    assert error < 1e-9
+
+
+def test_rows_in_parts_count_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_bnn.infer.svi.paired.ROWS", 4)
+    x = torch.arange(10.0).unsqueeze(-1)
+
+    def mean_of_rows(values: Any, noise: Any, rows: Batch) -> Tensor:
+        return values[0] * rows.x.mean()
+
+    made = PairedObjective(
+        mean_of_rows,
+        lambda n, g: torch.zeros(n, 1),
+        Batch(x, x),
+        seed=0,
+        is_exact=True,
+    )
+    assert made.gain([torch.tensor(0.0)], [torch.tensor(2.0)]) == (9.0, 0.0)
+
+
+# Runs
+
+
+@pytest.mark.slow("fits")
+@pytest.mark.parametrize("guide", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_default_fit_ends_within_half_a_nat_of_the_best_of_its_family(
+    guide: Any, seed: int
+) -> None:
+    posterior = SVI(guide).run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), seed=seed, progress=False)
+    assert posterior.doubling is not None
+    assert posterior.doubling.has_converged
+    assert elbo_of(PROBLEM, posterior) > PROBLEM.log_evidence - FAMILIES[guide] - 0.5
+    assert posterior.options["num_steps"] == posterior.doubling.num_steps < 128_000
+    assert len(posterior.losses) == posterior.doubling.num_steps
+
+
+@pytest.mark.parametrize("schedule", ["rounds", "constant"])
+def test_a_fit_that_is_short_is_told_by_what_its_second_half_gained(schedule: Any) -> None:
+    engine = SVI(guides.AutoNormal, num_steps=200, schedule=schedule)
+    posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    missing = PROBLEM.log_evidence - PROBLEM.mean_field_gap - elbo_of(PROBLEM, posterior)
+    assert missing > 5
+    assert posterior.doubling is not None
+    assert posterior.doubling.is_rising
+    assert posterior.doubling.num_steps == 200
+
+
+def test_the_gain_of_a_run_is_that_of_its_snapshots_in_closed_form() -> None:
+    data = PROBLEM.x, PROBLEM.y
+    ends = {}
+    for num_steps in (
+        800,
+        1_600,
+    ):  # rounds of 400, 400, 800 steps: the first run is half of the other
+        engine = SVI(guides.AutoNormal, num_steps=num_steps, loc_warmup=0, compile=False)
+        ends[num_steps] = engine.run(PROBLEM.model, data, progress=False)
+    whole = ends[1_600].doubling
+    assert whole is not None
+    gained = elbo_of(PROBLEM, ends[1_600]) - elbo_of(PROBLEM, ends[800])
+    assert abs(whole.gain - gained) < max(5 * whole.error, 1e-6)
+
+
+def test_a_point_has_a_gain_without_error() -> None:
+    engine = SVI(guides.AutoDelta, num_steps=200)
+    posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    assert posterior.doubling is not None
+    assert posterior.doubling.error == 0
+    assert posterior.doubling.gain > 0
+
+
+def test_a_run_of_a_cosine_and_one_of_few_steps_are_not_compared() -> None:
+    data = PROBLEM.x, PROBLEM.y
+    for engine in (
+        SVI(guides.AutoNormal, num_steps=300, schedule="cosine"),
+        SVI(guides.AutoNormal, num_steps=30),
+    ):
+        assert engine.run(PROBLEM.model, data, progress=False).doubling is None
+
+
+def test_a_guide_of_stock_pyro_is_compared_too() -> None:
+    engine = SVI(autoguide.AutoNormal, num_steps=200)
+    posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    assert posterior.doubling is not None
+    assert posterior.doubling.is_rising
+
+
+def test_more_than_a_thousand_rows_are_taken_in_batches() -> None:
+    x = torch.linspace(-1, 1, 1_025).unsqueeze(-1)
+    model = models.MLP(1, hidden=(3,))
+    few, many = (
+        SVI(guides.AutoNormal, num_steps=3).run(model, (x[:n], x[:n, 0]), progress=False)
+        for n in (1_024, 1_025)
+    )
+    assert few.options["batch_size"] is None
+    assert many.options["batch_size"] == 256
+    told = SVI(guides.AutoNormal, num_steps=3, batch_size=2_000).run(
+        model, (x, x[:, 0]), progress=False
+    )
+    assert told.options["batch_size"] == 2_000
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"schedule": "cosine"}, 'schedule="cosine" falls to 0 at a number of steps'),
+        ({"patience": 100}, "patience=100 is a rule of its own"),
+        ({"num_steps": 100, "max_steps": 500}, "max_steps=500 would have no effect beside"),
+        ({"num_steps": "automatic"}, "num_steps"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"kl_warmup": 200_000}, "longer than the run of max_steps=128000"),
+    ],
+)
+def test_options_of_the_length_that_do_not_fit_are_refused(
+    given: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(OptionError, match=text):
+        SVI(guides.AutoNormal, **given)
+
+
+# Starts
+
+
+def test_the_better_half_of_the_starts_goes_on() -> None:
+    """Start k is worth k, and a round adds a tenth; four of 2, two of 2, one of 4 steps."""
+    starts = Starts(4, (2, 4, 8), lambda k: {"guide.a": torch.tensor(float(k))})
+    assert starts.num_extra == 3 * 2 + 1 * 2
+    starts.begin({"guide.a": torch.tensor(0.0)})
+    values, position, visited = torch.tensor(0.0), 0, []
+    losses: list[float] = []
+    before: Any = None
+
+    def ranked(snapshots: Any, count: int) -> list[int]:
+        order = sorted(range(len(snapshots)), key=lambda k: -float(snapshots[k]["guide.a"]))
+        return order[:count]
+
+    while starts.are_several:
+        visited.append((round(float(values), 1), position))
+        losses = [*losses, 0.0, 0.0]
+        starts.park({"guide.a": values + 0.1}, None, losses, before)
+        following, is_last = starts.next(ranked)
+        values, position = following.values["guide.a"], following.position
+        losses, before = following.losses, following.before
+    assert visited == [(0, 0), (1, 0), (2, 0), (3, 0), (3.1, 2), (2.1, 2)]
+    assert is_last
+    assert float(values) == pytest.approx(3.2)
+    assert position == 4
+    assert following.before is not None
+    assert float(following.before["guide.a"]) == pytest.approx(3.1)
+
+
+@pytest.fixture
+def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 8, 8, 16, 32 and 64 steps, of which four starts make the first."""
+    monkeypatch.setattr(rounds, "FIRST_ROUND", 8)
+    monkeypatch.setattr(options, "FIRST_ROUND", 8)
+
+
+@pytest.mark.usefixtures("_short_rounds")
+@pytest.mark.parametrize("guide", [guides.AutoNormal, guides.AutoLowRankMultivariateNormal])
+def test_a_run_of_several_starts_goes_on_bit_for_bit(
+    guide: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SVI(guide, max_steps=128, loc_warmup=0)
+    data = PROBLEM.x, PROBLEM.y
+
+    def fit(folder: str, *, resume: bool = False) -> Posterior:
+        return engine.run(
+            PROBLEM.model, data, progress=False, checkpoint=tmp_path / folder, resume=resume
+        )
+
+    whole = fit("whole")
+    assert whole.options["num_starts"] == 4
+    assert whole.options["num_steps"] == 128  # it rose to the end
+    go = Training.go
+    for i, stop in enumerate((3, 13, 36, 45, 60)):
+
+        def stopped(self: Training, stop: int = stop) -> None:
+            go(self)
+            if self.step == stop:
+                monkeypatch.setattr(Training, "go", go)
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Training, "go", stopped)
+        with pytest.raises(Interrupted, match=f"stopped at step {stop} of"):
+            fit("parts", resume=i > 0)
+    parts = fit("parts", resume=True)
+    assert_same(end_state(tmp_path / "parts"), end_state(tmp_path / "whole"))
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+    assert parts.doubling == whole.doubling
+    assert torch.equal(parts.unconstrained(7), whole.unconstrained(7))
+    again = fit("parts", resume=True)  # of a run that has ended
+    assert again.doubling == whole.doubling
+
+
+@pytest.mark.usefixtures("_short_rounds")
+def test_the_start_that_is_best_goes_on() -> None:
+    """The first start is far away, the others are not: the fit is none of the first's."""
+    calls = []
+
+    def init_loc(site: Any) -> Tensor:
+        calls.append(site["name"])
+        far = 40.0 if len(calls) <= 2 else 0.0  # the two sites of the first start
+        return torch.full(site["fn"].shape(), far, dtype=torch.float64)
+
+    engine = SVI(
+        lambda model: guides.AutoNormal(model, init_loc_fn=init_loc), max_steps=128, compile=False
+    )
+    posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    assert isinstance(posterior, GuidePosterior)
+    assert float(posterior.guide.centre().abs().max()) < 10
+
+
+# What is told
+
+
+def test_a_doubling_is_judged_by_gain_and_error() -> None:
+    assert Doubling(0.4, 0.1, 8).has_converged
+    assert Doubling(0.5, 0.1, 8).is_rising
+    assert not Doubling(0.5, 0.3, 8).is_rising  # below two errors
+    assert Doubling(-3.0, 0.1, 8).has_converged
+    assert not Doubling(1.0, 1.6, 8).is_judged
+    assert not Doubling(1.0, 1.6, 8).has_converged
+    assert Doubling(9.0, 1.6, 8).is_judged
+    assert Doubling(float("nan"), 0.1, 8).is_rising
+
+
+def test_a_doubling_is_in_the_file_and_in_the_tree(tmp_path: Path) -> None:
+    engine = SVI(guides.AutoNormal, num_steps=200)
+    posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    posterior.save(tmp_path / "fit")
+    assert Posterior.load(tmp_path / "fit", PROBLEM.model).doubling == posterior.doubling
+
+
+def test_on_step_tells_the_gain() -> None:
+    told: list[float | None] = []
+    SVI(guides.AutoNormal, num_steps=400).run(
+        PROBLEM.model,
+        (PROBLEM.x, PROBLEM.y),
+        progress=False,
+        on_step=lambda at: told.append(at.gain),
+    )
+    assert told[:3] == [None] * 3
+    assert told[3] is not None
+    assert told[3] > 0
