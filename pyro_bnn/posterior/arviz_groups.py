@@ -103,6 +103,8 @@ def tree_of(
     rows, points = ("train", train) if test is None else ("test", test)
     names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
     kept = {name: getattr(posterior, name) for name in KEPT}
+    if (nature := getattr(posterior, "nature", None)) is not None:  # not everybody's posterior has
+        kept["nature"] = nature.to_json()
     of_draws = {"format_version": FORMAT_VERSION, "draws_seed": seed, "rows": _rows(points)}
     tree = datatree(
         groups,

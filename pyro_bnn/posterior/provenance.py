@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.posterior.nature import Nature
 
 _processes: ContextVar[int] = ContextVar("processes", default=1)
 
@@ -41,6 +42,7 @@ class Provenance:
         input_names: Names of the I columns of x, in their order; None where unknown.
         target_names: Names of several targets; None of one, or where unknown.
         class_names: Names of the classes 0 .. C-1, or None.
+        nature: What the engine declares that it is; None where nobody did, as in older files.
     """
 
     method: str
@@ -59,6 +61,7 @@ class Provenance:
     input_names: tuple[str, ...] | None = None
     target_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
+    nature: Nature | None = None
 
 
 def of_data(data: Dataset | Provenance) -> dict[str, Any]:

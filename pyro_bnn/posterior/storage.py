@@ -21,6 +21,8 @@ from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
+from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
@@ -47,6 +49,7 @@ OF_PROVENANCE = {
     "gpu?": (None, str),
     "num_parameters": range(MOST),
     **dict.fromkeys(NAMES, (None, [str])),
+    "nature?": (None, OF_NATURE),
 }
 FIELDS = [name.removesuffix("?") for name in OF_PROVENANCE]
 UNITS = (None, {"loc": Tensor, "scale": Tensor})
@@ -87,6 +90,7 @@ def save(
     """
     x, y = program.example
     header = {name: getattr(provenance, name) for name in FIELDS}
+    header["nature"] = None if provenance.nature is None else provenance.nature.to_json()
     document: Document = {
         "format": FORMAT,
         "version": VERSION,
@@ -214,6 +218,7 @@ def _provenance(document: Document) -> Provenance:
         units and Standardiser(**units) for units in (document["inputs"], document["target"])
     )
     losses = document["losses"].numpy()
+    header["nature"] = Nature.from_json(header["nature"])
     return Provenance(**{**header, **names}, losses=losses, inputs=inputs, target=target)
 
 

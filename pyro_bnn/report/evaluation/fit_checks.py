@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn import infer
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
     ChainChecks,
@@ -26,6 +25,13 @@ from pyro_bnn.errors import BNNError
 from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST
 from pyro_bnn.infer.natural.options import POWER
 from pyro_bnn.plotting.numbers import number
+from pyro_bnn.report.evaluation.natures import (
+    has_members,
+    is_biased_sampler,
+    is_exact_sampler,
+    is_in_closed_form,
+    is_linearised,
+)
 from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
 
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-EXACT_ENGINES = frozenset({"Exact", "GaussianProcess"})  # that give the posterior itself
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
 ELBO = "ELBO"  # an objective that is that bound
 NO_BOUND = "objective (no ELBO, as its prior is improper)"
@@ -172,7 +177,7 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
 
 def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) -> str:
     """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
-    is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
+    is_fit = not is_in_closed_form(posterior) and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
     ends_itself = is_at_mode(posterior) or (sweeps is not None and num_steps < sweeps)
     if not is_fit or trend is not None or ends_itself:
@@ -185,31 +190,10 @@ def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) ->
     )
 
 
-def _engine_is_exact(posterior: PosteriorLike) -> bool | None:
-    """Whether the draws are of the posterior itself, once converged; None where it is not known."""
-    is_exact: bool | None = getattr(getattr(infer, posterior.method, None), "is_exact", None)
-    return is_exact
-
-
-def is_biased_sampler(posterior: PosteriorLike) -> bool:
-    """Whether these are Markov chains that do not converge to the posterior, such as of MCLMC."""
-    return bool(posterior.sample_stats) and _engine_is_exact(posterior) is False
-
-
-def has_members(posterior: PosteriorLike) -> bool:
-    """Whether its chains are members of an ensemble, each in a mode of its own, as of MILE."""
-    return bool(posterior.sample_stats) and "num_members" in posterior.options
-
-
 def is_at_mode(posterior: PosteriorLike) -> bool:
     """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
     left = {"newton_decrement": FARTHEST, "polish_gain": ALONG_KINKS}
     return any(posterior.options.get(name, math.inf) < most for name, most in left.items())
-
-
-def is_linearised(posterior: PosteriorLike) -> bool:
-    """Whether it predicts by a network that is linear in its weights, as Laplace does."""
-    return posterior.options.get("predictive") == "linearised"
 
 
 def sampler_bias(posterior: PosteriorLike) -> float:
@@ -358,7 +342,7 @@ def _loo(
     held = ", ".join(sorted(point_estimates(posterior)))
     limit, reason = khat_threshold(max(num_draws, 2)), ""
     estimate = arviz_io.loo_approximate
-    if _engine_is_exact(posterior) is True:
+    if is_exact_sampler(posterior):
         estimate = arviz_io.loo
         if held:
             notes.append(

@@ -19,7 +19,7 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
+from pyro_bnn.report.evaluation.natures import has_members, is_biased_sampler
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
 
 TOO_SHORT = f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
@@ -177,28 +177,30 @@ def _energies(checks: ChainChecks) -> str:
 
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-                 rhat, short="chains disagree", against=REFIT),
+                 rhat, short="chains disagree", against=REFIT, fault="settling"),
     Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
                  "raise num_samples",
                  of_chains(too_short, ": not judged, which is not passed, whether the chains have "
-                           "settled"), short="chains too short to be checked", against=UNCHECKED),
+                           "settled"), short="chains too short to be checked", against=UNCHECKED,
+                 fault="few draws"),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
                  "compare with NUTS", members, short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
                  "lower energy_variance, or use MAMS or NUTS", sampler_bias,
-                 short="steps too long", against=REFIT),
+                 short="steps too long", against=REFIT, fault="step bias"),
     Rule.of_each("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
                  of_chains(lambda checks: " and ".join(_few_draws(checks)),
                            f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise "
                            "enough to judge others"),
-                 short="too few effective draws", against=REFIT),
+                 short="too few effective draws", against=REFIT, fault="few draws"),
     Rule.of_each("divergences", "Divergent trajectories",
                  "raise target_accept, or use a non-centred prior", divergences,
-                 short="divergent trajectories", against=REFIT),
+                 short="divergent trajectories", against=REFIT, fault="divergent"),
     Rule.of_each("saturated trees", "Trees as large as max_tree_depth allows",
                  "raise max_tree_depth",
                  of_chains(_saturated, ": trajectories end before they turn, so that neighbouring "
-                           "draws are alike"), short="trees as large as allowed", against=REFIT),
+                           "draws are alike"), short="trees as large as allowed", against=REFIT,
+                 fault="saturated"),
     Rule.of_each("energy", f"E-BFMI below {MIN_EBFMI}",
                  "use another parametrisation, such as a non-centred prior",
                  of_chains(_energies, ": the chains move slowly between energies and may not have "
