@@ -75,7 +75,7 @@ class MCDropout(Engine[Posterior]):
         """What mends each fault; see the base class."""
         is_trained = bool(options.get("num_steps"))
         longer = "double num_steps" if is_trained else "train the network longer"
-        wider = "raise the rates of its dropout layers, or use NUTS"
+        wider = "use larger rates in its dropout layers, or NUTS"
         return {"unfinished": longer, "optimum": longer, "narrow": wider, "poor family": wider}
 
     def _svi(self) -> SVI:

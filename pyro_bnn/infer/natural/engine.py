@@ -64,7 +64,7 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
     @classmethod
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
         """What mends each fault; see the base class."""
-        longer, correlated = "double num_steps", "try SLANG, or VON with covariance='full'"
+        longer, correlated = "double num_steps", "try SLANG, or VON with a full covariance"
         return {
             "unfinished": longer,
             "optimum": f"{longer}, or lower learning_rate",
