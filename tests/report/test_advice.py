@@ -32,7 +32,7 @@ from tests.report.conjugate import LinearPosterior, losses, regression_split
 
 SPLIT = regression_split()
 FAULTS: tuple[Fault, ...] = get_args(Fault)
-ENGINES: dict[str, type[Engine[Any]]] = registry.entries("engine")
+ENGINES: dict[str, Any] = registry.entries("engine")
 EVERY_GUIDE = dict(Guide.known)
 # Options with which a method was run, beside its defaults, that change what it is told
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -59,7 +59,7 @@ CAN_HAVE: Mapping[str, tuple[Fault, ...]] = {  # beside those of every method of
 """Which faults the rules find in an engine, by the statistics that its draws have."""
 
 
-def defaults(engine: type[Engine[Any]]) -> dict[str, Any]:
+def defaults(engine: Any) -> dict[str, Any]:
     """Options of an engine as a posterior tells them; those of the engine inside it beside them."""
     found: dict[str, Any] = {}
     if (inner := getattr(engine, "inner", None)) is not None:
@@ -92,7 +92,7 @@ def options_named(text: str) -> list[str]:
     return [*told, *re.findall(r"\b([a-z]+(?:_[a-z]+)+)\b", text), *re.findall(r"([a-z_]+)=", text)]
 
 
-def takes(engine: type[Engine[Any]], guide: type[Guide] | None) -> set[str]:
+def takes(engine: Any, guide: type[Guide] | None) -> set[str]:
     """Options of a method: fields of the engine, of the one inside it, and those of the guide."""
     inner = getattr(engine, "inner", None)
     own = {field.name for field in dataclasses.fields(engine)}
@@ -395,12 +395,12 @@ def correlated() -> Split:
     return from_arrays(x, x @ np.array([1.0, -0.5]) + 0.5 * rng.normal(size=400), test_fraction=0.5)
 
 
-NEWTON = {
+NEWTON: dict[str, Any] = {
     "num_steps": 1, "learning_rate": 1.0, "precision_learning_rate": 1.0, "expectation": "mean",
     "descent_steps": 0,
 }  # fmt: skip
 SVI = functools.partial(infer.SVI, num_steps=3_000, learning_rate=0.02, compile=False)
-MENDED = {
+MENDED: dict[str, tuple[Any, str, str, Any]] = {
     "mean field": (
         SVI(guides.AutoNormal), "sd ratio", "AutoMultivariateNormal",
         SVI(guides.AutoMultivariateNormal),

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.diagnostics.chain_clusters import ChainClusters, chain_clusters
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
+    RHAT_THRESHOLD,
     ChainChecks,
     FunctionConvergence,
     ebfmi,
@@ -31,6 +33,7 @@ from pyro_bnn.report.evaluation.natures import (
     is_exact_sampler,
     is_in_closed_form,
     is_linearised,
+    nature_of,
 )
 from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
@@ -61,6 +64,7 @@ class FitChecks:
         convergence: R-hat and ESS of f over test points.
         chains: The draws of f behind them ``[C, S, N, F]``.
         sampling: All checks of Markov chains; None for what is not one.
+        clusters: Which chains agree on the function; None where R-hat finds that all do.
         num_divergent: Divergent draws after warm-up.
         sampler_bias: Relative error of variances that the energy errors of an unadjusted sampler
             imply.
@@ -80,6 +84,7 @@ class FitChecks:
     convergence: FunctionConvergence | None
     chains: Float[np.ndarray, "C S N F"] | None
     sampling: ChainChecks | None
+    clusters: ChainClusters | None = None
     num_divergent: int | None
     sampler_bias: float
     rhat_within: float
@@ -148,6 +153,10 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     chains = function_chains(posterior, split, seed)
     sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
+    convergence = sampling.quantities.get(FUNCTION) if sampling else None
+    clusters = None
+    if chains is not None and not (convergence and convergence.worst_rhat <= RHAT_THRESHOLD):
+        clusters = chain_clusters(chains)
     losses = to_numpy(posterior.losses).astype(float)
     trend = None
     if losses.size and not is_at_mode(posterior):
@@ -164,9 +173,10 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     return FitChecks(
         trend=trend,
         losses=losses,
-        convergence=sampling.quantities.get(FUNCTION) if sampling else None,
+        convergence=convergence,
         chains=chains,
         sampling=sampling,
+        clusters=clusters,
         num_divergent=None if divergent is None else int(np.sum(divergent)),
         sampler_bias=sampler_bias(posterior),
         rhat_within=rhat_within(chains) if chains is not None and has_members(posterior) else NAN,
@@ -179,6 +189,7 @@ def _unchecked(posterior: PosteriorLike, trend: Trend | None, num_steps: int) ->
     """Why it is not known whether a fit converged; empty for one that was judged, or needs not."""
     is_fit = not is_in_closed_form(posterior) and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
+    is_fit = is_fit and nature_of(posterior).kind != "stacked"
     ends_itself = is_at_mode(posterior) or (sweeps is not None and num_steps < sweeps)
     if not is_fit or trend is not None or ends_itself:
         return ""

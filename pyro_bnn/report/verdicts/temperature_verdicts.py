@@ -62,7 +62,7 @@ def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
                 f"{number(wanted, 3)}, off by more than {percent(MOST_OFF, 0)} and 3 standard "
                 f"errors: its draws are too {so}"
             )
-            parts.append(("heat" if found.mean > wanted else "cold", text))
+            parts.append(("cold" if found.mean <= wanted else "heat", text))
     return parts
 
 
