@@ -107,7 +107,7 @@ def stacked(entry: Evaluation) -> str:
 
 
 def few_draws(entry: Evaluation) -> str:
-    """Too few effective draws; of chains in clusters R-hat says so, and more draws do not mend it."""
+    """Too few effective draws; more draws mend none of chains in clusters."""
     checks = entry.checks.sampling
     is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.posterior)
     found = "" if checks is None or is_apart else " and ".join(_few_draws(checks))
