@@ -237,8 +237,9 @@ def test_the_report_says_which_chains_are_together_and_what_stacking_is() -> Non
     texts = {f.kind: f for f in comparison.findings if f.kind in ("rhat", "stacked", "unchecked")}
     assert set(texts) == {"rhat", "stacked"}
     assert (
-        ": 4 chains in 3 clusters (2, 1, 1; chains 1 and 2; 3; 4) by their functions, each in a "
-        "mode of its own or stuck where it is; to predict weight the chains by bnn.stack_chains"
+        ": 4 chains in 3 clusters (2, 1, 1: chains 1, 2; chain 3; chain 4) by their functions, "
+        "each in a mode of its own or stuck where it is; to predict weight the chains by "
+        "bnn.stack_chains(posterior, data); for the posterior take another parametrisation"
     ) in texts["rhat"].text
     said = texts["stacked"].text
     assert "stacked: chains of NUTS weighted by stacking (chain " in said

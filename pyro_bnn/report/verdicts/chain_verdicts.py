@@ -71,10 +71,11 @@ def clusters_of(clusters: ChainClusters | None) -> str:
         return ""
     sizes = ", ".join(map(str, clusters.sizes))
     groups = [
-        " and ".join(str(chain + 1) for chain, own in enumerate(clusters.labels) if own == group)
+        [str(chain + 1) for chain, own in enumerate(clusters.labels) if own == group]
         for group in range(len(clusters))
     ]
-    who = f"; chains {'; '.join(groups)}" if len(clusters.labels) <= MAX_NAMED else ""
+    named = "; ".join(f"chain{'s' * (len(own) > 1)} {', '.join(own)}" for own in groups)
+    who = f": {named}" if len(clusters.labels) <= MAX_NAMED else ""
     return (
         f"{len(clusters.labels)} chains in {len(clusters)} clusters ({sizes}{who}) by their "
         "functions, each in a mode of its own or stuck where it is"
