@@ -79,9 +79,10 @@ def stack_chains(
     Example:
         >>> from pyro_bnn import NUTS, models
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
-        >>> nuts = NUTS(num_chains=2, warmup_steps=50, num_samples=100, compile=False)
+        >>> nuts = NUTS(num_chains=2, warmup_steps=20, num_samples=20, compile=False)
         >>> chains = nuts.run(models.LinearRegression(1), (x, x[:, 0]), progress=False)
-        >>> stacked = stack_chains(chains, (x, x[:, 0]))
+        >>> new = torch.linspace(-1, 1, 7).unsqueeze(-1)
+        >>> stacked = stack_chains(chains, (new, new[:, 0]), rows="new")
         >>> round(sum(stacked.options["weights"]), 6), stacked.nature.kind
         (1.0, 'stacked')
     """

@@ -467,3 +467,15 @@ def test_following_the_advice_mends_the_fault(case: str) -> None:
     (step,) = steps(before)
     assert words in step
     assert steps(after) == []
+
+
+def test_a_laplace_approximation_that_was_stopped_on_its_way_is_a_point_of_svi() -> None:
+    """Its options are then those of the steps to the mode."""
+    svi = infer.SVI(guides.AutoDelta, num_steps=1)
+    reached = infer.Laplace.nature(svi.describe(guides.AutoDelta, 0.01))
+    assert (reached.kind, reached.is_around_a_mode, reached.is_linearised) == (
+        "approximation", False, False,
+    )  # fmt: skip
+    whole = infer.Laplace.nature(defaults(infer.Laplace))
+    assert whole.is_around_a_mode
+    assert whole.is_linearised

@@ -164,7 +164,12 @@ class Laplace(Engine[GuidePosterior]):
 
     @classmethod
     def nature(cls, options: Mapping[str, Any]) -> Nature:
-        """A Gaussian around a mode, whose predictions may be of the linearised network."""
+        """A Gaussian around a mode, whose predictions may be of the linearised network.
+
+        A run that was stopped on its way there is at a point, as one of SVI: its options are those.
+        """
+        if "predictive" not in options:
+            return SVI.nature(options)
         return replace(
             super().nature(options),
             is_around_a_mode=True,
