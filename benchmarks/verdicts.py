@@ -38,6 +38,7 @@ WITHOUT_RATE = {
     "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
     "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
     "short chains": "fewer than 8 draws a chain: a count, without chance",
+    "stacked": "a posterior of stack_chains: what it is, without chance",
     "unchecked": "fewer than 96 steps in the last quarter of the accumulated learning rate, or no "
     "trace: a count, without chance",
 }

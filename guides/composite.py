@@ -112,6 +112,8 @@ class AutoComposite(Guide):
         has_density = [part.has_log_prob for part in parts]
         self.has_log_prob = all(has_density)
         self.has_moments = all(part.has_moments for part in parts)
+        can = [part.has_correlations for part in parts]
+        self.has_correlations = True if True in can else None if None in can else False
         self.kl_kind = min((part.kl_kind for part in parts), key=KL_KINDS.index)
         is_normal = all(p.has_log_prob and p.marginal_family == "normal" for p in parts)
         self.marginal_family = "normal" if is_normal else "moments"

@@ -26,6 +26,7 @@ class AutoDelta(Guide):
     has_log_prob: bool = False
     kl_kind: KLKind = "none"
     objective: str = LOG_JOINT
+    has_correlations = False
 
     loc: Tensor
 

@@ -45,6 +45,7 @@ class AutoEnsemble(Guide):
     has_log_prob: bool = False
     kl_kind: KLKind = "none"
     objective: str = LOG_JOINT
+    has_correlations = True
     own_state: ClassVar[Mapping[str, str]] = {"params": "member_params"}
 
     loc: Tensor

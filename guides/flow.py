@@ -106,6 +106,8 @@ class AutoFlow(ScaledGuide):
 
     kl_kind: KLKind = "monte_carlo"
     contains = ("AutoNormal",)
+    has_correlations = True
+    enlarged_by = "num_flows"
 
     own_state: ClassVar[Mapping[str, str]] = {"flow_sites": "flow_sites"}
 

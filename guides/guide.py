@@ -75,6 +75,9 @@ class Guide(ModelGuide):
             column in memory while its steps are compiled.
         contains: Names of guides whose families are special cases of this one's, whatever their
             options; theirs in turn need not be named.
+        has_correlations: Whether q can have correlations between weights; None where the class does
+            not say.
+        enlarged_by: Name of the option whose larger values make the family larger; empty for none.
     """
 
     has_log_prob: bool = True
@@ -90,6 +93,8 @@ class Guide(ModelGuide):
     warms_up_components: ClassVar[bool] = False
     tall_params: ClassVar[tuple[str, ...]] = ()
     contains: ClassVar[tuple[str, ...]] = ()
+    has_correlations: bool | None = None
+    enlarged_by: ClassVar[str] = ""
     known: ClassVar[dict[str, type[Guide]]] = {}
     """The guides of this package by name, those that an engine alone makes among them."""
 

@@ -56,6 +56,7 @@ class AutoGuideMixture(Guide):
         self.members = PyroModuleList(made)
         self.has_log_prob = all(member.has_log_prob for member in made)
         self.has_moments = all(member.has_moments for member in made)
+        self.has_correlations = len(made) > 1 or made[0].has_correlations
         self.kl_kind = "monte_carlo" if self.has_log_prob else "none"
         self.objective = made[0].objective
 

@@ -60,6 +60,7 @@ class AutoKTiedNormal(MatrixGuide, AutoNormal):
 
     takes_filters: ClassVar[bool] = True
     contains = ()
+    enlarged_by = "rank"
 
     other_scale: Tensor
     row_scale: Tensor

@@ -64,6 +64,8 @@ class AutoKroneckerBasis(GaussianGuide):
         Eigenbasis", NeurIPS 2018, arXiv:1806.03884.
     """
 
+    has_correlations = True
+
     rows: Tensor
     columns: Tensor
 

@@ -60,6 +60,8 @@ class AutoLowRankMultivariateNormal(GaussianGuide):
 
     tall_params: ClassVar[tuple[str, ...]] = ("cov_factor",)
     contains = ("AutoNormal",)
+    has_correlations = True
+    enlarged_by = "rank"
     factor_param = "cov_factor"
 
     cov_factor: Tensor

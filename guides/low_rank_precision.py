@@ -53,6 +53,8 @@ class AutoLowRankPrecision(GaussianGuide):
     """
 
     contains = ("AutoNormal",)
+    has_correlations = True
+    enlarged_by = "rank"
 
     factor_param = "prec_factor"
     prec_factor: Tensor

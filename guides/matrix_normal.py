@@ -52,6 +52,7 @@ class AutoMatrixNormal(MatrixGuide, GaussianGuide):
         {'layers.0.weight': (torch.Size([8, 8]), torch.Size([3, 3]))}
     """
 
+    has_correlations = True
     instead = "AutoNormal, or AutoMultivariateNormal for correlations within a vector"
 
     row_scale: Tensor

@@ -28,6 +28,7 @@ class AutoMultivariateNormal(GaussianGuide):
     """
 
     contains = ("AutoLowRankMultivariateNormal", "AutoLowRankPrecision", "AutoMatrixNormal")
+    has_correlations = True
 
     factor_param = "tril_times_root"
     tril_times_root: Tensor

@@ -38,6 +38,7 @@ class AutoNormal(GaussianGuide):
     """
 
     contains: ClassVar[tuple[str, ...]] = ("AutoKTiedNormal",)
+    has_correlations: bool | None = False
 
     def transport(self, noise: Tensor) -> Tensor:
         """``loc + scale * noise``, ``[..., P]``."""

@@ -75,6 +75,8 @@ class AutoNormalMixture(ScaledGuide):
     # without it a component that starts badly loses its weight
     warms_up_components: ClassVar[bool] = True
     contains = ("AutoNormal",)
+    has_correlations = True
+    enlarged_by = "num_components"
 
     logits: Tensor
 

@@ -68,6 +68,7 @@ class AutoRadial(ScaledGuide):
     """
 
     marginal_family: Marginal = "moments"
+    has_correlations = False
 
     @property
     def _sizes(self) -> list[int]:

@@ -109,6 +109,7 @@ class AutoRank1Mixture(Guide):
 
     needs_model: ClassVar[str | None] = "Rank1MLP"
     suits_models: ClassVar[tuple[str, ...]] = ("Rank1ResNet",)
+    enlarged_by = "num_components"
 
     loc: Tensor
     scale: Tensor

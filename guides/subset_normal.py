@@ -32,6 +32,7 @@ class AutoSubsetNormal(Guide):
 
     has_log_prob: bool = False
     kl_kind: KLKind = "none"
+    has_correlations = True
 
     loc: Tensor
     scale_tril: Tensor

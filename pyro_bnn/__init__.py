@@ -27,6 +27,7 @@ _MODULES = {
     "description_length": "infer.svi.estimators.analytic",
     "mc_dropout": "infer.mc_dropout",
     "prior_predictive": "diagnostics.simulation.prior_predictive",
+    "stack_chains": "diagnostics.stacked_chains",
     "trust": "report",
 }
 """Where names are defined that are neither rooms, in lower case, nor engines."""
@@ -81,6 +82,7 @@ __all__ = [
     "priors",
     "report",
     "sklearn",
+    "stack_chains",
     "trust",
 ]
 

@@ -5,7 +5,7 @@ Everything takes NumPy arrays and imports neither torch nor Pyro.
 
 from __future__ import annotations
 
-from pyro_bnn.arviz_io.loo import LooResult, loo, loo_approximate
+from pyro_bnn.arviz_io.loo import LooResult, loo, loo_approximate, loo_of_draws
 from pyro_bnn.arviz_io.netcdf import load_netcdf, save_netcdf
 from pyro_bnn.arviz_io.statistics import arviz, ess, khat_limit, mcse_mean, psis, rhat, summary
 from pyro_bnn.arviz_io.tree import PLAIN_GROUPS, SAMPLE_GROUPS, datatree, options, with_options
@@ -21,6 +21,7 @@ __all__ = [
     "load_netcdf",
     "loo",
     "loo_approximate",
+    "loo_of_draws",
     "mcse_mean",
     "options",
     "psis",

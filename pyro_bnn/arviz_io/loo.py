@@ -70,13 +70,22 @@ def loo(tree: DataTree) -> LooResult:
             "sample_stats has log_q, so the draws are those of an approximation and not of the "
             "posterior: use loo_approximate(tree)"
         )
-    draws = _log_likelihood(tree)  # [C, S, N]
+    return loo_of_draws(_log_likelihood(tree))
+
+
+def loo_of_draws(log_likelihood: Float[NDArray[np.float64], "C S N"]) -> LooResult:
+    """The same of log likelihoods of draws of the exact posterior ``[C, S, N]``; see :func:`loo`.
+
+    Args:
+        log_likelihood: Of each datum given each draw of each chain, finite.
+    """
+    draws = np.asarray(log_likelihood, dtype=np.float64)
     num_draws = draws.shape[0] * draws.shape[1]
     efficiency = ess(np.exp(draws - draws.max((0, 1))), kind="mean") / num_draws  # [N]
     efficiency = np.where(efficiency > 0, efficiency, 1.0)  # NaN with fewer than four draws
-    log_likelihood = draws.reshape(num_draws, -1)  # [C S, N]
+    flat = draws.reshape(num_draws, -1)  # [C S, N]
     log_weights = np.full(num_draws, -np.log(num_draws))
-    return _loo(log_likelihood, -log_likelihood, efficiency, log_weights)
+    return _loo(flat, -flat, efficiency, log_weights)
 
 
 def loo_approximate(tree: DataTree) -> LooResult:

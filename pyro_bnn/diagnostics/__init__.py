@@ -22,6 +22,7 @@ from pyro_bnn.diagnostics.calibration import (
     reliability_curve,
     simulated_ece,
 )
+from pyro_bnn.diagnostics.chain_clusters import ChainClusters, chain_clusters
 from pyro_bnn.diagnostics.convergence import (
     ChainChecks,
     FunctionConvergence,
@@ -85,6 +86,8 @@ from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.sbc import simulation_based_calibration
 from pyro_bnn.diagnostics.simulation.symmetry import symmetry_test
 from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
+from pyro_bnn.diagnostics.stacked_chains import stack_chains
+from pyro_bnn.diagnostics.stacking import stacked_score, stacking_weights
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.diagnostics.trust.calibration_error import (
@@ -107,6 +110,7 @@ __all__ = [
     "NNGP",
     "Attacked",
     "ChainChecks",
+    "ChainClusters",
     "ClassUncertainty",
     "Coverage",
     "CurvatureMatrices",
@@ -140,6 +144,7 @@ __all__ = [
     "bound_ratio",
     "brier",
     "central_band",
+    "chain_clusters",
     "class_uncertainty",
     "classwise_ece",
     "corrupt",
@@ -201,6 +206,9 @@ __all__ = [
     "skce",
     "smooth_ece",
     "smooth_ece_floor",
+    "stack_chains",
+    "stacked_score",
+    "stacking_weights",
     "symmetry_test",
     "temperature_of",
     "temperature_scaling",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple
 
@@ -18,6 +19,7 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, Init, as_dataset, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
+from pyro_bnn.posterior.nature import Fault, Kind, Nature
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
@@ -42,10 +44,15 @@ class Engine(ABC, Generic[P]):
 
     A subclass writes :meth:`start`, and its run is a :class:`~pyro_bnn.infer.run.Run`. One with an
     option ``batch_size`` takes the batches of a ``DataLoader``; others read one pass of it.
+
+    It declares what its posteriors are, from which the report takes its checks and its advice:
+    ``is_exact`` or ``posterior_kind``, :meth:`family` and :meth:`remedies`. What is not declared is
+    not guessed: the advice is then in general words.
     """
 
     trains_params: ClassVar[bool] = False  # the model's point-estimated parameters
     is_exact: ClassVar[bool] = False  # draws of the posterior itself, once converged
+    posterior_kind: ClassVar[Kind | None] = None  # chains if it is exact, else an approximation
 
     @property
     def saves(self) -> bool:
@@ -55,6 +62,31 @@ class Engine(ABC, Generic[P]):
     @abstractmethod
     def start(self, problem: Problem) -> Start:
         """Get a run of these options ready: check model and options, find where it starts."""
+
+    # What it declares of its posteriors
+
+    @classmethod
+    def family(cls, options: Mapping[str, Any]) -> str | None:  # noqa: ARG003
+        """Name of the guide that a posterior of these options is; None where the guide says."""
+        return None
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+        """What mends each fault, in a few words that name options of this engine.
+
+        Args:
+            options: That a posterior was found with, and what became of those left open.
+        """
+        return {}
+
+    @classmethod
+    def nature(cls, options: Mapping[str, Any]) -> Nature:
+        """What a posterior of these options is."""
+        return Nature(
+            kind=cls.posterior_kind or ("chains" if cls.is_exact else "approximation"),
+            family=cls.family(options),
+            remedies={str(fault): words for fault, words in cls.remedies(options).items()},
+        )
 
     def check_batches(self, data: Data) -> None:
         """Refuse a size of batches beside a ``DataLoader``.
@@ -131,7 +163,11 @@ class Engine(ABC, Generic[P]):
             dataset = as_dataset(data)  # a DataLoader draws from the global random state
         with isolated(seed), unchanged(model):
             name = type(self).__name__
-            start = self.start(Problem(model, data, dataset, init, seed, name, progress=progress))
+            start = self.start(
+                Problem(
+                    model, data, dataset, init, seed, name, progress=progress, declare=self.nature
+                )
+            )
             problem = start.problem
             own_order = problem.has_own_order and hasattr(self, "batch_size")
             saves = Checkpoint(
@@ -155,8 +191,15 @@ class Engine(ABC, Generic[P]):
                 drive(run, saves, progress=progress, on_step=on_step)
             except (DivergenceError, Interrupted) as error:
                 if (reached := run.posterior(problem, saves)) is not None:
-                    error.posterior = reached
+                    error.posterior = self._declared(reached)
                 raise
             posterior = run.posterior(problem, saves)
             assert posterior is not None
-            return posterior
+            return self._declared(posterior)
+
+    def _declared(self, posterior: P) -> P:
+        """The posterior, with what this engine declares where its run has left that out."""
+        own: Any = posterior
+        if own.provenance.nature is None:
+            own.provenance = replace(own.provenance, nature=self.nature(own.options))
+        return posterior

@@ -17,6 +17,7 @@ from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.svi.options import AUTO, LEARNING_RATE, NumSteps
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.models.from_dropout import DropoutModule
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
 
 
@@ -69,6 +70,14 @@ class MCDropout(Engine[Posterior]):
         if self.num_steps != AUTO:
             check_positive_int("num_steps", self.num_steps, minimum=0)
         self._svi()
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        is_trained = bool(options.get("num_steps"))
+        longer = "double num_steps" if is_trained else "train the network longer"
+        wider = "use larger rates in its dropout layers, or NUTS"
+        return {"unfinished": longer, "optimum": longer, "narrow": wider, "poor family": wider}
 
     def _svi(self) -> SVI:
         """What trains; checks its options."""

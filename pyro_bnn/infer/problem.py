@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
@@ -38,6 +40,7 @@ class Problem:
         seed: Seed of the run.
         engine: Name of the engine.
         progress: Whether a run shows how far it is.
+        declare: What the engine declares of a posterior of given options; None where there is none.
     """
 
     model: Model
@@ -47,6 +50,7 @@ class Problem:
     seed: int
     engine: str
     progress: bool = False
+    declare: Callable[[Mapping[str, Any]], Nature] | None = None
 
     @cached_property
     def program(self) -> Program:
@@ -107,6 +111,7 @@ class Problem:
             doubling=doubling,
             threads=saves.threads,
             gpu=gpu_name(self.program.device),
+            nature=None if self.declare is None else self.declare(options),
             **of_data(self.dataset),
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.posterior.provenance import Provenance
 
-__all__ = ["DrawsPosterior", "GuidePosterior", "Posterior", "Provenance"]
+__all__ = ["DrawsPosterior", "GuidePosterior", "Nature", "Posterior", "Provenance"]

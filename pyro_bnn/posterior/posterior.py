@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -24,6 +25,7 @@ from pyro_bnn.guides.guide import ELBO, LOG_JOINT
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
@@ -36,7 +38,7 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, Params
 
 NUM_SAMPLES = 1_000  # draws by default
-LAPLACE = "Laplace"  # engine of posteriors that predict by a linearised network
+LAPLACE = "Laplace"  # engine of the Gaussians around a mode, in files that do not declare it
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 if TYPE_CHECKING:
@@ -87,6 +89,11 @@ class Posterior(ABC):
         self.losses, self.doubling = provenance.losses, provenance.doubling
 
     # What is known of it
+
+    @property
+    def nature(self) -> Nature | None:
+        """What it is, as its engine and guide declare; None where nobody did."""
+        return self.provenance.nature
 
     @property
     def num_chains(self) -> int:
@@ -490,7 +497,8 @@ class Posterior(ABC):
         Raises:
             OutputError: If the file cannot be written.
         """
-        storage.save(Path(path), self.program, self.params, self.provenance, self._contents())
+        provenance = replace(self.provenance, nature=self.nature)
+        storage.save(Path(path), self.program, self.params, provenance, self._contents())
 
     def _contents(self) -> dict[str, Any]:
         """What its file holds beside its model: draws, unless a subclass has more to keep.
@@ -523,9 +531,11 @@ class Posterior(ABC):
                 prior, network or likelihood.
         """
         program, provenance, contents = storage.load(Path(path), model)
+        nature = provenance.nature
         if not isinstance(contents, Guide):
             return DrawsPosterior(program, provenance=provenance, **contents)
-        cls = LaplacePosterior if provenance.engine == LAPLACE else GuidePosterior
+        of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
+        cls = LaplacePosterior if of_laplace else GuidePosterior
         return cls(program, contents, provenance)
 
     def batch(self, data: Data) -> Batch:
@@ -580,6 +590,12 @@ class GuidePosterior(Posterior):
         super().__init__(program, provenance)
         self.guide = guide
         program.prepare(guide)
+
+    @property
+    def nature(self) -> Nature | None:
+        """What its engine declares, and its guide."""
+        nature = self.provenance.nature
+        return None if nature is None else nature.of_guide(self.guide)
 
     @property
     def num_atoms(self) -> int | None:
@@ -650,7 +666,8 @@ class LaplacePosterior(GuidePosterior):
 
     def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
         super().__init__(program, guide, provenance)
-        if self.options["predictive"] == "linearised":
+        nature, told = provenance.nature, self.options.get("predictive") == "linearised"
+        if told if nature is None else nature.is_linearised:
             self.predictor = LinearisedProgram(program, guide.centre())
             self.chunks = Chunks(self.predictor)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.nature import Nature
 
 _processes: ContextVar[int] = ContextVar("processes", default=1)
 
@@ -43,6 +44,7 @@ class Provenance:
         target_names: Names of several targets; None of one, or where unknown.
         class_names: Names of the classes 0 .. C-1, or None.
         doubling: What the second half of the run gained; None where it was not compared.
+        nature: What the engine declares that it is; None where nobody did, as in older files.
     """
 
     method: str
@@ -62,6 +64,7 @@ class Provenance:
     target_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
     doubling: Doubling | None = None
+    nature: Nature | None = None
 
 
 def of_data(data: Dataset | Provenance) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
@@ -50,6 +52,7 @@ OF_PROVENANCE = {
     "num_parameters": range(MOST),
     "doubling?": (None, {"gain": float, "error": float, "num_steps": range(MOST)}),
     **dict.fromkeys(NAMES, (None, [str])),
+    "nature?": (None, OF_NATURE),
 }
 FIELDS = [name.removesuffix("?") for name in OF_PROVENANCE]
 UNITS = (None, {"loc": Tensor, "scale": Tensor})
@@ -92,6 +95,7 @@ def save(
     header = {name: getattr(provenance, name) for name in FIELDS}
     if provenance.doubling is not None:
         header["doubling"] = asdict(provenance.doubling)
+    header["nature"] = None if provenance.nature is None else provenance.nature.to_json()
     document: Document = {
         "format": FORMAT,
         "version": VERSION,
@@ -221,6 +225,7 @@ def _provenance(document: Document) -> Provenance:
     if header["doubling"] is not None:
         header["doubling"] = Doubling(**header["doubling"])
     losses = document["losses"].numpy()
+    header["nature"] = Nature.from_json(header["nature"])
     return Provenance(**{**header, **names}, losses=losses, inputs=inputs, target=target)
 
 

@@ -15,6 +15,7 @@ from torch.distributions import Categorical, MultivariateNormal, Normal
 from pyro_bnn import arviz_io
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import BNNWarning
+from pyro_bnn.posterior import Nature
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -100,7 +101,7 @@ class LinearPosterior:
     output, and ``drift`` over the draws of each, and ``stats`` beside which draws diverged;
     ``scales`` are draws of further latents, by chain. ``moments`` says which predictive moments
     exist, as if the tails were Cauchy or Student;
-    ``params`` are point estimates of its model.
+    ``params`` are point estimates of its model; ``nature`` is what it declares, if it does.
     """
 
     split: Split
@@ -127,6 +128,7 @@ class LinearPosterior:
     params: dict[str, Tensor] = field(default_factory=dict)
     stats: dict[str, np.ndarray] = field(default_factory=dict)
     scales: dict[str, Tensor] = field(default_factory=dict)
+    nature: Nature | None = None
 
     def __post_init__(self) -> None:
         x, y = self._design(self.split.train.x), self.split.train.y.double()

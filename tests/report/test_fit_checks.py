@@ -6,6 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn.errors import DataError
+from pyro_bnn.posterior import Nature
 from pyro_bnn.report.evaluation.fit_checks import (
     FitChecks,
     fit_checks,
@@ -52,7 +53,7 @@ def test_loo_is_shown_where_draws_can_be_reweighted() -> None:
 
 
 def test_a_linearised_network_has_no_loo_and_says_what_its_khat_is_of() -> None:
-    checks = _checks(LinearPosterior(regression_split(), options={"predictive": "linearised"}))
+    checks = _checks(LinearPosterior(regression_split(), nature=Nature(is_linearised=True)))
     assert checks.khat < checks.khat_limit  # of the weights, which could be reweighted
     assert checks.loo is None
     assert checks.notes[-2:] == (

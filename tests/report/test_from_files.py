@@ -688,6 +688,7 @@ def test_the_reference(folder: Path, tmp_path: Path, changed_file: Callable[...,
 
     def unmarked(tree: DataTree, options: dict[str, Any]) -> None:
         options.pop("is_reference")
+        options.pop("nature")  # as an older file
         options["method"], options["name"] = "NUTS", "sampler"
 
     other = changed_file(tmp_path / "a.nc", unmarked)

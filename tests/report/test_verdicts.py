@@ -253,8 +253,8 @@ def test_narrow_intervals_shared_with_the_reference_are_laid_to_the_model() -> N
     ) in text
     (alone,) = _texts(_findings(spread=0.9, reference=False), "coverage")
     assert alone.endswith(
-        "The guide or the model (likelihood, noise scale, prior) may be the cause: a converged "
-        "reference of the same model, such as long NUTS chains, would tell."
+        "The approximation or the model (likelihood, noise scale, prior) may be the cause: a "
+        "converged reference of the same model, such as long NUTS chains, would tell."
     )
 
 
@@ -263,8 +263,8 @@ def test_narrow_intervals_that_the_reference_does_not_share_are_laid_to_the_guid
     (text,) = _texts(_findings(_calibrated(), shift=60.0), "coverage")
     assert text.startswith("95 % intervals are too narrow: of 200 test targets they cover it ")
     assert text.endswith(
-        "The reference NUTS, of the same model, is not among them: look at the guide first, try "
-        "one with correlations."
+        "The reference NUTS, of the same model, is not among them: look at the approximation "
+        "first, try a guide of another shape, such as AutoFlow or AutoNormalMixture, or use NUTS."
     )
 
 
@@ -285,7 +285,7 @@ def test_wide_intervals_are_reported_as_such() -> None:
     assert text.startswith(
         "95 % intervals are too wide: of 200 test targets they cover it 100.0 % (allowed: 90.5 % to"
     )
-    assert "look at the model (likelihood, noise scale, prior) before the guides." in text
+    assert "look at the model (likelihood, noise scale, prior) before the approximation." in text
 
 
 @pytest.mark.slow("a second or more")
@@ -296,7 +296,7 @@ def test_a_posterior_far_too_wide_is_seen_by_the_pit_where_coverage_cannot() -> 
     (text,) = _texts(findings, "pit")
     assert text.startswith("PIT values are not uniform: it has ")
     assert "of the bars is a bias" in text
-    assert "look at the guide first" in text
+    assert "look at the approximation first" in text
 
 
 @pytest.mark.slow("many repeats")

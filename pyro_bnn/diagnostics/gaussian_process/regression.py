@@ -24,6 +24,7 @@ from pyro_bnn.data.arrays import to_tensor
 from pyro_bnn.diagnostics.gaussian_process.prediction import GaussianPrediction, standard_normal
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.posterior.arviz_groups import row_groups, tree_of
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.program.random_state import derived_seed
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class GaussianProcess:
         fit = float((y * self.mean_weights).sum())
         self.log_evidence = -0.5 * (fit + y.numel() * math.log(2 * math.pi)) - float(log_roots)
         self.method, self.engine = method, "GaussianProcess"
+        self.nature = Nature(kind="limit")  # of the network of infinite width, in closed form
         self.options: Mapping[str, Any] = {"noise": self.noise.tolist()}
         self.num_parameters = self.mean_weights.numel()
         self.wall_time = perf_counter() - start

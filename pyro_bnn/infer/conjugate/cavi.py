@@ -15,6 +15,7 @@ from pyro_bnn.guides import AutoNormal, Guide
 from pyro_bnn.infer.checkpoints.checkpoint import State
 from pyro_bnn.infer.conjugate.ascent import Ascent, ConjugateEngine
 from pyro_bnn.models.linear_regression import ExactPosterior
+from pyro_bnn.posterior.nature import Fault
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -62,6 +63,15 @@ class CAVI(ConjugateEngine):
     tolerance: float = 1e-8
 
     _guide: ClassVar[type[Guide]] = AutoNormal
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+        """What mends each fault; see the base class."""
+        return {
+            "unfinished": "raise max_sweeps",
+            "narrow": "use Exact, which has the correlations",
+            "poor family": "use Exact, which has the correlations",
+        }
 
     def __post_init__(self) -> None:
         check_positive_int("max_sweeps", self.max_sweeps)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_bnn.guides import AutoMultivariateNormal, Guide
 from pyro_bnn.infer.conjugate.ascent import Ascent, ConjugateEngine
 from pyro_bnn.models.linear_regression import ExactPosterior
+from pyro_bnn.posterior.nature import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Exact(ConjugateEngine):
         >>> round(float(posterior.predict(x).mean[-1]), 1)
         0.9
     """
+
+    posterior_kind: ClassVar[Kind | None] = "exact"
 
     _guide: ClassVar[type[Guide]] = AutoMultivariateNormal
     _has_start: ClassVar[bool] = False

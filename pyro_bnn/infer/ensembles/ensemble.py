@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,8 @@ from pyro_bnn.infer.svi.options import AUTO, LEARNING_RATE, GuideSpec, NumSteps,
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
+from pyro_bnn.posterior.nature import Fault
+from pyro_bnn.posterior.nature import Kind as PosteriorKind
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.terms import Batch
 
@@ -85,6 +87,7 @@ class Ensemble(Engine[GuidePosterior]):
     """
 
     trains_params: ClassVar[bool] = True
+    posterior_kind: ClassVar[PosteriorKind | None] = "members"
 
     num_members: int = 10
     kind: Kind = "independent"
@@ -119,6 +122,21 @@ class Ensemble(Engine[GuidePosterior]):
                 f"{', '.join(given)} would have no effect, as members are fits of "
                 f"{name_of(self.member)}: set it there"
             )
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        is_point = options.get("member") is None
+        longer = "double num_steps" if is_point else "double num_steps of its members"
+        wider = "use NUTS"
+        if is_point and options.get("kind") != "rto" and options.get("batch_size") is None:
+            wider = 'set kind="rto" (for Gaussian noise of a fixed scale), or use NUTS'
+        return {
+            "unfinished": longer,
+            "optimum": f"{longer}, or lower learning_rate",
+            "narrow": wider,
+            "poor family": wider,
+        }
 
     @property
     def _guide(self) -> functools.partial[AutoEnsemble]:

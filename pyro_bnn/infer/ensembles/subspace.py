@@ -28,6 +28,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.svi.adam import PlainAdam
 from pyro_bnn.infer.svi.options import name_of
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior, GuidePosterior, Posterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
@@ -120,6 +121,22 @@ class Subspace(Engine[DrawsPosterior]):
                 f"rank={self.rank} directions of {self.around.rank} deviations: raise the rank of "
                 "around=SWAG(rank=...), or lower this one"
             )
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        found: dict[Fault, str] = {
+            "settling": "raise warmup_steps and num_samples of its engine",
+            "few draws": "raise num_samples of its engine",
+            "narrow": "use NUTS",
+        }
+        if options.get("kind") != "curve":
+            found["narrow"] = "raise rank, or use NUTS"
+        if "target_accept" in options:  # of its engine
+            found["divergent"] = "raise target_accept of its engine"
+        if "max_tree_depth" in options:
+            found["saturated"] = "raise max_tree_depth of its engine"
+        return found
 
     def start(self, problem: Problem) -> Start:
         """Check the model; the directions are found where the run begins."""

@@ -35,6 +35,7 @@ from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.warm_start import started
 from pyro_bnn.memory import GIB
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
@@ -146,6 +147,16 @@ class SWAG(Engine[GuidePosterior]):
     def family(options: Mapping[str, Any]) -> str:  # noqa: ARG004
         """Name of the guide that it ends at."""
         return AutoLowRankMultivariateNormal.__name__
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+        """What mends each fault; see the base class."""
+        return {
+            "unfinished": "double num_steps",
+            "optimum": "double num_steps, or lower learning_rate",
+            "narrow": "raise scale, or use NUTS",
+            "poor family": "use NUTS",
+        }
 
     def start(self, problem: Problem) -> Start:
         """Hold rows out, and find where the run starts; see the base class."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
+from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.posterior.posterior import GuidePosterior, LaplacePosterior
 from pyro_bnn.priors.hierarchy import hierarchies
 
@@ -160,6 +161,36 @@ class Laplace(Engine[GuidePosterior]):
         if options["subset"] == "all":
             return FAMILIES[options["structure"]]
         return "AutoSubsetNormal" if isinstance(options["subset"], int) else "AutoComposite"
+
+    @classmethod
+    def nature(cls, options: Mapping[str, Any]) -> Nature:
+        """A Gaussian around a mode, whose predictions may be of the linearised network.
+
+        A run that was stopped on its way there is at a point, as one of SVI: its options are those.
+        """
+        if "predictive" not in options:
+            return SVI.nature(options)
+        return replace(
+            super().nature(options),
+            is_around_a_mode=True,
+            is_linearised=options.get("predictive") == "linearised",
+        )
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        longer, subset = "double num_steps", options.get("subset")
+        wider = "use NUTS"
+        if subset != "all":
+            wider = "set subset='all', or use NUTS"
+        elif options.get("structure") != "full":
+            wider = "set structure='full', or use NUTS"
+        return {
+            "unfinished": longer,
+            "optimum": f"{longer}, or lower learning_rate",
+            "narrow": wider,
+            "poor family": wider,
+        }
 
     def start(self, problem: Problem) -> Start:
         """Check the prior, and start at ``init``; see the base class.

@@ -33,6 +33,7 @@ from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.posterior.nature import Fault, Kind
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -56,6 +57,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
 
+    posterior_kind: ClassVar[Kind | None] = "biased chains"
+
     # trajectories from the last window on over the length that was found
     _stretch: ClassVar[int] = 1
 
@@ -66,6 +69,11 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         if self.mass_matrix not in ("diagonal", "low_rank"):
             raise OptionError(f'mass_matrix is "diagonal" or "low_rank", not {self.mass_matrix!r}')
         check_compile(self.compile)
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+        """What mends each fault; see the base class."""
+        return {"settling": "raise warmup_steps and num_samples", "few draws": "raise num_samples"}
 
     @property
     @abstractmethod
@@ -249,6 +257,7 @@ class MetropolisSampler(HamiltonianSampler):
     target_accept: float = 0.8
 
     is_exact = True
+    posterior_kind = "chains"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,6 +265,12 @@ class MetropolisSampler(HamiltonianSampler):
             raise OptionError(
                 f"target_accept is a number between 0 and 1, not {self.target_accept!r}"
             )
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        steps: dict[Fault, str] = {"divergent": "raise target_accept, or use a non-centred prior"}
+        return super().remedies(options) | steps
 
     @property
     def _target(self) -> float:

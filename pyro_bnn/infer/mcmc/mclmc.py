@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pyro_bnn.checks import check_positive
 from pyro_bnn.infer.mcmc.hamiltonian import IsokineticSampler
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, STRETCH, Unadjusted
+from pyro_bnn.posterior.nature import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,15 @@ class MCLMC(IsokineticSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("energy_variance", self.energy_variance)
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        steps: dict[Fault, str] = {
+            "step bias": "lower energy_variance, or use MAMS or NUTS",
+            "divergent": "lower energy_variance, or use a non-centred prior",
+        }
+        return super().remedies(options) | steps
 
     @property
     def _kernel(self) -> Kernel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from pyro_bnn.infer.mcmc.mclmc import MCLMC
 from pyro_bnn.infer.mcmc.members import train
 from pyro_bnn.infer.mcmc.sampling import MassMatrix
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.posterior.nature import Fault, Kind
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
@@ -60,6 +62,8 @@ class MILE(Engine[DrawsPosterior]):
         2
     """
 
+    posterior_kind: ClassVar[Kind | None] = "members"
+
     num_members: int = 12
     member_learning_rate: float = 0.01
     warmup_steps: int = 300
@@ -81,6 +85,11 @@ class MILE(Engine[DrawsPosterior]):
         num_chains = options.pop("num_members")
         del options["member_learning_rate"]
         return MCLMC(num_chains=num_chains, **options)
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        return {**MCLMC.remedies(options), "narrow": "use NUTS"}
 
     def start(self, problem: Problem) -> Start:
         """Find where the members start; see the base class."""

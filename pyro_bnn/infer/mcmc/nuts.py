@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.mcmc import nuts_kernel
 from pyro_bnn.infer.mcmc.hamiltonian import MetropolisSampler
 from pyro_bnn.infer.mcmc.kernel import Kernel
+from pyro_bnn.posterior.nature import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,12 @@ class NUTS(MetropolisSampler):
             raise OptionError(
                 f"max_tree_depth is at most {nuts_kernel.MAX_DEPTH}, not {self.max_tree_depth}"
             )
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        trees: dict[Fault, str] = {"saturated": "raise max_tree_depth"}
+        return super().remedies(options) | trees
 
     @property
     def _kernel(self) -> Kernel:

@@ -14,6 +14,7 @@ from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.warm_start import starting_mean
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import GuidePosterior
 
 
@@ -59,6 +60,18 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
     def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
         """Name of the guide that posteriors of these options are."""
         return "AutoNormal"
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+        """What mends each fault; see the base class."""
+        longer, correlated = "double num_steps", "try SLANG, or VON with a full covariance"
+        return {
+            "unfinished": longer,
+            "optimum": f"{longer}, or lower learning_rate",
+            "asked temperature": "set temperature=1",
+            "narrow": correlated,
+            "poor family": correlated,
+        }
 
     def start(self, problem: Problem) -> Start:
         """Check the prior, and find where the means start; see the base class.

@@ -14,6 +14,7 @@ from pyro_bnn.infer.natural.options import Expectation
 from pyro_bnn.infer.natural.precision import LowRank, Precision
 from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.posterior.nature import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,12 @@ class SLANG(NaturalEngine):
     def family(cls, options: Mapping[str, Any]) -> str:  # noqa: ARG003
         """Name of the guide that posteriors of these options are."""
         return "AutoLowRankPrecision"
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        wider = "raise rank, or use NUTS"
+        return {**super().remedies(options), "narrow": wider, "poor family": wider}
 
     def _make_run(self) -> type[NaturalRun]:
         return _Run

@@ -14,6 +14,7 @@ from pyro_bnn.infer.natural.options import Covariance, Expectation, NewtonCurvat
 from pyro_bnn.infer.natural.precision import Dense, Diagonal, Precision
 from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
+from pyro_bnn.posterior.nature import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,15 @@ class VON(NaturalEngine):
         """Name of the guide that posteriors of these options are."""
         is_full = options.get("covariance") == "full"
         return "AutoMultivariateNormal" if is_full else "AutoNormal"
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        own = super().remedies(options)
+        wider = "set covariance='full'"
+        if options.get("covariance") == "full":
+            wider = "try a guide of another shape, such as AutoFlow, or use NUTS"
+        return {**own, "narrow": wider, "poor family": wider}
 
     def _make_run(self) -> type[NaturalRun]:
         return _FullRun if self.covariance == "full" else CurvatureRun

@@ -13,6 +13,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
 from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
+from pyro_bnn.posterior.nature import Fault, Kind
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
@@ -53,6 +55,8 @@ class Cyclical(Engine[DrawsPosterior]):
 
     inner: ClassVar[type[Engine[Any]]] = BAOAB  # from the command line
 
+    posterior_kind: ClassVar[Kind | None] = "biased chains"
+
     engine: SGMCMC
     num_cycles: int = 4
     exploration: float = 0.5
@@ -74,6 +78,12 @@ class Cyclical(Engine[DrawsPosterior]):
     def batch_size(self) -> int | None:
         """Of the engine."""
         return self.engine.batch_size
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        own = SGMCMC.remedies(options).items()
+        return {fault: f"{words} of its engine" for fault, words in own}
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""

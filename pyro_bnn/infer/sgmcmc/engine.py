@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -14,12 +15,33 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Dynamics, State
 from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import Schedule
+from pyro_bnn.posterior.nature import Fault, Kind
 from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGMCMC(Dynamics, Engine[DrawsPosterior]):
     """Base of the methods; a subclass writes its state and its step."""
+
+    posterior_kind: ClassVar[Kind | None] = "biased chains"
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        cooler = ["lower step_size"]
+        if options.get("batch_size") is not None:
+            cooler.append("raise batch_size")
+            if options.get("control") is None:
+                cooler.append('set control="svrg"')
+        *most, last = cooler
+        longer = "raise warmup_steps and num_samples"
+        return {
+            "settling": longer,
+            "cold": longer,
+            "few draws": "raise num_samples",
+            "asked temperature": "set temperature=1",
+            "heat": f"{', '.join(most)} or {last}" if most else last,
+        }
 
     @property
     def schedule(self) -> Schedule:

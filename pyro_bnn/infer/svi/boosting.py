@@ -152,6 +152,7 @@ def boost(
         num_parameters=sum(p.numel() for p in mixture.parameters()),
         losses=losses / K - rest,
         gpu=posterior.gpu,
+        nature=SVI.nature(described),
         **of_data(posterior.provenance),
     )
     return GuidePosterior(growth.program, mixture, provenance)

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
 from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import derived_seed, isolated
@@ -108,6 +109,16 @@ class SVI(SVIOptions, Engine[Posterior]):
     """
 
     trains_params: ClassVar[bool] = True
+
+    @classmethod
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
+        """What mends each fault; see the base class."""
+        longer = "double num_steps"
+        if options.get("patience") is not None:
+            longer = "raise patience and num_steps"
+        has_rate = options.get("optimizer") in (None, "Adam")  # others may set their own
+        optimum = f"{longer}, or lower learning_rate" if has_rate else longer
+        return {"unfinished": longer, "optimum": optimum}
 
     def start(self, problem: Problem) -> Start:
         """Make the guide, and start it; see the base class."""

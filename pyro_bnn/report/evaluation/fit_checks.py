@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from pyro_bnn import infer
+from pyro_bnn.diagnostics.chain_clusters import ChainClusters, chain_clusters
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
+    RHAT_THRESHOLD,
     ChainChecks,
     FunctionConvergence,
     ebfmi,
@@ -27,6 +28,14 @@ from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST
 from pyro_bnn.infer.natural.options import POWER
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.doubling import LARGEST_ERROR, MIN_GAIN, Doubling
+from pyro_bnn.report.evaluation.natures import (
+    has_members,
+    is_biased_sampler,
+    is_exact_sampler,
+    is_in_closed_form,
+    is_linearised,
+    nature_of,
+)
 from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
 
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-EXACT_ENGINES = frozenset({"Exact", "GaussianProcess"})  # that give the posterior itself
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
 ELBO = "ELBO"  # an objective that is that bound
 NO_BOUND = "objective (no ELBO, as its prior is improper)"
@@ -59,6 +67,7 @@ class FitChecks:
         convergence: R-hat and ESS of f over test points.
         chains: The draws of f behind them ``[C, S, N, F]``.
         sampling: All checks of Markov chains; None for what is not one.
+        clusters: Which chains agree on the function; None where R-hat finds that all do.
         num_divergent: Divergent draws after warm-up.
         sampler_bias: Relative error of variances that the energy errors of an unadjusted sampler
             imply.
@@ -79,6 +88,7 @@ class FitChecks:
     convergence: FunctionConvergence | None
     chains: Float[np.ndarray, "C S N F"] | None
     sampling: ChainChecks | None
+    clusters: ChainClusters | None = None
     num_divergent: int | None
     sampler_bias: float
     rhat_within: float
@@ -147,6 +157,10 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     chains = function_chains(posterior, split, seed)
     sampling = chain_checks(posterior, split, chains, seed, notes)
     divergent = posterior.sample_stats.get("diverging")
+    convergence = sampling.quantities.get(FUNCTION) if sampling else None
+    clusters = None
+    if chains is not None and not (convergence and convergence.worst_rhat <= RHAT_THRESHOLD):
+        clusters = chain_clusters(chains)
     losses = to_numpy(posterior.losses).astype(float)
     trend, doubling = None, getattr(posterior, "doubling", None)  # which not all posteriors tell
     if losses.size and doubling is None and not is_at_mode(posterior):
@@ -164,9 +178,10 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
         doubling=doubling,
         trend=trend,
         losses=losses,
-        convergence=sampling.quantities.get(FUNCTION) if sampling else None,
+        convergence=convergence,
         chains=chains,
         sampling=sampling,
+        clusters=clusters,
         num_divergent=None if divergent is None else int(np.sum(divergent)),
         sampler_bias=sampler_bias(posterior),
         rhat_within=rhat_within(chains) if chains is not None and has_members(posterior) else NAN,
@@ -187,8 +202,9 @@ def _unchecked(
             f"{with_error(doubling.gain, doubling.error)} nats, an error above "
             f"{LARGEST_ERROR:g}, with which a fit 5 nats short can pass"
         )
-    is_fit = posterior.engine not in EXACT_ENGINES and not posterior.sample_stats
+    is_fit = not is_in_closed_form(posterior) and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
+    is_fit = is_fit and nature_of(posterior).kind != "stacked"
     ends_itself = is_at_mode(posterior) or (sweeps is not None and num_steps < sweeps)
     if not is_fit or trend is not None or ends_itself:
         return ""
@@ -200,31 +216,10 @@ def _unchecked(
     )
 
 
-def _engine_is_exact(posterior: PosteriorLike) -> bool | None:
-    """Whether the draws are of the posterior itself, once converged; None where it is not known."""
-    is_exact: bool | None = getattr(getattr(infer, posterior.method, None), "is_exact", None)
-    return is_exact
-
-
-def is_biased_sampler(posterior: PosteriorLike) -> bool:
-    """Whether these are Markov chains that do not converge to the posterior, such as of MCLMC."""
-    return bool(posterior.sample_stats) and _engine_is_exact(posterior) is False
-
-
-def has_members(posterior: PosteriorLike) -> bool:
-    """Whether its chains are members of an ensemble, each in a mode of its own, as of MILE."""
-    return bool(posterior.sample_stats) and "num_members" in posterior.options
-
-
 def is_at_mode(posterior: PosteriorLike) -> bool:
     """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
     left = {"newton_decrement": FARTHEST, "polish_gain": ALONG_KINKS}
     return any(posterior.options.get(name, math.inf) < most for name, most in left.items())
-
-
-def is_linearised(posterior: PosteriorLike) -> bool:
-    """Whether it predicts by a network that is linear in its weights, as Laplace does."""
-    return posterior.options.get("predictive") == "linearised"
 
 
 def sampler_bias(posterior: PosteriorLike) -> float:
@@ -373,7 +368,7 @@ def _loo(
     held = ", ".join(sorted(point_estimates(posterior)))
     limit, reason = khat_threshold(max(num_draws, 2)), ""
     estimate = arviz_io.loo_approximate
-    if _engine_is_exact(posterior) is True:
+    if is_exact_sampler(posterior):
         estimate = arviz_io.loo
         if held:
             notes.append(

@@ -21,7 +21,7 @@ def verdict_document(comparison: Evaluations) -> dict[str, Any]:
         ``version``; ``data`` with its name, split and rows; ``reference``, ``num_draws`` and
         ``seed``; ``headline``; ``answer``, each statement with its label, text and methods;
         ``status`` by method; ``verdicts``, each with the kind of its rule, its text, whether it
-        warns, and the methods that it is about (none: the comparison).
+        warns, the methods that it is about (none: the comparison), and what each is to do next.
     """
     split, answer = comparison.split, comparison.answer
     return {

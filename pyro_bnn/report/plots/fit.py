@@ -134,7 +134,8 @@ def rank_plots(comparison: Evaluations) -> Drawn:
         for row, entry in enumerate(entries):
             panels = axes[row * columns : (row + 1) * columns]
             draws = _worst_draws(entry)  # [C, S]
-            counts = rank_counts(draws)[:columns]  # [C, B]
+            order, titles = chains_in_order(entry)
+            counts = rank_counts(draws)[order[:columns]]  # [C, B]
             expected = draws.shape[1] / NUM_RANK_BINS
             share = 1 / NUM_RANK_BINS
             spread = draws.shape[1] * np.sqrt(share * (1 - share) / ess_within(draws))
@@ -142,7 +143,7 @@ def rank_plots(comparison: Evaluations) -> Drawn:
                 limits = (max(expected - 2.58 * spread, 0), expected + 2.58 * spread)
                 edges = np.linspace(0, 1, NUM_RANK_BINS + 1)
                 show_counts(ax, count, edges, limits, styles[entry.name].colour)
-                ax.set_title(f"chain {chain + 1}", fontsize=10)
+                ax.set_title(titles[chain], fontsize=10)
                 ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             hide_unused(panels, len(counts), columns)
             panels[0].set_ylabel(f"{wrap_name(entry.name)}\ndraws")
@@ -151,9 +152,11 @@ def rank_plots(comparison: Evaluations) -> Drawn:
     for entry in entries:
         convergence = entry.checks.convergence
         assert convergence is not None
+        apart = entry.checks.clusters
+        among = "" if apart is None or len(apart) < 2 else f", chains in {len(apart)} clusters"
         parts.append(
             f"{entry.name}: largest R-hat {convergence.worst_rhat:.3f}, smallest ESS "
-            f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws"
+            f"{convergence.smallest_ess:,.0f} of {convergence.num_draws:,} draws{among}"
         )
     has_more = any(len(_chains(entry)) > MAX_CHAINS for entry in entries)
     more = f" Of more than {MAX_CHAINS} chains the first {MAX_CHAINS} are drawn."
@@ -164,6 +167,15 @@ def rank_plots(comparison: Evaluations) -> Drawn:
         f"{', '.join(entry.name for entry in entries)}.{more * has_more}",
         f"Rank histograms of the function, a panel a chain. {'; '.join(parts)}.",
     )
+
+
+def chains_in_order(entry: Evaluation) -> tuple[list[int], list[str]]:
+    """Numbers of the chains, those of one cluster side by side, and what each is called."""
+    count, apart = _chains(entry).shape[0], entry.checks.clusters
+    if apart is None or len(apart) < 2:
+        return list(range(count)), [f"chain {chain + 1}" for chain in range(count)]
+    order = sorted(range(count), key=lambda chain: (apart.labels[chain], chain))
+    return order, [f"chain {chain + 1}\ncluster {apart.labels[chain] + 1}" for chain in order]
 
 
 def rank_counts(draws: Float[np.ndarray, "C S"]) -> Float[np.ndarray, "C B"]:

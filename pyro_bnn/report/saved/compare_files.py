@@ -15,6 +15,7 @@ from pyro_bnn.data import Split, Standardiser
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.posterior.storage import TOLERANCE
 from pyro_bnn.report.compare import Comparison, compare
+from pyro_bnn.report.evaluation.natures import is_exact_sampler
 from pyro_bnn.report.evaluation.shared_models import groups
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names
@@ -151,15 +152,16 @@ def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterio
 
 
 def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -> str | None:
-    """The posterior of a name or of its kebab-case; else the one of the comparison, else NUTS."""
+    """The posterior of a name or kebab-case; else that of the comparison, NUTS, or exact chains."""
     if name is not None:
         kebab = {stem: full for full, stem in file_names(posteriors).items()}
         return name if name in posteriors else kebab.get(name, name)
     if len(posteriors) == 1:
         return None
     marked = [name for name, one in posteriors.items() if one.saved.get("is_reference")]
-    exact = [name for name, one in posteriors.items() if one.method == "NUTS"]
-    return next((names[0] for names in (marked, exact) if len(names) == 1), None)
+    chains = [name for name, one in posteriors.items() if is_exact_sampler(one)]
+    of_nuts = [name for name in chains if posteriors[name].method == "NUTS"]
+    return next((names[0] for names in (marked, of_nuts, chains) if len(names) == 1), None)
 
 
 def _named(argument: str) -> tuple[str, str]:

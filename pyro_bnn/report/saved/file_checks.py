@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.errors import FileFormatError
+from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -35,6 +36,7 @@ OPTIONS: Mapping[Any, Any] = {
     "doubling?": (None, {"gain": float, "error": float, "num_steps": range(1 << 40)}),
     "name?": (None, str),
     "gpu?": (None, str),
+    "nature?": (None, OF_NATURE),
     "compared?": (None, [str]),
     "data?": (None, {"name": str, "index": int, "note": str}),
     **dict.fromkeys(("num_draws?", "num_atoms?", "threads?", "processes?"), COUNTS),

@@ -21,6 +21,7 @@ from pyro_bnn.errors import BNNError, DataError, FileFormatError, OptionError, S
 from pyro_bnn.files.schema import expect
 from pyro_bnn.posterior.arviz_groups import FORMAT_VERSION
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.posterior import NUM_SAMPLES
 from pyro_bnn.predictive.draws import chosen_draws
 from pyro_bnn.predictive.prediction import Prediction
@@ -142,6 +143,7 @@ class FilePosterior:
         self.gpu: str | None = saved("gpu")
         told = saved("doubling")
         self.doubling = None if told is None else Doubling(**told)
+        self.nature = Nature.from_json(saved("nature"))
         self.num_parameters: int = self.saved["num_parameters"]
         self.num_atoms: int | None = saved("num_atoms")
         self.elbo_kind: str = self.saved["elbo_kind"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import counted, number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction, count_splits
-from pyro_bnn.report.verdicts.verdict import Verdict
+from pyro_bnn.report.verdicts.advice import sentence, together
+from pyro_bnn.report.verdicts.verdict import Rule, Verdict
 from pyro_bnn.report.verdicts.verdicts import RULES, ranking_verdicts
 
 if TYPE_CHECKING:
@@ -164,8 +165,20 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
             parts.append(f"{name} in {len(where[name])} of {counted(total, 'run')}")
         first = next(iter(where.values()))[0]
         yield Verdict(
-            f"{rule.what}: {', '.join(parts)}. {rule.step[0].upper()}{rule.step[1:]}; numbers "
+            f"{rule.what}: {', '.join(parts)}. {_step(rule, where)}; numbers "
             f"stand in the single reports, for example of {first.name}.",
             rule.kind,
             methods=tuple(where),
         )
+
+
+def _step(rule: Rule, where: Mapping[str, Sequence[Run]]) -> str:
+    """What the methods are to do next: what their runs say, or the rule in general."""
+    steps = {
+        name: step
+        for name, runs in where.items()
+        for run in runs
+        for finding in run.findings
+        if finding.kind == rule.kind and (step := finding.steps.get(name))
+    }
+    return sentence(together(steps) if steps else rule.step)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import decimals_of, number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
-from pyro_bnn.report.evaluation.fit_checks import is_biased_sampler
+from pyro_bnn.report.evaluation.natures import is_biased_sampler
 
 if TYPE_CHECKING:
     import pandas as pd

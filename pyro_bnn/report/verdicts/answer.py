@@ -18,7 +18,7 @@ from pyro_bnn.report.verdicts.chain_verdicts import passed
 from pyro_bnn.report.verdicts.facts import POINT, Facts
 from pyro_bnn.report.verdicts.fit_verdicts import ended
 from pyro_bnn.report.verdicts.spread_verdicts import median_of
-from pyro_bnn.report.verdicts.verdict import FUNCTION, PREDICTIONS, REFIT, UNCHECKED, Rule
+from pyro_bnn.report.verdicts.verdict import FUNCTION, PREDICTIONS, REFIT, UNCHECKED
 
 GAP = 0.01  # nats a row, whose rows are counted
 FOUND = 4.0  # standard errors of a difference that the ranking of a few methods mostly finds
@@ -280,13 +280,13 @@ def _again(facts: Facts) -> Statement | None:
     """Fits that did not end, or were not checked, with what to do."""
     names = [name for name in facts.places if not facts.is_fit(name)]
     reasons = {name: facts.faults(name, REFIT, UNCHECKED) for name in names}
-    steps = {name: _steps(facts.against(name, REFIT, UNCHECKED)) for name in names}
+    steps = {name: _steps(facts.steps(name, REFIT, UNCHECKED)) for name in names}
     return _grouped(AGAIN, reasons, steps)
 
 
-def _steps(rules: Sequence[Rule]) -> str:
+def _steps(found: Sequence[str]) -> str:
     """What to do, each step once, and none that is part of another."""
-    steps = dict.fromkeys(f"{rule.step[:1].lower()}{rule.step[1:]}" for rule in rules)
+    steps = dict.fromkeys(found)
     needed = [
         step
         for step in steps

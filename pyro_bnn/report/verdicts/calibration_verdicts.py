@@ -16,6 +16,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.held_out import LEVEL
 from pyro_bnn.report.evaluation.shared_models import same_model
+from pyro_bnn.report.verdicts.advice import advised
 from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Judged, Rule, Said
 
 OF_ITSELF = (
@@ -103,16 +104,16 @@ def _cause(group: Sequence[Evaluation], reference: Evaluation | None) -> str:
     if reference in group:
         return (
             f"The reference is among them, so look at {'the' if is_shared else 'its'} model "
-            "(likelihood, noise scale, prior) before the guides"
+            "(likelihood, noise scale, prior) before the approximation"
         )
     if reference is None or not is_shared:
         return (
-            "The guide or the model (likelihood, noise scale, prior) may be the cause: a converged "
-            "reference of the same model, such as long NUTS chains, would tell"
+            "The approximation or the model (likelihood, noise scale, prior) may be the cause: a "
+            "converged reference of the same model, such as long NUTS chains, would tell"
         )
     return (
-        f"The reference {reference.name}, of the same model, is not among them: look at the guide "
-        "first, try one with correlations"
+        f"The reference {reference.name}, of the same model, is not among them: look at the "
+        f"approximation first, {advised(group, 'poor family')}"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pyro_bnn.diagnostics.chain_clusters import ChainClusters
 from pyro_bnn.diagnostics.convergence import (
     MAX_DIVERGENT,
     MAX_SATURATED,
@@ -19,9 +20,16 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
-from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
+from pyro_bnn.report.evaluation.natures import has_members, is_biased_sampler, nature_of
+from pyro_bnn.report.verdicts.advice import advice
+from pyro_bnn.report.verdicts.verdict import FUNCTION, REFIT, UNCHECKED, Judged, Rule, Said
 
+SMALLEST_WEIGHT = 0.005  # of a chain that is named
+MAX_NAMED = 16  # chains that are named by their clusters
+STACK = (
+    "to predict weight the chains by bnn.stack_chains(posterior, data); for the posterior take "
+    "another parametrisation or prior, as longer chains seldom join modes"
+)
 TOO_SHORT = f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
 
 
@@ -46,14 +54,67 @@ def rhat(entry: Evaluation) -> str:
         return ""
     if not has_members(entry.posterior):
         worst = _worst_rhat(checks)
-        return worst and (
-            f"{worst}, threshold {RHAT_THRESHOLD}: the chains have not settled on one posterior"
-        )
+        apart = clusters_of(entry.checks.clusters)
+        found = apart or "the chains have not settled on one posterior"
+        return worst and f"{worst}, threshold {RHAT_THRESHOLD}: {found}"
     if within <= RHAT_THRESHOLD:
         return ""
     return (
         f"R-hat within members {number(within, 4)} of f at the worst test row, threshold "
         f"{RHAT_THRESHOLD}: a member's chain has not settled in its mode"
+    )
+
+
+def clusters_of(clusters: ChainClusters | None) -> str:
+    """Chains that keep to functions of their own; empty where all are in one place."""
+    if clusters is None or len(clusters) < 2:
+        return ""
+    sizes = ", ".join(map(str, clusters.sizes))
+    groups = [
+        [str(chain + 1) for chain, own in enumerate(clusters.labels) if own == group]
+        for group in range(len(clusters))
+    ]
+    named = "; ".join(f"chain{'s' * (len(own) > 1)} {', '.join(own)}" for own in groups)
+    who = f": {named}" if len(clusters.labels) <= MAX_NAMED else ""
+    return (
+        f"{len(clusters.labels)} chains in {len(clusters)} clusters ({sizes}{who}) by their "
+        "functions, each in a mode of its own or stuck where it is"
+    )
+
+
+def settle(entry: Evaluation) -> str:
+    """What to do about chains that disagree: those in modes of their own are not joined by time."""
+    if has_members(entry.posterior) or not clusters_of(entry.checks.clusters):
+        return advice(nature_of(entry.posterior), "settling")
+    return STACK
+
+
+def stacked(entry: Evaluation) -> str:
+    """Chains that were weighted by how they predict, which is not how probable their modes are."""
+    if nature_of(entry.posterior).kind != "stacked":
+        return ""
+    told = entry.posterior.options
+    weights = ", ".join(
+        f"chain {chain}: {weight:.2f}"
+        for chain, weight in enumerate(told["weights"], start=1)
+        if weight >= SMALLEST_WEIGHT
+    )
+    gain = number(float(told["log_score"]) - float(told["equal_log_score"]), 2)
+    return (
+        f"chains of {told['of']} weighted by stacking ({weights}): better predictions than equal "
+        f"weights (by {gain} nats a row, of the {told['num_rows']:,} rows that chose them), not "
+        "the posterior: weights say which chains predict, not how probable their modes are"
+    )
+
+
+def few_draws(entry: Evaluation) -> str:
+    """Too few effective draws; more draws mend none of chains in clusters."""
+    checks = entry.checks.sampling
+    is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.posterior)
+    found = "" if checks is None or is_apart else " and ".join(_few_draws(checks))
+    return found and (
+        f"{found}, threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
+        "judge others"
     )
 
 
@@ -69,10 +130,12 @@ def members(entry: Evaluation) -> str:
         return ""
     if checks.worst_rhat <= within:
         return ""
+    apart = entry.checks.clusters
+    among = "" if apart is None or len(apart) < 2 else f" ({len(apart)} clusters of functions)"
     return (
         f"over members, {worst}, threshold {RHAT_THRESHOLD}, and {number(within, 4)} within them: "
-        "members are in modes that differ, and weigh alike whatever the mass of these: a mixture "
-        "of local posteriors"
+        f"members are in modes that differ{among}, and weigh alike whatever the mass of these: a "
+        "mixture of local posteriors"
     )
 
 
@@ -177,28 +240,32 @@ def _energies(checks: ChainChecks) -> str:
 
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-                 rhat, short="chains disagree", against=REFIT),
+                 rhat, short="chains disagree", against=REFIT, advise=settle),
+    Rule.of_each("stacked", "Chains weighted by stacking, which are not the posterior",
+                 "predict with it, and take no spread of the function from it", stacked,
+                 short="stacked chains, not the posterior", against=FUNCTION),
     Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
                  "raise num_samples",
                  of_chains(too_short, ": not judged, which is not passed, whether the chains have "
-                           "settled"), short="chains too short to be checked", against=UNCHECKED),
+                           "settled"), short="chains too short to be checked", against=UNCHECKED,
+                 fault="few draws"),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
-                 "compare with NUTS", members, short="members in modes of their own"),
+                 "compare with NUTS, or weight them by bnn.stack_chains to predict", members,
+                 short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
                  "lower energy_variance, or use MAMS or NUTS", sampler_bias,
-                 short="steps too long", against=REFIT),
+                 short="steps too long", against=REFIT, fault="step bias"),
     Rule.of_each("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
-                 of_chains(lambda checks: " and ".join(_few_draws(checks)),
-                           f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise "
-                           "enough to judge others"),
-                 short="too few effective draws", against=REFIT),
+                 few_draws,
+                 short="too few effective draws", against=REFIT, fault="few draws"),
     Rule.of_each("divergences", "Divergent trajectories",
                  "raise target_accept, or use a non-centred prior", divergences,
-                 short="divergent trajectories", against=REFIT),
+                 short="divergent trajectories", against=REFIT, fault="divergent"),
     Rule.of_each("saturated trees", "Trees as large as max_tree_depth allows",
                  "raise max_tree_depth",
                  of_chains(_saturated, ": trajectories end before they turn, so that neighbouring "
-                           "draws are alike"), short="trees as large as allowed", against=REFIT),
+                           "draws are alike"), short="trees as large as allowed", against=REFIT,
+                 fault="saturated"),
     Rule.of_each("energy", f"E-BFMI below {MIN_EBFMI}",
                  "use another parametrisation, such as a non-centred prior",
                  of_chains(_energies, ": the chains move slowly between energies and may not have "

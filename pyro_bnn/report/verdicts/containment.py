@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyro_bnn import infer
 from pyro_bnn.guides import Guide
+from pyro_bnn.report.evaluation.natures import nature_of
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.protocol import PosteriorLike
@@ -22,12 +23,9 @@ STARTS = ("init_scale",)  # options that only say where a fit begins
 def family_of(posterior: PosteriorLike) -> str:
     """Name of the guide that a posterior is of, whatever engine found it.
 
-    An engine of this package that makes a guide of its own says which, as its ``family``; the
-    method of any other is the guide, a sampler, or a name that is in no family.
+    The method of one that is of no guide is a sampler, or a name that is in no family.
     """
-    engine = getattr(infer, posterior.engine) if posterior.engine in infer.__all__ else None
-    family = getattr(engine, "family", None)
-    return posterior.method if family is None else str(family(posterior.options))
+    return nature_of(posterior).family or posterior.method
 
 
 def contains(guide: PosteriorLike, other: PosteriorLike) -> bool:

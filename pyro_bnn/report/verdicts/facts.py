@@ -8,6 +8,7 @@ import numpy as np
 
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
     FUNCTION,
@@ -53,6 +54,12 @@ class Facts:
         """What those rules found, in a few words each."""
         return [rule.short for rule in self.against(name, *what)]
 
+    def steps(self, name: str, *what: str) -> list[str]:
+        """What those rules tell this method to do next, in small letters."""
+        kinds = [rule.kind for rule in self.against(name, *what)]
+        found = [f for kind in kinds for f in self.findings if f.kind == kind and name in f.methods]
+        return [f.steps[name] for f in found]
+
     @property
     def num_rows(self) -> int:
         """Held-out rows."""
@@ -64,7 +71,7 @@ class Facts:
 
     def is_exact(self, name: str) -> bool:
         """Whether a method is the posterior of its network, not of one of infinite width."""
-        return self.entries[name].posterior.engine == "Exact"
+        return nature_of(self.entries[name].posterior).kind == "exact"
 
     def bars_uncertainty(self, name: str) -> list[str]:
         """Why the uncertainty of a method is not to be used, in a few words each."""

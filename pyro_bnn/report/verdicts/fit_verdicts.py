@@ -10,12 +10,13 @@ from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import objective_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
+from pyro_bnn.report.verdicts.advice import advised, sentence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said, Verdict
 
-LONGER = "double num_steps, or lower learning_rate"
-COMPARE = "Double num_steps, or compare with a longer fit of the same guide"
-RICHER = "judge by held-out scores, or try a richer guide"
+LONGER = "run it longer, or with another step size"
+COMPARE = "Run it longer, or compare with a longer run"
+RICHER = "judge by held-out scores, or try a richer family"
 
 
 def trend(entry: Evaluation) -> str | None:
@@ -82,7 +83,8 @@ def unchecked(judged: Judged) -> Iterator[Said]:
     if found:
         parts = "; ".join(f"{entry.name}, {entry.checks.unchecked}" for entry in found)
         yield (
-            f"Not judged, which is not passed: whether these fits converged ({parts}). {COMPARE}.",
+            f"Not judged, which is not passed: whether these fits converged ({parts}). "
+            f"{sentence(advised(found, 'unfinished'))}, or compare with a longer run.",
             found,
         )
 
@@ -102,7 +104,8 @@ def khat(judged: Judged) -> Iterator[Said]:
     yield (
         f"k-hat at or above {number(far[0].checks.khat_limit, 2)}, its limit for "
         f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Draws that cannot be reweighted to the "
-        f"posterior around them, so no PSIS-LOO; {RICHER}. Modes that a guide lacks do not show in "
+        f"posterior around them, so no PSIS-LOO; judge by held-out scores, or "
+        f"{advised(far, 'poor family')}. Modes that a guide lacks do not show in "
         "it, and copies of a mode change nothing.",
         far,
     )
@@ -139,9 +142,9 @@ def containment(judged: Judged) -> Iterator[Said]:
         best = max(better, key=lambda other: other.checks.elbo)
         gap = best.checks.elbo - own.elbo
         error = math.hypot(best.checks.elbo_error, own.elbo_error)
-        of, step = "which it contains as a special case", LONGER
+        of, step = "which it contains as a special case", advised([entry], "optimum")
         if contains(best.posterior, entry.posterior):
-            of, step = "another fit of its family", f"take {best.name}, {LONGER}"
+            of, step = "another fit of its family", f"take {best.name}, {step}"
         yield (
             f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below that of "
             f"{best.name}, {of}; threshold {number(limit_of(len(pairs)), 2)} standard errors and "
@@ -151,11 +154,12 @@ def containment(judged: Judged) -> Iterator[Said]:
 
 
 FITS = [
-    Rule.of_each("trend", "Objective still rising at the end", "double num_steps", trend,
-                 short="still improving", against=REFIT),
+    Rule.of_each("trend", "Objective still rising at the end", "run it longer", trend,
+                 short="still improving", against=REFIT, fault="unfinished"),
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
-         unchecked, "convergence not judged", UNCHECKED),
+         unchecked, "convergence not judged", UNCHECKED, "unfinished"),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
-         LONGER, containment, "ELBO below that of a fit that it could equal", REFIT),
-    Rule("khat", "k-hat at or above its limit", RICHER, khat),
+         LONGER, containment, "ELBO below that of a fit that it could equal", REFIT,
+         "optimum"),
+    Rule("khat", "k-hat at or above its limit", RICHER, khat, fault="poor family"),
 ]  # fmt: skip

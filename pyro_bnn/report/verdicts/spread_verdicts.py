@@ -15,7 +15,10 @@ from jaxtyping import Bool
 
 from pyro_bnn.diagnostics.row_by_row import RowByRow
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.report.evaluation.evaluate import AgainstReference
+from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
+from pyro_bnn.report.evaluation.fit_checks import is_at_mode
+from pyro_bnn.report.evaluation.natures import nature_of
+from pyro_bnn.report.verdicts.advice import OF_CHAINS, advice, advised, sentence
 from pyro_bnn.report.verdicts.verdict import FUNCTION, Judged, Rule, Said
 
 SHARE = 0.1  # of rows, from which a fault is one of the method
@@ -29,7 +32,7 @@ ENOUGH = "a tenth of the rows or more, each by more than 3 standard errors of th
 
 SHIFT = "mean"  # the one fault that points have too
 AT_ENOUGH = "that of the reference at a tenth of the rows or more"
-ELSEWHERE = "double num_steps or start elsewhere, then try a richer guide"
+ELSEWHERE = "Run it longer or start elsewhere, then try a richer family"
 TRUST = "Trust the reference for epistemic uncertainty"
 MARGINALS = "Compare the marginals themselves: modes or tails may be missing"
 
@@ -43,6 +46,7 @@ def of_places(
     text: str,
     short: str,
     against: str = "",
+    advise: Callable[[Evaluation], str] | None = None,
 ) -> Rule:
     """A rule on functions that have a spread, at the test rows and at the probes off the data.
 
@@ -52,9 +56,11 @@ def of_places(
         step: What to do next.
         is_wrong: Whether it speaks of some rows.
         words: What it says of them, from the name of the judge.
-        text: All that it says, ``{parts}`` of every method and place, held against ``{judge}``.
+        text: All that it says, ``{parts}`` of every method and place, held against ``{judge}``,
+            and ``{step}``.
         short: What it finds in a few words.
         against: What it speaks against.
+        advise: What to do in a given case, in small letters; by default the step.
     """
 
     def find(judged: Judged) -> Iterator[Said]:
@@ -68,9 +74,11 @@ def of_places(
                 found.append(entry)
                 parts.append(f"{entry.name} {' and '.join(words(at, judge) for at in places)}")
         if found:
-            yield text.format(judge=judge, parts="; ".join(parts)), found
+            said = sentence(rule.step_for(found))
+            yield text.format(judge=judge, parts="; ".join(parts), step=said), found
 
-    return Rule(kind, what, step, find, short, against)
+    rule = Rule(kind, what, step, find, short, against, advise=advise)
+    return rule
 
 
 def points(judged: Judged) -> Iterator[Said]:
@@ -81,7 +89,7 @@ def points(judged: Judged) -> Iterator[Said]:
             yield (
                 f"{entry.name} is one point: its epistemic sd is 0, below the threshold of "
                 f"{SD_RATIO_THRESHOLD} times that of {judge}; its intervals hold noise only, use a "
-                "guide with spread.",
+                "guide with spread, such as AutoNormal.",
                 [entry],
             )
 
@@ -169,24 +177,52 @@ def median_of(numbers: RowByRow) -> str:
     return with_error(numbers.value, numbers.standard_error)
 
 
+def wider(entry: Evaluation) -> str:
+    """What gives a method that is too sure of its function more spread."""
+    return "use a guide with spread" if entry.held_out.is_point else advised([entry], "narrow")
+
+
+def elsewhere(entry: Evaluation) -> str:
+    """What moves a mean that is off: longer chains; for a fit another start, then another family.
+
+    A fit at a mode that was checked does not move by more steps.
+    """
+    nature = nature_of(entry.posterior)
+    if nature.kind in OF_CHAINS:
+        return advice(nature, "settling")
+    longer = "" if is_at_mode(entry.posterior) else f"{advice(nature, 'unfinished')} or "
+    first = f"{longer}start elsewhere (init= or another seed)"
+    return first if entry.held_out.is_point else f"{first}, then {advice(nature, 'poor family')}"
+
+
+def narrower(entry: Evaluation) -> str:
+    """What to do with too wide a spread: one with correlations may not have been fitted out."""
+    nature = nature_of(entry.posterior)
+    trust = f"{TRUST[:1].lower()}{TRUST[1:]} there"
+    if nature.kind in OF_CHAINS:
+        return f"{trust}, or {advice(nature, 'settling')}"
+    if nature.has_correlations and "unfinished" in nature.remedies:
+        return f"{trust}, or {nature.remedies['unfinished']}"
+    return trust
+
+
 NARROW = of_places(
     "sd ratio", f"Epistemic sd below {AT_ENOUGH}",
-    "Too sure of its function; try a guide with spread and correlations", is_narrow, _narrow,
+    "Too sure of its function; try a richer family", is_narrow, _narrow,
     f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of {{judge}} at "
-    f"{ENOUGH}: {{parts}}. Try a guide with correlations.",
-    "too sure of the function", FUNCTION,
+    f"{ENOUGH}: {{parts}}. {{step}}.",
+    "too sure of the function", FUNCTION, wider,
 )  # fmt: skip
 SPREAD = [
     of_places(SHIFT, f"Mean of the function off {AT_ENOUGH}", ELSEWHERE, is_shifted, _shift,
               f"Mean of the function off that of {{judge}} by more than {MEAN_SHIFT_THRESHOLD} of "
-              f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread: "
-              f"{ELSEWHERE}.", "mean function off the reference's", FUNCTION),
+              f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread. "
+              "{step}.", "mean function off the reference's", FUNCTION, elsewhere),
     replace(NARROW, find=lambda judged: [*points(judged), *NARROW.find(judged)]),
     of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
               "Less sure of the function than the posterior: epistemic sd above "
-              f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {TRUST} there, or "
-              "double num_steps for a guide with correlations.",
-              "less sure of the function than the reference"),
+              f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {{step}}.",
+              "less sure of the function than the reference", "", narrower),
     of_places("distance", "Another function than that of the reference, with its mean and spread",
               MARGINALS, is_far, _far,
               "Another function than that of {judge}, though neither mean nor spread is off beyond "

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, MOST_OFF, temperature_of
 from pyro_bnn.plotting.numbers import number, percent, with_error
+from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.natures import nature_of
+from pyro_bnn.report.verdicts.advice import advice
 from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Rule
 
 NAMES = ("kinetic_temperature", "configurational_temperature")
@@ -16,15 +19,32 @@ def temperature(entry: Evaluation) -> str:
     Args:
         entry: Of one method.
     """
+    return "; ".join(text for _, text in _found(entry))
+
+
+def what_to_do(entry: Evaluation) -> str:
+    """What mends each of its faults, each once."""
+    nature = nature_of(entry.posterior)
+    return "; ".join(dict.fromkeys(_against(fault, nature) for fault, _ in _found(entry)))
+
+
+def _against(fault: Fault, nature: Nature) -> str:
+    words = {"heat": "against heat ", "cold": "against cold "}
+    return f"{words.get(fault, '')}{advice(nature, fault)}"
+
+
+def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
+    """What is wrong with the temperature of a method, each fault with its words."""
     posterior = entry.posterior
     wanted = float(posterior.options.get("temperature", 1.0))
-    parts = []
+    parts: list[tuple[Fault, str]] = []
     if wanted != 1:
         colder = "colder, so too sure" if wanted < 1 else "hotter, so not sure enough"
-        parts.append(
+        text = (
             f"run at temperature {number(wanted, 3)}, not 1: what it gives is not the posterior "
             f"but {colder}"
         )
+        parts.append(("asked temperature", text))
     for name in NAMES:
         values = posterior.sample_stats.get(name)
         if values is None or values.shape[1] < MIN_DRAWS:
@@ -37,12 +57,13 @@ def temperature(entry: Evaluation) -> str:
                 else "narrow: on Gaussians steps and batches only heat, so its chains may not have "
                 "spread yet"
             )
-            parts.append(
+            text = (
                 f"{name.replace('_', ' ')} {with_error(found.mean, found.error)} for "
                 f"{number(wanted, 3)}, off by more than {percent(MOST_OFF, 0)} and 3 standard "
                 f"errors: its draws are too {so}"
             )
-    return "; ".join(parts)
+            parts.append(("cold" if found.mean <= wanted else "heat", text))
+    return parts
 
 
 TEMPERATURE = Rule.of_each(
@@ -53,4 +74,5 @@ TEMPERATURE = Rule.of_each(
     temperature,
     short="not the posterior: another temperature",
     against=PREDICTIONS,
+    advise=what_to_do,
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import EXACT_ENGINES, is_biased_sampler
+from pyro_bnn.report.evaluation.natures import is_biased_sampler, is_in_closed_form
 from pyro_bnn.report.evaluation.shared_models import same_posterior
+from pyro_bnn.report.verdicts.advice import advised, together
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Verdict:
         kind: The rule it comes from.
         is_warning: Whether something should be mended, as against a plain result.
         methods: Names of the methods it is about; empty where it is about the comparison.
+        steps: What each of them is to do next, in small letters.
     """
 
     text: str
     kind: str
     is_warning: bool = True
     methods: tuple[str, ...] = ()
+    steps: Mapping[str, str] = field(default_factory=dict)
 
 
 class Judged(NamedTuple):
@@ -43,7 +47,7 @@ class Judged(NamedTuple):
     def judge(self) -> Evaluation | None:
         """The reference if it is the exact posterior, or unbiased chains without a defect."""
         entry = self.reference
-        if entry is None or entry.posterior.engine in EXACT_ENGINES:
+        if entry is None or is_in_closed_form(entry.posterior):
             return entry
         if is_biased_sampler(entry.posterior):
             return None
@@ -78,11 +82,14 @@ class Rule:
     Attributes:
         kind: Its name.
         what: What it finds, where several runs are counted.
-        step: What to do next.
+        step: What to do next, in general; where there is a ``fault``, each method is told its own.
         find: Texts of its verdicts, each with the methods that it is about.
         short: What it finds in a few words, for the answer; empty where that says nothing of it.
         against: What it speaks against in a method: ``REFIT``, ``UNCHECKED``, ``FUNCTION`` or
             ``PREDICTIONS``; empty where the method may be used for all.
+        fault: What is to be mended, for which a method declares a remedy; None where the step is
+            the same for all.
+        advise: What to do in a given case, where one fault does not say it all.
     """
 
     kind: str
@@ -91,6 +98,8 @@ class Rule:
     find: Callable[[Judged], Iterable[Said]]
     short: str = ""
     against: str = ""
+    fault: Fault | None = None
+    advise: Callable[[Evaluation], str] | None = None
 
     @classmethod
     def of_each(
@@ -102,26 +111,39 @@ class Rule:
         *,
         short: str = "",
         against: str = "",
+        fault: Fault | None = None,
+        advise: Callable[[Evaluation], str] | None = None,
     ) -> Rule:
         """A rule on one method at a time.
 
         Args:
             kind: Its name.
             what: What it finds.
-            step: What to do next, in small letters.
+            step: What to do next, in small letters and in general.
             say: What is wrong with a method, with number and threshold; None where nothing is.
             short: What it finds in a few words.
             against: What it speaks against.
+            fault: What is to be mended.
+            advise: What to do in a given case.
         """
 
         def find(judged: Judged) -> Iterator[Said]:
             for entry in judged.entries:
                 if text := say(entry):
-                    yield f"{entry.name}: {text}; {step}.", [entry]
+                    yield f"{entry.name}: {text}; {rule.step_for([entry])}.", [entry]
 
-        return cls(kind, what, step, find, short, against)
+        rule = cls(kind, what, step, find, short, against, fault, advise)
+        return rule
+
+    def step_for(self, entries: Sequence[Evaluation]) -> str:
+        """What these methods are to do next, by what they are, in small letters."""
+        if self.advise is not None:
+            return together({entry.name: self.advise(entry) for entry in entries})
+        return self.step if self.fault is None else advised(entries, self.fault)
 
     def verdicts(self, judged: Judged) -> Iterator[Verdict]:
         """What it finds in a comparison."""
         for text, entries in self.find(judged):
-            yield Verdict(text, self.kind, methods=tuple(entry.name for entry in entries))
+            names = tuple(entry.name for entry in entries)
+            steps = {name: self.step_for([e]) for name, e in zip(names, entries, strict=True)}
+            yield Verdict(text, self.kind, methods=names, steps=steps)
