@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import logsumexp
 
 HALVINGS = 200  # of the interval of b: to its last digit, however steep the likelihood
 
@@ -30,12 +29,8 @@ class Evidence(NamedTuple):
 
 def effective_share(log_likelihoods: Array, step: float) -> float:
     """ESS over n of the weights exp(step l); those of particles of density 0 are 0."""
-    with np.errstate(invalid="ignore"):
-        log_w = np.where(log_likelihoods == -np.inf, -np.inf, step * log_likelihoods)
-    if log_w.max(initial=-np.inf) == -np.inf:
-        return 0.0
-    log_share = 2 * logsumexp(log_w) - logsumexp(2 * log_w) - math.log(len(log_w))
-    return float(np.exp(log_share))
+    w, _ = _weights(log_likelihoods, step)
+    return float(w.sum() ** 2 / (w @ w) / len(w))
 
 
 def next_temperature(log_likelihoods: Array, b: float, share: float) -> float:
@@ -72,8 +67,8 @@ def next_temperature(log_likelihoods: Array, b: float, share: float) -> float:
 
 def log_mean_weight(log_likelihoods: Array, step: float) -> float:
     """Log of the mean of exp(step l): the increase of log Z."""
-    finite = log_likelihoods[log_likelihoods > -np.inf]
-    return float(logsumexp(step * finite)) - math.log(len(log_likelihoods))
+    w, largest = _weights(log_likelihoods, step)
+    return largest + math.log(w.mean())
 
 
 def systematic(
@@ -87,11 +82,10 @@ def systematic(
         Carpenter, Clifford & Fearnhead, "Improved Particle Filter for Nonlinear Problems", IEE
         Proceedings 1999.
     """
-    with np.errstate(invalid="ignore"):
-        log_w = np.where(log_likelihoods == -np.inf, -np.inf, step * log_likelihoods)
-    cumulative = np.exp(log_w - log_w.max()).cumsum()
+    cumulative = _weights(log_likelihoods, step)[0].cumsum()
     points = (np.arange(count) + uniform) / count * cumulative[-1]
-    return np.minimum(np.searchsorted(cumulative, points, side="right"), len(log_w) - 1)
+    chosen: Int[np.ndarray, " m"] = np.searchsorted(cumulative, points, side="right")
+    return chosen.clip(max=len(cumulative) - 1)
 
 
 def combined(log_evidences: Float[np.ndarray, " M"]) -> Evidence:
@@ -113,7 +107,7 @@ def combined(log_evidences: Float[np.ndarray, " M"]) -> Evidence:
         (-3.044, 0.065)
     """
     count = len(log_evidences)
-    value = float(logsumexp(log_evidences)) - math.log(count)
+    value = log_mean_weight(log_evidences, 1.0)
     error = float(np.std(log_evidences, ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     return Evidence(value, error)
 
@@ -124,3 +118,9 @@ def correlation(a: Array, b: Array) -> float:
     if both.sum() < 2 or a[both].std() == 0 or b[both].std() == 0:
         return 1.0
     return float(np.corrcoef(a[both], b[both])[0, 1])
+
+
+def _weights(log_likelihoods: Array, step: float) -> tuple[Array, float]:
+    """Weights exp(step l) over the largest of them, and the log of that one."""
+    largest = log_likelihoods.max()
+    return np.exp(step * (log_likelihoods - largest)), step * float(largest)

@@ -201,6 +201,11 @@ def has_members(posterior: PosteriorLike) -> bool:
     return bool(posterior.sample_stats) and "num_members" in posterior.options
 
 
+def has_islands(posterior: PosteriorLike) -> bool:
+    """Whether its chains are islands of particles, as of SMC."""
+    return bool(posterior.sample_stats) and "num_islands" in posterior.options
+
+
 def is_at_mode(posterior: PosteriorLike) -> bool:
     """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
     left = {"newton_decrement": FARTHEST, "polish_gain": ALONG_KINKS}
@@ -285,7 +290,7 @@ def chain_checks(
     depth, energy = stats.get("tree_depth"), stats.get("energy")
     if depth is not None and limit is None:
         notes.append("saturated trees not judged: the largest depth allowed is not known")
-    if energy is None:
+    if energy is None and not has_islands(posterior):
         notes.append("E-BFMI not judged: consecutive energies are not stored")
     return ChainChecks(
         num_chains=posterior.num_chains,

@@ -19,7 +19,7 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import has_members, is_biased_sampler
+from pyro_bnn.report.evaluation.fit_checks import has_islands, has_members, is_biased_sampler
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said
 
 TOO_SHORT = f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
@@ -55,6 +55,11 @@ def rhat(entry: Evaluation) -> str:
         f"R-hat within members {number(within, 4)} of f at the worst test row, threshold "
         f"{RHAT_THRESHOLD}: a member's chain has not settled in its mode"
     )
+
+
+def of_islands(entry: Evaluation) -> str:
+    """What makes islands of particles, which have no warm-up, agree or have more draws."""
+    return "raise num_particles" if has_islands(entry.posterior) else ""
 
 
 def too_short(checks: ChainChecks) -> str:
@@ -177,11 +182,12 @@ def _energies(checks: ChainChecks) -> str:
 
 CHAINS = [
     Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-                 rhat, short="chains disagree", against=REFIT),
+                 rhat, short="chains disagree", against=REFIT, step_of=of_islands),
     Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
                  "raise num_samples",
                  of_chains(too_short, ": not judged, which is not passed, whether the chains have "
-                           "settled"), short="chains too short to be checked", against=UNCHECKED),
+                           "settled"), short="chains too short to be checked", against=UNCHECKED,
+                 step_of=of_islands),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
                  "compare with NUTS", members, short="members in modes of their own"),
     Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
@@ -191,7 +197,7 @@ CHAINS = [
                  of_chains(lambda checks: " and ".join(_few_draws(checks)),
                            f", threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise "
                            "enough to judge others"),
-                 short="too few effective draws", against=REFIT),
+                 short="too few effective draws", against=REFIT, step_of=of_islands),
     Rule.of_each("divergences", "Divergent trajectories",
                  "raise target_accept, or use a non-centred prior", divergences,
                  short="divergent trajectories", against=REFIT),

@@ -102,6 +102,7 @@ class Rule:
         *,
         short: str = "",
         against: str = "",
+        step_of: Callable[[Evaluation], str] | None = None,
     ) -> Rule:
         """A rule on one method at a time.
 
@@ -112,12 +113,14 @@ class Rule:
             say: What is wrong with a method, with number and threshold; None where nothing is.
             short: What it finds in a few words.
             against: What it speaks against.
+            step_of: Another next step for a method, where that one does not exist; or empty.
         """
 
         def find(judged: Judged) -> Iterator[Said]:
             for entry in judged.entries:
                 if text := say(entry):
-                    yield f"{entry.name}: {text}; {step}.", [entry]
+                    own = step_of(entry) if step_of else ""
+                    yield f"{entry.name}: {text}; {own or step}.", [entry]
 
         return cls(kind, what, step, find, short, against)
 
