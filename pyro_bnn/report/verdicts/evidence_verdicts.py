@@ -48,7 +48,7 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         return
     best = max(known, key=lambda one: one.value)
     for other in known:
-        if other is best or not _are_comparable(best.posterior, other.posterior):
+        if other is best or not are_comparable(best.posterior, other.posterior):
             continue
         gap, error = best.value - other.value, math.hypot(best.error, other.error)
         is_clear = gap > STANDARD_ERRORS * error and gap >= MIN_NATS
@@ -75,7 +75,7 @@ def _known(name: str, posterior: PosteriorLike) -> Known | None:
     return Known(name, posterior, float(value), float(error))
 
 
-def _are_comparable(one: PosteriorLike, other: PosteriorLike) -> bool:
+def are_comparable(one: PosteriorLike, other: PosteriorLike) -> bool:
     """Whether both evidences are of the same rows, as far as posteriors know, in the same units."""
     return _rows(one) == _rows(other)
 
