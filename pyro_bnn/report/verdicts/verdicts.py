@@ -35,12 +35,8 @@ RULES = [*CHAINS, *PARTICLES, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFEREN
 """All checks, in the order in which the report gives them."""
 
 
-OF_RUNS = [
-    *CHAINS,
-    *PARTICLES,
-    TEMPERATURE,
-    *(rule for rule in FITS if rule.kind in ("trend", "unchecked")),
-]
+OF_RUNS = [*CHAINS, *PARTICLES, TEMPERATURE]
+OF_RUNS += [rule for rule in FITS if rule.kind in ("trend", "unchecked")]
 """Those that ask a run alone whether it has converged."""
 
 
