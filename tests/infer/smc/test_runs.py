@@ -184,3 +184,13 @@ def test_given_steps_are_taken() -> None:
     assert stages["num_steps"].min() >= 2
     assert stages["num_steps"].max() <= 6
     assert SMC.is_exact
+
+
+def test_ancestors_are_draws_of_the_prior_and_only_get_fewer() -> None:
+    posterior = fit(num_particles=60)
+    stages = posterior.stages
+    for island in range(2):
+        own = stages["ancestors"][stages["island"] == island]
+        assert bool((own[1:] <= own[:-1]).all())
+        assert own[-1] < 0.6 * own[0]
+    assert posterior.sample_stats["ancestor"].max() < 2 * 60  # of which so many were drawn
