@@ -104,6 +104,7 @@ def test_models_are_compared_by_their_evidences(value: float, error: float, word
     comparison = compared(A=islands(), B=other)
     (text,) = texts(comparison, "evidence")
     assert words in text
+    assert text.endswith(".")
     (found,) = (finding for finding in comparison.findings if finding.kind == "evidence")
     assert not found.is_warning
 

@@ -55,11 +55,11 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         told = with_error(gap, error)
         yield Verdict(
             f"{best.name} has {told} nats more log evidence than {other.name}: the training rows "
-            "are likelier under its prior and model"
+            "are likelier under its prior and model."
             if is_clear
             else f"The log evidences of {best.name} and {other.name} do not tell their models "
             f"apart: {told} nats, threshold {STANDARD_ERRORS:g} errors and {MIN_NATS:g} nat; "
-            "raise num_particles where the error is large",
+            "raise num_particles where the error is large.",
             "evidence",
             is_warning=False,
             methods=(best.name, other.name),
