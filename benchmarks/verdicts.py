@@ -29,16 +29,21 @@ FOLDER = Path(verdict_rates.__file__).parent
 SUBJECTS = [m.name for m in pkgutil.iter_modules([str(FOLDER)]) if not m.name.startswith("_")]
 CONFIDENCE = 0.95
 WITHOUT_RATE = {
+    "ancestors": "draws of all islands that descend from fewer than 50 draws of the prior: a count "
+    "of particles. The weight of a mode is then known to a seventh of itself or worse",
     "divergences": "one divergent draw or more: a count, without chance. Above 0.1 % of draws it "
     "is a defect of Reference. That it means a part of the posterior that is missed is not certain",
     "energy": "E-BFMI of a chain below 0.3: one of the defects that Reference counts together",
     "ess": "a bulk or tail ESS below 400: one of the defects that Reference counts together",
+    "evidence spread": "a standard error of the log evidence over islands above 0.5 nats: its own "
+    "size. Of 4 islands it is itself known to two fifths",
     "members": "R-hat over the members of an ensemble above 1.01: the number of Reference, whose "
     "rates are those of chains in one mode",
     "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
     "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
     "short chains": "fewer than 8 draws a chain: a count, without chance",
     "stacked": "a posterior of stack_chains: what it is, without chance",
+    "slow moves": "a correlation above 0.2 at more than a tenth of the temperatures: a count",
     "unchecked": "fewer than 96 steps in the last quarter of the accumulated learning rate, or no "
     "trace: a count, without chance",
 }

@@ -206,7 +206,7 @@ def test_a_fit_of_a_conditioned_model_goes_through_a_file(tmp_path: Path) -> Non
 def test_engines_run_on_a_conditioned_and_reparameterised_network(name: str) -> None:
     engine = registry.entries("engine")[name]
     few = {"num_steps": 2, "warmup_steps": 2, "num_samples": 2, "num_chains": 2, "compile": False}
-    few["num_members"] = 2
+    few |= {"num_members": 2, "num_islands": 2, "num_particles": 4}
     options: dict[str, Any] = {k: v for k, v in few.items() if k in engine.__dataclass_fields__}
     if name == "svi":
         options["guide"] = AutoNormal

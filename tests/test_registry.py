@@ -64,6 +64,7 @@ def test_every_exported_class_is_an_entry_but_the_bases() -> None:
         "sgld": SGLD,
         "sgnht": infer.SGNHT,
         "slang": infer.SLANG,
+        "smc": infer.SMC,
         "subspace": infer.Subspace,
         "svi": SVI,
         "swag": infer.SWAG,

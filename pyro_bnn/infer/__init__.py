@@ -19,6 +19,7 @@ from pyro_bnn.infer.sgmcmc.psgld import PSGLD
 from pyro_bnn.infer.sgmcmc.sghmc import SGHMC
 from pyro_bnn.infer.sgmcmc.sgld import SGLD
 from pyro_bnn.infer.sgmcmc.sgnht import SGNHT
+from pyro_bnn.infer.smc.smc import SMC
 from pyro_bnn.infer.svi.svi import SVI
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SLANG",
+    "SMC",
     "SVI",
     "SWAG",
     "VOGN",

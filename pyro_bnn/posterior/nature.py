@@ -41,6 +41,7 @@ class Nature:
             is not known.
         is_linearised: Whether it predicts by a network that is linear in its weights.
         is_around_a_mode: Whether it is a Gaussian around a mode of the log joint.
+        has_islands: Whether its chains are islands of particles, which have no order in time.
         remedies: What mends a fault, in a few words that name options of the method, by the fault.
     """
 
@@ -49,6 +50,7 @@ class Nature:
     has_correlations: bool | None = None
     is_linearised: bool = False
     is_around_a_mode: bool = False
+    has_islands: bool = False
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     def of_guide(self, guide: Guide | type[Guide]) -> Nature:
@@ -92,6 +94,7 @@ SCHEMA: Mapping[Any, Any] = {
     "has_correlations": (None, bool),
     "is_linearised": bool,
     "is_around_a_mode": bool,
+    "has_islands": bool,
     "remedies": {str: str},
 }
 """What files hold of it, as `pyro_bnn.files.schema.expect` reads it."""

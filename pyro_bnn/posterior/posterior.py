@@ -39,6 +39,12 @@ from pyro_bnn.program.terms import Batch, Params
 
 NUM_SAMPLES = 1_000  # draws by default
 LAPLACE = "Laplace"  # engine of the Gaussians around a mode, in files that do not declare it
+SMC = "SMC"  # engine of particles
+STAGES = (
+    "island", "inverse_temperature", "ess", "acceptance_rate", "step_size", "num_steps", "moves",
+    "correlation", "ancestors", "log_evidence",
+)  # fmt: skip
+"""What is known of each temperature of each island."""
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 if TYPE_CHECKING:
@@ -533,7 +539,8 @@ class Posterior(ABC):
         program, provenance, contents = storage.load(Path(path), model)
         nature = provenance.nature
         if not isinstance(contents, Guide):
-            return DrawsPosterior(program, provenance=provenance, **contents)
+            kind = ParticlePosterior if provenance.engine == SMC else DrawsPosterior
+            return kind(program, provenance=provenance, **contents)
         of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
         cls = LaplacePosterior if of_laplace else GuidePosterior
         return cls(program, contents, provenance)
@@ -763,3 +770,53 @@ class DrawsPosterior(Posterior):
         if self._stored_log_q is None:
             return super().log_q(num_samples, seed)
         return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
+
+
+class ParticlePosterior(DrawsPosterior):
+    """Draws of tempered sequential Monte Carlo, islands as chains; see :class:`pyro_bnn.SMC`.
+
+    Args:
+        program: The model as tensor functions.
+        z: Draws ``[C, S, P]`` of C islands.
+        provenance: How they came about.
+        stages: A row ``[n, 10]`` of each temperature of each island, as :attr:`stages` names them.
+        sample_stats: Log joint and ancestor of each draw ``[C, S]``.
+        log_q: Not used.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        z: Float[Tensor, "C S P"],
+        provenance: Provenance,
+        *,
+        stages: Float[Tensor, "n 10"],
+        sample_stats: Mapping[str, NDArray[Any]] | None = None,
+        log_q: Float[Tensor, "C S"] | None = None,
+    ) -> None:
+        super().__init__(program, z, provenance, sample_stats=sample_stats, log_q=log_q)
+        self._stages = stages
+
+    @property
+    def log_evidence(self) -> float:
+        """Log p(y | x) in nats, of the mean of the islands' estimates of p(y | x)."""
+        return float(self.options["log_evidence"])
+
+    @property
+    def log_evidence_error(self) -> float:
+        """Its standard error: sd of the islands' log evidences over sqrt(C); NaN of one island."""
+        return float(self.options.get("log_evidence_error", math.nan))
+
+    @property
+    def stages(self) -> dict[str, NDArray[Any]]:
+        """What is known of each temperature, by name, ``[n]`` each, one island after the other.
+
+        ``island``, ``inverse_temperature``, ``ess`` (of the incremental weights that led to it, in
+        particles), ``acceptance_rate``, ``step_size``, ``num_steps`` (leapfrog steps of a move, a
+        mean), ``moves``, ``correlation`` (of log likelihoods after the moves with those before),
+        ``ancestors`` (draws of the prior that particles descend from) and ``log_evidence``, so far.
+        """
+        return dict(zip(STAGES, self._stages.numpy().T, strict=True))
+
+    def _contents(self) -> dict[str, Any]:
+        return {**super()._contents(), "stages": self._stages}

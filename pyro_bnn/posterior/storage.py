@@ -70,7 +70,7 @@ SCHEMA = {
     "fingerprint": Tensor,
 }
 OF_GUIDE = {"guide": {"class": str, "options": dict, "state": {str: (dict, Tensor)}}}
-OF_DRAWS = {"z": Tensor, "sample_stats": {str: Tensor}, "log_q?": Tensor}
+OF_DRAWS = {"z": Tensor, "sample_stats": {str: Tensor}, "log_q?": Tensor, "stages?": Tensor}
 
 Document: TypeAlias = dict[str, Any]
 
@@ -149,7 +149,10 @@ def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[st
         return program, provenance, _guide(document, program, path)
     z = _draws(document["z"], program, path)
     stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
-    return program, provenance, {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+    made = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+    if "stages" in document:
+        made["stages"] = document["stages"]
+    return program, provenance, made
 
 
 # What a file says

@@ -230,6 +230,17 @@ class Program:
 
         return self._at(z, *batch, params, of)
 
+    def log_densities(
+        self, z: Tensor, batch: Batch, params: Params | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The two parts of :meth:`log_joint`, ``[...]`` each: likelihood scaled by N/B, prior."""
+
+        def of(run: Evaluate, z: Tensor) -> tuple[Tensor, Tensor]:
+            rows, scale = self._log_likelihood(run)
+            return rows.sum() * scale, self._log_prior(run, z)
+
+        return self._at(z, *batch, params, of)
+
     def log_prior(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Log p(z) ``[...]`` of z ``[..., P]``; x gives the model's row shapes only.
 

@@ -99,10 +99,10 @@ def test_the_gain_between_two_snapshots_is_that_of_the_closed_form() -> None:
         guide.set_sds(scale)
         snapshots.append([value.detach().clone() for _, value in guide.named_parameters()])
     exact = [PROBLEM.elbo(loc, scale.square().diag()) for loc, scale in pairs]
-    gain, error = paired.gain(*snapshots)
+    gain, error = paired.gain(snapshots[0], snapshots[1])
     assert 0 < error <= 0.2
     assert abs(gain - (exact[1] - exact[0])) < 5 * error
-    back, _ = paired.gain(*snapshots[::-1])
+    back, _ = paired.gain(snapshots[1], snapshots[0])
     assert back == pytest.approx(-gain, rel=1e-9)
     assert paired.best(snapshots, 1) == [1]
     assert paired.best(snapshots, 2) == [1, 0]
@@ -126,7 +126,8 @@ def test_rows_in_parts_count_by_their_number(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.arange(10.0).unsqueeze(-1)
 
     def mean_of_rows(values: Any, noise: Any, rows: Batch) -> Tensor:
-        return values[0] * rows.x.mean()
+        mean: Tensor = values[0] * rows.x.mean()
+        return mean
 
     made = PairedObjective(
         mean_of_rows,

@@ -59,6 +59,7 @@ WITHOUT_FAMILY = {
     "sghmc": "draws of no family",
     "sgld": "draws of no family",
     "sgnht": "draws of no family",
+    "smc": "draws of the posterior itself",
     "subspace": "draws of no family",
     "hmc": "draws of the posterior itself",
     "mams": "draws of the posterior itself",

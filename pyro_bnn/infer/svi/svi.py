@@ -114,6 +114,8 @@ class SVI(SVIOptions, Engine[Posterior]):
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
         longer = "double num_steps"
+        if options.get("max_steps") == options.get("num_steps"):  # it ended there, still rising
+            longer = "double max_steps"
         if options.get("patience") is not None:
             longer = "raise patience and num_steps"
         has_rate = options.get("optimizer") in (None, "Adam")  # others may set their own

@@ -295,7 +295,7 @@ def chain_checks(
     depth, energy = stats.get("tree_depth"), stats.get("energy")
     if depth is not None and limit is None:
         notes.append("saturated trees not judged: the largest depth allowed is not known")
-    if energy is None:
+    if energy is None and not nature_of(posterior).has_islands:
         notes.append("E-BFMI not judged: consecutive energies are not stored")
     return ChainChecks(
         num_chains=posterior.num_chains,

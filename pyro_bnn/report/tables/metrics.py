@@ -401,6 +401,13 @@ METRICS = [
            "estimates.",
            more={"elbo_error": lambda m: m.entry.checks.elbo_error}, unit="nats", where=FIT,
            text=with_error),
+    Metric("log_evidence", lambda m: m.entry.posterior.options.get("log_evidence"), "log evidence",
+           "Log density of the training rows (standardised target) under the model, all weights "
+           "integrated out, with its error over islands; of Laplace an approximation without one. "
+           "It compares priors and models of the same rows.",
+           more={"log_evidence_error":
+                 lambda m: m.entry.posterior.options.get("log_evidence_error")},
+           unit="nats", where=FIT, text=with_error),
     Metric("rhat", lambda m: m.chains and m.chains.worst_rhat, "worst R-hat",
            "Of the function at every test row, the log likelihood and every scale; at most 1.01. "
            "Of a biased sampler: whether it has settled, not on what.",

@@ -19,8 +19,10 @@ from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import run_checks
 from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
 from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
+from pyro_bnn.report.verdicts.evidence_verdicts import evidence_verdicts
 from pyro_bnn.report.verdicts.fit_verdicts import FITS, converged
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
+from pyro_bnn.report.verdicts.particle_verdicts import PARTICLES
 from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
 from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-RULES = [*CHAINS, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
+RULES = [*CHAINS, *PARTICLES, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
 """All checks, in the order in which the report gives them."""
 
 
-OF_RUNS = [*CHAINS, TEMPERATURE, *(rule for rule in FITS if rule.kind in ("trend", "unchecked"))]
+OF_RUNS = [*CHAINS, *PARTICLES, TEMPERATURE]
+OF_RUNS += [rule for rule in FITS if rule.kind in ("trend", "unchecked")]
 """Those that ask a run alone whether it has converged."""
 
 
@@ -85,6 +88,7 @@ def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
         *score_verdicts(ranking),
         *model_verdicts(judged),
         *converged(judged),
+        *evidence_verdicts(judged),
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
     ]
 

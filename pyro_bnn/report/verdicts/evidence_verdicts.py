@@ -1,0 +1,90 @@
+"""The verdict on log evidences: which prior and model the training rows speak for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyro_bnn.plotting.numbers import with_error
+from pyro_bnn.report.evaluation.shared_models import point_estimates, same_model
+from pyro_bnn.report.verdicts.verdict import Judged, Verdict
+
+if TYPE_CHECKING:
+    from pyro_bnn.posterior.protocol import PosteriorLike
+
+WITHOUT_ERROR = ("Exact", "CAVI")  # engines of models whose evidence has a closed form
+STANDARD_ERRORS, MIN_NATS = 2.0, 1.0
+
+
+class Known(NamedTuple):
+    """A log evidence with its error, in nats."""
+
+    name: str
+    posterior: PosteriorLike
+    value: float
+    error: float
+
+
+def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
+    """Models against the one of the highest log evidence.
+
+    Of each model the method of the smallest error speaks, of those that tell an error: Laplace's
+    log evidence has none. Evidences compare where the same rows in the same units are of
+    probability of one kind, densities or masses, and no value of a model was fitted to the rows.
+
+    Args:
+        judged: All methods, and the reference.
+    """
+    known: list[Known] = []
+    for entry in judged.entries:
+        if (found := _known(entry.name, entry.posterior)) is None:
+            continue
+        same = [one for one in known if same_model(one.posterior, found.posterior)]
+        if same and same[0].error <= found.error:
+            continue
+        known = [one for one in known if one not in same] + [found]
+    if not known:
+        return
+    best = max(known, key=lambda one: one.value)
+    for other in known:
+        if other is best or not are_comparable(best.posterior, other.posterior):
+            continue
+        gap, error = best.value - other.value, math.hypot(best.error, other.error)
+        is_clear = gap > STANDARD_ERRORS * error and gap >= MIN_NATS
+        told = with_error(gap, error)
+        yield Verdict(
+            f"{best.name} has {told} nats more log evidence than {other.name}: the training rows "
+            "are likelier under its prior and model."
+            if is_clear
+            else f"The log evidences of {best.name} and {other.name} do not tell their models "
+            f"apart: {told} nats, threshold {STANDARD_ERRORS:g} errors and {MIN_NATS:g} nat; "
+            "raise num_particles where the error is large.",
+            "evidence",
+            is_warning=False,
+            methods=(best.name, other.name),
+        )
+
+
+def _known(name: str, posterior: PosteriorLike) -> Known | None:
+    options = posterior.options
+    error = 0.0 if posterior.engine in WITHOUT_ERROR else options.get("log_evidence_error")
+    value = options.get("log_evidence")
+    if value is None or error is None or point_estimates(posterior):
+        return None
+    return Known(name, posterior, float(value), float(error))
+
+
+def are_comparable(one: PosteriorLike, other: PosteriorLike) -> bool:
+    """Whether both evidences are of the same rows, as far as posteriors know, in the same units."""
+    return _rows(one) == _rows(other)
+
+
+def _rows(posterior: PosteriorLike) -> tuple[Any, ...]:
+    """Number of rows, units of y, whether y has densities; nothing of a file, checked before."""
+    program, provenance = (getattr(posterior, name, None) for name in ("program", "provenance"))
+    if program is None or provenance is None:
+        return ()
+    target = provenance.target
+    units = target and (target.loc.flatten().tolist(), target.scale.flatten().tolist())
+    return program.num_data, units, bool(program.likelihood_family.support.is_discrete)
