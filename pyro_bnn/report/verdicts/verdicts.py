@@ -21,6 +21,7 @@ from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
 from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
 from pyro_bnn.report.verdicts.fit_verdicts import FITS
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
+from pyro_bnn.report.verdicts.reference_verdicts import climb_verdicts
 from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
 from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
@@ -83,6 +84,7 @@ def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
         *score_verdicts(ranking),
         *model_verdicts(judged),
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
+        *climb_verdicts(judged),
     ]
 
 
