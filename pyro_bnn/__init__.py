@@ -27,7 +27,7 @@ _MODULES = {
     "description_length": "infer.svi.estimators.analytic",
     "mc_dropout": "infer.mc_dropout",
     "prior_predictive": "diagnostics.simulation.prior_predictive",
-    "reference": "report.reference.reference",
+    "reference": "report.ladder.reference",
     "trust": "report",
 }
 """Where names are defined that are neither rooms, in lower case, nor engines."""
@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from pyro_bnn.program.program import Program
     from pyro_bnn.report.beyond.trust import trust
     from pyro_bnn.report.compare import Comparison, compare
-    from pyro_bnn.report.reference.reference import reference
+    from pyro_bnn.report.ladder.reference import reference
 
 
 def __getattr__(name: str) -> Any:

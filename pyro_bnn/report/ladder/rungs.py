@@ -61,8 +61,8 @@ class Rung:
 
 
 RUNGS: tuple[Rung, ...] = (
-    Rung(engine=NUTS()),
-    Rung(engine=MAMS(), start=BEFORE),
+    Rung(engine=MAMS()),
+    Rung(engine=NUTS(), start=BEFORE),
     Rung(engine=NUTS(warmup_steps=1_000, mass_matrix="low_rank"), start=Ensemble()),
 )
 """Rungs in the order in which they are tried. After them :func:`climb` doubles the draws."""

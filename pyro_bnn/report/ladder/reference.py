@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -16,7 +17,14 @@ from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Split
 from pyro_bnn.diagnostics.agreement import between_share, pooled_score
-from pyro_bnn.errors import BNNError, DivergenceError
+from pyro_bnn.errors import (
+    BNNError,
+    CaptureError,
+    DataError,
+    DivergenceError,
+    ModelError,
+    SiteError,
+)
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset
 from pyro_bnn.infer.run import Reached
@@ -24,13 +32,15 @@ from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report.evaluation.fit_checks import FUNCTION, FitChecks, run_checks
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.reference.account import Account, Agreement, Tried, with_account
-from pyro_bnn.report.reference.ladder import BEFORE, PRIOR, Rung, climb
+from pyro_bnn.report.ladder.account import Account, Agreement, Tried, with_account
+from pyro_bnn.report.ladder.rungs import BEFORE, PRIOR, RUNGS, Rung, climb
 from pyro_bnn.report.verdicts.chain_verdicts import defects
 
 logger = logging.getLogger("pyro_bnn")
 
 WORTH = 0.5  # of what a rung is expected to take must be left, or it is not begun
+OF_A_RUNG = (CaptureError, DataError, DivergenceError, ModelError, SiteError)
+"""Errors by which an engine does not serve a problem, and another one may."""
 LEAST = 100  # draws of a chain of the first rung, whatever the bound
 
 
@@ -75,16 +85,17 @@ def reference(
 ) -> DrawsPosterior:
     """Draws of the exact posterior that pass the report's checks, or the best there are in time.
 
-    Engines are tried in turn: ``NUTS`` by default, ``MAMS`` from where its chains ended, ``NUTS``
+    Engines are tried in turn: ``MAMS`` by default, ``NUTS`` from where its chains ended, ``NUTS``
     from an ensemble with a longer warm-up and a low-rank mass matrix, then ever longer chains. The
     first whose chains pass the checks by which a report takes a reference
     (``diagnostics.ChainChecks.can_judge``) is returned. Where none does, it is the one with the
     smallest R-hat, and its account says what its chains agree on all the same.
 
     A rung is begun where half the time that it is likely to take is left, and ended where the bound
-    is reached: its draws until then are kept and checked. The first rung is always begun, and kept
-    until each chain has a hundred draws. A seed gives the same draws on one machine, but for a rung
-    that the bound cut short, which the account names.
+    is reached: its draws until then are kept and checked. The first rung is always begun, and goes
+    on until its chains have about a hundred draws each. A seed gives the same draws on one machine,
+    but for a rung that the bound cut short, which the account names, and for how many rungs there
+    was time for.
 
     Args:
         model: Pyro model ``model(x, y=None)``.
@@ -103,6 +114,7 @@ def reference(
 
     Raises:
         DivergenceError: If no rung has draws.
+        ModelError, ShapeError, SiteError: If no engine serves the model.
         Interrupted: If Ctrl-C came; holds the best posterior so far, where there is one.
         OptionError: If ``seconds`` is not positive, or the seed negative.
 
@@ -162,6 +174,7 @@ class _Ladder:
         self._began = time.perf_counter()
         self._tried: list[Tried] = []
         self._found: list[_Climbed] = []
+        self._errors: list[BNNError] = []
 
     @property
     def _spent(self) -> float:
@@ -171,6 +184,8 @@ class _Ladder:
         """Try rungs until one passes or time is up; the best of them."""
         ended = "the ladder has no further rung"
         for rung in rungs:
+            if len(self._tried) >= len(RUNGS) and not self._found:
+                break  # longer chains of what does not run
             if self._tried and (why := self._not_worth(rung)):
                 ended = why
                 break
@@ -184,10 +199,7 @@ class _Ladder:
                 ended = "it passed"
                 break
         if not self._found:
-            raise DivergenceError(
-                "no rung of the ladder has draws: "
-                + "; ".join(f"{one.name}: {', '.join(one.failed)}" for one in self._tried)
-            )
+            self._refuse()
         best = self._best
         found = Account(
             bound=self._bound,
@@ -198,6 +210,15 @@ class _Ladder:
             agreement=agreement(best.posterior, self._split, best.checks) if best.failed else None,
         )
         return with_account(best.posterior, found)
+
+    def _refuse(self) -> NoReturn:
+        """Raise what kept all rungs from having draws: that of the model, where it is alike."""
+        if not any(isinstance(error, DivergenceError) for error in self._errors):
+            raise self._errors[0]
+        raise DivergenceError(
+            "no rung of the ladder has draws: "
+            + "; ".join(f"{one.name}: {', '.join(one.failed)}" for one in self._tried)
+        )
 
     @property
     def _best(self) -> _Climbed:
@@ -230,7 +251,8 @@ class _Ladder:
             cut = bool(posterior.options.get("interrupted"))
             checks = run_checks(posterior, self._split, self._seed)
             failed = failures(checks)
-        except BNNError as error:
+        except OF_A_RUNG as error:
+            self._errors.append(error)
             where = start if isinstance(start, str) else type(start).__name__
             failed = (f"{type(error).__name__}: {error}",)
         seconds = time.perf_counter() - began
