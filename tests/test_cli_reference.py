@@ -19,7 +19,7 @@ from pyro_bnn.report.ladder.rungs import Rung
 from tests.command_line import run
 
 QUICK = ("compare", "--data", "diabetes", "--max-rows", "40", "--hidden", "2", "--steps", "50")
-SHORT = NUTS(warmup_steps=50, num_samples=60, compile=True)
+SHORT = NUTS(warmup_steps=50, num_samples=16, compile=True)
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,7 @@ def test_python_block_runs_with_shorter_fits(
     monkeypatch.chdir(tmp_path)
     shorter, num_fits = re.subn(r"num_steps=[\d_]+", "num_steps=20", BLOCKS[name])
     shorter = re.sub(r"(warmup_steps|num_samples)=[\d_]+", r"\1=4", shorter)  # trees are long here
+    shorter = re.sub(r"seconds=[\d_]+", "seconds=1", shorter)
     assert num_fits >= 1
     exec(compile(shorter, name, "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 import pyro_bnn as bnn
 from pyro_bnn.data import Split, from_arrays
-from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD
+from pyro_bnn.diagnostics.convergence import RHAT_THRESHOLD, ChainChecks, function_convergence
 from pyro_bnn.errors import DataError, DivergenceError, ModelError, OptionError
 from pyro_bnn.infer import MAMS, MCLMC, NUTS
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
@@ -26,10 +27,13 @@ from pyro_bnn.models import MLP, LinearRegression
 from pyro_bnn.plotting.numbers import percent
 from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
 from pyro_bnn.report import account, compare, compare_files, reference
+from pyro_bnn.report.evaluation.fit_checks import FitChecks
+from pyro_bnn.report.ladder.reference import times_as_long
 from pyro_bnn.report.ladder.rungs import BEFORE, PRIOR, RUNGS, Rung, climb
 from pyro_bnn.report.verdicts.reference_verdicts import CLIMB
 
-SHORT = NUTS(warmup_steps=50, num_samples=60, compile=True)  # ESS below 400
+SHORT = NUTS(warmup_steps=50, num_samples=16, compile=True)  # ESS below a fourth of 400
+HALF = replace(SHORT, num_samples=60)
 ENOUGH = replace(SHORT, num_samples=500)
 POOR = replace(SHORT, warmup_steps=1, num_samples=10, max_tree_depth=1)
 
@@ -106,6 +110,37 @@ def test_a_rung_that_fails_by_its_draws_is_followed_by_one_that_has_enough(
     assert torch.equal(again.stored, posterior.stored)  # all by the seed
 
 
+def test_chains_that_lack_only_draws_get_them_before_another_engine(
+    rows: Split, on_rungs: Any
+) -> None:
+    on_rungs(Rung(engine=HALF), Rung(engine=Breaking()))
+    said = found(reference(LinearRegression(1), rows, progress=False))
+    assert (said.passed, said.reached) == (True, len(said.tried) - 1)
+    for before, after in itertools.pairwise(said.tried):
+        assert "R-hat" in str(before.failed) or "ESS" in str(before.failed)
+        assert after.name.startswith("NUTS:compile=True:num_samples=")
+    assert said.tried[1].start == "the draws of rung 1"
+
+
+@pytest.mark.parametrize(
+    ("ess", "tail", "saturated", "times"),
+    [(99, 500, 0.0, 1), (100, 500, 0.0, 6), (500, 200, 0.0, 3), (900, 900, 0.0, 2),
+     (200, 200, 0.5, 1), (float("nan"), 500, 0.0, 1)],
+)  # fmt: skip
+def test_how_many_draws_chains_lack(ess: float, tail: float, saturated: float, times: int) -> None:
+    draws = np.random.default_rng(0).normal(size=(4, 50, 1, 1))
+    f = replace(function_convergence(draws), smallest_ess=ess, smallest_ess_tail=tail)
+    sampling = ChainChecks(
+        num_chains=4, quantities={"f": f}, divergent=0.0, saturated=saturated, ebfmi=1.0
+    )
+    checks = FitChecks(
+        trend=None, losses=np.zeros(0), convergence=f, chains=None, sampling=sampling,
+        num_divergent=0, sampler_bias=np.nan, rhat_within=np.nan, notes=(),
+    )  # fmt: skip
+    assert times_as_long(checks) == times  # 1.5 times 400 over what there is, at least twice
+    assert times_as_long(replace(checks, sampling=None)) == 1
+
+
 def test_chains_that_cannot_agree_are_kept_and_what_they_share_is_said(on_rungs: Any) -> None:
     x = torch.linspace(0.5, 1.5, 20).unsqueeze(-1)
     data = x, x[:, 0].square()  # the slope is 1 or -1
@@ -137,7 +172,8 @@ def test_the_bound_of_time_ends_the_climb_after_the_first_rung(rows: Split) -> N
     assert len(said.tried) == 1
     assert posterior.num_stored_draws >= 4 * 50
     if not said.passed:
-        assert said.ended.startswith(f"the next, {RUNGS[1].name}, would take about ")
+        assert said.ended.startswith("the next, MAMS:")
+        assert ", would take about " in said.ended
         assert said.ended.endswith(" 0 s were left")
 
 

@@ -17,6 +17,7 @@ from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Split
 from pyro_bnn.diagnostics.agreement import between_share, pooled_score
+from pyro_bnn.diagnostics.convergence import MIN_ESS
 from pyro_bnn.errors import (
     BNNError,
     CaptureError,
@@ -41,6 +42,8 @@ logger = logging.getLogger("pyro_bnn")
 WORTH = 0.5  # of what a rung is expected to take must be left, or it is not begun
 OF_A_RUNG = (CaptureError, DataError, DivergenceError, ModelError, SiteError)
 """Errors by which an engine does not serve a problem, and another one may."""
+MOST_LONGER = 4  # times as many draws are one rung; chains that lack more do not mix
+SPARE = 1.5  # times the effective draws that are needed are aimed at
 LEAST = 100  # draws of a chain of the first rung, whatever the bound
 
 
@@ -85,8 +88,9 @@ def reference(
 ) -> DrawsPosterior:
     """Draws of the exact posterior that pass the report's checks, or the best there are in time.
 
-    Engines are tried in turn: ``MAMS`` by default, ``NUTS`` from where its chains ended, ``NUTS``
-    from an ensemble with a longer warm-up and a low-rank mass matrix, then ever longer chains. The
+    Engines are tried in turn: ``MAMS`` by default; ``MAMS`` from the members of an ensemble, with a
+    longer warm-up and a low-rank mass matrix; ``NUTS`` from where these chains ended; then ever
+    longer chains. Chains that lack nothing but draws get them before another engine is tried. The
     first whose chains pass the checks by which a report takes a reference
     (``diagnostics.ChainChecks.can_judge``) is returned. Where none does, it is the one with the
     smallest R-hat, and its account says what its chains agree on all the same.
@@ -183,7 +187,8 @@ class _Ladder:
     def climb(self, rungs: Iterable[Rung]) -> DrawsPosterior:
         """Try rungs until one passes or time is up; the best of them."""
         ended = "the ladder has no further rung"
-        for rung in rungs:
+        following = iter(rungs)
+        while (rung := self._nearly() or next(following, None)) is not None:
             if len(self._tried) >= len(RUNGS) and not self._found:
                 break  # longer chains of what does not run
             if self._tried and (why := self._not_worth(rung)):
@@ -223,6 +228,14 @@ class _Ladder:
     @property
     def _best(self) -> _Climbed:
         return min(self._found, key=lambda one: one.order)
+
+    def _nearly(self) -> Rung | None:
+        """More draws of the rung that was tried last, where these are all that it lacks."""
+        if not self._found or self._found[-1].number != len(self._tried) - 1:
+            return None
+        last = self._found[-1]
+        times = times_as_long(last.checks)
+        return last.rung.longer(times) if times > 1 and last.rung.num_draws else None
 
     def _not_worth(self, rung: Rung) -> str:
         """Why a rung is not begun; empty where it is."""
@@ -306,6 +319,24 @@ def failures(checks: FitChecks) -> tuple[str, ...]:
     if checks.sampling is None:
         return ("no chains to check",)
     return tuple(defects(checks.sampling))
+
+
+def times_as_long(checks: FitChecks) -> int:
+    """How many times the draws of chains would do that lack nothing else; 1 where that is no cure.
+
+    Chains with a fourth of the effective draws that are needed mix: R-hat is then as large as it is
+    by chance, and falls with more of them.
+
+    Args:
+        checks: Of the chains.
+    """
+    sampling = checks.sampling
+    if sampling is None or not sampling.quantities or not sampling.moves:
+        return 1
+    least = min(sampling.smallest_ess, sampling.smallest_ess_tail)
+    if not least >= MIN_ESS / MOST_LONGER:
+        return 1
+    return max(2, math.ceil(SPARE * MIN_ESS / least))
 
 
 def agreement(posterior: DrawsPosterior, split: Split, checks: FitChecks) -> Agreement | None:

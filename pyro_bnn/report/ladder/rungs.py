@@ -50,24 +50,33 @@ class Rung:
         engine = self.engine
         return engine.warmup_steps if isinstance(engine, HamiltonianSampler) else 0
 
-    def longer(self) -> Rung:
-        """The same with twice the draws, from where its chains are."""
+    def longer(self, times: int, *, warmup: int = 1) -> Rung:
+        """The same with more draws, from where its chains are.
+
+        Args:
+            times: How many times as many draws of a chain are kept.
+            warmup: How many times as many are dropped.
+        """
         engine = self.engine
         assert isinstance(engine, HamiltonianSampler)
         more = replace(
-            engine, warmup_steps=2 * engine.warmup_steps, num_samples=2 * engine.num_samples
+            engine,
+            warmup_steps=warmup * engine.warmup_steps,
+            num_samples=times * engine.num_samples,
         )
         return Rung(engine=more, start=BEFORE)
 
 
 RUNGS: tuple[Rung, ...] = (
     Rung(engine=MAMS()),
+    Rung(engine=MAMS(warmup_steps=600, mass_matrix="low_rank"), start=Ensemble()),
     Rung(engine=NUTS(), start=BEFORE),
-    Rung(engine=NUTS(warmup_steps=1_000, mass_matrix="low_rank"), start=Ensemble()),
 )
-"""Rungs in the order in which they are tried. After them :func:`climb` doubles the draws."""
+"""Rungs in the order in which they are tried: the cheapest first, which is all that most need; one
+whose chains start in the modes, and not on a long way to them; trees, whose lengths suit places
+that differ. After them :func:`climb` doubles the draws. Another engine is another line."""
 
-LONGEST = Rung(engine=MAMS(warmup_steps=1_000, num_samples=2_000), start=BEFORE)
+LONGEST = Rung(engine=MAMS(warmup_steps=600, num_samples=2_000), start=BEFORE)
 """What is doubled, again and again, while time remains."""
 
 
@@ -77,4 +86,4 @@ def climb() -> Iterator[Rung]:
     rung = LONGEST
     while True:
         yield rung
-        rung = rung.longer()
+        rung = rung.longer(2, warmup=2)
