@@ -349,7 +349,7 @@ class Compared:
             nuts@half-cauchy-scale, is that method on a network with that prior.
         out: Folder of the report; made where it does not exist.
         reference: Method that the others are measured against; auto looks for one beside them, by
-            NUTS, MAMS and longer chains in turn, until the checks of the report pass or 600 s are
+            MAMS, NUTS and longer chains in turn, until the checks of the report pass or 600 s are
             over, or those of auto:seconds=120.
         splits: Splits of the data, such as 0-4 or 0,3,7: of several a report for each, and one
             over all.

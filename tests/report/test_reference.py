@@ -60,8 +60,11 @@ class Breaking(Engine[DrawsPosterior]):
     """An engine that finds no starting point, or is stopped by Ctrl-C."""
 
     interrupted: bool = False
+    unforeseen: bool = False
 
     def start(self, problem: Problem) -> Start:
+        if self.unforeseen:
+            raise RuntimeError("out of memory")
         if self.interrupted:
             raise Interrupted("stopped")
         raise DivergenceError("no starting point of finite density")
@@ -199,6 +202,19 @@ def test_so_is_a_start_that_raises(rows: Split, on_rungs: Any) -> None:
     said = found(reference(LinearRegression(1), rows, progress=False))
     assert said.tried[0].start == "Breaking"
     assert (said.passed, said.reached) == (True, 1)
+
+
+def test_draws_outlive_any_error_of_a_later_rung(rows: Split, on_rungs: Any) -> None:
+    breaking = Rung(engine=Breaking(unforeseen=True))
+    on_rungs(Rung(engine=SHORT), *[breaking] * 9)
+    posterior = reference(LinearRegression(1), rows, progress=False)
+    said = found(posterior)
+    assert (said.passed, said.reached, said.ended) == (False, 0, "the last one has no draws")
+    assert said.tried[1].failed == ("RuntimeError: out of memory",)
+    assert len(said.tried) == len(RUNGS)  # and not again and again
+    on_rungs(breaking)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        reference(LinearRegression(1), rows, progress=False)
 
 
 def test_without_any_draws_it_is_refused_with_every_reason(rows: Split, on_rungs: Any) -> None:

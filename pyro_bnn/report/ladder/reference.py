@@ -19,7 +19,6 @@ from pyro_bnn.data.split import Split
 from pyro_bnn.diagnostics.agreement import between_share, pooled_score
 from pyro_bnn.diagnostics.convergence import MIN_ESS
 from pyro_bnn.errors import (
-    BNNError,
     CaptureError,
     DataError,
     DivergenceError,
@@ -178,7 +177,7 @@ class _Ladder:
         self._began = time.perf_counter()
         self._tried: list[Tried] = []
         self._found: list[_Climbed] = []
-        self._errors: list[BNNError] = []
+        self._errors: list[Exception] = []
 
     @property
     def _spent(self) -> float:
@@ -189,7 +188,8 @@ class _Ladder:
         ended = "the ladder has no further rung"
         following = iter(rungs)
         while (rung := self._nearly() or next(following, None)) is not None:
-            if len(self._tried) >= len(RUNGS) and not self._found:
+            if len(self._tried) >= len(RUNGS) and not self._last_has_draws:
+                ended = "the last one has no draws"
                 break  # longer chains of what does not run
             if self._tried and (why := self._not_worth(rung)):
                 ended = why
@@ -229,9 +229,13 @@ class _Ladder:
     def _best(self) -> _Climbed:
         return min(self._found, key=lambda one: one.order)
 
+    @property
+    def _last_has_draws(self) -> bool:
+        return bool(self._found) and self._found[-1].number == len(self._tried) - 1
+
     def _nearly(self) -> Rung | None:
         """More draws of the rung that was tried last, where these are all that it lacks."""
-        if not self._found or self._found[-1].number != len(self._tried) - 1:
+        if not self._last_has_draws:
             return None
         last = self._found[-1]
         times = times_as_long(last.checks)
@@ -264,7 +268,9 @@ class _Ladder:
             cut = bool(posterior.options.get("interrupted"))
             checks = run_checks(posterior, self._split, self._seed)
             failed = failures(checks)
-        except OF_A_RUNG as error:
+        except Exception as error:
+            if not (self._found or isinstance(error, OF_A_RUNG)):
+                raise  # draws that there are already are worth more than the error
             self._errors.append(error)
             where = start if isinstance(start, str) else type(start).__name__
             failed = (f"{type(error).__name__}: {error}",)
