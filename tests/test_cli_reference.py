@@ -47,18 +47,18 @@ def test_it_takes_part_under_the_name_of_its_engine_and_says_what_was_tried(
     table = pd.read_csv(tmp_path / "table.csv", index_col=0)
     assert set(table.index) == {"AutoNormal", "NUTS"}
     assert table.loc["AutoNormal", "distance"] > 0
-    assert f"Reference, rung 1: {Rung(engine=SHORT).name} from draws of the prior (" in out
+    assert f"Reference, rung 1: {Rung(engine=SHORT).name} from draws of the prior failed by " in out
     text = " ".join(out.split())
-    assert "The reference NUTS was looked for: 1 rung tried in " in text
+    assert "The reference NUTS was looked for in " in text
     assert "of at most 60.0 s" in text
-    assert "None passed: taken is number 1" in text
+    assert "None passed: rung 1 is taken" in text
     assert "What its chains agree on: R-hat " in text
     document = json.loads((tmp_path / "verdicts.json").read_text("utf-8"))
     assert document["reference"] == "NUTS"
     (said,) = (one for one in document["verdicts"] if one["kind"] == "climb")
     assert said["is_warning"]
     again = run("report", tmp_path / "auto-normal.nc", tmp_path / "nuts.nc", "--out", tmp_path)
-    assert "The reference NUTS was looked for: 1 rung tried" in " ".join(again.out.split())
+    assert "The reference NUTS was looked for in " in " ".join(again.out.split())
 
 
 @pytest.mark.slow("a whole comparison")

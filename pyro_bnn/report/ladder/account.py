@@ -44,12 +44,10 @@ class Tried:
     def words(self) -> str:
         """The rung in one clause."""
         cut = ", ended by the bound of time" if self.was_cut else ""
-        found = (
-            f"failed by {'; '.join(self.failed)}"
-            if self.failed
-            else "passed the checks of a reference"
-        )
-        return f"{self.name} from {self.start} ({number(self.seconds, 3)} s{cut}) {found}"
+        found = "passed the checks of a reference"
+        if self.failed:
+            found = f"failed by {'; '.join(self.failed)}"
+        return f"{self.name} from {self.start} {found} ({number(self.seconds, 3)} s{cut})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,24 +114,24 @@ class Account:
         return not self.tried[self.reached].failed
 
     def __str__(self) -> str:
-        return f"{self.summary} {self.details}".strip()
+        return self.told_of("A reference")
 
-    @property
-    def summary(self) -> str:
-        """What was tried, and for how long."""
-        tried = ". ".join(f"{i}, {one.words}" for i, one in enumerate(self.tried, start=1))
-        rungs = "1 rung" if len(self.tried) == 1 else f"{len(self.tried)} rungs"
-        return (
-            f"{rungs} tried in {number(self.seconds, 3)} s of at most {number(self.bound, 3)} s. "
-            f"{tried}."
-        )
+    def told_of(self, subject: str) -> str:
+        """What was tried, for how long, and what came of it.
+
+        Args:
+            subject: What the reference is called.
+        """
+        tried = " ".join(f"Rung {i}: {one.words}." for i, one in enumerate(self.tried, start=1))
+        time = f"{number(self.seconds, 3)} s of at most {number(self.bound, 3)} s"
+        return f"{subject} was looked for in {time}. {tried} {self.details}".strip()
 
     @property
     def details(self) -> str:
         """Of a reference that failed: which rung was taken, why the search ended, what is left."""
         if self.passed:
             return ""
-        taken = f"None passed: taken is number {self.reached + 1}, whose R-hat is smallest"
+        taken = f"None passed: rung {self.reached + 1} is taken, whose R-hat is smallest"
         words = "" if self.agreement is None else f" {self.agreement.words}"
         return f"{taken}; {self.ended}.{words}"
 

@@ -8,6 +8,10 @@ from pyro_bnn.report.ladder.account import account
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
 CLIMB = "climb"
+STEP = (
+    "Next step: more seconds where R-hat is little above its limit; where chains are in modes of "
+    "their own, a smooth activation such as tanh, or a likelihood whose noise is held fixed."
+)
 
 
 def climb_verdicts(judged: Judged) -> Iterator[Verdict]:
@@ -20,13 +24,9 @@ def climb_verdicts(judged: Judged) -> Iterator[Verdict]:
     found = None if entry is None else account(entry.posterior)
     if entry is None or found is None:
         return
-    advice = (
-        ""
-        if found.passed
-        else " Next step: give it more seconds, or a model whose noise has a larger sd."
-    )
+    advice = "" if found.passed else f" {STEP}"
     yield Verdict(
-        f"The reference {entry.name} was looked for: {found}{advice}",
+        f"{found.told_of(f'The reference {entry.name}')}{advice}",
         CLIMB,
         is_warning=not found.passed,
         methods=(entry.name,),
