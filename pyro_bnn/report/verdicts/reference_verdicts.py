@@ -10,7 +10,8 @@ from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 CLIMB = "climb"
 STEP = (
     "Next step: more seconds where R-hat is little above its limit; where chains are in modes of "
-    "their own, a smooth activation such as tanh, or a likelihood whose noise is held fixed."
+    "their own because the learned noise is small, a likelihood that holds it fixed, or a smooth "
+    "activation such as tanh: a reference of that other model."
 )
 
 
