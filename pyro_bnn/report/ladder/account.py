@@ -83,8 +83,8 @@ class Agreement:
             f"What its chains agree on: R-hat {rhats} (of f at the median row); "
             f"{percent(self.between, 0)} of the variance of f at the median row is between chains"
             f"{'; ' if scales else ''}{scales}. Together they score {number(self.gain, 2)} nats a "
-            f"{rows} row above the mean of single chains: their pooled predictions may be used, "
-            "and nothing may be measured against them."
+            f"{rows} row above the mean of single chains. Take them as an ensemble, by "
+            "its held-out score: nothing may be measured against them."
         )
 
 
