@@ -103,6 +103,15 @@ def test_each_split_has_a_reference_of_its_own(tmp_path: Path) -> None:
         assert json.loads(file.read_text("utf-8"))["reference"] == "NUTS"
 
 
+@pytest.mark.slow("processes")
+@pytest.mark.usefixtures("no_pictures", "short_ladder")
+def test_methods_that_are_fitted_side_by_side_have_one_too(tmp_path: Path) -> None:
+    options = ("--methods", "auto-normal,auto-delta", "--reference", "auto", "--jobs", "2")
+    code, _, err = run(*QUICK, *options, "--out", tmp_path)
+    assert (code, err) == (0, "")
+    assert {path.stem for path in tmp_path.glob("*.nc")} == {"auto-normal", "auto-delta", "nuts"}
+
+
 def test_the_bound_of_time_is_read() -> None:
     methods = find_methods("auto-normal")
     assert find_reference("auto", methods) == Auto(seconds=600.0)
