@@ -28,6 +28,7 @@ _MODULES = {
     "mc_dropout": "infer.mc_dropout",
     "prior_predictive": "diagnostics.simulation.prior_predictive",
     "stack_chains": "diagnostics.stacked_chains",
+    "reference": "report.ladder.reference",
     "trust": "report",
 }
 """Where names are defined that are neither rooms, in lower case, nor engines."""
@@ -81,6 +82,7 @@ __all__ = [
     "models",
     "prior_predictive",
     "priors",
+    "reference",
     "report",
     "sklearn",
     "stack_chains",
@@ -140,6 +142,7 @@ if TYPE_CHECKING:
     from pyro_bnn.program.program import Program
     from pyro_bnn.report.beyond.trust import trust
     from pyro_bnn.report.compare import Comparison, compare
+    from pyro_bnn.report.ladder.reference import reference
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING, serves
 from pyro_bnn.registry import find, known_methods, lookup
+
+AUTO = "auto"
+"""What stands for a reference that is looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,17 +105,36 @@ def find_one(name: str) -> dict[str, Method]:
     return found
 
 
-def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | None:
-    """Name of the method that the others are measured against.
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """``--reference auto``: a reference that is looked for; see :func:`pyro_bnn.reference`.
 
     Args:
-        name: Its name as :func:`find_methods` takes it; None for NUTS where it is one of several.
+        seconds: How long it may take.
+    """
+
+    seconds: float = 600.0
+
+
+def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Auto | None:
+    """Name of the method that the others are measured against, or how one is to be looked for.
+
+    Args:
+        name: Its name as :func:`find_methods` takes it, or ``auto``, or ``auto:seconds=120``; None
+            for NUTS where it is one of several.
         methods: The methods of the comparison.
 
     Raises:
         UnknownNameError: If the name is not known; suggests the nearest.
-        OptionError: If it is not among the methods.
+        OptionError: If it is not among the methods, or the seconds are no positive number.
+
+    Example:
+        >>> find_reference("auto:seconds=120", find_methods("auto-normal"))
+        Auto(seconds=120.0)
     """
+    called, has_options, options = (name or "").partition(":")
+    if called.strip().lower() == AUTO:
+        return _auto(options.strip()) if has_options else Auto()
     if name is None:
         exact = [n for n, one in methods.items() if one.cls.__name__ == "NUTS" and not one.prior]
         return exact[0] if len(exact) == 1 and len(methods) > 1 else None
@@ -123,6 +146,21 @@ def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Non
             "add it to them, or choose one of them"
         )
     return reference
+
+
+def _auto(options: str) -> Auto:
+    """``auto`` with its one option."""
+    option, is_set, value = (part.strip() for part in options.partition("="))
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if option != "seconds" or not is_set or not 0 < seconds < math.inf:
+        raise OptionError(
+            "--reference auto takes a positive number of seconds, as in auto:seconds=120, not "
+            f"{options!r}"
+        )
+    return Auto(seconds)
 
 
 def _with_prior(text: str) -> Method:

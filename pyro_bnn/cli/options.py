@@ -348,7 +348,9 @@ class Compared:
             laplace:structure=kron:num_steps=2000, sets options of that method; NAME@PRIOR, such as
             nuts@half-cauchy-scale, is that method on a network with that prior.
         out: Folder of the report; made where it does not exist.
-        reference: Method that the others are measured against.
+        reference: Method that the others are measured against; auto looks for one beside them, by
+            MAMS, NUTS and longer chains in turn, until the checks of the report pass or 600 s are
+            over, or those of auto:seconds=120.
         splits: Splits of the data, such as 0-4 or 0,3,7: of several a report for each, and one
             over all.
         seeds: Seeds on each split, such as 0-2 or 0,1,2.
@@ -363,7 +365,7 @@ class Compared:
     methods: str = option(..., "NAME,NAME,...")
     out: Path = option(Path("report"), "FOLDER")
     reference: str | None = option(
-        None, "NAME", "nuts where it is one of several methods, else none"
+        None, "NAME|auto", "nuts where it is one of several methods, else none"
     )
     splits: str = option("0", "K-K|K,K,...")
     seeds: str = option("0", "N-N|N,N,...")

@@ -19,7 +19,7 @@ import typer
 from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
-from pyro_bnn.cli.methods import Method, comma_parts
+from pyro_bnn.cli.methods import Auto, Method, comma_parts
 from pyro_bnn.cli.options import FitOptions, NetworkOptions
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.cli.side_by_side import Say
@@ -27,15 +27,24 @@ from pyro_bnn.cli.terminal import given, plain_notes
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DataError, DivergenceError, OptionError
 from pyro_bnn.infer.engine import Engine
+from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.report import Comparison, RepeatedComparison, Run, compare, compare_runs
+from pyro_bnn.report import (
+    Comparison,
+    RepeatedComparison,
+    Run,
+    compare,
+    compare_runs,
+    reference,
+)
 from pyro_bnn.report.output.names import file_names
 from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
+LOOKED_FOR = "reference"  # what a reference is called before its engine is known
 STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
 
 
@@ -50,7 +59,8 @@ class Plan:
         progress: Whether to show progress bars.
         say: Gets lines on what is being done.
         command: What to run to get the reports again.
-        reference: Name of the method that others are measured against, or None.
+        reference: Name of the method that others are measured against, how one is looked for, or
+            None.
         device: Where the networks are.
         saves: Where the methods of a run are saved, each in a folder of its own.
         backend: Makes the backend of joblib that does the fits; None for processes here.
@@ -62,7 +72,7 @@ class Plan:
     progress: bool
     say: Callable[[str], object]
     command: str
-    reference: str | None = None
+    reference: str | Auto | None = None
     device: str = "cpu"
     saves: Saves = dataclasses.field(default_factory=Saves)
     backend: Callable[[], AbstractContextManager[object]] | None = None
@@ -104,10 +114,17 @@ class Plan:
         Raises:
             OptionError: If the options do not fit each other or the data.
         """
-        made: dict[str, Any] = networks.build_models(
-            networks.make_networks(self.methods, rows, self.choice, seed), self.device
-        )
+        own = networks.make_networks(self.methods, rows, self.choice, seed)
+        if isinstance(self.reference, Auto):
+            own |= networks.make_networks({LOOKED_FOR: Method(NUTS)}, rows, self.choice, seed)
+        made: dict[str, Any] = networks.build_models(own, self.device)
         fits.check_starts(self.engines, made, rows.train)
+        if LOOKED_FOR in made and fits.holds_fixed(NUTS(), made[LOOKED_FOR]):
+            raise OptionError(
+                f"--reference auto draws all weights, and {type(made[LOOKED_FOR]).__name__} has "
+                "some that a fit trains: name nuts after a guide of that network, and --reference "
+                "nuts"
+            )
         return made
 
     def run(
@@ -142,8 +159,10 @@ class Plan:
             if num_processes > 1 or self.backend is not None:
                 done = self.fit_side_by_side(models, rows, seed, Path(folder), num_processes)
             posteriors, diverged = self.fit(models, rows, seed, say=self.say, done=done)
-            self.say("Comparing ...")
             judge = self.reference if self.reference in posteriors else None
+            if isinstance(self.reference, Auto):
+                judge = self.look(self.reference, models, rows, seed, posteriors, diverged)
+            self.say("Comparing ...")
             comparison = compare(posteriors, rows, reference=judge, seed=seed)
             if done is None or self.backend is not None:
                 comparison.save(out, command=self.command)
@@ -159,6 +178,48 @@ class Plan:
         return fits.fit_all(
             self.engines, models, rows, seed=seed, progress=progress, saves=saves, **how
         )
+
+    def look(
+        self,
+        how: Auto,
+        models: Mapping[str, Model],
+        rows: Split,
+        seed: int,
+        posteriors: dict[str, Posterior],
+        lost: dict[str, str],
+    ) -> str | None:
+        """Look for a reference on the network of the command, and add it to the posteriors.
+
+        Args:
+            how: How long that may take.
+            models: The network of each method, and that of the reference.
+            rows: Training and held-out rows.
+            seed: Seed of all runs.
+            posteriors: Those of the methods; gets that of the reference, by the name of its engine.
+            lost: Gets the reason where there is none.
+
+        Returns:
+            Its name, or None where no engine has draws.
+        """
+        saves = self.saves.within(LOOKED_FOR)
+        try:
+            found = reference(
+                models[LOOKED_FOR],
+                rows,
+                seconds=how.seconds,
+                seed=seed,
+                progress=self.progress,
+                say=self.say,
+                checkpoint=saves.checkpoint,
+                resume=saves.resume,
+            )
+        except DivergenceError as error:
+            self.say(f"No reference: {error}")
+            lost[LOOKED_FOR] = str(error)
+            return None
+        name = found.method if found.method not in posteriors else f"{found.method} ({LOOKED_FOR})"
+        posteriors[name] = found
+        return name
 
     def fit_side_by_side(
         self, models: Mapping[str, Model], rows: Split, seed: int, folder: Path, num_processes: int
@@ -198,8 +259,8 @@ class Plan:
         with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
 
             def write(name: str, path: Path) -> None:
-                saved = folder / f"{stems[name]}.safetensors"
-                if saved.exists():
+                saved = folder / f"{stems.get(name, LOOKED_FOR)}.safetensors"
+                if name in stems and saved.exists():
                     written.append(pool.submit(_write_draws, self, name, saved, compared, path))
                 else:
                     comparison.write_draws(name, path)

@@ -1,5 +1,6 @@
 """Is a posterior right, and are its predictions? Numbers from draws, and how sure they are."""
 
+from pyro_bnn.diagnostics.agreement import PooledScore, between_share, pooled_score
 from pyro_bnn.diagnostics.bands import (
     binomial_band,
     central_band,
@@ -125,6 +126,7 @@ __all__ = [
     "PITDifference",
     "PITHistogram",
     "PairedDifference",
+    "PooledScore",
     "Probes",
     "PrunedPosterior",
     "Ranked",
@@ -140,6 +142,7 @@ __all__ = [
     "Trend",
     "accuracy",
     "auroc",
+    "between_share",
     "binomial_band",
     "bound_ratio",
     "brier",
@@ -185,6 +188,7 @@ __all__ = [
     "pit",
     "pit_difference",
     "pit_histogram",
+    "pooled_score",
     "probe_rows",
     "product_draws",
     "product_moments",

@@ -224,7 +224,14 @@ class ChainChecks:
             self.num_chains >= MIN_CHAINS
             and bool(self.quantities)
             and all(quantity.converged for quantity in self.quantities.values())
-            and not self.divergent > MAX_DIVERGENT
+            and self.moves
+        )
+
+    @property
+    def moves(self) -> bool:
+        """Whether trajectories have none of the defects that more draws do not mend."""
+        return (
+            not self.divergent > MAX_DIVERGENT
             and not self.saturated > MAX_SATURATED
             and not self.ebfmi < MIN_EBFMI
         )

@@ -3,18 +3,23 @@
 from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.beyond.trust import Trust, trust
 from pyro_bnn.report.compare import Comparison, compare
+from pyro_bnn.report.ladder.account import Account, account
+from pyro_bnn.report.ladder.reference import reference
 from pyro_bnn.report.saved.compare_files import compare_files
 from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs
 from pyro_bnn.report.splits.run import Run
 
 __all__ = [
+    "Account",
     "Comparison",
     "RepeatedComparison",
     "Run",
     "Trust",
+    "account",
     "check_writable",
     "compare",
     "compare_files",
     "compare_runs",
+    "reference",
     "trust",
 ]

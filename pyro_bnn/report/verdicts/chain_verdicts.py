@@ -178,7 +178,7 @@ def reference(judged: Judged) -> Iterator[Said]:
         why = "is a biased sampler, whose chains do not converge to the posterior"
         step = "use chains of NUTS, HMC or MAMS as the reference"
     elif checks := entry.checks.sampling:
-        why, step = f"has defects ({'; '.join(_defects(checks))})", "mend these first"
+        why, step = f"has defects ({'; '.join(defects(checks))})", "mend these first"
     yield (
         f"The reference {entry.name} {why}: distances and sd ratios to it are shown but not "
         f"judged; {step}.",
@@ -276,7 +276,7 @@ REFERENCE = Rule("reference", "A reference that cannot judge",
                  reference)  # fmt: skip
 
 
-def _defects(checks: ChainChecks) -> Iterator[str]:
+def defects(checks: ChainChecks) -> Iterator[str]:
     """What keeps chains from judging others, each with its number and its limit."""
     if checks.num_chains < MIN_CHAINS:
         yield f"{checks.num_chains} of at least {MIN_CHAINS} chains"

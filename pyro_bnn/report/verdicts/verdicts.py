@@ -23,6 +23,7 @@ from pyro_bnn.report.verdicts.evidence_verdicts import evidence_verdicts
 from pyro_bnn.report.verdicts.fit_verdicts import FITS, converged
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
 from pyro_bnn.report.verdicts.particle_verdicts import PARTICLES
+from pyro_bnn.report.verdicts.reference_verdicts import climb_verdicts
 from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
 from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
@@ -90,6 +91,7 @@ def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
         *converged(judged),
         *evidence_verdicts(judged),
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
+        *climb_verdicts(judged),
     ]
 
 
