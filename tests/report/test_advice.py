@@ -154,8 +154,13 @@ def test_no_method_of_the_package_is_told_general_words(
 def test_every_engine_declares_what_it_gives() -> None:
     kinds = {name: cls.nature(defaults(cls)).kind for name, cls in ENGINES.items()}
     assert "undeclared" not in kinds.values()
-    assert {name for name, kind in kinds.items() if kind == "chains"} == {"hmc", "mams", "nuts"}
-    assert {n for n, cls in ENGINES.items() if cls.is_exact} == {"hmc", "mams", "nuts"}
+    assert {name for name, kind in kinds.items() if kind == "chains"} == {
+        "hmc",
+        "mams",
+        "nuts",
+        "smc",
+    }
+    assert {n for n, cls in ENGINES.items() if cls.is_exact} == {"hmc", "mams", "nuts", "smc"}
     assert kinds["exact"] == "exact"
     assert kinds["mile"] == kinds["ensemble"] == "members"
 

@@ -114,7 +114,8 @@ class SVI(SVIOptions, Engine[Posterior]):
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
         longer = "double num_steps"
-        if options.get("max_steps") == options.get("num_steps"):  # it ended there, still rising
+        most = options.get("max_steps")
+        if most is not None and options.get("num_steps") == most:  # it ended there, still rising
             longer = "double max_steps"
         if options.get("patience") is not None:
             longer = "raise patience and num_steps"

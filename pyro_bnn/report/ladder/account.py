@@ -5,6 +5,7 @@ It travels in the options of the posterior, so that files and reports made from 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -164,5 +165,6 @@ def account(posterior: PosteriorLike) -> Account | None:
 def with_account(posterior: DrawsPosterior, found: Account) -> DrawsPosterior:
     """The same draws, with the account among the options."""
     provenance = replace(posterior.provenance, options={**posterior.options, OPTION: asdict(found)})
-    own = posterior
-    return DrawsPosterior(own.program, own.stored, provenance, sample_stats=own.sample_stats)
+    told = copy.copy(posterior)  # of its own class, such as that of particles
+    told.provenance, told.options = provenance, provenance.options
+    return told

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pyro_bnn.infer import MAMS, NUTS, Ensemble
+from pyro_bnn.infer import MAMS, NUTS, SMC, Ensemble
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
 from pyro_bnn.posterior.posterior import DrawsPosterior
@@ -71,10 +71,12 @@ RUNGS: tuple[Rung, ...] = (
     Rung(engine=MAMS()),
     Rung(engine=MAMS(warmup_steps=600, mass_matrix="low_rank"), start=Ensemble()),
     Rung(engine=NUTS(), start=BEFORE),
+    Rung(engine=SMC()),
 )
 """Rungs in the order in which they are tried: the cheapest first, which is all that most need; one
 whose chains start in the modes, and not on a long way to them; trees, whose lengths suit places
-that differ. After them :func:`climb` doubles the draws. Another engine is another line."""
+that differ; particles from the prior, which reach modes that no chain joins. After them :func:`climb` doubles the draws. Another engine is
+another line."""
 
 LONGEST = Rung(engine=MAMS(warmup_steps=600, num_samples=2_000), start=BEFORE)
 """What is doubled, again and again, while time remains."""

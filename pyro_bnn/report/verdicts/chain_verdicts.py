@@ -83,9 +83,14 @@ def clusters_of(clusters: ChainClusters | None) -> str:
 
 
 def settle(entry: Evaluation) -> str:
-    """What to do about chains that disagree: those in modes of their own are not joined by time."""
-    if has_members(entry.posterior) or not clusters_of(entry.checks.clusters):
-        return advice(nature_of(entry.posterior), "settling")
+    """What to do about chains that disagree: those in modes of their own are not joined by time.
+
+    Islands of particles are: more of them hold the modes by their weights.
+    """
+    nature = nature_of(entry.posterior)
+    are_chains = not (has_members(entry.posterior) or nature.has_islands)
+    if not (are_chains and clusters_of(entry.checks.clusters)):
+        return advice(nature, "settling")
     return STACK
 
 
