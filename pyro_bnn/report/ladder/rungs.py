@@ -26,7 +26,7 @@ class Rung:
             prior.
     """
 
-    engine: Engine[DrawsPosterior]
+    engine: Engine[Any]  # of draws
     start: Engine[Any] | str = PRIOR
 
     @property
