@@ -304,7 +304,7 @@ class _Ladder:
                 raise _OutOfTime("the bound of time is reached")
 
         try:
-            return rung.engine.run(
+            drawn: DrawsPosterior = rung.engine.run(
                 self._model,
                 self._split.train,
                 init=init,
@@ -318,6 +318,7 @@ class _Ladder:
             if isinstance(error.posterior, DrawsPosterior):
                 return error.posterior
             raise DivergenceError("the bound of time came before the first draw") from error
+        return drawn
 
 
 def failures(checks: FitChecks) -> tuple[str, ...]:

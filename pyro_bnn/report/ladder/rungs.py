@@ -9,7 +9,6 @@ from typing import Any
 from pyro_bnn.infer import MAMS, NUTS, SMC, Ensemble
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.mcmc.hamiltonian import HamiltonianSampler
-from pyro_bnn.posterior.posterior import DrawsPosterior
 
 PRIOR = "draws of the prior"
 BEFORE = "the draws of the rung before"
@@ -26,7 +25,7 @@ class Rung:
             prior.
     """
 
-    engine: Engine[Any]  # of draws
+    engine: Engine[Any]
     start: Engine[Any] | str = PRIOR
 
     @property
@@ -75,8 +74,8 @@ RUNGS: tuple[Rung, ...] = (
 )
 """Rungs in the order in which they are tried: the cheapest first, which is all that most need; one
 whose chains start in the modes, and not on a long way to them; trees, whose lengths suit places
-that differ; particles from the prior, which reach modes that no chain joins. After them :func:`climb` doubles the draws. Another engine is
-another line."""
+that differ; particles from the prior, which reach modes that no chain joins. After them
+:func:`climb` doubles the draws. Another engine is another line."""
 
 LONGEST = Rung(engine=MAMS(warmup_steps=600, num_samples=2_000), start=BEFORE)
 """What is doubled, again and again, while time remains."""
